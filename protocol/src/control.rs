@@ -1,0 +1,508 @@
+//! The control protocol between `permafrost` and `permafrostd` on one host.
+//!
+//! A connection to the daemon's AF_UNIX control socket carries requests one after another. A message is
+//! a little-endian `u32` length and that many bytes of protobuf: a [`Request`] one way, one or more
+//! [`Reply`] the other; the last reply to a request is the one that is not [`reply::Body::Progress`].
+//! Where a request needs a directory, its file descriptor rides on the request's first byte
+//! (SCM_RIGHTS), so that the daemon writes or reads files with nothing but what the caller opened.
+
+use prost::Message;
+use serde::Serialize;
+
+use crate::manifest::{Manifest, Origin};
+
+/// Version of the control protocol; a daemon refuses any other.
+pub const VERSION: u32 = 1;
+
+/// Longest control message either side accepts, bytes.
+pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
+
+/// A request.
+#[derive(Clone, PartialEq, Message)]
+pub struct Request {
+    /// [`VERSION`].
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// What is asked for.
+    #[prost(oneof = "request::Body", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    pub body: Option<request::Body>,
+}
+
+/// Parts of [`Request`].
+pub mod request {
+    use super::*;
+
+    /// What is asked for.
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    #[allow(missing_docs)]
+    pub enum Body {
+        #[prost(message, tag = "2")]
+        Open(Open),
+        #[prost(message, tag = "3")]
+        Seal(Seal),
+        #[prost(message, tag = "4")]
+        Abort(Abort),
+        #[prost(message, tag = "5")]
+        Adopt(Adopt),
+        #[prost(message, tag = "6")]
+        List(List),
+        #[prost(message, tag = "7")]
+        Show(Show),
+        #[prost(message, tag = "8")]
+        Remove(Remove),
+        #[prost(message, tag = "9")]
+        Pin(Pin),
+        #[prost(message, tag = "10")]
+        Verify(Verify),
+        #[prost(message, tag = "11")]
+        Export(Export),
+        #[prost(message, tag = "12")]
+        Import(Import),
+        #[prost(message, tag = "13")]
+        Status(Status),
+    }
+
+    /// Open a session. Answered by [`super::SessionOpened`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Open {
+        /// Job the dump will belong to.
+        #[prost(string, tag = "1")]
+        pub job: String,
+        /// From `criu pre-dump`.
+        #[prost(bool, tag = "2")]
+        pub pre_dump: bool,
+        /// A Seal follows CLOSE while the task is still frozen (the post-dump action script). Otherwise
+        /// CLOSE is CRIU's last word, so the pages are made durable and parked before it is answered.
+        #[prost(bool, tag = "3")]
+        pub seal_follows: bool,
+        /// Where the dump is taken.
+        #[prost(message, optional, tag = "4")]
+        pub origin: Option<Origin>,
+        /// Do not compare with the job's newest checkpoint: a full dump.
+        #[prost(bool, tag = "5")]
+        pub no_parent: bool,
+        /// Abort the session as soon as this control connection ends without a Seal.
+        #[prost(bool, tag = "6")]
+        pub bound_to_connection: bool,
+    }
+
+    /// Make a closed session a checkpoint. Carries the images directory's descriptor.
+    /// Answered by [`super::Checkpoint`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Seal {
+        /// Session id.
+        #[prost(string, tag = "1")]
+        pub session: String,
+    }
+
+    /// Discard a session, or a parked one.
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Abort {
+        /// Session id.
+        #[prost(string, tag = "1")]
+        pub session: String,
+    }
+
+    /// Give a parked session a job and its small images. Carries the images directory's descriptor.
+    /// Answered by [`super::Checkpoint`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Adopt {
+        /// Session id; empty: the one parked session whose processes match the images directory.
+        #[prost(string, tag = "1")]
+        pub session: String,
+        /// Job.
+        #[prost(string, tag = "2")]
+        pub job: String,
+        /// Where the dump was taken, as far as known.
+        #[prost(message, optional, tag = "3")]
+        pub origin: Option<Origin>,
+    }
+
+    /// List checkpoints (and parked sessions). Answered by [`super::Checkpoints`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct List {
+        /// Only this job; empty for all.
+        #[prost(string, tag = "1")]
+        pub job: String,
+    }
+
+    /// One checkpoint in full. Answered by [`super::Detail`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Show {
+        /// `JOB` or `JOB@GEN`.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+    }
+
+    /// Remove checkpoints. Answered by [`super::Done`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Remove {
+        /// `JOB@GEN`, or `JOB` with `all_generations`.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+        /// Every generation of the job.
+        #[prost(bool, tag = "2")]
+        pub all_generations: bool,
+        /// Pinned ones too.
+        #[prost(bool, tag = "3")]
+        pub force: bool,
+    }
+
+    /// Pin or unpin. Answered by [`super::Checkpoint`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Pin {
+        /// `JOB` or `JOB@GEN`.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+        /// Wanted state.
+        #[prost(bool, tag = "2")]
+        pub pinned: bool,
+    }
+
+    /// Read and verify every page. Progress, then [`super::Verified`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Verify {
+        /// `JOB`, `JOB@GEN`, or empty for everything.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+    }
+
+    /// Write a checkpoint as a CRIU images directory into the directory whose descriptor rides along.
+    /// Progress, then [`super::Exported`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Export {
+        /// `JOB` or `JOB@GEN`.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+        /// Leave out the pages and pagemaps: the small images only.
+        #[prost(bool, tag = "2")]
+        pub small_images_only: bool,
+    }
+
+    /// Read a CRIU images directory (its descriptor rides along) as a new checkpoint of a job.
+    /// Progress, then [`super::Checkpoint`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Import {
+        /// Job.
+        #[prost(string, tag = "1")]
+        pub job: String,
+        /// Do not compare with the job's newest checkpoint.
+        #[prost(bool, tag = "2")]
+        pub no_parent: bool,
+    }
+
+    /// State of the daemon. Answered by [`super::ServerStatus`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Status {}
+}
+
+/// A reply.
+#[derive(Clone, PartialEq, Message)]
+pub struct Reply {
+    /// What is said.
+    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    pub body: Option<reply::Body>,
+}
+
+/// Parts of [`Reply`].
+pub mod reply {
+    use super::*;
+
+    /// What is said.
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    #[allow(missing_docs)]
+    pub enum Body {
+        #[prost(message, tag = "1")]
+        Error(Error),
+        #[prost(message, tag = "2")]
+        Progress(Progress),
+        #[prost(message, tag = "3")]
+        SessionOpened(SessionOpened),
+        #[prost(message, tag = "4")]
+        Checkpoint(Checkpoint),
+        #[prost(message, tag = "5")]
+        Checkpoints(Checkpoints),
+        #[prost(message, tag = "6")]
+        Detail(Detail),
+        #[prost(message, tag = "7")]
+        Done(Done),
+        #[prost(message, tag = "8")]
+        Verified(Verified),
+        #[prost(message, tag = "9")]
+        Exported(Exported),
+        #[prost(message, tag = "10")]
+        Status(ServerStatus),
+    }
+}
+
+/// Why a request was refused; the exit codes of `permafrost` are these numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(i32)]
+pub enum ErrorCode {
+    /// Anything that has no number of its own.
+    Internal = 1,
+    /// The request makes no sense (a bad job name, an images directory without an inventory, …).
+    Invalid = 2,
+    /// No such job, generation or session.
+    NotFound = 3,
+    /// In the way: the job's dump is open already, the checkpoint is pinned, the match is ambiguous.
+    Conflict = 4,
+    /// The region is full.
+    NoSpace = 6,
+    /// A page or a record failed its checksum.
+    Corrupt = 7,
+    /// The session failed; the message says when and why.
+    SessionFailed = 8,
+    /// The peer may not do this.
+    Denied = 9,
+}
+
+/// A refusal.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Error {
+    /// [`ErrorCode`].
+    #[prost(enumeration = "ErrorCode", tag = "1")]
+    pub code: i32,
+    /// What is wrong.
+    #[prost(string, tag = "2")]
+    pub message: String,
+    /// What to do about it; may be empty.
+    #[prost(string, tag = "3")]
+    pub hint: String,
+}
+
+/// How far a long request is.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Progress {
+    /// Bytes done.
+    #[prost(uint64, tag = "1")]
+    pub done_bytes: u64,
+    /// Bytes in all, 0 when unknown.
+    #[prost(uint64, tag = "2")]
+    pub total_bytes: u64,
+}
+
+/// A session is open and its endpoints listen.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct SessionOpened {
+    /// Session id, 32 hex digits.
+    #[prost(string, tag = "1")]
+    pub session: String,
+    /// AF_UNIX endpoint for the page-server protocol.
+    #[prost(string, tag = "2")]
+    pub socket: String,
+    /// TCP endpoint for the page-server protocol, `address:port`.
+    #[prost(string, tag = "3")]
+    pub address: String,
+    /// Generation that pages are compared with; 0 for none.
+    #[prost(uint64, tag = "4")]
+    pub parent_generation: u64,
+    /// Kind and origin of that parent.
+    #[prost(message, optional, tag = "5")]
+    pub parent_origin: Option<Origin>,
+}
+
+/// One line of a listing.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Checkpoint {
+    /// Job; empty while parked.
+    #[prost(string, tag = "1")]
+    pub job: String,
+    /// Generation.
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    /// Checkpoint id, 32 hex digits.
+    #[prost(string, tag = "3")]
+    pub id: String,
+    /// `full`, `pre-dump` or `parked`.
+    #[prost(string, tag = "4")]
+    pub kind: String,
+    /// Milliseconds since the Unix epoch.
+    #[prost(uint64, tag = "5")]
+    pub created_unix_ms: u64,
+    /// Size of the memory image, bytes (pages present × page size).
+    #[prost(uint64, tag = "6")]
+    pub memory_bytes: u64,
+    /// Bytes this checkpoint added to the region.
+    #[prost(uint64, tag = "7")]
+    pub added_bytes: u64,
+    /// Pinned.
+    #[prost(bool, tag = "8")]
+    pub pinned: bool,
+    /// Number of processes.
+    #[prost(uint32, tag = "9")]
+    pub processes: u32,
+    /// Session id; what `permafrost adopt` takes while it is parked.
+    #[prost(string, tag = "10")]
+    pub session: String,
+    /// When a parked session is discarded, milliseconds since the Unix epoch; 0 for never.
+    #[prost(uint64, tag = "11")]
+    pub expires_unix_ms: u64,
+    /// Generation compared with, 0 for none.
+    #[prost(uint64, tag = "12")]
+    pub parent_generation: u64,
+    /// Of the memory: pages equal to the parent's, bytes.
+    #[prost(uint64, tag = "13")]
+    pub parent_bytes: u64,
+    /// Of the memory: zero pages, bytes.
+    #[prost(uint64, tag = "14")]
+    pub zero_bytes: u64,
+}
+
+/// A listing.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Checkpoints {
+    /// Sorted by job and generation; parked ones last.
+    #[prost(message, repeated, tag = "1")]
+    pub checkpoints: Vec<Checkpoint>,
+}
+
+/// A checkpoint in full.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Detail {
+    /// The line that `ls` prints.
+    #[prost(message, optional, tag = "1")]
+    pub checkpoint: Option<Checkpoint>,
+    /// The manifest.
+    #[prost(message, optional, tag = "2")]
+    pub manifest: Option<Manifest>,
+    /// Segments it references, and of those the ones no other checkpoint does.
+    #[prost(uint64, tag = "3")]
+    pub segments: u64,
+    /// Bytes that would be free if it were removed.
+    #[prost(uint64, tag = "4")]
+    pub exclusive_bytes: u64,
+}
+
+/// Done, with how many.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Done {
+    /// Checkpoints concerned.
+    #[prost(uint64, tag = "1")]
+    pub count: u64,
+}
+
+/// Result of a verification.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Verified {
+    /// Checkpoints read.
+    #[prost(uint64, tag = "1")]
+    pub checkpoints: u64,
+    /// Pages read.
+    #[prost(uint64, tag = "2")]
+    pub pages: u64,
+    /// What is damaged, one entry each, by name and address.
+    #[prost(string, repeated, tag = "3")]
+    pub damage: Vec<String>,
+}
+
+/// Result of an export.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Exported {
+    /// The checkpoint exported.
+    #[prost(message, optional, tag = "1")]
+    pub checkpoint: Option<Checkpoint>,
+    /// Files written.
+    #[prost(uint64, tag = "2")]
+    pub files: u64,
+    /// Bytes written.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// Where the dump was taken and what a restore must repeat.
+    #[prost(message, optional, tag = "4")]
+    pub origin: Option<Origin>,
+}
+
+/// State of the daemon.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct ServerStatus {
+    /// Version of `permafrostd`.
+    #[prost(string, tag = "1")]
+    pub version: String,
+    /// Process id.
+    #[prost(uint32, tag = "2")]
+    pub pid: u32,
+    /// Seconds since it started.
+    #[prost(uint64, tag = "3")]
+    pub uptime_s: u64,
+    /// Well-known page-server endpoint, `address:port`.
+    #[prost(string, tag = "4")]
+    pub address: String,
+    /// Well-known page-server AF_UNIX endpoint.
+    #[prost(string, tag = "5")]
+    pub socket: String,
+    /// Regions.
+    #[prost(message, repeated, tag = "6")]
+    pub regions: Vec<RegionStatus>,
+    /// Sessions that are open.
+    #[prost(message, repeated, tag = "7")]
+    pub sessions: Vec<SessionStatus>,
+    /// Sealed checkpoints.
+    #[prost(uint64, tag = "8")]
+    pub checkpoints: u64,
+    /// Parked sessions.
+    #[prost(uint64, tag = "9")]
+    pub parked: u64,
+    /// How long a parked session is kept, seconds.
+    #[prost(uint64, tag = "10")]
+    pub park_ttl_s: u64,
+    /// Where the catalog came from: `opened`, `rebuilt` and why.
+    #[prost(string, tag = "11")]
+    pub catalog: String,
+}
+
+/// State of a region.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct RegionStatus {
+    /// Path.
+    #[prost(string, tag = "1")]
+    pub path: String,
+    /// Region uuid.
+    #[prost(string, tag = "2")]
+    pub uuid: String,
+    /// `dax`, `file`.
+    #[prost(string, tag = "3")]
+    pub medium: String,
+    /// What durability the medium gives, in words, with the errno when DAX was refused.
+    #[prost(string, tag = "4")]
+    pub guarantee: String,
+    /// Bytes in the segment area.
+    #[prost(uint64, tag = "5")]
+    pub capacity_bytes: u64,
+    /// Bytes in segments that are free.
+    #[prost(uint64, tag = "6")]
+    pub free_bytes: u64,
+    /// Times the region was opened after an unclean stop.
+    #[prost(uint64, tag = "7")]
+    pub unsafe_shutdowns: u64,
+    /// Records used in the journal half in use, and its capacity.
+    #[prost(uint64, tag = "8")]
+    pub journal_records: u64,
+    /// Capacity of a journal half, records.
+    #[prost(uint64, tag = "9")]
+    pub journal_capacity: u64,
+}
+
+/// State of an open session.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct SessionStatus {
+    /// Session id.
+    #[prost(string, tag = "1")]
+    pub session: String,
+    /// Job; empty for an anonymous one.
+    #[prost(string, tag = "2")]
+    pub job: String,
+    /// `open`, `receiving`, `closed`, `sealing`, `failed`.
+    #[prost(string, tag = "3")]
+    pub state: String,
+    /// Bytes received so far.
+    #[prost(uint64, tag = "4")]
+    pub received_bytes: u64,
+    /// Why it failed.
+    #[prost(string, tag = "5")]
+    pub error: String,
+    /// Seconds since it was opened.
+    #[prost(uint64, tag = "6")]
+    pub age_s: u64,
+}

@@ -1,0 +1,6 @@
+//! Sans-I/O codecs of Permafrost: bytes and events in, frames and events out.
+//!
+//! Nothing here opens a socket or a file, or knows of a clock.
+
+pub mod control;
+pub mod manifest;

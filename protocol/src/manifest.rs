@@ -1,0 +1,148 @@
+//! The manifest: what a checkpoint consists of.
+//!
+//! A manifest is a protobuf message stored as an opaque blob by the region (docs/format.md). It names
+//! the job and generation, the small images, and the address spaces; each refers to a page map in the
+//! region by an opaque 32-byte map root. Unknown fields are skipped, a newer `version` is refused.
+
+use prost::Message;
+use serde::Serialize;
+
+/// The manifest version this build writes, and the newest it reads.
+pub const VERSION: u32 = 1;
+
+/// What a checkpoint consists of.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Manifest {
+    /// Format version, [`VERSION`].
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// Job name; empty while the checkpoint is parked (closed by CRIU, adopted by nobody yet).
+    #[prost(string, tag = "2")]
+    pub job: String,
+    /// Number of the checkpoint in its job, from 1; 0 while parked.
+    #[prost(uint64, tag = "3")]
+    pub generation: u64,
+    /// Generation of the same job that pages were compared with, 0 for none. Informative: page maps
+    /// are flat, a restore never looks at the parent.
+    #[prost(uint64, tag = "4")]
+    pub parent_generation: u64,
+    /// Wall-clock time of the seal, milliseconds since the Unix epoch.
+    #[prost(uint64, tag = "5")]
+    pub created_unix_ms: u64,
+    /// What the checkpoint can be used for: see [`Kind`].
+    #[prost(enumeration = "Kind", tag = "6")]
+    pub kind: i32,
+    /// Where and from what process the dump was taken.
+    #[prost(message, optional, tag = "7")]
+    pub origin: Option<Origin>,
+    /// CRIU images other than pagemaps and pages, by file name, in no particular order.
+    #[prost(message, repeated, tag = "8")]
+    pub images: Vec<Image>,
+    /// Address spaces, in the order CRIU opened them.
+    #[prost(message, repeated, tag = "9")]
+    pub spaces: Vec<AddressSpace>,
+    /// The session that became this checkpoint (32 hex digits); names it while it is parked.
+    #[prost(string, tag = "10")]
+    pub session: String,
+    /// Bytes of pages and metadata this checkpoint added to the region.
+    #[prost(uint64, tag = "11")]
+    pub added_bytes: u64,
+}
+
+/// What a checkpoint can be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(i32)]
+pub enum Kind {
+    /// A whole image: restorable.
+    Full = 0,
+    /// From `criu pre-dump`: pages only, the parent of a later dump.
+    PreDump = 1,
+    /// Pages that CRIU closed and nobody has adopted; not restorable before.
+    Parked = 2,
+}
+
+/// Where a dump was taken.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Origin {
+    /// Host name.
+    #[prost(string, tag = "1")]
+    pub host: String,
+    /// Contents of `/proc/sys/kernel/random/boot_id`.
+    #[prost(string, tag = "2")]
+    pub boot_id: String,
+    /// Root process of the tree, in the dumping host's pid namespace.
+    #[prost(uint32, tag = "3")]
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`: start time in clock ticks since boot; tells a reused pid.
+    #[prost(uint64, tag = "4")]
+    pub start_ticks: u64,
+    /// The dump ran with `--track-mem`: the next one may leave out clean pages.
+    #[prost(bool, tag = "5")]
+    pub tracked: bool,
+    /// CRIU options of the dump that a restore must repeat (`--shell-job`, `--tcp-established`, …).
+    #[prost(string, repeated, tag = "6")]
+    pub restore_options: Vec<String>,
+    /// `criu --version` of the dump, for people.
+    #[prost(string, tag = "7")]
+    pub criu_version: String,
+}
+
+/// One CRIU image file other than a pagemap or pages file.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Image {
+    /// File name, without a directory.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Length, bytes.
+    #[prost(uint64, tag = "2")]
+    pub len_bytes: u64,
+    /// Map root of its pages (the last one zero-padded).
+    #[prost(bytes = "vec", tag = "3")]
+    #[serde(skip)]
+    pub map_root: Vec<u8>,
+}
+
+/// One pagemap and its pages.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct AddressSpace {
+    /// Process or shared memory.
+    #[prost(enumeration = "SpaceType", tag = "1")]
+    pub space_type: i32,
+    /// The pid in its namespace, or the shared-memory id.
+    #[prost(uint64, tag = "2")]
+    pub id: u64,
+    /// N of `pages-N.img` in an exported images directory.
+    #[prost(uint32, tag = "3")]
+    pub pages_id: u32,
+    /// Map root of its pages, indexed by virtual page number.
+    #[prost(bytes = "vec", tag = "4")]
+    #[serde(skip)]
+    pub map_root: Vec<u8>,
+    /// Pages present, whichever way they are kept.
+    #[prost(uint64, tag = "5")]
+    pub pages: u64,
+    /// Of these: stored by this checkpoint.
+    #[prost(uint64, tag = "6")]
+    pub stored_pages: u64,
+    /// Of these: all zero, not stored.
+    #[prost(uint64, tag = "7")]
+    pub zero_pages: u64,
+    /// Of these: equal to the parent's page at the same address (compared, or told by CRIU).
+    #[prost(uint64, tag = "8")]
+    pub parent_pages: u64,
+    /// Page runs in the map.
+    #[prost(uint64, tag = "9")]
+    pub runs: u64,
+}
+
+/// What an address space belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(i32)]
+pub enum SpaceType {
+    /// A process's private memory (`pagemap-PID.img`).
+    Process = 0,
+    /// A shared-memory segment (`pagemap-shmem-ID.img`).
+    SharedMemory = 1,
+}
