@@ -1,1 +1,4 @@
-//! TODO
+//! The CRIU front ends, the control-socket client, and the parts of the `permafrost` command.
+#![forbid(unsafe_code)]
+
+pub mod framing;
