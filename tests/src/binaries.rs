@@ -1,0 +1,44 @@
+//! Where the binaries under test are.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+/// Environment variable that names the directory of the binaries, when it is not the test's own.
+pub const BIN_DIR: &str = "PERMAFROST_BIN_DIR";
+
+/// The directory that holds `permafrostd`, `permafrost`, `permafrost-action` and `permafrost-workload`:
+/// [`BIN_DIR`], or the profile's directory that the running test or command was built into.
+///
+/// # Errors
+/// Fails when the running executable's own path cannot be found.
+pub fn dir() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os(BIN_DIR) {
+        return Ok(dir.into());
+    }
+    let own = std::env::current_exe().context("find the running executable")?;
+    let dir = own
+        .parent()
+        .context("find the running executable's directory")?;
+    // Tests lie in target/<profile>/deps, binaries one above.
+    Ok(if dir.ends_with("deps") {
+        dir.parent().unwrap_or(dir).to_path_buf()
+    } else {
+        dir.to_path_buf()
+    })
+}
+
+/// The path of one binary.
+///
+/// # Errors
+/// Fails when it has not been built: a test of one package does not build the binaries of others.
+pub fn path(name: &str) -> Result<PathBuf> {
+    let path = dir()?.join(name);
+    if !path.exists() {
+        bail!(
+            "{} is not there: run `cargo build --workspace --bins` in the same profile first",
+            path.display()
+        );
+    }
+    Ok(path)
+}

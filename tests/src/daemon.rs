@@ -1,0 +1,251 @@
+//! A `permafrostd` of one's own, and the `permafrost` command against it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+
+use crate::{binaries, process};
+
+/// How to start it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The region; default: where `permafrostd` puts it, in the data directory.
+    pub region: Option<PathBuf>,
+    /// Size of a region that is created. Default 256 MiB.
+    pub region_mib: u64,
+    /// Refuse anything but DAX. Default no.
+    pub require_dax: bool,
+    /// Further arguments.
+    pub extra: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            region: None,
+            region_mib: 256,
+            require_dax: false,
+            extra: Vec::new(),
+        }
+    }
+}
+
+/// A running daemon; killed when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    dir: PathBuf,
+    address: String,
+}
+
+impl Daemon {
+    /// Starts one under `dir`: its data in `dir/data`, its sockets in `dir/run`, its log in
+    /// `dir/permafrostd.log` (appended to, so that restarts read on), any free loopback port.
+    ///
+    /// # Errors
+    /// Fails with the end of its log when it does not get ready within 30 s.
+    pub fn start(dir: &Path, options: &Options) -> Result<Self> {
+        let log_path = dir.join("permafrostd.log");
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&log_path)
+            .context("open permafrostd's log")?;
+        let mut command = Command::new(binaries::path("permafrostd")?);
+        command
+            .arg("--data-dir")
+            .arg(dir.join("data"))
+            .arg("--run-dir")
+            .arg(dir.join("run"));
+        command.args([
+            "--listen",
+            "127.0.0.1:0",
+            "--region-size",
+            &format!("{}M", options.region_mib),
+        ]);
+        if let Some(region) = &options.region {
+            command.arg("--region").arg(region);
+        }
+        if options.require_dax {
+            command.arg("--require-dax");
+        }
+        command.args(&options.extra);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .context("start permafrostd")?;
+        let stdout = child.stdout.take().context("take permafrostd's stdout")?;
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // The reader lives on to the end, so that the daemon never writes into a closed pipe.
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+        });
+        let mut daemon = Self {
+            child,
+            dir: dir.to_path_buf(),
+            address: String::new(),
+        };
+        loop {
+            match receive.recv_timeout(Duration::from_secs(30)) {
+                Ok(line) => {
+                    if let Some(ready) = line.strip_prefix("permafrostd ready:") {
+                        daemon.address = field(ready, "page-server")
+                            .context("permafrostd names no page-server address")?;
+                        return Ok(daemon);
+                    }
+                }
+                Err(_) => {
+                    let _ = daemon.child.kill();
+                    let status = daemon.child.wait().context("wait for permafrostd")?;
+                    bail!(
+                        "permafrostd did not get ready ({status}):\n{}",
+                        tail(&log_path)
+                    );
+                }
+            }
+        }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The control socket.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        self.dir.join("run/control.sock")
+    }
+
+    /// The well-known page-server endpoint, `address:port`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Where it logs.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("permafrostd.log")
+    }
+
+    /// `permafrost`, pointed at this daemon and at the CRIU that was found.
+    ///
+    /// # Errors
+    /// Fails when the binary is not there.
+    pub fn command(&self) -> Result<Command> {
+        let mut command = Command::new(binaries::path("permafrost")?);
+        command
+            .arg("--socket")
+            .arg(self.control())
+            .stdin(Stdio::null());
+        if let Ok(criu) = crate::criu::find() {
+            command.env(crate::criu::CRIU, criu.path);
+        }
+        Ok(command)
+    }
+
+    /// Runs `permafrost` and gives what it said, whatever its exit status.
+    ///
+    /// # Errors
+    /// Fails when it does not start.
+    pub fn try_run<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<Output> {
+        self.command()?
+            .args(arguments)
+            .output()
+            .context("run permafrost")
+    }
+
+    /// Runs `permafrost` and gives its standard output.
+    ///
+    /// # Errors
+    /// Fails with what it said when it exits non-zero.
+    pub fn run<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<String> {
+        let output = self.try_run(arguments)?;
+        let line: Vec<_> = arguments
+            .iter()
+            .map(|argument| argument.as_ref().to_string_lossy())
+            .collect();
+        if !output.status.success() {
+            bail!(
+                "`permafrost {}` failed ({}):\n{}{}",
+                line.join(" "),
+                output.status,
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs `permafrost --json` and parses its standard output.
+    ///
+    /// # Errors
+    /// Fails when it exits non-zero or prints something else.
+    pub fn json<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<serde_json::Value> {
+        let mut all = vec![OsStr::new("--json")];
+        all.extend(arguments.iter().map(AsRef::as_ref));
+        let said = self.run(&all)?;
+        serde_json::from_str(&said)
+            .with_context(|| format!("parse the output of `permafrost`: {said}"))
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Stops it as an init system does, and waits.
+    ///
+    /// # Errors
+    /// Fails when it does not end within 30 s.
+    pub fn stop(mut self) -> Result<ExitStatus> {
+        process::signal(self.child.id(), Signal::TERM)?;
+        process::wait_for("the end of permafrostd", Duration::from_secs(30), || {
+            self.child.try_wait().context("wait for permafrostd")
+        })
+    }
+
+    /// Kills it on the spot, as a crash does, and waits.
+    ///
+    /// # Errors
+    /// Fails when it has been waited for already.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill().context("kill permafrostd")?;
+        self.child.wait().context("wait for permafrostd")?;
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.is_running() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// The value of `key=value` in a line of such words.
+fn field(line: &str, key: &str) -> Option<String> {
+    line.split_whitespace()
+        .find_map(|word| Some(word.strip_prefix(key)?.strip_prefix('=')?.to_owned()))
+}
+
+/// The last lines of a log.
+#[must_use]
+pub fn tail(path: &Path) -> String {
+    let log = std::fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
