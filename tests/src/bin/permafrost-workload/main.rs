@@ -79,6 +79,18 @@ fn main() -> Result<()> {
     }
 }
 
+/// Sees to it that this process leads a session: CRIU refuses one whose leader is outside the tree.
+fn own_session() -> Result<()> {
+    let own = rustix::process::getpid();
+    if rustix::process::getsid(None).context("ask for the session")? == own {
+        return Ok(());
+    }
+    // Fails for a process group's leader, as an interactive shell makes one; started from a program, it is not.
+    rustix::process::setsid()
+        .map(drop)
+        .context("start a session; from a shell, run it under `setsid`")
+}
+
 /// The root process.
 struct Root {
     options: Options,
@@ -92,10 +104,7 @@ struct Root {
 
 impl Root {
     fn start(options: Options) -> Result<Self> {
-        // Fails for a process group's leader, as an interactive shell makes one: then `setsid` has to be
-        // put in front. Started from a program, it is not one.
-        rustix::process::setsid()
-            .context("start a session; from an interactive shell, run it under `setsid`")?;
+        own_session()?;
         let shared = (options.shared_mib > 0)
             .then(|| Shared::create(options.shared_mib << 20, options.seed))
             .transpose()?;
