@@ -24,7 +24,10 @@ pub struct Request {
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// What is asked for.
-    #[prost(oneof = "request::Body", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(
+        oneof = "request::Body",
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13"
+    )]
     pub body: Option<request::Body>,
 }
 

@@ -4,3 +4,4 @@
 
 pub mod control;
 pub mod manifest;
+pub mod pageserver;

@@ -137,7 +137,9 @@ pub struct AddressSpace {
 }
 
 /// What an address space belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration, Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration, Serialize,
+)]
 #[serde(rename_all = "kebab-case")]
 #[repr(i32)]
 pub enum SpaceType {

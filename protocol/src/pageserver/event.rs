@@ -1,0 +1,106 @@
+//! What goes in and out of [`super::PageServer`].
+
+/// What the core can use next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Exactly that many bytes, for [`super::PageServer::frame`]. **May be 0**: an event is left over from the frame
+    /// before (a legacy ADD both opens its space and brings pages); call `frame(&[])` without reading.
+    Frame {
+        /// How many, at most [`super::MAX_FRAME_BYTES`].
+        bytes: usize,
+    },
+    /// That many bytes of pages are left of this frame: take any whole number of pages and say so with
+    /// [`super::PageServer::payload`].
+    Payload {
+        /// How many, a multiple of the page size.
+        bytes: u64,
+    },
+    /// The last event has not been answered: [`super::PageServer::reply`].
+    Reply,
+    /// Nothing but the peer's end of file: read and drop whatever comes until then. (A client of the 32-byte
+    /// dialect whose first frame is CLOSE has 8 bytes more on the way.)
+    Eof,
+}
+
+/// What a frame means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A space begins, and the one before it ends. With `wants_reply` answer [`Answer::HasParent`].
+    Open {
+        /// The space.
+        space: SpaceId,
+        /// Whether the client waits for an answer.
+        wants_reply: bool,
+    },
+    /// Does the parent have this space? Answer [`Answer::HasParent`].
+    QueryParent {
+        /// The space.
+        space: SpaceId,
+    },
+    /// Pages of the open space, whose bytes follow ([`Want::Payload`]). Flags have `PE_PRESENT`.
+    Pages {
+        /// The space.
+        space: SpaceId,
+        /// Address of the first page, a multiple of the page size.
+        vaddr: u64,
+        /// How many, at least 1; the range ends below [`super::MAX_ADDRESS`].
+        nr_pages: u64,
+        /// `PE_PRESENT`, perhaps with `PE_LAZY`.
+        flags: u16,
+    },
+    /// Pages of the open space that are the parent's.
+    Hole {
+        /// The space.
+        space: SpaceId,
+        /// Address of the first page, a multiple of the page size.
+        vaddr: u64,
+        /// How many, at least 1; the range ends below [`super::MAX_ADDRESS`].
+        nr_pages: u64,
+        /// `PE_PARENT`, perhaps with `PE_LAZY`.
+        flags: u16,
+    },
+    /// Pages are asked for. The answer is a frame (ADD_F, `PE_PRESENT`, the same vaddr and dst_id) and the
+    /// pages' bytes; further frames may come before it.
+    Get {
+        /// The process.
+        pid: u32,
+        /// Address of the first page, a multiple of the page size.
+        vaddr: u64,
+        /// How many, at least 1.
+        nr_pages: u64,
+    },
+    /// The dump is complete. Answer [`Answer::Status`]: CRIU kills the task only on 0.
+    Close {
+        /// FORCE_CLOSE: the client's socket may stay open, so do not wait for its end of file for ever.
+        force: bool,
+    },
+}
+
+/// An answer to an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// To [`Event::Open`] and [`Event::QueryParent`].
+    HasParent(bool),
+    /// To [`Event::Close`].
+    Status(i32),
+}
+
+/// A reply's bytes, to be sent at once and in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyBytes {
+    pub(super) bytes: [u8; 4],
+    pub(super) len: usize,
+}
+
+impl AsRef<[u8]> for ReplyBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Where pages of a payload belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageAddr {
+    /// Address of the first of them.
+    pub vaddr: u64,
+}

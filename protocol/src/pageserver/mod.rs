@@ -1,0 +1,40 @@
+//! CRIU's page-server protocol: what `criu dump --page-server` speaks.
+//!
+//! Sans-I/O. [`PageServer`] is the receiving side: ask it what it wants ([`PageServer::want`]), read that
+//! from the socket, hand it over, act on the event. [`client`] builds what CRIU sends, for tests, fake
+//! peers and replays; [`recording`] keeps whole conversations. docs/protocol.md has the byte diagrams.
+//!
+//! Facts are from CRIU's `criu/page-xfer.c`, releases 4.1 (24-byte frames) and 4.2 (32-byte frames).
+
+pub mod client;
+mod detect;
+mod error;
+mod event;
+mod frame;
+pub mod recording;
+mod server;
+mod space;
+
+pub use error::ProtocolError;
+pub use event::{Answer, Event, PageAddr, ReplyBytes, Want};
+pub use frame::{Dialect, Frame, FrameBytes, MAX_FRAME_BYTES, MIN_FRAME_BYTES, command};
+pub use server::PageServer;
+pub use space::{SpaceId, UnknownSpaceType};
+
+/// Bytes in a page. The protocol counts pages and never says how large they are; only peers with 4 KiB
+/// pages are served.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// No page lies at or above this address: the end of user space with five-level page tables.
+pub const MAX_ADDRESS: u64 = 1 << 57;
+
+/// Most address spaces one conversation may open. Linux has at most 2^22 pids; a peer that opens more than
+/// this is not dumping a process tree, and each one costs memory.
+pub const MAX_SPACES: usize = 1 << 20;
+
+/// The pages are the parent's (`PE_PARENT`).
+pub const PE_PARENT: u16 = 1;
+/// The pages may be restored lazily (`PE_LAZY`).
+pub const PE_LAZY: u16 = 2;
+/// The pages' bytes follow (`PE_PRESENT`).
+pub const PE_PRESENT: u16 = 4;
