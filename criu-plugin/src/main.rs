@@ -1,1 +1,94 @@
-fn main() {}
+//! `permafrost-action`: the action script that CRIU calls.
+//!
+//! CRIU runs it at every stage of a dump or a restore, without arguments. It acts on `post-dump` only,
+//! where the tasks are still frozen and every image is written: it seals the session that
+//! PERMAFROST_SESSION names (or adopts the anonymous session that fits the images directory for the job
+//! that PERMAFROST_JOB names), and exits non-zero when that fails, so that CRIU rolls the dump back and
+//! the tasks live on. Everything here happens while they are frozen: no argument parser, no logger.
+
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use permafrost_client::control::{Connection, ControlError, DEFAULT_SOCKET, SOCKET_VARIABLE};
+use permafrost_client::verdict::{self, Verdict};
+use permafrost_protocol::control::{ErrorCode, request};
+
+/// CRIU's variable for the stage.
+const ACTION_VARIABLE: &str = "CRTOOLS_SCRIPT_ACTION";
+
+/// CRIU's variable for the images directory, a `/proc/PID/fd/N` path.
+const IMAGES_VARIABLE: &str = "CRTOOLS_IMAGE_DIR";
+
+fn main() -> ExitCode {
+    if env::var_os(ACTION_VARIABLE).is_none_or(|action| action != "post-dump") {
+        return ExitCode::SUCCESS;
+    }
+    let session = env::var(verdict::SESSION_VARIABLE).unwrap_or_default();
+    let job = env::var(verdict::JOB_VARIABLE).unwrap_or_default();
+    if session.is_empty() && job.is_empty() {
+        // Installed for every dump of the machine, and this one is none of ours.
+        return ExitCode::SUCCESS;
+    }
+    let verdict = match seal(session, job) {
+        Ok(sealed) => sealed,
+        Err(error) => Verdict::refused(&error),
+    };
+    // CRIU sends this to its log.
+    eprint!("permafrost-action: {verdict}");
+    if let Some(path) = env::var_os(verdict::VARIABLE) {
+        let written = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| file.write_all(verdict.to_string().as_bytes()));
+        if let Err(error) = written {
+            eprintln!(
+                "permafrost-action: write {}: {error}",
+                PathBuf::from(path).display()
+            );
+        }
+    }
+    match verdict {
+        Verdict::Sealed { .. } => ExitCode::SUCCESS,
+        Verdict::Refused { .. } => ExitCode::FAILURE,
+    }
+}
+
+/// Seals the session, or adopts the anonymous one that fits.
+fn seal(session: String, job: String) -> Result<Verdict, ControlError> {
+    let start = Instant::now();
+    let directory = env::var_os(IMAGES_VARIABLE).unwrap_or_else(|| ".".into());
+    let directory = File::open(&directory).map_err(|error| ControlError::Refused {
+        code: ErrorCode::Invalid,
+        message: format!(
+            "open images directory {}: {error}",
+            PathBuf::from(&directory).display()
+        ),
+        hint: String::new(),
+    })?;
+    let socket =
+        env::var_os(SOCKET_VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
+    let mut connection = Connection::connect(&socket)?;
+    let checkpoint = if session.is_empty() {
+        let adopt = request::Adopt {
+            session,
+            job,
+            origin: None,
+        };
+        connection.call_with(adopt, Some(directory.as_fd()), &mut |_| {})?
+    } else {
+        let seal = request::Seal { session };
+        connection.call_with(seal, Some(directory.as_fd()), &mut |_| {})?
+    };
+    Ok(Verdict::sealed(&checkpoint, start.elapsed()))
+}

@@ -1,0 +1,337 @@
+//! A client's connection to the daemon's control socket.
+//!
+//! One request at a time: [`Connection::call`] sends it, hands progress to the caller as it comes, and
+//! returns the typed answer. Which answer belongs to which request is fixed by [`Call`].
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use permafrost_protocol::control::{
+    self, Checkpoint, Checkpoints, Detail, Done, ErrorCode, Exported, Progress, Reply, Request,
+    ServerStatus, SessionOpened, Verified, reply, request,
+};
+
+use crate::framing::{self, FramingError};
+
+/// Where the daemon listens unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/permafrost/control.sock";
+
+/// Environment variable that names the control socket.
+pub const SOCKET_VARIABLE: &str = "PERMAFROST_SOCKET";
+
+/// Why a request got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nobody listens there, or it may not be opened.
+    #[error("cannot reach permafrostd at {}: {source}", path.display())]
+    Unreachable {
+        /// The control socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The request could not be sent.
+    #[error("send control request: {0}")]
+    Send(#[source] io::Error),
+    /// The answer could not be received.
+    #[error(transparent)]
+    Receive(#[from] FramingError),
+    /// The daemon went away before it answered.
+    #[error("permafrostd closed the connection without an answer")]
+    Closed,
+    /// The daemon refused, and says why.
+    #[error("{message}")]
+    Refused {
+        /// What kind of refusal.
+        code: ErrorCode,
+        /// What is wrong.
+        message: String,
+        /// What to do about it; may be empty.
+        hint: String,
+    },
+    /// The daemon's answer does not fit the request: another version.
+    #[error("unexpected answer from permafrostd, {expected} was due")]
+    Unexpected {
+        /// The answer that was due.
+        expected: &'static str,
+    },
+}
+
+/// A request, and the type of its answer.
+pub trait Call {
+    /// The answer.
+    type Answer: Answer;
+    /// The request's body on the wire.
+    fn into_body(self) -> request::Body;
+}
+
+/// An answer to a request.
+pub trait Answer: Sized {
+    /// Its name in messages.
+    const NAME: &'static str;
+    /// The answer, if `body` is one of this type.
+    fn from_body(body: reply::Body) -> Option<Self>;
+}
+
+macro_rules! answers {
+    ($($variant:ident($message:ident)),* $(,)?) => {$(
+        impl Answer for $message {
+            const NAME: &'static str = stringify!($message);
+            fn from_body(body: reply::Body) -> Option<Self> {
+                match body {
+                    reply::Body::$variant(message) => Some(message),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+macro_rules! calls {
+    ($($request:ident -> $answer:ident),* $(,)?) => {$(
+        impl Call for request::$request {
+            type Answer = $answer;
+            fn into_body(self) -> request::Body {
+                request::Body::$request(self)
+            }
+        }
+    )*};
+}
+
+answers! {
+    SessionOpened(SessionOpened),
+    Checkpoint(Checkpoint),
+    Checkpoints(Checkpoints),
+    Detail(Detail),
+    Done(Done),
+    Verified(Verified),
+    Exported(Exported),
+    Status(ServerStatus),
+}
+
+calls! {
+    Open -> SessionOpened,
+    Seal -> Checkpoint,
+    Abort -> Done,
+    Adopt -> Checkpoint,
+    List -> Checkpoints,
+    Show -> Detail,
+    Remove -> Done,
+    Pin -> Checkpoint,
+    Verify -> Verified,
+    Export -> Exported,
+    Import -> Checkpoint,
+    Status -> ServerStatus,
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+}
+
+impl Connection {
+    /// Connects to the control socket at `path`.
+    ///
+    /// # Errors
+    /// [`ControlError::Unreachable`].
+    pub fn connect(path: &Path) -> Result<Self, ControlError> {
+        UnixStream::connect(path)
+            .map(Self::from_stream)
+            .map_err(|source| ControlError::Unreachable {
+                path: path.to_owned(),
+                source,
+            })
+    }
+
+    /// Speaks over a stream that is connected already.
+    pub fn from_stream(stream: UnixStream) -> Self {
+        Self { stream }
+    }
+
+    /// A handle that ends the connection from another thread: a call that waits returns
+    /// [`ControlError::Closed`], and the daemon drops what is bound to the connection.
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub fn canceller(&self) -> io::Result<Canceller> {
+        self.stream.try_clone().map(Canceller)
+    }
+
+    /// Sends a request without a directory and waits for its answer, skipping progress.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; a refusal leaves the connection usable.
+    pub fn call<C: Call>(&mut self, request: C) -> Result<C::Answer, ControlError> {
+        self.call_with(request, None, &mut |_| {})
+    }
+
+    /// Sends a request, with the descriptor of the directory it is about, and waits for its answer.
+    /// Progress goes to `on_progress` as it comes.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; a refusal leaves the connection usable.
+    pub fn call_with<C: Call>(
+        &mut self,
+        request: C,
+        directory: Option<BorrowedFd<'_>>,
+        on_progress: &mut dyn FnMut(&Progress),
+    ) -> Result<C::Answer, ControlError> {
+        let request = Request {
+            version: control::VERSION,
+            body: Some(request.into_body()),
+        };
+        framing::send(&self.stream, &request, directory.as_slice()).map_err(ControlError::Send)?;
+        loop {
+            let (reply, _fds) =
+                framing::recv::<Reply>(&self.stream)?.ok_or(ControlError::Closed)?;
+            match reply.body {
+                Some(reply::Body::Progress(progress)) => on_progress(&progress),
+                Some(reply::Body::Error(error)) => {
+                    return Err(ControlError::Refused {
+                        code: error.code(),
+                        message: error.message,
+                        hint: error.hint,
+                    });
+                }
+                other => {
+                    return other
+                        .and_then(C::Answer::from_body)
+                        .ok_or(ControlError::Unexpected {
+                            expected: C::Answer::NAME,
+                        });
+                }
+            }
+        }
+    }
+}
+
+/// Ends a [`Connection`] from another thread.
+#[derive(Debug)]
+pub struct Canceller(UnixStream);
+
+impl Canceller {
+    /// Ends it, in both directions. A connection that has ended already is no error.
+    pub fn cancel(&self) {
+        // NotConnected is the only failure here: the daemon was faster.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    use super::*;
+
+    fn daemon(
+        answers: Vec<reply::Body>,
+    ) -> (Connection, thread::JoinHandle<Vec<(Request, usize)>>) {
+        let (here, there) = UnixStream::pair().unwrap();
+        let serving = thread::spawn(move || {
+            let mut seen = Vec::new();
+            if let Some((request, fds)) = framing::recv::<Request>(&there).unwrap() {
+                seen.push((request, fds.len()));
+                for body in answers {
+                    framing::send(&there, &Reply { body: Some(body) }, &[]).unwrap();
+                }
+            }
+            seen
+        });
+        (Connection::from_stream(here), serving)
+    }
+
+    #[test]
+    fn progress_precedes_the_answer_and_the_directory_rides_along() {
+        let (mut connection, serving) = daemon(vec![
+            reply::Body::Progress(Progress {
+                done_bytes: 1,
+                total_bytes: 2,
+            }),
+            reply::Body::Progress(Progress {
+                done_bytes: 2,
+                total_bytes: 2,
+            }),
+            reply::Body::Exported(Exported {
+                files: 7,
+                ..Exported::default()
+            }),
+        ]);
+        let directory = tempfile::tempdir().unwrap();
+        let directory = std::fs::File::open(directory.path()).unwrap();
+        let mut seen = Vec::new();
+        let exported = connection
+            .call_with(
+                request::Export {
+                    checkpoint: "job@1".to_owned(),
+                    small_images_only: false,
+                },
+                Some(directory.as_fd()),
+                &mut |progress| seen.push(progress.done_bytes),
+            )
+            .unwrap();
+        assert_eq!((exported.files, seen), (7, vec![1, 2]));
+        let requests = serving.join().unwrap();
+        assert_eq!(requests.len(), 1);
+        assert_eq!(requests[0].0.version, control::VERSION);
+        assert_eq!(requests[0].1, 1);
+    }
+
+    #[test]
+    fn refusals_keep_code_and_hint() {
+        let (mut connection, _serving) = daemon(vec![reply::Body::Error(control::Error {
+            code: ErrorCode::NoSpace.into(),
+            message: "region is full".to_owned(),
+            hint: "remove a checkpoint".to_owned(),
+        })]);
+        match connection.call(request::Status {}) {
+            Err(ControlError::Refused {
+                code: ErrorCode::NoSpace,
+                message,
+                hint,
+            }) => {
+                assert_eq!(
+                    (message.as_str(), hint.as_str()),
+                    ("region is full", "remove a checkpoint")
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_wrong_answer_and_a_vanished_daemon_are_errors() {
+        let (mut connection, _serving) = daemon(vec![reply::Body::Done(Done { count: 1 })]);
+        assert!(matches!(
+            connection.call(request::Status {}),
+            Err(ControlError::Unexpected {
+                expected: "ServerStatus"
+            })
+        ));
+        let (mut connection, serving) = daemon(vec![]);
+        assert!(matches!(
+            connection.call(request::Status {}),
+            Err(ControlError::Closed)
+        ));
+        serving.join().unwrap();
+        assert!(matches!(
+            Connection::connect(Path::new("/nonexistent/control.sock")),
+            Err(ControlError::Unreachable { .. })
+        ));
+    }
+
+    #[test]
+    fn cancelling_wakes_a_waiting_call() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let mut connection = Connection::from_stream(here);
+        let canceller = connection.canceller().unwrap();
+        let waiting = thread::spawn(move || connection.call(request::Status {}).unwrap_err());
+        framing::recv::<Request>(&there).unwrap().unwrap();
+        canceller.cancel();
+        assert!(matches!(waiting.join().unwrap(), ControlError::Closed));
+    }
+}
