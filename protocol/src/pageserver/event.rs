@@ -1,5 +1,7 @@
 //! What goes in and out of [`super::PageServer`].
 
+use super::SpaceId;
+
 /// What the core can use next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
