@@ -2,5 +2,9 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod criu;
 pub mod framing;
+pub mod origin;
+pub mod scratch;
+pub mod tracking;
 pub mod verdict;

@@ -1,0 +1,359 @@
+//! CRIU as a process.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::log::{Digest, digest};
+
+/// Verbosity CRIU is run with: debug. Its reasons are in the lines before the errors often enough, and
+/// the log lies in memory.
+const VERBOSITY: &str = "-v4";
+
+/// Most of CRIU's log that is read back, bytes from the end: errors come last.
+const LOG_TAIL_BYTES: u64 = 4 << 20;
+
+/// Why CRIU could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum CriuError {
+    /// There is no such program.
+    #[error("CRIU not found: {} ({source})", program.display())]
+    NotFound {
+        /// What was tried.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It could not be started or waited for.
+    #[error("{what}: {source}")]
+    Io {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A CRIU program.
+#[derive(Clone, Debug)]
+pub struct Criu {
+    program: PathBuf,
+}
+
+impl Criu {
+    /// The program at `path`, or `criu` on PATH.
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self {
+            program: path.unwrap_or_else(|| PathBuf::from("criu")),
+        }
+    }
+
+    /// Its version, `4.2.1`. Costs one start of CRIU.
+    ///
+    /// # Errors
+    /// See [`CriuError`]; output without a version gives an empty one.
+    pub fn version(&self) -> Result<String, CriuError> {
+        let output = Command::new(&self.program)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|source| self.not_started(source))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text
+            .lines()
+            .find_map(|line| line.strip_prefix("Version:"))
+            .unwrap_or_default()
+            .trim()
+            .to_owned())
+    }
+
+    /// Whether this kernel has what `criu check --feature FEATURE` looks for.
+    ///
+    /// # Errors
+    /// See [`CriuError`].
+    pub fn has_feature(&self, feature: &str) -> Result<bool, CriuError> {
+        Command::new(&self.program)
+            .args(["check", "--feature", feature])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .map(|status| status.success())
+            .map_err(|source| self.not_started(source))
+    }
+
+    fn not_started(&self, source: io::Error) -> CriuError {
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => CriuError::NotFound {
+                program: self.program.clone(),
+                source,
+            },
+            _ => CriuError::Io {
+                what: "start CRIU",
+                source,
+            },
+        }
+    }
+}
+
+/// One run of CRIU, to be started.
+#[derive(Debug)]
+pub struct Run {
+    command: Command,
+    log: PathBuf,
+    console: PathBuf,
+    work_dir: PathBuf,
+}
+
+impl Run {
+    /// `criu COMMAND`, with its images in `images_dir` and its log `COMMAND.log`, statistics and
+    /// console output in `work_dir`.
+    pub fn new(criu: &Criu, command: &str, images_dir: &Path, work_dir: &Path) -> Self {
+        let log = work_dir.join(format!("{command}.log"));
+        let mut process = Command::new(&criu.program);
+        process
+            .arg(command)
+            .arg("--images-dir")
+            .arg(images_dir)
+            .arg("--work-dir")
+            .arg(work_dir)
+            .args([VERBOSITY, "--log-file"])
+            .arg(&log);
+        Self {
+            command: process,
+            log,
+            console: work_dir.join("criu.out"),
+            work_dir: work_dir.to_owned(),
+        }
+    }
+
+    /// Adds an argument.
+    pub fn arg(&mut self, argument: impl AsRef<OsStr>) -> &mut Self {
+        self.command.arg(argument);
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args(&mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> &mut Self {
+        self.command.args(arguments);
+        self
+    }
+
+    /// Sets an environment variable, which CRIU hands on to its action scripts.
+    pub fn env(&mut self, name: &str, value: impl Into<OsString>) -> &mut Self {
+        self.command.env(name, value.into());
+        self
+    }
+
+    /// Sends pages down `socket`, which becomes CRIU's standard input.
+    ///
+    /// A dump does not read its standard input, and descriptor 0 is the one that reaches CRIU through
+    /// wrapper scripts and sudo too, without a moment in which another thread's child could inherit it.
+    pub fn page_socket(&mut self, socket: OwnedFd) -> &mut Self {
+        self.command.stdin(Stdio::from(socket));
+        self.args(["--page-server", "--ps-socket", "0"])
+    }
+
+    /// Puts CRIU into a process group of its own, so that a terminal's Ctrl-C reaches only us: killed
+    /// in the middle of a dump, CRIU would leave its parasite in the tasks.
+    pub fn own_process_group(&mut self) -> &mut Self {
+        self.command.process_group(0);
+        self
+    }
+
+    /// Where its log will be.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// See [`CriuError`].
+    pub fn start(mut self, criu: &Criu) -> Result<Running, CriuError> {
+        let io_error = |what| move |source| CriuError::Io { what, source };
+        // A file and no pipe: what CRIU leaves running may hold it open for as long as it likes.
+        let console = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&self.console)
+            .map_err(io_error("create CRIU's console file"))?;
+        let errors = console
+            .try_clone()
+            .map_err(io_error("create CRIU's console file"))?;
+        self.command.stdout(console).stderr(errors);
+        let started = Instant::now();
+        let mut child = self
+            .command
+            .spawn()
+            .map_err(|source| criu.not_started(source))?;
+        // Our copy of the page socket goes now, so that the daemon sees CRIU's end of it.
+        drop(self.command);
+        let pid = child.id();
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || {
+            let status = child.wait();
+            // The receiver is gone only if nobody waits any more.
+            let _ = ended.send((status, started.elapsed()));
+        });
+        Ok(Running {
+            end,
+            pid,
+            log: self.log,
+            console: self.console,
+            work_dir: self.work_dir,
+        })
+    }
+}
+
+/// CRIU, running.
+#[derive(Debug)]
+pub struct Running {
+    end: mpsc::Receiver<(io::Result<ExitStatus>, Duration)>,
+    pid: u32,
+    log: PathBuf,
+    console: PathBuf,
+    work_dir: PathBuf,
+}
+
+impl Running {
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Waits for its end, and calls `on_tick` every `tick` meanwhile.
+    ///
+    /// # Errors
+    /// [`CriuError::Io`].
+    pub fn wait(self, tick: Duration, mut on_tick: impl FnMut()) -> Result<Finished, CriuError> {
+        let waited = loop {
+            match self.end.recv_timeout(tick) {
+                Ok(waited) => break Some(waited),
+                Err(mpsc::RecvTimeoutError::Timeout) => on_tick(),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break None,
+            }
+        };
+        let (status, elapsed) =
+            waited.unwrap_or_else(|| (Err(io::ErrorKind::BrokenPipe.into()), Duration::ZERO));
+        Ok(Finished {
+            status: status.map_err(|source| CriuError::Io {
+                what: "wait for CRIU",
+                source,
+            })?,
+            elapsed,
+            log: self.log,
+            console: self.console,
+            work_dir: self.work_dir,
+        })
+    }
+}
+
+/// CRIU, ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// Exit status.
+    pub status: ExitStatus,
+    /// From start to end.
+    pub elapsed: Duration,
+    /// Its log; may be absent when it failed early.
+    pub log: PathBuf,
+    /// What it wrote to standard output and error.
+    pub console: PathBuf,
+    /// Its work directory, with `stats-dump` or `stats-restore`.
+    pub work_dir: PathBuf,
+}
+
+impl Finished {
+    /// Why it failed, out of its log.
+    pub fn digest(&self) -> Digest {
+        digest(&tail(&self.log), &tail(&self.console), Some(self.status))
+    }
+
+    /// The file that tells most: the log, or what came to the console where CRIU did not get that far.
+    pub fn evidence(&self) -> &Path {
+        match fs::metadata(&self.log) {
+            Ok(metadata) if metadata.len() > 0 => &self.log,
+            _ => &self.console,
+        }
+    }
+}
+
+/// The last [`LOG_TAIL_BYTES`] of a file as text; empty when there is none.
+fn tail(path: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let len_bytes = file.metadata()?.len();
+        if len_bytes > LOG_TAIL_BYTES {
+            io::Seek::seek(&mut file, io::SeekFrom::Start(len_bytes - LOG_TAIL_BYTES))?;
+        }
+        let mut bytes = Vec::new();
+        file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn fake(directory: &Path, script: &str) -> Criu {
+        let path = directory.join("criu");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Criu::new(Some(path))
+    }
+
+    #[test]
+    fn pages_travel_over_standard_input() {
+        let directory = tempfile::tempdir().unwrap();
+        let criu = fake(
+            directory.path(),
+            "echo \"$@\" >args; echo page >&0; read answer; test \"$answer\" = stored",
+        );
+        let mut run = Run::new(&criu, "dump", directory.path(), directory.path());
+        let (mut here, there) = UnixStream::pair().unwrap();
+        run.page_socket(there.into()).own_process_group();
+        run.command.current_dir(directory.path());
+        let running = run.start(&criu).unwrap();
+        let mut page = [0; 5];
+        here.read_exact(&mut page).unwrap();
+        assert_eq!(&page, b"page\n");
+        here.write_all(b"stored\n").unwrap();
+        let finished = running.wait(Duration::from_millis(5), || {}).unwrap();
+        assert!(finished.status.success());
+        // CRIU's end was the only one left.
+        assert_eq!(here.read(&mut page).unwrap(), 0);
+        let arguments = fs::read_to_string(directory.path().join("args")).unwrap();
+        assert!(arguments.starts_with("dump --images-dir /"), "{arguments}");
+        assert!(
+            arguments.ends_with("--page-server --ps-socket 0\n"),
+            "{arguments}"
+        );
+    }
+
+    #[test]
+    fn a_missing_program_is_told_apart() {
+        let criu = Criu::new(Some("/nonexistent/criu".into()));
+        assert!(matches!(criu.version(), Err(CriuError::NotFound { .. })));
+        let directory = tempfile::tempdir().unwrap();
+        let criu = fake(directory.path(), "echo 'Version: 4.2.1'; echo 'GitID: x'");
+        assert_eq!(criu.version().unwrap(), "4.2.1");
+        assert!(criu.has_feature("mem_dirty_track").unwrap());
+    }
+}
