@@ -72,7 +72,8 @@ fn look_for() -> Result<Criu, Unavailable> {
 /// Where `cargo xtask setup` puts the script that starts the CRIU it fetched.
 #[must_use]
 pub fn fetched() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/criu/criu")
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().unwrap_or(tests).join("target/criu/criu")
 }
 
 /// Runs `criu check`: whether this CRIU and this kernel get on, and this user may.
@@ -116,8 +117,8 @@ fn surroundings() -> String {
     if !rustix::process::geteuid().is_root() {
         known += "; not root";
     }
-    if !Path::new("/proc/self/map_files").exists() {
-        known += "; no /proc/PID/map_files, so the kernel lacks CONFIG_CHECKPOINT_RESTORE";
+    if !Path::new("/proc/sys/kernel/ns_last_pid").exists() {
+        known += "; no /proc/sys/kernel/ns_last_pid, so the kernel lacks CONFIG_CHECKPOINT_RESTORE";
     }
     known
 }

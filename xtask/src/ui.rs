@@ -1,0 +1,65 @@
+//! What is said meanwhile: a bar or a spinner on a terminal, plain lines otherwise.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Says a line.
+pub(crate) fn say(line: &str) {
+    eprintln!("xtask: {line}");
+}
+
+/// Something that takes a while.
+pub(crate) struct Task {
+    bar: Option<ProgressBar>,
+    what: String,
+    start: std::time::Instant,
+}
+
+impl Task {
+    /// Says that it begins.
+    pub(crate) fn begin(what: &str) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner().with_message(what.to_owned());
+            bar.set_style(
+                ProgressStyle::with_template("{spinner} {msg} [{elapsed}]")
+                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+            );
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        if bar.is_none() {
+            eprintln!("… {what}");
+        }
+        Self {
+            bar,
+            what: what.to_owned(),
+            start: std::time::Instant::now(),
+        }
+    }
+
+    /// Says that it is done, and how it went.
+    pub(crate) fn done(mut self, outcome: &str) {
+        let line = format!(
+            "✓ {}: {outcome} ({:.2} s)",
+            self.what,
+            self.start.elapsed().as_secs_f64()
+        );
+        match self.bar.take() {
+            Some(bar) => {
+                bar.finish_and_clear();
+                eprintln!("{line}");
+            }
+            None => eprintln!("{line}"),
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
