@@ -3,5 +3,6 @@
 //! Nothing here opens a socket or a file, or knows of a clock.
 
 pub mod control;
+pub mod images;
 pub mod manifest;
 pub mod pageserver;

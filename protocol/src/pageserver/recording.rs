@@ -1,1 +1,399 @@
-//! Recorded conversations.
+//! Recorded conversations: for tests, and for running the whole path where CRIU cannot run.
+//!
+//! A recording is a file of bytes, little-endian:
+//!
+//! ```text
+//! "PFCONV1\n"  u8 frame size (24 or 32), then steps:
+//!   1  frame           that many bytes, client to server
+//!   2  zero pages      u32 count
+//!   3  made-up pages   u32 count, u64 seed: page i is generated from seed + i
+//!   4  pages           u32 count, count × 4096 bytes
+//!   5  reply           u8 length, that many bytes, server to client
+//! ```
+//!
+//! Made-up pages keep a recording small and free of what was in the recorded process's memory.
+
+use super::frame::{Dialect, Frame, MIN_FRAME_BYTES};
+use super::{Answer, Event, PAGE_BYTES, PageServer, ProtocolError, Want};
+
+const MAGIC: &[u8; 8] = b"PFCONV1\n";
+
+/// A page's length, bytes.
+const PAGE_LEN: usize = 4096;
+const _: () = assert!(PAGE_LEN as u64 == PAGE_BYTES);
+
+/// A conversation between a client and a page server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversation {
+    dialect: Dialect,
+    steps: Vec<Step>,
+}
+
+/// One step of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The client sends a frame.
+    Frame(Frame),
+    /// The client sends pages.
+    Pages {
+        /// How many.
+        count: u32,
+        /// What is in them.
+        content: Content,
+    },
+    /// The server replies with as many bytes. A replay reads so many; their values are its server's.
+    Reply(Vec<u8>),
+}
+
+/// What is in recorded pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Zeros.
+    Zero,
+    /// Made up: page i is generated from this seed + i. Never zero, all different.
+    Seeded(u64),
+    /// The recorded bytes.
+    Kept(Vec<u8>),
+}
+
+impl Content {
+    /// Writes the bytes of page `index` of a step.
+    pub fn fill(&self, index: u32, page: &mut [u8; PAGE_LEN]) {
+        match self {
+            Self::Zero => page.fill(0),
+            Self::Seeded(seed) => {
+                let mut state = seed.wrapping_add(u64::from(index));
+                for word in page.chunks_exact_mut(8) {
+                    word.copy_from_slice(&split_mix(&mut state).to_le_bytes());
+                }
+            }
+            Self::Kept(bytes) => {
+                let at = usize::try_from(index)
+                    .unwrap_or(usize::MAX)
+                    .saturating_mul(PAGE_LEN);
+                match bytes.get(at..).and_then(|rest| rest.get(..PAGE_LEN)) {
+                    Some(kept) => page.copy_from_slice(kept),
+                    None => page.fill(0),
+                }
+            }
+        }
+    }
+}
+
+/// Whether a recording keeps what was in the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// All bytes.
+    Pages,
+    /// Only which pages are zero; the others are made up.
+    ZeroPagesOnly,
+}
+
+/// Something is no recording, or no conversation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordingError {
+    /// It does not begin as one.
+    #[error("this is not a recorded conversation")]
+    NotARecording,
+    /// It ends too early.
+    #[error("the recording ends inside the step at byte {offset}")]
+    Truncated {
+        /// Where the step begins.
+        offset: usize,
+    },
+    /// A step of an unknown kind.
+    #[error("unknown step {kind} at byte {offset}")]
+    UnknownStep {
+        /// Where.
+        offset: usize,
+        /// Its kind.
+        kind: u8,
+    },
+    /// What the client sent is no conversation.
+    #[error("the captured conversation breaks the protocol")]
+    Protocol(#[from] ProtocolError),
+    /// The server said less than the client must have waited for.
+    #[error("the captured replies end too early")]
+    RepliesMissing,
+}
+
+impl Conversation {
+    /// The dialect it was held in.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Its steps, in order; after the last one the client ends the connection.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Builds a conversation from all that a client and a server sent.
+    ///
+    /// # Errors
+    /// These are not both sides of a whole conversation.
+    pub fn capture(client: &[u8], server: &[u8], keep: Keep) -> Result<Self, RecordingError> {
+        let mut core = PageServer::new();
+        let mut steps = Vec::new();
+        let (mut client, mut server) = (client, server);
+        let mut owed = None;
+        let mut first = Vec::new();
+        loop {
+            match core.want() {
+                Want::Frame { bytes } => {
+                    if client.is_empty() && bytes > 0 {
+                        core.eof()?;
+                        break;
+                    }
+                    let missing_bytes =
+                        u64::try_from(bytes.saturating_sub(client.len())).unwrap_or(u64::MAX);
+                    let (frame, rest) = client
+                        .split_at_checked(bytes)
+                        .ok_or(ProtocolError::Truncated { missing_bytes })?;
+                    client = rest;
+                    let event = core.frame(frame)?;
+                    first.extend_from_slice(frame);
+                    let Some(event) = event else { continue };
+                    let dialect = core.dialect().unwrap_or(Dialect::V24);
+                    steps.extend(Frame::decode(dialect, &first).map(Step::Frame));
+                    first.clear();
+                    owed = match event {
+                        Event::Open {
+                            wants_reply: true, ..
+                        } => Some((1, Answer::HasParent(false))),
+                        Event::QueryParent { .. } => Some((4, Answer::HasParent(false))),
+                        Event::Close { .. } => Some((4, Answer::Status(0))),
+                        _ => None,
+                    };
+                }
+                Want::Payload { bytes } => {
+                    let (page, rest) =
+                        client
+                            .split_at_checked(PAGE_LEN)
+                            .ok_or(ProtocolError::Truncated {
+                                missing_bytes: bytes,
+                            })?;
+                    client = rest;
+                    core.payload(1);
+                    push_page(&mut steps, page, keep);
+                }
+                Want::Reply => {
+                    let (len, answer) = owed.take().ok_or(RecordingError::RepliesMissing)?;
+                    let (reply, rest) = server
+                        .split_at_checked(len)
+                        .ok_or(RecordingError::RepliesMissing)?;
+                    server = rest;
+                    core.reply(answer);
+                    steps.push(Step::Reply(reply.to_vec()));
+                }
+                Want::Eof => break,
+            }
+        }
+        Ok(Self {
+            dialect: core.dialect().unwrap_or(Dialect::V24),
+            steps,
+        })
+    }
+
+    /// The same conversation as a client of the other dialect would have held it; `None` if that cannot say
+    /// a number of pages in it.
+    #[must_use]
+    pub fn in_dialect(&self, dialect: Dialect) -> Option<Self> {
+        let sayable = self.steps.iter().all(|step| match step {
+            Step::Frame(frame) => frame.encode(dialect).is_some(),
+            Step::Pages { .. } | Step::Reply(_) => true,
+        });
+        sayable.then(|| Self {
+            dialect,
+            steps: self.steps.clone(),
+        })
+    }
+
+    /// All that the client sends, in memory.
+    #[must_use]
+    pub fn client_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut page = [0; PAGE_LEN];
+        for step in &self.steps {
+            match step {
+                Step::Frame(frame) => {
+                    bytes.extend(
+                        frame
+                            .encode(self.dialect)
+                            .iter()
+                            .flat_map(|encoded| encoded.as_ref().to_vec()),
+                    );
+                }
+                Step::Pages { count, content } => {
+                    for index in 0..*count {
+                        content.fill(index, &mut page);
+                        bytes.extend_from_slice(&page);
+                    }
+                }
+                Step::Reply(_) => {}
+            }
+        }
+        bytes
+    }
+
+    /// All that the server sent.
+    #[must_use]
+    pub fn server_bytes(&self) -> Vec<u8> {
+        let replies = self.steps.iter().filter_map(|step| match step {
+            Step::Reply(reply) => Some(reply.as_slice()),
+            Step::Frame(_) | Step::Pages { .. } => None,
+        });
+        replies.flatten().copied().collect()
+    }
+
+    /// Encodes a recording.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        let frame_bytes = self.dialect.frame_bytes();
+        out.push(if frame_bytes == MIN_FRAME_BYTES {
+            24
+        } else {
+            32
+        });
+        for step in &self.steps {
+            match step {
+                Step::Frame(frame) => {
+                    for encoded in frame.encode(self.dialect) {
+                        out.push(1);
+                        out.extend_from_slice(encoded.as_ref());
+                    }
+                }
+                Step::Pages {
+                    count,
+                    content: Content::Zero,
+                } => {
+                    out.push(2);
+                    out.extend_from_slice(&count.to_le_bytes());
+                }
+                Step::Pages {
+                    count,
+                    content: Content::Seeded(seed),
+                } => {
+                    out.push(3);
+                    out.extend_from_slice(&count.to_le_bytes());
+                    out.extend_from_slice(&seed.to_le_bytes());
+                }
+                Step::Pages {
+                    count,
+                    content: Content::Kept(bytes),
+                } => {
+                    out.push(4);
+                    out.extend_from_slice(&count.to_le_bytes());
+                    out.extend_from_slice(bytes);
+                }
+                Step::Reply(reply) => {
+                    out.push(5);
+                    out.push(u8::try_from(reply.len()).unwrap_or(u8::MAX));
+                    out.extend_from_slice(reply);
+                }
+            }
+        }
+        out
+    }
+
+    /// Decodes a recording. Whether it keeps to the protocol is not checked.
+    ///
+    /// # Errors
+    /// It is none, or damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordingError> {
+        let rest = bytes
+            .strip_prefix(MAGIC)
+            .ok_or(RecordingError::NotARecording)?;
+        let (dialect, mut rest) = match rest.split_first() {
+            Some((24, rest)) => (Dialect::V24, rest),
+            Some((32, rest)) => (Dialect::V32, rest),
+            _ => return Err(RecordingError::NotARecording),
+        };
+        let mut steps = Vec::new();
+        while let Some((&kind, after)) = rest.split_first() {
+            let offset = bytes.len() - rest.len();
+            if !(1..=5).contains(&kind) {
+                return Err(RecordingError::UnknownStep { offset, kind });
+            }
+            rest = after;
+            steps.push(step(dialect, kind, &mut rest).ok_or(RecordingError::Truncated { offset })?);
+        }
+        Ok(Self { dialect, steps })
+    }
+}
+
+fn step(dialect: Dialect, kind: u8, rest: &mut &[u8]) -> Option<Step> {
+    let mut take = |len: usize| {
+        let (taken, after) = rest.split_at_checked(len)?;
+        *rest = after;
+        Some(taken)
+    };
+    let word = |bytes: &[u8]| Some(u32::from_le_bytes(bytes.try_into().ok()?));
+    Some(match kind {
+        1 => Step::Frame(Frame::decode(dialect, take(dialect.frame_bytes())?)?),
+        2 => Step::Pages {
+            count: word(take(4)?)?,
+            content: Content::Zero,
+        },
+        3 => {
+            let count = word(take(4)?)?;
+            let seed = u64::from_le_bytes(take(8)?.try_into().ok()?);
+            Step::Pages {
+                count,
+                content: Content::Seeded(seed),
+            }
+        }
+        4 => {
+            let count = word(take(4)?)?;
+            let len = usize::try_from(count).ok()?.checked_mul(PAGE_LEN)?;
+            Step::Pages {
+                count,
+                content: Content::Kept(take(len)?.to_vec()),
+            }
+        }
+        _ => {
+            let len = usize::from(*take(1)?.first()?);
+            Step::Reply(take(len)?.to_vec())
+        }
+    })
+}
+
+fn push_page(steps: &mut Vec<Step>, page: &[u8], keep: Keep) {
+    let zero = page.iter().all(|byte| *byte == 0);
+    if let Some(Step::Pages { count, content }) = steps.last_mut() {
+        match content {
+            Content::Zero if zero => return *count += 1,
+            Content::Seeded(_) if !zero && keep == Keep::ZeroPagesOnly => return *count += 1,
+            Content::Kept(bytes) if !zero && keep == Keep::Pages => {
+                bytes.extend_from_slice(page);
+                return *count += 1;
+            }
+            _ => {}
+        }
+    }
+    let content = match keep {
+        _ if zero => Content::Zero,
+        Keep::Pages => Content::Kept(page.to_vec()),
+        Keep::ZeroPagesOnly => Content::Seeded(fnv(page)),
+    };
+    steps.push(Step::Pages { count: 1, content });
+}
+
+/// SplitMix64: its first output differs for each state, so pages of different seeds differ.
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut word = *state;
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// FNV-1a over 64 bits: a seed that is the same for the same page.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

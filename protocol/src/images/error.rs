@@ -1,0 +1,97 @@
+//! What can be wrong with an image file.
+
+/// An image file is not what it should be. Offsets are bytes from the beginning of the file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// The file ends before its head, a record's length or a record does.
+    #[error("the image ends {missing_bytes} bytes too early, in what begins at byte {offset}")]
+    Truncated {
+        /// Where the piece begins that is not whole.
+        offset: usize,
+        /// How much of it is missing.
+        missing_bytes: usize,
+    },
+    /// Another kind of file, or none of CRIU's.
+    #[error("magic {found:#010x} at byte {offset}, expected {expected:#010x}")]
+    BadMagic {
+        /// Where.
+        offset: usize,
+        /// What should be there.
+        expected: u32,
+        /// What is there.
+        found: u32,
+    },
+    /// A record is not the protobuf message it should be.
+    #[error("the record at byte {offset} does not decode")]
+    Undecodable {
+        /// Where its length stands.
+        offset: usize,
+        /// Why.
+        #[source]
+        source: prost::DecodeError,
+    },
+    /// A record with fields that this version does not know, in a file that it would have to rewrite.
+    #[error(
+        "the record at byte {offset} has field {field}, which this version does not know and would lose"
+    )]
+    UnknownField {
+        /// Where its length stands.
+        offset: usize,
+        /// The field's number.
+        field: u32,
+    },
+    /// A file without a record it must have.
+    #[error("the image has no {record}")]
+    MissingRecord {
+        /// What should be there.
+        record: &'static str,
+    },
+    /// Something after the last record that the file can have.
+    #[error("{extra_bytes} bytes after the last record, at byte {offset}")]
+    TrailingBytes {
+        /// Where it begins.
+        offset: usize,
+        /// How much.
+        extra_bytes: usize,
+    },
+    /// Images of a version that is not read.
+    #[error("images version {version} is not supported (2 is: CRIU 1.1 and later)")]
+    UnsupportedVersion {
+        /// The version.
+        version: u32,
+    },
+    /// A pagemap entry that describes no pages, or none that can exist.
+    #[error(
+        "the pagemap entry at byte {offset} ({nr_pages} pages at {vaddr:#x}) is no range of whole pages"
+    )]
+    BadRange {
+        /// Where its length stands.
+        offset: usize,
+        /// Its address.
+        vaddr: u64,
+        /// Its number of pages.
+        nr_pages: u64,
+    },
+    /// A pagemap entry that begins before the end of the one before it.
+    #[error(
+        "the pagemap entry at byte {offset} begins at {vaddr:#x}, before {expected:#x}, where the last one ended"
+    )]
+    NotAscending {
+        /// Where its length stands.
+        offset: usize,
+        /// Its address.
+        vaddr: u64,
+        /// The least address it could have.
+        expected: u64,
+    },
+    /// A pagemap entry with flags that are unknown or contradict each other.
+    #[error(
+        "the pagemap entry at byte {offset} has flags {flags:#x}, which this version does not understand"
+    )]
+    BadFlags {
+        /// Where its length stands.
+        offset: usize,
+        /// Its flags.
+        flags: u32,
+    },
+}

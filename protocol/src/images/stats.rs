@@ -1,0 +1,131 @@
+//! `stats-dump` and `stats-restore`: what CRIU measured (`images/stats.proto`, `criu/stats.c`).
+
+use prost::Message;
+use serde::Serialize;
+
+use super::magic::STATS_MAGIC;
+use super::{Head, ImageError, ImageReader, ImageWriter};
+
+/// The only record of either file: one of the two is there.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Stats {
+    /// Of a dump or pre-dump.
+    #[prost(message, optional, tag = "1")]
+    pub dump: Option<DumpStats>,
+    /// Of a restore.
+    #[prost(message, optional, tag = "2")]
+    pub restore: Option<RestoreStats>,
+}
+
+/// Of a dump. Times are microseconds.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct DumpStats {
+    /// Until every thread had stopped.
+    #[prost(uint32, required, tag = "1")]
+    pub freezing_time: u32,
+    /// That the processes stood still.
+    #[prost(uint32, required, tag = "2")]
+    pub frozen_time: u32,
+    /// Draining their memory into pipes.
+    #[prost(uint32, required, tag = "3")]
+    pub memdump_time: u32,
+    /// Writing it out: to files, or to the page server.
+    #[prost(uint32, required, tag = "4")]
+    pub memwrite_time: u32,
+    /// Pages looked at.
+    #[prost(uint64, required, tag = "5")]
+    pub pages_scanned: u64,
+    /// Pages left out because the parent has them.
+    #[prost(uint64, required, tag = "6")]
+    pub pages_skipped_parent: u64,
+    /// Pages written.
+    #[prost(uint64, required, tag = "7")]
+    pub pages_written: u64,
+    /// Looking up paths of inotify watches.
+    #[prost(uint32, optional, tag = "8")]
+    pub irmap_resolve: Option<u32>,
+    /// Pages that may be restored lazily.
+    #[prost(uint64, required, tag = "9")]
+    pub pages_lazy: u64,
+    /// Pipes used.
+    #[prost(uint64, optional, tag = "10")]
+    pub page_pipes: Option<u64>,
+    /// Buffers of these pipes used.
+    #[prost(uint64, optional, tag = "11")]
+    pub page_pipe_bufs: Option<u64>,
+    /// Shared-memory pages looked at.
+    #[prost(uint64, optional, tag = "12")]
+    pub shpages_scanned: Option<u64>,
+    /// Shared-memory pages left out because the parent has them.
+    #[prost(uint64, optional, tag = "13")]
+    pub shpages_skipped_parent: Option<u64>,
+    /// Shared-memory pages written.
+    #[prost(uint64, optional, tag = "14")]
+    pub shpages_written: Option<u64>,
+}
+
+/// Of a restore. Times are microseconds.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct RestoreStats {
+    /// Pages compared with the parent process's.
+    #[prost(uint64, required, tag = "1")]
+    pub pages_compared: u64,
+    /// Of these: equal, and left shared.
+    #[prost(uint64, required, tag = "2")]
+    pub pages_skipped_cow: u64,
+    /// Creating the processes.
+    #[prost(uint32, required, tag = "3")]
+    pub forking_time: u32,
+    /// The whole restore.
+    #[prost(uint32, required, tag = "4")]
+    pub restore_time: u32,
+    /// Pages restored.
+    #[prost(uint64, optional, tag = "5")]
+    pub pages_restored: Option<u64>,
+}
+
+impl Stats {
+    /// Reads either file.
+    ///
+    /// # Errors
+    /// It is damaged.
+    pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
+        ImageReader::new(bytes, Head::Service(STATS_MAGIC))?
+            .only_record("stats entry")?
+            .decode()
+    }
+
+    /// Writes either file.
+    #[must_use]
+    pub fn write(&self) -> Vec<u8> {
+        let mut image = ImageWriter::new(Head::Service(STATS_MAGIC));
+        image.message(self);
+        image.finish()
+    }
+}
+
+impl DumpStats {
+    /// Reads `stats-dump`.
+    ///
+    /// # Errors
+    /// It is damaged, or of a restore.
+    pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
+        Stats::read(bytes)?.dump.ok_or(ImageError::MissingRecord {
+            record: "dump statistics",
+        })
+    }
+}
+
+impl RestoreStats {
+    /// Reads `stats-restore`.
+    ///
+    /// # Errors
+    /// It is damaged, or of a dump.
+    pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
+        Stats::read(bytes)?
+            .restore
+            .ok_or(ImageError::MissingRecord {
+                record: "restore statistics",
+            })
+    }
+}
