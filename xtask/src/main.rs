@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod guest;
 mod paths;
 mod setup;
 mod sources;
@@ -18,11 +19,17 @@ use clap::Parser;
 enum Task {
     /// Find a CRIU that works here, or fetch one under target/.
     Setup,
+    /// Run the scenarios on an emulated NVDIMM, in QEMU.
+    Guest {
+        /// Names, or how they begin; all if none is given.
+        scenarios: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
     let result = match Task::parse() {
         Task::Setup => setup::criu().map(|path| println!("{}", path.display())),
+        Task::Guest { scenarios } => guest(&scenarios),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -36,4 +43,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn guest(scenarios: &[String]) -> anyhow::Result<()> {
+    let outcome = guest::run(scenarios)?;
+    println!("{} passed, {} failed", outcome.passed, outcome.failed);
+    if outcome.failed > 0 || outcome.passed == 0 {
+        anyhow::bail!("guest scenarios failed");
+    }
+    Ok(())
 }

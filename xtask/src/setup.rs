@@ -42,7 +42,9 @@ fn cannot_run() -> Option<&'static str> {
         return Some("it needs root");
     }
     if !Path::new("/proc/sys/kernel/ns_last_pid").exists() {
-        return Some("the kernel lacks CONFIG_CHECKPOINT_RESTORE (no /proc/sys/kernel/ns_last_pid)");
+        return Some(
+            "the kernel lacks CONFIG_CHECKPOINT_RESTORE (no /proc/sys/kernel/ns_last_pid)",
+        );
     }
     if !cfg!(target_arch = "x86_64") {
         return Some("it is fetched for x86-64 only; install one that suits this machine");

@@ -1,0 +1,202 @@
+//! QEMU with one scenario in it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::packages::{self, Packages};
+
+/// Size of the memory device, MiB; ext4 and fsdax's own page structures take about 30 of it.
+const DEVICE_MIB: u64 = 512;
+
+/// The persistent memory device of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// An NVDIMM: DAX with MAP_SYNC.
+    Nvdimm,
+    /// virtio-pmem: DAX, but durable only by a request to the host, so without MAP_SYNC.
+    VirtioPmem,
+}
+
+/// A running guest; killed when dropped.
+pub(crate) struct Machine {
+    qemu: Child,
+    console: PathBuf,
+    results: PathBuf,
+    deadline: Instant,
+}
+
+/// What a guest has said on its second serial port.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    /// Checks that passed.
+    pub(crate) passed: Vec<String>,
+    /// Checks that failed, with the reason.
+    pub(crate) failed: Vec<String>,
+    /// Marks: the guest has come this far and waits.
+    pub(crate) marks: Vec<String>,
+    /// The scenario has ended.
+    pub(crate) done: bool,
+}
+
+/// The image behind the device. It keeps its contents from one machine to the next.
+pub(crate) fn image(device: Device) -> PathBuf {
+    packages::dir().join(match device {
+        Device::Nvdimm => "nvdimm.img",
+        Device::VirtioPmem => "virtio-pmem.img",
+    })
+}
+
+/// An empty image in its place.
+pub(crate) fn fresh_image(device: Device) -> Result<()> {
+    let file = fs::File::create(image(device)).context("create the device's image")?;
+    file.set_len(DEVICE_MIB << 20)
+        .context("size the device's image")
+}
+
+impl Machine {
+    pub(crate) fn start(
+        packages: &Packages,
+        initrd: &Path,
+        device: Device,
+        scenario: &str,
+        limit: Duration,
+    ) -> Result<Self> {
+        let dir = packages::dir();
+        let console = dir.join(format!("{scenario}.console"));
+        let results = dir.join(format!("{scenario}.results"));
+        fs::write(&results, "").context("empty the results")?;
+        let share = packages.root.dir.join("usr/share");
+        let mut command = packages.root.command("usr/bin/qemu-system-x86_64")?;
+        for data in ["qemu", "seabios"] {
+            command.arg("-L").arg(share.join(data));
+        }
+        // Plain emulation: it works everywhere, /dev/kvm or not.
+        command.args([
+            "-accel",
+            "tcg",
+            "-cpu",
+            "max",
+            "-machine",
+            "q35,nvdimm=on",
+            "-smp",
+            "1",
+        ]);
+        command.args([
+            "-m",
+            "2G,slots=2,maxmem=8G",
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+        ]);
+        command.args(["-display", "none", "-monitor", "none"]);
+        command
+            .arg("-kernel")
+            .arg(packages.kernel())
+            .arg("-initrd")
+            .arg(initrd);
+        command.args([
+            "-append",
+            &format!("console=ttyS0 quiet panic=-1 permafrost.scenario={scenario}"),
+        ]);
+        let backend = format!(
+            "memory-backend-file,id=memory,share=on,mem-path={},size={DEVICE_MIB}M,align=2M",
+            image(device).display()
+        );
+        command.args(["-object", &backend]);
+        command.args([
+            "-device",
+            match device {
+                Device::Nvdimm => "nvdimm,id=pmem,memdev=memory",
+                Device::VirtioPmem => "virtio-pmem-pci,id=pmem,memdev=memory",
+            },
+        ]);
+        for serial in [&console, &results] {
+            command
+                .arg("-serial")
+                .arg(format!("file:{}", serial.display()));
+        }
+        let module_dir = packages
+            .root
+            .dir
+            .join(format!("usr/lib/{}-linux-gnu/qemu", std::env::consts::ARCH));
+        let qemu = command
+            .env("QEMU_MODULE_DIR", module_dir)
+            .stdin(Stdio::null())
+            .spawn()
+            .context("start QEMU")?;
+        Ok(Self {
+            qemu,
+            console,
+            results,
+            deadline: Instant::now() + limit,
+        })
+    }
+
+    /// Waits until the scenario has ended, or has set `mark`.
+    ///
+    /// # Errors
+    /// Fails with the end of the console when QEMU ends early or the time is over.
+    pub(crate) fn wait(&mut self, mark: Option<&str>) -> Result<Results> {
+        loop {
+            let ended = self.qemu.try_wait().context("wait for QEMU")?;
+            let results = self.results()?;
+            if results.done || mark.is_some_and(|mark| results.marks.iter().any(|set| set == mark))
+            {
+                return Ok(results);
+            }
+            if !results.failed.is_empty() && mark.is_some() {
+                return Ok(results);
+            }
+            if let Some(status) = ended {
+                bail!(
+                    "QEMU ended early ({status}); the console's end:\n{}",
+                    self.console_tail()
+                );
+            }
+            if Instant::now() > self.deadline {
+                bail!(
+                    "the guest takes too long; {results:?}; the console's end:\n{}",
+                    self.console_tail()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Pulls the plug: QEMU is killed on the spot.
+    pub(crate) fn cut_power(mut self) -> Result<()> {
+        self.qemu.kill().context("kill QEMU")?;
+        self.qemu.wait().context("wait for QEMU")?;
+        Ok(())
+    }
+
+    /// The last lines of the console.
+    pub(crate) fn console_tail(&self) -> String {
+        permafrost_tests::daemon::tail(&self.console)
+    }
+
+    fn results(&self) -> Result<Results> {
+        let text = fs::read(&self.results).context("read the guest's results")?;
+        let mut results = Results::default();
+        for line in String::from_utf8_lossy(&text).lines() {
+            match line.trim_end().split_once(' ') {
+                Some(("PASS", check)) => results.passed.push(check.to_owned()),
+                Some(("FAIL", check)) => results.failed.push(check.to_owned()),
+                Some(("MARK", mark)) => results.marks.push(mark.to_owned()),
+                _ => results.done |= line.trim_end() == "DONE",
+            }
+        }
+        Ok(results)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
