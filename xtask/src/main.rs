@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod ci;
+mod fuzz;
 mod guest;
 mod paths;
 mod setup;
@@ -19,6 +21,18 @@ use clap::Parser;
 enum Task {
     /// Find a CRIU that works here, or fetch one under target/.
     Setup,
+    /// Run everything that CI runs: format, lints, unit, property, crash and end-to-end tests, fuzzing, the guest.
+    Test {
+        /// Leave out fuzzing and the guest, and most crash cuts.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Build the fuzz targets and run each for a bounded time.
+    Fuzz {
+        /// Seconds for each target.
+        #[arg(long, default_value_t = fuzz::CI_SECONDS)]
+        seconds: u64,
+    },
     /// Run the scenarios on an emulated NVDIMM, in QEMU.
     Guest {
         /// Names, or how they begin; all if none is given.
@@ -28,7 +42,9 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Task::parse() {
-        Task::Setup => setup::criu().map(|path| println!("{}", path.display())),
+        Task::Setup => setup::print(),
+        Task::Test { quick } => ci::run(quick),
+        Task::Fuzz { seconds } => run_fuzz(seconds),
         Task::Guest { scenarios } => guest(&scenarios),
     };
     match result {
@@ -50,6 +66,15 @@ fn guest(scenarios: &[String]) -> anyhow::Result<()> {
     println!("{} passed, {} failed", outcome.passed, outcome.failed);
     if outcome.failed > 0 || outcome.passed == 0 {
         anyhow::bail!("guest scenarios failed");
+    }
+    Ok(())
+}
+
+fn run_fuzz(seconds: u64) -> anyhow::Result<()> {
+    let count = fuzz::run(seconds)?;
+    println!("{} passed, {} failed", count.passed, count.failed);
+    if count.failed > 0 {
+        anyhow::bail!("fuzzing found something");
     }
     Ok(())
 }

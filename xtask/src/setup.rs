@@ -9,31 +9,48 @@ use permafrost_tests::criu;
 
 use crate::{apt, paths, ui};
 
+/// Whether there is a CRIU to work with.
+pub(crate) enum Criu {
+    /// This one.
+    Works(PathBuf),
+    /// None can work here, for this reason.
+    CannotRun(String),
+}
+
 /// The CRIU to use, fetched privately if need be.
 ///
 /// The one on PATH if its `check` passes; else a newer one, from Debian unstable through this machine's own
 /// mirror, unpacked under `target/criu` (the system's packages stay as they are). Quick when it is there.
 ///
 /// # Errors
-/// Says why there is none: no CRIU can work here, or it cannot be fetched.
-pub(crate) fn criu() -> Result<PathBuf> {
+/// Fails when one might work here but cannot be had.
+pub(crate) fn criu() -> Result<Criu> {
     let why = match criu::find() {
-        Ok(found) => return Ok(found.path),
+        Ok(found) => return Ok(Criu::Works(found.path)),
         Err(why) => why,
     };
     if std::env::var_os(criu::CRIU).is_some() {
         bail!("{} names a CRIU that does not work: {why}", criu::CRIU);
     }
-    if criu::fetched().exists() && criu::check(&criu::fetched()).is_err() {
-        bail!("CRIU cannot run here: {why} (remove target/criu to fetch it anew)");
+    if let Some(reason) = cannot_run() {
+        return Ok(Criu::CannotRun(reason.to_owned()));
     }
-    cannot_run().map_or(Ok(()), |reason| bail!("CRIU cannot run here: {reason}"))?;
-    ui::say(&format!("fetch CRIU ({why})"));
-    let wrapper = fetch().context("fetch CRIU")?;
-    criu::check(&wrapper).map_err(|reason| {
-        anyhow::anyhow!("CRIU cannot run here: {}: {reason}", wrapper.display())
-    })?;
-    Ok(wrapper)
+    let task = ui::Task::begin("fetch CRIU, as none here works");
+    let wrapper = fetch().with_context(|| format!("fetch CRIU ({why})"))?;
+    task.done(&format!("{}", wrapper.display()));
+    Ok(match criu::check(&wrapper) {
+        Ok(()) => Criu::Works(wrapper),
+        Err(reason) => Criu::CannotRun(format!("{why}; fetched: {reason}")),
+    })
+}
+
+/// `cargo xtask setup` itself: the path, or an error that says why not.
+pub(crate) fn print() -> Result<()> {
+    match criu()? {
+        Criu::Works(path) => println!("{}", path.display()),
+        Criu::CannotRun(why) => bail!("CRIU cannot run here: {why}"),
+    }
+    Ok(())
 }
 
 /// What rules CRIU out, known before any is fetched.

@@ -31,12 +31,38 @@ struct Scenario {
 }
 
 /// In the order in which they run.
-const SCENARIOS: [Scenario; 1] = [Scenario {
-    name: "stock-criu",
-    device: Device::Nvdimm,
-    continues: false,
-    cut_at: None,
-}];
+const SCENARIOS: [Scenario; 5] = [
+    Scenario {
+        name: "stock-criu",
+        device: Device::Nvdimm,
+        continues: false,
+        cut_at: None,
+    },
+    Scenario {
+        name: "dax-dump",
+        device: Device::Nvdimm,
+        continues: false,
+        cut_at: None,
+    },
+    Scenario {
+        name: "power-cut",
+        device: Device::Nvdimm,
+        continues: false,
+        cut_at: Some("mid-dump"),
+    },
+    Scenario {
+        name: "after-power-cut",
+        device: Device::Nvdimm,
+        continues: true,
+        cut_at: None,
+    },
+    Scenario {
+        name: "virtio-pmem",
+        device: Device::VirtioPmem,
+        continues: false,
+        cut_at: None,
+    },
+];
 
 /// How the checks of all scenarios went.
 #[derive(Clone, Copy, Debug, Default)]

@@ -20,14 +20,15 @@ const PACKAGES: [&str; 5] = [
     "e2fsprogs",
 ];
 
-/// Kernel modules beyond what the cloud kernel has built in: the NVDIMM in both its forms, and what CRIU
-/// asks sockets with.
-const MODULES: [&str; 13] = [
+/// Kernel modules beyond what the cloud kernel has built in: the NVDIMM in both its forms, what CRIU asks
+/// sockets with, and what it wants to have seen before it does anything.
+const MODULES: [&str; 16] = [
     "virtio_pci",
     "nfit",
     "nd_pmem",
     "virtio_pmem",
     "ext4",
+    "crc32c_generic",
     "unix_diag",
     "inet_diag",
     "tcp_diag",
@@ -35,7 +36,9 @@ const MODULES: [&str; 13] = [
     "raw_diag",
     "af_packet_diag",
     "netlink_diag",
-    "crc32c_generic",
+    "tun",
+    "veth",
+    "nf_tables",
 ];
 
 /// The directory of everything about the guest.

@@ -1,0 +1,262 @@
+//! `cargo xtask test`: everything that CI runs, in order.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use permafrost_tests::{binaries, criu};
+
+use crate::setup::{self, Criu};
+use crate::{fuzz, guest, paths, ui};
+
+/// How tests went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+impl std::ops::AddAssign for Count {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// Runs everything; `quick` leaves out what takes minutes: fuzzing and the guest, and most crash cuts.
+///
+/// The last line is the summary, alone on its line.
+///
+/// # Errors
+/// Fails when anything did.
+pub(crate) fn run(quick: bool) -> Result<()> {
+    let mut total = Count::default();
+    let mut failures = Vec::new();
+    let begun = Instant::now();
+    for (name, step) in steps(quick) {
+        let start = Instant::now();
+        println!("\n=== {name}");
+        let outcome = step();
+        let took = start.elapsed().as_secs_f64();
+        match outcome {
+            Ok(count) => {
+                total += count;
+                let verdict = if count.failed == 0 { "ok" } else { "FAILED" };
+                println!("=== {name}: {verdict} ({took:.1} s)");
+                if count.failed > 0 {
+                    failures.push(name);
+                }
+            }
+            Err(error) => {
+                total.failed += 1;
+                failures.push(name);
+                println!("=== {name}: FAILED ({took:.1} s): {error:#}");
+            }
+        }
+    }
+    println!("\n=== everything: {:.0} s", begun.elapsed().as_secs_f64());
+    if !failures.is_empty() {
+        println!("=== failed: {}", failures.join(", "));
+    }
+    let skipped = if total.skipped > 0 {
+        format!(", {} skipped", total.skipped)
+    } else {
+        String::new()
+    };
+    println!("{} passed, {} failed{skipped}", total.passed, total.failed);
+    std::io::stdout().flush().context("write the summary")?;
+    if total.failed > 0 {
+        bail!("{} failed", failures.join(", "));
+    }
+    Ok(())
+}
+
+type Step = Box<dyn FnOnce() -> Result<Count>>;
+
+fn steps(quick: bool) -> Vec<(&'static str, Step)> {
+    let mut steps: Vec<(&'static str, Step)> = vec![
+        ("format", Box::new(|| cargo(&["fmt", "--all", "--check"]))),
+        (
+            "lints",
+            Box::new(|| {
+                cargo(&[
+                    "clippy",
+                    "--workspace",
+                    "--all-targets",
+                    "--",
+                    "-D",
+                    "warnings",
+                ])
+            }),
+        ),
+        (
+            "build",
+            Box::new(|| cargo(&["build", "--workspace", "--all-targets"])),
+        ),
+        ("tests", Box::new(move || tests(quick))),
+    ];
+    if !quick {
+        steps.push(("fuzz", Box::new(|| fuzz::run(fuzz::CI_SECONDS))));
+        steps.push((
+            "guest",
+            Box::new(|| {
+                let outcome = guest::run(&[])?;
+                Ok(Count {
+                    passed: outcome.passed,
+                    failed: outcome.failed,
+                    skipped: 0,
+                })
+            }),
+        ));
+    }
+    steps
+}
+
+fn cargo(arguments: &[&str]) -> Result<Count> {
+    run_counted(cargo_command().args(arguments))
+}
+
+/// `cargo` itself, in the workspace.
+pub(crate) fn cargo_command() -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(paths::workspace());
+    command
+}
+
+/// Unit, property, crash and end-to-end tests.
+fn tests(quick: bool) -> Result<Count> {
+    let mut command = cargo_command();
+    command
+        .args(["test", "--workspace", "--no-fail-fast"])
+        .env(binaries::BIN_DIR, binaries::dir()?);
+    if quick {
+        command
+            .env("PERMAFROST_CRASH_CUTS", "500")
+            .env("PERMAFROST_KILL_ROUNDS", "3");
+    }
+    match setup::criu()? {
+        Criu::Works(path) => {
+            // It works, so a test that is skipped for want of it is a failed one.
+            command.env(criu::CRIU, path).env(criu::REQUIRE_CRIU, "1");
+        }
+        Criu::CannotRun(why) => {
+            ui::say("############################################################");
+            ui::say(&format!(
+                "END-TO-END TESTS ARE SKIPPED: CRIU cannot run here: {why}"
+            ));
+            ui::say("############################################################");
+        }
+    }
+    run_counted(&mut command)
+}
+
+/// Runs a command, passing on what it says, and counts the tests in it.
+///
+/// # Errors
+/// Fails when the command does without any test having failed.
+pub(crate) fn run_counted(command: &mut Command) -> Result<Count> {
+    let line: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
+    let line = format!(
+        "{} {}",
+        command.get_program().to_string_lossy(),
+        line.join(" ")
+    );
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("run `{line}`"))?;
+    let (stdout, stderr) = (
+        child.stdout.take().context("take its stdout")?,
+        child.stderr.take().context("take its stderr")?,
+    );
+    let count = Mutex::new(Count::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| pass_on(stdout, &count, |line| println!("{line}")));
+        scope.spawn(|| pass_on(stderr, &count, |line| eprintln!("{line}")));
+    });
+    let status = child.wait().with_context(|| format!("wait for `{line}`"))?;
+    let count = count.into_inner().unwrap_or_default();
+    if !status.success() && count.failed == 0 {
+        bail!("`{line}` fails ({status})");
+    }
+    Ok(count)
+}
+
+fn pass_on(from: impl Read, count: &Mutex<Count>, say: impl Fn(&str)) {
+    for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        if let (Some(counted), Ok(mut count)) = (counted(&line), count.lock()) {
+            *count += counted;
+        }
+        say(&line);
+    }
+}
+
+/// What a line of a test run counts: libtest's summary, or a test that says it was skipped.
+fn counted(line: &str) -> Option<Count> {
+    if line.starts_with("SKIPPED: ") {
+        // libtest counts it as passed.
+        return Some(Count {
+            passed: 0,
+            failed: 0,
+            skipped: 1,
+        });
+    }
+    let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let number = |what: &str| -> Option<u64> {
+        numbers
+            .split(';')
+            .find_map(|part| part.trim().strip_suffix(what)?.trim().parse().ok())
+    };
+    Some(Count {
+        passed: number("passed")?,
+        failed: number("failed")?,
+        skipped: number("ignored")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_are_counted_and_skips_seen() {
+        let line = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s";
+        assert_eq!(
+            counted(line),
+            Some(Count {
+                passed: 12,
+                failed: 1,
+                skipped: 2
+            })
+        );
+        assert_eq!(counted("SKIPPED: a test: no CRIU").unwrap().skipped, 1);
+        assert_eq!(counted("test result"), None);
+    }
+
+    #[test]
+    fn a_failing_command_without_tests_is_an_error() {
+        assert!(run_counted(Command::new("sh").args(["-c", "exit 3"])).is_err());
+        let mut with_tests = Command::new("sh");
+        with_tests.args([
+            "-c",
+            "echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 x'; exit 101",
+        ]);
+        assert_eq!(
+            run_counted(&mut with_tests).unwrap(),
+            Count {
+                passed: 1,
+                failed: 1,
+                skipped: 0
+            }
+        );
+    }
+}
