@@ -134,6 +134,20 @@ pub struct FrameBytes {
     len: usize,
 }
 
+impl FrameBytes {
+    /// Takes a frame as it came; `None` if it is not as long as a frame of this dialect.
+    #[must_use]
+    pub fn from_wire(dialect: Dialect, wire: &[u8]) -> Option<Self> {
+        let len = dialect.frame_bytes();
+        let mut bytes = [0; MAX_FRAME_BYTES];
+        bytes
+            .get_mut(..len)
+            .filter(|frame| frame.len() == wire.len())?
+            .copy_from_slice(wire);
+        Some(Self { bytes, len })
+    }
+}
+
 impl AsRef<[u8]> for FrameBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes[..self.len]

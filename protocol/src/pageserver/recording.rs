@@ -13,7 +13,7 @@
 //!
 //! Made-up pages keep a recording small and free of what was in the recorded process's memory.
 
-use super::frame::{Dialect, Frame, MIN_FRAME_BYTES};
+use super::frame::{Dialect, Frame, FrameBytes, MIN_FRAME_BYTES};
 use super::{Answer, Event, PAGE_BYTES, PageServer, ProtocolError, Want};
 
 const MAGIC: &[u8; 8] = b"PFCONV1\n";
@@ -32,8 +32,8 @@ pub struct Conversation {
 /// One step of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The client sends a frame.
-    Frame(Frame),
+    /// The client sends a frame: its bytes as they were, padding (CRIU 4.2 leaves its stack there) included.
+    Frame(FrameBytes),
     /// The client sends pages.
     Pages {
         /// How many.
@@ -157,7 +157,7 @@ impl Conversation {
                     first.extend_from_slice(frame);
                     let Some(event) = event else { continue };
                     let dialect = core.dialect().unwrap_or(Dialect::V24);
-                    steps.extend(Frame::decode(dialect, &first).map(Step::Frame));
+                    steps.extend(FrameBytes::from_wire(dialect, &first).map(Step::Frame));
                     first.clear();
                     owed = match event {
                         Event::Open {
@@ -201,14 +201,15 @@ impl Conversation {
     /// a number of pages in it.
     #[must_use]
     pub fn in_dialect(&self, dialect: Dialect) -> Option<Self> {
-        let sayable = self.steps.iter().all(|step| match step {
-            Step::Frame(frame) => frame.encode(dialect).is_some(),
-            Step::Pages { .. } | Step::Reply(_) => true,
-        });
-        sayable.then(|| Self {
-            dialect,
-            steps: self.steps.clone(),
-        })
+        let mut steps = self.steps.clone();
+        if dialect != self.dialect {
+            for step in &mut steps {
+                if let Step::Frame(bytes) = step {
+                    *bytes = Frame::decode(self.dialect, bytes.as_ref())?.encode(dialect)?;
+                }
+            }
+        }
+        Some(Self { dialect, steps })
     }
 
     /// All that the client sends, in memory.
@@ -218,14 +219,7 @@ impl Conversation {
         let mut page = [0; PAGE_LEN];
         for step in &self.steps {
             match step {
-                Step::Frame(frame) => {
-                    bytes.extend(
-                        frame
-                            .encode(self.dialect)
-                            .iter()
-                            .flat_map(|encoded| encoded.as_ref().to_vec()),
-                    );
-                }
+                Step::Frame(frame) => bytes.extend_from_slice(frame.as_ref()),
                 Step::Pages { count, content } => {
                     for index in 0..*count {
                         content.fill(index, &mut page);
@@ -261,10 +255,8 @@ impl Conversation {
         for step in &self.steps {
             match step {
                 Step::Frame(frame) => {
-                    for encoded in frame.encode(self.dialect) {
-                        out.push(1);
-                        out.extend_from_slice(encoded.as_ref());
-                    }
+                    out.push(1);
+                    out.extend_from_slice(frame.as_ref());
                 }
                 Step::Pages {
                     count,
@@ -333,7 +325,10 @@ fn step(dialect: Dialect, kind: u8, rest: &mut &[u8]) -> Option<Step> {
     };
     let word = |bytes: &[u8]| Some(u32::from_le_bytes(bytes.try_into().ok()?));
     Some(match kind {
-        1 => Step::Frame(Frame::decode(dialect, take(dialect.frame_bytes())?)?),
+        1 => Step::Frame(FrameBytes::from_wire(
+            dialect,
+            take(dialect.frame_bytes())?,
+        )?),
         2 => Step::Pages {
             count: word(take(4)?)?,
             content: Content::Zero,
