@@ -1,0 +1,330 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use permafrost_client::control::DEFAULT_SOCKET;
+
+const ABOUT_EXIT_CODES: &str = "\
+Checkpoints are named JOB@GEN, or JOB for the newest of the job.
+
+Output: a table or a few lines for people on standard output, or with --json one JSON object whose fields
+are those of docs/protocol.md. Errors go to standard error, with --json as {\"error\": {\"code\",
+\"exit_code\", \"message\", \"hint\", \"criu\", \"log\"}}.
+
+Exit codes:
+    0  done
+    1  internal error
+    2  the command line or the request makes no sense
+    3  no such job, checkpoint, session or process
+    4  in the way: an open dump of the job, a pin, a directory that is not empty
+    5  CRIU failed
+    6  the region is full
+    7  a page or a record is damaged
+    8  the session failed
+    9  not allowed
+   10  permafrostd cannot be reached
+  130  interrupted
+
+Examples:
+    permafrost dump --pid 4242 --job train          freeze 4242 into a checkpoint, and end it
+    permafrost restore train                        bring it back, on its old pid
+    permafrost ls                                   what is there
+";
+
+const DUMP_EXAMPLES: &str = "\
+The process is frozen while CRIU takes its memory and permafrostd makes it durable; only then is it ended
+(or resumed with --leave-running). When anything fails before that, or you press Ctrl-C, CRIU rolls back
+and the process goes on.
+
+Examples:
+    permafrost dump --pid 4242 --job train
+    permafrost dump --pid 4242 --job train --leave-running        a checkpoint of a process that goes on
+    permafrost dump --pid $! --job build --shell-job              started from this shell
+    permafrost dump --pid 4242 --job web --tcp-established
+    permafrost dump --pid 4242 --job train -- --ghost-limit 64M   any option of CRIU
+";
+
+const RESTORE_EXAMPLES: &str = "\
+The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore
+must repeat (--shell-job, --tcp-established, …) are repeated; yours win over them.
+
+Examples:
+    permafrost restore train                 the newest checkpoint, detached; prints the pid
+    permafrost restore train@3 --foreground  an older one, and wait until it ends
+";
+
+const ADOPT_EXAMPLES: &str = "\
+A bare `criu dump --page-server` names no job, so its pages are parked. This gives them one, with the
+small images that CRIU wrote. Without SESSION, the parked session whose processes are those of the images
+directory is taken.
+
+Example:
+    criu dump -t 4242 -D /tmp/d --page-server --address 127.0.0.1 --port 7117
+    permafrost adopt --job train --images-dir /tmp/d
+";
+
+const OPEN_EXAMPLES: &str = "\
+Opens a session of its own for a job and prints where `criu --page-server` shall send the pages. Seal it
+with `permafrost adopt`, or with permafrost-action as CRIU's action script.
+";
+
+/// A store for the images of frozen processes.
+#[derive(Debug, Parser)]
+#[command(name = "permafrost", version, after_help = ABOUT_EXIT_CODES, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// Control socket of permafrostd.
+    #[arg(long, global = true, value_name = "PATH", env = "PERMAFROST_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+
+    /// Print JSON.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Print no progress and no remarks.
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Freeze a process tree into a checkpoint.
+    #[command(after_help = DUMP_EXAMPLES)]
+    Dump(DumpArguments),
+    /// Bring a process tree back.
+    #[command(after_help = RESTORE_EXAMPLES)]
+    Restore(RestoreArguments),
+    /// Write a checkpoint as an ordinary CRIU images directory.
+    Get(GetArguments),
+    /// Read an ordinary CRIU images directory as a new checkpoint.
+    Put(PutArguments),
+    /// List checkpoints and parked sessions.
+    #[command(visible_alias = "list")]
+    Ls(LsArguments),
+    /// Show a checkpoint in full: address spaces, runs, deltas, sizes.
+    Show(OneCheckpoint),
+    /// Remove checkpoints.
+    #[command(visible_alias = "remove")]
+    Rm(RmArguments),
+    /// Keep a checkpoint from being removed.
+    Pin(PinArguments),
+    /// Let a pinned checkpoint be removed again.
+    Unpin(OneCheckpoint),
+    /// Read every page and compare it with its checksum.
+    Verify(VerifyArguments),
+    /// Give the pages of a bare `criu --page-server` a job.
+    #[command(after_help = ADOPT_EXAMPLES)]
+    Adopt(AdoptArguments),
+    /// Open a session for `criu --page-server`.
+    #[command(after_help = OPEN_EXAMPLES)]
+    Open(OpenArguments),
+    /// Discard a session, open or parked.
+    Abort(AbortArguments),
+    /// Show the state of permafrostd.
+    Status,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DumpArguments {
+    /// Root of the process tree.
+    #[arg(long, short)]
+    pub(crate) pid: u32,
+    /// Job the checkpoint belongs to.
+    #[arg(long, short)]
+    pub(crate) job: String,
+    /// Let the process go on afterwards.
+    #[arg(long)]
+    pub(crate) leave_running: bool,
+    /// Take memory only, while the process runs, so that a later dump freezes it for less.
+    /// Needs soft-dirty bits in the kernel.
+    #[arg(long)]
+    pub(crate) pre_dump: bool,
+    /// Keep established TCP connections.
+    #[arg(long)]
+    pub(crate) tcp_established: bool,
+    /// The process belongs to a shell's session, or to a terminal.
+    #[arg(long)]
+    pub(crate) shell_job: bool,
+    /// Neither leave out nor compare with what the job's newest checkpoint has.
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// CRIU program.
+    #[arg(long, value_name = "PATH", env = "PERMAFROST_CRIU")]
+    pub(crate) criu: Option<PathBuf>,
+    /// Keep CRIU's log and statistics in this directory. Otherwise the log is kept on failure only.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) work_dir: Option<PathBuf>,
+    /// Program that CRIU calls to seal; next to this one unless told otherwise.
+    #[arg(long, value_name = "PATH", env = "PERMAFROST_ACTION", hide = true)]
+    pub(crate) action: Option<PathBuf>,
+    /// Options for CRIU.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArguments {
+    /// JOB or JOB@GEN.
+    #[arg(value_name = "JOB[@GEN]")]
+    pub(crate) checkpoint: String,
+    /// CRIU program.
+    #[arg(long, value_name = "PATH", env = "PERMAFROST_CRIU")]
+    pub(crate) criu: Option<PathBuf>,
+    /// Wait until the process ends.
+    #[arg(long)]
+    pub(crate) foreground: bool,
+    /// Leave the images directory and the log, and print where.
+    #[arg(long)]
+    pub(crate) keep_images: bool,
+    /// Build the images directory in this one instead of in memory.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) work_dir: Option<PathBuf>,
+    /// Options for CRIU.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArguments {
+    /// JOB or JOB@GEN.
+    #[arg(value_name = "JOB[@GEN]")]
+    pub(crate) checkpoint: String,
+    /// Where to; created if need be. The images hold the process's secrets.
+    pub(crate) directory: PathBuf,
+    /// Write into a directory that is not empty.
+    #[arg(long, short)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PutArguments {
+    /// Job the checkpoint will belong to.
+    pub(crate) job: String,
+    /// A directory that `criu dump` wrote.
+    pub(crate) directory: PathBuf,
+    /// Do not compare with the job's newest checkpoint.
+    #[arg(long)]
+    pub(crate) full: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LsArguments {
+    /// Only this job.
+    pub(crate) job: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OneCheckpoint {
+    /// JOB or JOB@GEN.
+    #[arg(value_name = "JOB[@GEN]")]
+    pub(crate) checkpoint: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArguments {
+    /// JOB@GEN, or JOB with --all.
+    #[arg(value_name = "JOB[@GEN]")]
+    pub(crate) checkpoint: String,
+    /// Every generation of the job.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Pinned ones too.
+    #[arg(long, short)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PinArguments {
+    /// JOB or JOB@GEN.
+    #[arg(value_name = "JOB[@GEN]")]
+    pub(crate) checkpoint: String,
+    /// Take the pin away.
+    #[arg(long)]
+    pub(crate) unpin: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArguments {
+    /// JOB or JOB@GEN; everything without it.
+    #[arg(value_name = "JOB[@GEN]")]
+    pub(crate) checkpoint: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdoptArguments {
+    /// Job the checkpoint will belong to.
+    #[arg(long, short)]
+    pub(crate) job: String,
+    /// The images directory of the dump.
+    #[arg(long, short = 'D', value_name = "DIR")]
+    pub(crate) images_dir: PathBuf,
+    /// Session, as `permafrost ls` prints it.
+    pub(crate) session: Option<String>,
+    /// CRIU options of the dump, so that a restore repeats those it must.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OpenArguments {
+    /// Job the dump will belong to.
+    #[arg(long, short)]
+    pub(crate) job: String,
+    /// Root of the process tree that will be dumped, if known.
+    #[arg(long, short)]
+    pub(crate) pid: Option<u32>,
+    /// For `criu pre-dump`.
+    #[arg(long)]
+    pub(crate) pre_dump: bool,
+    /// Do not compare with the job's newest checkpoint.
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// CRIU options of the dump, so that a restore repeats those it must.
+    #[arg(last = true, value_name = "CRIU ARGS")]
+    pub(crate) criu_arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AbortArguments {
+    /// Session, as `permafrost ls` or `permafrost status` prints it.
+    pub(crate) session: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn criu_options_come_after_a_double_dash() {
+        let cli = Cli::try_parse_from([
+            "permafrost",
+            "dump",
+            "--pid",
+            "7",
+            "--job",
+            "a",
+            "--json",
+            "--",
+            "--file-locks",
+            "-v4",
+        ])
+        .unwrap();
+        assert!(cli.json);
+        match cli.command {
+            Command::Dump(dump) => {
+                assert_eq!((dump.pid, dump.job.as_str()), (7, "a"));
+                assert_eq!(dump.criu_arguments, ["--file-locks", "-v4"]);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

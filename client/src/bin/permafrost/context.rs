@@ -1,0 +1,73 @@
+//! What every command needs: the daemon, and the way to talk to the user.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use permafrost_client::control::Connection;
+use serde::Serialize;
+
+use crate::cli::Cli;
+use crate::failure::{Code, Failure};
+
+/// The global options.
+#[derive(Clone, Debug)]
+pub(crate) struct Context {
+    /// Control socket, absolute: CRIU and its scripts work in other directories.
+    pub(crate) socket: PathBuf,
+    pub(crate) json: bool,
+    pub(crate) quiet: bool,
+}
+
+impl Context {
+    pub(crate) fn new(cli: &Cli) -> Self {
+        Self {
+            socket: std::path::absolute(&cli.socket).unwrap_or_else(|_| cli.socket.clone()),
+            json: cli.json,
+            quiet: cli.quiet,
+        }
+    }
+
+    pub(crate) fn connect(&self) -> Result<Connection, Failure> {
+        Ok(Connection::connect(&self.socket)?)
+    }
+
+    /// Prints the result: JSON, or what `human` makes of it.
+    pub(crate) fn print<T: Serialize>(
+        &self,
+        value: &T,
+        human: impl FnOnce(&T) -> String,
+    ) -> Result<(), Failure> {
+        let mut text = if self.json {
+            serde_json::to_string_pretty(value)
+                .map_err(|error| Failure::new(Code::Internal, format!("write JSON: {error}")))?
+        } else {
+            human(value)
+        };
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        let mut stdout = io::stdout().lock();
+        match stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush())
+        {
+            Ok(()) => Ok(()),
+            // `permafrost ls | head`: the reader has had enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                Err(Failure::new(Code::Unread, String::new()))
+            }
+            Err(error) => Err(Failure::io("write", Path::new("standard output"), &error)),
+        }
+    }
+
+    /// A remark beside the result, on standard error.
+    pub(crate) fn remark(&self, text: &str) {
+        if !self.json && !self.quiet {
+            let mut line = String::new();
+            // Writing to a String cannot fail; a closed standard error is nobody's loss.
+            let _ = writeln!(line, "permafrost: {text}");
+            let _ = io::stderr().write_all(line.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What a command ends with when it fails: an exit code, what is wrong, and what to do about it.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use permafrost_client::control::ControlError;
+use permafrost_client::criu::options::OptionsError;
+use permafrost_client::criu::{CriuError, Digest};
+use permafrost_client::origin::OriginError;
+use permafrost_client::scratch::ScratchError;
+use permafrost_protocol::control::ErrorCode;
+use serde::Serialize;
+
+/// Exit codes; the first ten are [`ErrorCode`]'s numbers where that has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub(crate) enum Code {
+    /// The reader of our output went away: no failure, but no reason to go on.
+    Unread = 0,
+    Internal = 1,
+    Invalid = 2,
+    NotFound = 3,
+    Conflict = 4,
+    CriuFailed = 5,
+    NoSpace = 6,
+    Corrupt = 7,
+    SessionFailed = 8,
+    Denied = 9,
+    Unreachable = 10,
+    Interrupted = 130,
+}
+
+impl From<ErrorCode> for Code {
+    fn from(code: ErrorCode) -> Self {
+        match code {
+            ErrorCode::Internal => Self::Internal,
+            ErrorCode::Invalid => Self::Invalid,
+            ErrorCode::NotFound => Self::NotFound,
+            ErrorCode::Conflict => Self::Conflict,
+            ErrorCode::NoSpace => Self::NoSpace,
+            ErrorCode::Corrupt => Self::Corrupt,
+            ErrorCode::SessionFailed => Self::SessionFailed,
+            ErrorCode::Denied => Self::Denied,
+        }
+    }
+}
+
+/// Why a command failed.
+#[derive(Debug, Serialize)]
+pub(crate) struct Failure {
+    pub(crate) code: Code,
+    pub(crate) exit_code: u8,
+    pub(crate) message: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) hint: String,
+    /// Error lines of CRIU besides its reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) criu: Vec<String>,
+    /// Where CRIU's log was kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log: Option<PathBuf>,
+}
+
+impl Failure {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            exit_code: code as u8,
+            message: message.into(),
+            hint: String::new(),
+            criu: Vec::new(),
+            log: None,
+        }
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+
+    /// CRIU failed at `what`.
+    pub(crate) fn criu(what: impl Display, digest: Digest) -> Self {
+        let mut failure = Self::new(Code::CriuFailed, format!("{what}: {}", digest.reason));
+        failure.hint = digest.hint;
+        failure.criu = digest.lines;
+        failure
+    }
+
+    /// A file could not be used.
+    pub(crate) fn io(what: &str, path: &Path, error: &io::Error) -> Self {
+        let code = match error.kind() {
+            io::ErrorKind::NotFound => Code::NotFound,
+            io::ErrorKind::PermissionDenied => Code::Denied,
+            io::ErrorKind::StorageFull => Code::NoSpace,
+            io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => Code::Invalid,
+            _ => Code::Internal,
+        };
+        Self::new(code, format!("{what} {}: {error}", path.display()))
+    }
+
+    pub(crate) fn interrupted(what: impl Into<String>) -> Self {
+        Self::new(Code::Interrupted, what)
+    }
+
+    /// Puts what was being done in front of the message.
+    pub(crate) fn during(mut self, what: impl Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
+    /// Tells the user, and gives the exit code.
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
+        if self.code != Code::Unread {
+            let mut text = String::new();
+            if json {
+                let error = serde_json::json!({ "error": self });
+                text.push_str(&error.to_string());
+                text.push('\n');
+            } else {
+                text.push_str(&format!("permafrost: {}\n", self.message));
+                for line in &self.criu {
+                    text.push_str(&format!("  criu: {line}\n"));
+                }
+                if !self.hint.is_empty() {
+                    text.push_str(&format!("  hint: {}\n", self.hint));
+                }
+                if let Some(log) = &self.log {
+                    text.push_str(&format!("  log: {}\n", log.display()));
+                }
+            }
+            // Nobody to tell when standard error is closed.
+            let _ = io::stderr().write_all(text.as_bytes());
+        }
+        ExitCode::from(self.exit_code)
+    }
+}
+
+impl From<ControlError> for Failure {
+    fn from(error: ControlError) -> Self {
+        let message = error.to_string();
+        match error {
+            ControlError::Refused { code, hint, .. } => Self::new(code.into(), message).hint(hint),
+            ControlError::Unreachable { source, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                Self::new(Code::Denied, message)
+                    .hint("run as the user that permafrostd runs as, or as root")
+            }
+            ControlError::Unreachable { .. } => Self::new(Code::Unreachable, message).hint(
+                "start permafrostd, or name its control socket with --socket or PERMAFROST_SOCKET",
+            ),
+            ControlError::Send(_) | ControlError::Receive(_) | ControlError::Closed => {
+                Self::new(Code::Unreachable, message).hint("permafrostd's log says why")
+            }
+            ControlError::Unexpected { .. } => Self::new(Code::Internal, message)
+                .hint("are permafrost and permafrostd of the same version? see permafrost status"),
+        }
+    }
+}
+
+impl From<OriginError> for Failure {
+    fn from(error: OriginError) -> Self {
+        let message = error.to_string();
+        match error {
+            OriginError::NoProcess { .. } => Self::new(Code::NotFound, message)
+                .hint("pids are those of this pid namespace; see ps -e"),
+            OriginError::NotDumpable { .. } => Self::new(Code::Invalid, message),
+            OriginError::Oneself { .. } => Self::new(Code::Invalid, message)
+                .hint("run permafrost from outside of the tree that it freezes (setsid, or another terminal)"),
+            OriginError::Proc { .. } => Self::new(Code::Internal, message),
+        }
+    }
+}
+
+impl From<OptionsError> for Failure {
+    fn from(error: OptionsError) -> Self {
+        Self::new(Code::Invalid, error.to_string())
+    }
+}
+
+impl From<ScratchError> for Failure {
+    fn from(error: ScratchError) -> Self {
+        let failure = Self::new(Code::NoSpace, error.to_string());
+        match error {
+            ScratchError::NoPlace { .. } => failure.hint(
+                "images are kept in memory because they hold secrets; free some, enlarge /dev/shm (mount -o remount,size=…), or name a private directory with --work-dir",
+            ),
+            ScratchError::Unusable { path, source } => Self::io("use", &path, &source),
+        }
+    }
+}
+
+impl From<CriuError> for Failure {
+    fn from(error: CriuError) -> Self {
+        let failure = Self::new(Code::CriuFailed, error.to_string());
+        match error {
+            CriuError::NotFound { .. } => {
+                failure.hint("install criu, or name it with --criu or PERMAFROST_CRIU")
+            }
+            CriuError::Io { .. } => failure,
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! `permafrost ls`, `show` and `status`.
+
+use permafrost_protocol::control::{Checkpoint, Checkpoints, Detail, ServerStatus, request};
+use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
+
+use crate::cli::{LsArguments, OneCheckpoint};
+use crate::context::Context;
+use crate::dump::name_of;
+use crate::failure::{Code, Failure};
+use crate::human;
+use crate::table::{Align, Table, facts};
+
+/// Bytes of a page (x86-64 and the usual ARM kernels; the daemon refuses others).
+const PAGE_BYTES: u64 = 4096;
+
+pub(crate) fn ls(context: &Context, arguments: &LsArguments) -> Result<(), Failure> {
+    let checkpoints = context.connect()?.call(request::List {
+        job: arguments.job.clone().unwrap_or_default(),
+    })?;
+    if let (Some(job), true) = (&arguments.job, checkpoints.checkpoints.is_empty()) {
+        return Err(
+            Failure::new(Code::NotFound, format!("no checkpoint of job {job}"))
+                .hint("permafrost ls lists all"),
+        );
+    }
+    context.print(&checkpoints, human_list)
+}
+
+fn human_list(list: &Checkpoints) -> String {
+    let (parked, sealed): (Vec<_>, Vec<_>) = list
+        .checkpoints
+        .iter()
+        .partition(|checkpoint| checkpoint.kind == "parked");
+    let mut text = String::new();
+    if !sealed.is_empty() {
+        let mut table = Table::new([
+            ("CHECKPOINT", Align::Left),
+            ("KIND", Align::Left),
+            ("AGE", Align::Right),
+            ("MEMORY", Align::Right),
+            ("STORED", Align::Right),
+            ("PROCESSES", Align::Right),
+            ("PARENT", Align::Left),
+            ("", Align::Left),
+        ]);
+        for checkpoint in sealed {
+            table.row([
+                name_of(checkpoint),
+                checkpoint.kind.clone(),
+                human::age(human::seconds_since(checkpoint.created_unix_ms)),
+                human::bytes(checkpoint.memory_bytes),
+                human::bytes(checkpoint.added_bytes),
+                checkpoint.processes.to_string(),
+                parent(checkpoint),
+                (if checkpoint.pinned { "pinned" } else { "" }).to_owned(),
+            ]);
+        }
+        text.push_str(&table.render());
+    }
+    if !parked.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        let mut table = Table::new([
+            ("PARKED SESSION", Align::Left),
+            ("AGE", Align::Right),
+            ("MEMORY", Align::Right),
+            ("STORED", Align::Right),
+            ("DISCARDED IN", Align::Right),
+        ]);
+        for session in parked {
+            table.row([
+                session.session.clone(),
+                human::age(human::seconds_since(session.created_unix_ms)),
+                human::bytes(session.memory_bytes),
+                human::bytes(session.added_bytes),
+                match session.expires_unix_ms {
+                    0 => "never".to_owned(),
+                    expires => human::age(expires.saturating_sub(human::now_unix_ms()) / 1_000),
+                },
+            ]);
+        }
+        text.push_str(&table.render());
+    }
+    if text.is_empty() {
+        text.push_str("no checkpoints\n");
+    }
+    text
+}
+
+fn parent(checkpoint: &Checkpoint) -> String {
+    match checkpoint.parent_generation {
+        0 => "-".to_owned(),
+        generation => format!("@{generation}"),
+    }
+}
+
+pub(crate) fn show(context: &Context, arguments: &OneCheckpoint) -> Result<(), Failure> {
+    let detail = context.connect()?.call(request::Show {
+        checkpoint: arguments.checkpoint.clone(),
+    })?;
+    context.print(&detail, human_detail)
+}
+
+fn human_detail(detail: &Detail) -> String {
+    let checkpoint = detail.checkpoint.clone().unwrap_or_default();
+    let manifest = detail.manifest.clone().unwrap_or_default();
+    let title = if checkpoint.kind == "parked" {
+        format!("parked session {}", checkpoint.session)
+    } else {
+        name_of(&checkpoint)
+    };
+    let of_memory = |bytes: u64| {
+        if bytes == 0 {
+            String::new()
+        } else {
+            format!(
+                "{} ({})",
+                human::bytes(bytes),
+                human::percent(bytes, checkpoint.memory_bytes)
+            )
+        }
+    };
+    let images_bytes = manifest.images.iter().map(|image| image.len_bytes).sum();
+    let mut text = facts(
+        &title,
+        &[
+            ("id", checkpoint.id.clone()),
+            (
+                "kind",
+                format!(
+                    "{}{}",
+                    kind(&checkpoint, &manifest),
+                    if checkpoint.pinned { ", pinned" } else { "" }
+                ),
+            ),
+            (
+                "sealed",
+                format!(
+                    "{}, {} ago",
+                    human::date(checkpoint.created_unix_ms),
+                    human::span(human::seconds_since(checkpoint.created_unix_ms))
+                ),
+            ),
+            ("taken", taken(&manifest)),
+            (
+                "restored with",
+                manifest
+                    .origin
+                    .clone()
+                    .unwrap_or_default()
+                    .restore_options
+                    .join(" "),
+            ),
+            ("processes", checkpoint.processes.to_string()),
+            ("memory", human::bytes(checkpoint.memory_bytes)),
+            (
+                "equal",
+                match checkpoint.parent_generation {
+                    0 => String::new(),
+                    generation => format!(
+                        "{} to {}@{generation}",
+                        match checkpoint.parent_bytes {
+                            0 => "nothing".to_owned(),
+                            bytes => of_memory(bytes),
+                        },
+                        checkpoint.job
+                    ),
+                },
+            ),
+            ("zero", of_memory(checkpoint.zero_bytes)),
+            ("stored", human::bytes(checkpoint.added_bytes)),
+            (
+                "segments",
+                format!(
+                    "{}, {} free if it were removed",
+                    detail.segments,
+                    human::bytes(detail.exclusive_bytes)
+                ),
+            ),
+            (
+                "images",
+                format!(
+                    "{}, {}",
+                    human::count(
+                        manifest.images.len().try_into().unwrap_or(u64::MAX),
+                        "file",
+                        "files"
+                    ),
+                    human::bytes(images_bytes)
+                ),
+            ),
+        ],
+    );
+    if !manifest.spaces.is_empty() {
+        text.push('\n');
+        text.push_str(&spaces(&manifest.spaces));
+    }
+    text
+}
+
+fn kind(checkpoint: &Checkpoint, manifest: &Manifest) -> String {
+    match manifest.kind() {
+        Kind::PreDump => "pre-dump: memory only, makes the next dump shorter".to_owned(),
+        Kind::Parked => "parked: give it a job with permafrost adopt".to_owned(),
+        Kind::Full => checkpoint.kind.clone(),
+    }
+}
+
+fn taken(manifest: &Manifest) -> String {
+    let Some(origin) = &manifest.origin else {
+        return String::new();
+    };
+    let mut parts = Vec::new();
+    if !origin.host.is_empty() {
+        parts.push(format!("on {}", origin.host));
+    }
+    if origin.pid != 0 {
+        parts.push(format!("of process {}", origin.pid));
+    }
+    if !origin.criu_version.is_empty() {
+        parts.push(format!("by CRIU {}", origin.criu_version));
+    }
+    if origin.tracked {
+        parts.push("tracking memory".to_owned());
+    }
+    parts.join(", ")
+}
+
+fn spaces(spaces: &[AddressSpace]) -> String {
+    let mut table = Table::new([
+        ("ADDRESS SPACE", Align::Left),
+        ("MEMORY", Align::Right),
+        ("STORED", Align::Right),
+        ("EQUAL", Align::Right),
+        ("ZERO", Align::Right),
+        ("RUNS", Align::Right),
+        ("IMAGE", Align::Left),
+    ]);
+    for space in spaces {
+        let pages = |pages: u64| human::bytes(pages.saturating_mul(PAGE_BYTES));
+        table.row([
+            match space.space_type() {
+                SpaceType::Process => format!("process {}", space.id),
+                SpaceType::SharedMemory => format!("shared memory {:#x}", space.id),
+            },
+            pages(space.pages),
+            pages(space.stored_pages),
+            pages(space.parent_pages),
+            pages(space.zero_pages),
+            space.runs.to_string(),
+            format!("pages-{}.img", space.pages_id),
+        ]);
+    }
+    table.render()
+}
+
+pub(crate) fn status(context: &Context) -> Result<(), Failure> {
+    let status = context.connect()?.call(request::Status {})?;
+    context.print(&status, human_status)
+}
+
+fn human_status(status: &ServerStatus) -> String {
+    let mut text = facts(
+        &format!(
+            "permafrostd {}, process {}, up {}",
+            status.version,
+            status.pid,
+            human::span(status.uptime_s)
+        ),
+        &[
+            (
+                "page server",
+                [status.address.as_str(), status.socket.as_str()].join(", "),
+            ),
+            ("checkpoints", status.checkpoints.to_string()),
+            (
+                "parked",
+                format!("{}, kept {}", status.parked, human::span(status.park_ttl_s)),
+            ),
+            ("catalog", status.catalog.clone()),
+        ],
+    );
+    for region in &status.regions {
+        let used = region.capacity_bytes.saturating_sub(region.free_bytes);
+        text.push('\n');
+        text.push_str(&facts(
+            &format!("region {}", region.path),
+            &[
+                ("uuid", region.uuid.clone()),
+                ("medium", region.medium.clone()),
+                ("guarantee", region.guarantee.clone()),
+                (
+                    "space",
+                    format!(
+                        "{} of {} used ({}), {} free",
+                        human::bytes(used),
+                        human::bytes(region.capacity_bytes),
+                        human::percent(used, region.capacity_bytes),
+                        human::bytes(region.free_bytes),
+                    ),
+                ),
+                (
+                    "journal",
+                    format!(
+                        "{} of {} records used",
+                        region.journal_records, region.journal_capacity
+                    ),
+                ),
+                ("unclean stops", region.unsafe_shutdowns.to_string()),
+            ],
+        ));
+    }
+    if !status.sessions.is_empty() {
+        let mut table = Table::new([
+            ("SESSION", Align::Left),
+            ("JOB", Align::Left),
+            ("STATE", Align::Left),
+            ("AGE", Align::Right),
+            ("RECEIVED", Align::Right),
+            ("", Align::Left),
+        ]);
+        for session in &status.sessions {
+            table.row([
+                session.session.clone(),
+                (if session.job.is_empty() {
+                    "-"
+                } else {
+                    &session.job
+                })
+                .to_owned(),
+                session.state.clone(),
+                human::age(session.age_s),
+                human::bytes(session.received_bytes),
+                session.error.clone(),
+            ]);
+        }
+        text.push('\n');
+        text.push_str(&table.render());
+    }
+    text
+}

@@ -1,0 +1,103 @@
+//! Ctrl-C, SIGTERM and SIGHUP: end the connection to the daemon, so that whatever waits for it fails in
+//! its ordinary way and cleans up behind itself. Nothing is killed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use permafrost_client::control::{Canceller, Connection};
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::failure::{Code, Failure};
+
+/// What an interrupt does next.
+#[derive(Debug, Default)]
+enum Target {
+    #[default]
+    Nothing,
+    Connection(Canceller),
+    /// Waiting for a restored process: the signal is meant for it.
+    Process(Pid),
+}
+
+/// Catches the signals from its making on.
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupts {
+    came: Arc<AtomicBool>,
+    target: Arc<Mutex<Target>>,
+}
+
+impl Interrupts {
+    pub(crate) fn install() -> Result<Self, Failure> {
+        let interrupts = Self {
+            came: Arc::default(),
+            target: Arc::default(),
+        };
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(|error| Failure::new(Code::Internal, format!("catch signals: {error}")))?;
+        let handler = interrupts.clone();
+        thread::spawn(move || {
+            for signal in signals.forever() {
+                handler.handle(signal);
+            }
+        });
+        Ok(interrupts)
+    }
+
+    fn handle(&self, signal: i32) {
+        self.came.store(true, Ordering::SeqCst);
+        match &*self.target.lock().unwrap_or_else(PoisonError::into_inner) {
+            Target::Nothing => {}
+            Target::Connection(canceller) => canceller.cancel(),
+            Target::Process(pid) => {
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    // It may have ended this moment.
+                    let _ = rustix::process::kill_process(*pid, signal);
+                }
+            }
+        }
+    }
+
+    /// From now on an interrupt ends `connection`; at once if one came already.
+    pub(crate) fn end(&self, connection: &Connection) -> Result<(), Failure> {
+        let canceller = connection
+            .canceller()
+            .map_err(|error| Failure::new(Code::Internal, format!("watch connection: {error}")))?;
+        self.set(Target::Connection(canceller));
+        self.check()
+    }
+
+    /// From now on an interrupt is passed on to process `pid`.
+    pub(crate) fn pass_on_to(&self, pid: Pid) {
+        self.set(Target::Process(pid));
+    }
+
+    fn set(&self, target: Target) {
+        *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+    }
+
+    /// Whether one came.
+    pub(crate) fn came(&self) -> bool {
+        self.came.load(Ordering::SeqCst)
+    }
+
+    /// Fails if one came.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.came() {
+            Err(Failure::interrupted("interrupted"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A failure that an interrupt is behind is one of being interrupted.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        if self.came() && failure.code == Code::Unreachable {
+            Failure::interrupted("interrupted")
+        } else {
+            failure
+        }
+    }
+}

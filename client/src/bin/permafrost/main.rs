@@ -1,0 +1,52 @@
+//! `permafrost`: everything a person, a script or a compute node runs.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod context;
+mod dump;
+mod failure;
+mod human;
+mod inspect;
+mod interrupt;
+mod manage;
+mod progress;
+mod restore;
+mod table;
+mod transfer;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+use context::Context;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let context = Context::new(&cli);
+    match run(&context, cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(context.json),
+    }
+}
+
+fn run(context: &Context, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Dump(arguments) => dump::dump(context, &arguments),
+        Command::Restore(arguments) => restore::restore(context, &arguments),
+        Command::Get(arguments) => transfer::get(context, &arguments),
+        Command::Put(arguments) => transfer::put(context, &arguments),
+        Command::Ls(arguments) => inspect::ls(context, &arguments),
+        Command::Show(arguments) => inspect::show(context, &arguments),
+        Command::Status => inspect::status(context),
+        Command::Verify(arguments) => transfer::verify(context, &arguments),
+        Command::Rm(arguments) => manage::rm(context, &arguments),
+        Command::Pin(arguments) => manage::pin(context, &arguments.checkpoint, !arguments.unpin),
+        Command::Unpin(arguments) => manage::pin(context, &arguments.checkpoint, false),
+        Command::Adopt(arguments) => manage::adopt(context, &arguments),
+        Command::Open(arguments) => manage::open(context, &arguments),
+        Command::Abort(arguments) => manage::abort(context, &arguments),
+    }
+}

@@ -1,0 +1,146 @@
+//! `permafrost rm`, `pin`, `unpin`, `adopt`, `open` and `abort`.
+
+use std::os::fd::AsFd;
+
+use permafrost_client::criu::options::{Operation, PassedOn};
+use permafrost_client::origin;
+use permafrost_protocol::control::{SessionOpened, request};
+
+use crate::cli::{AbortArguments, AdoptArguments, OpenArguments, RmArguments};
+use crate::context::Context;
+use crate::dump::name_of;
+use crate::failure::{Code, Failure};
+use crate::human;
+use crate::table::facts;
+use crate::transfer::open_directory;
+
+pub(crate) fn rm(context: &Context, arguments: &RmArguments) -> Result<(), Failure> {
+    let name = &arguments.checkpoint;
+    if !name.contains('@') && !arguments.all {
+        return Err(
+            Failure::new(Code::Invalid, format!("{name} names no generation")).hint(format!(
+                "name one as {name}@GEN, or pass --all to remove every generation"
+            )),
+        );
+    }
+    let done = context.connect()?.call(request::Remove {
+        checkpoint: name.clone(),
+        all_generations: arguments.all,
+        force: arguments.force,
+    })?;
+    context.print(&done, |done| {
+        format!(
+            "{} removed",
+            human::count(done.count, "checkpoint", "checkpoints")
+        )
+    })
+}
+
+pub(crate) fn pin(context: &Context, checkpoint: &str, pinned: bool) -> Result<(), Failure> {
+    let checkpoint = context.connect()?.call(request::Pin {
+        checkpoint: checkpoint.to_owned(),
+        pinned,
+    })?;
+    context.print(&checkpoint, |checkpoint| {
+        let state = if checkpoint.pinned {
+            "pinned"
+        } else {
+            "not pinned"
+        };
+        format!("{} is {state}", name_of(checkpoint))
+    })
+}
+
+pub(crate) fn adopt(context: &Context, arguments: &AdoptArguments) -> Result<(), Failure> {
+    let passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Dump)?;
+    let mut origin = origin::here()?;
+    origin.restore_options = passed_on.restore_options();
+    let directory = open_directory(&arguments.images_dir)?;
+    let checkpoint = context.connect()?.call_with(
+        request::Adopt {
+            session: arguments.session.clone().unwrap_or_default(),
+            job: arguments.job.clone(),
+            origin: Some(origin),
+        },
+        Some(directory.as_fd()),
+        &mut |_| {},
+    )?;
+    context.print(&checkpoint, |checkpoint| {
+        facts(
+            &format!("{} is sealed", name_of(checkpoint)),
+            &[
+                ("memory", human::bytes(checkpoint.memory_bytes)),
+                ("stored", human::bytes(checkpoint.added_bytes)),
+            ],
+        )
+    })
+}
+
+pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), Failure> {
+    let passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Dump)?;
+    let mut origin = match arguments.pid {
+        Some(pid) => origin::collect(pid)?,
+        None => origin::here()?,
+    };
+    origin.restore_options = passed_on.restore_options();
+    let opened = context.connect()?.call(request::Open {
+        job: arguments.job.clone(),
+        pre_dump: arguments.pre_dump,
+        seal_follows: false,
+        origin: Some(origin),
+        no_parent: arguments.full,
+        bound_to_connection: false,
+    })?;
+    context.print(&opened, |opened| human_opened(opened, arguments))
+}
+
+fn human_opened(opened: &SessionOpened, arguments: &OpenArguments) -> String {
+    let (address, port) = opened
+        .address
+        .rsplit_once(':')
+        .unwrap_or((&opened.address, ""));
+    let pid = arguments
+        .pid
+        .map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
+    let command = if arguments.pre_dump {
+        "pre-dump --track-mem"
+    } else {
+        "dump"
+    };
+    facts(
+        &format!("session {} is open", opened.session),
+        &[
+            ("socket", opened.socket.clone()),
+            ("address", opened.address.clone()),
+            (
+                "compared with",
+                match opened.parent_generation {
+                    0 => String::new(),
+                    generation => format!("{}@{generation}", arguments.job),
+                },
+            ),
+            (
+                "dump with",
+                format!(
+                    "criu {command} -t {pid} -D DIR --page-server --address {address} --port {port}"
+                ),
+            ),
+            (
+                "and then",
+                format!(
+                    "permafrost adopt --job {} --images-dir DIR {}",
+                    arguments.job, opened.session
+                ),
+            ),
+        ],
+    )
+}
+
+pub(crate) fn abort(context: &Context, arguments: &AbortArguments) -> Result<(), Failure> {
+    let done = context.connect()?.call(request::Abort {
+        session: arguments.session.clone(),
+    })?;
+    context.print(&done, |_| {
+        format!("session {} is discarded", arguments.session)
+    })
+}

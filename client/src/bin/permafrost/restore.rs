@@ -1,0 +1,286 @@
+//! `permafrost restore`: builds the images directory in memory, and lets CRIU read it.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use permafrost_client::criu::options::{Operation, PassedOn};
+use permafrost_client::criu::{Criu, Finished, Run};
+use permafrost_client::origin;
+use permafrost_client::scratch::Scratch;
+use permafrost_protocol::control::{Checkpoint, Exported, request};
+use permafrost_protocol::images::RestoreStats;
+use rustix::process::{Pid, WaitOptions};
+use serde::Serialize;
+
+use crate::cli::RestoreArguments;
+use crate::context::Context;
+use crate::dump::name_of;
+use crate::failure::{Code, Failure};
+use crate::human;
+use crate::interrupt::Interrupts;
+use crate::progress::Progress;
+use crate::table::facts;
+
+/// How often interrupts are looked at while CRIU runs.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What a restore prints with `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Root of the restored tree.
+    pid: u32,
+    checkpoint: Checkpoint,
+    /// Building the images directory.
+    fetch_us: u64,
+    /// CRIU's run.
+    criu_us: u64,
+    total_us: u64,
+    /// CRIU's own measurements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stats: Option<RestoreStats>,
+    /// With `--foreground`: how the process ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_status: Option<i32>,
+    /// With `--foreground`: the signal that ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    /// With `--keep-images`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    images_dir: Option<PathBuf>,
+}
+
+pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result<(), Failure> {
+    let started = Instant::now();
+    let passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Restore)?;
+    let criu = Criu::new(arguments.criu.clone());
+    let interrupts = Interrupts::install()?;
+    let mut connection = context.connect()?;
+    interrupts.end(&connection)?;
+
+    let shown = connection
+        .call(request::Show {
+            checkpoint: arguments.checkpoint.clone(),
+        })
+        .map_err(|error| interrupts.explain(error.into()))?;
+    let checkpoint = shown
+        .checkpoint
+        .ok_or_else(|| Failure::new(Code::Internal, "the checkpoint has no description"))?;
+    let name = name_of(&checkpoint);
+    if checkpoint.kind != "full" {
+        return Err(Failure::new(
+            Code::Invalid,
+            format!("{name} is a {}: it holds memory only", checkpoint.kind),
+        )
+        .hint("restore a full checkpoint of the job: permafrost ls"));
+    }
+
+    let purpose = format!("restore-{}", checkpoint.job);
+    let scratch = match &arguments.work_dir {
+        None => Scratch::in_memory(&purpose, checkpoint.memory_bytes)?,
+        Some(directory) => {
+            let directory = fs::canonicalize(directory)
+                .map_err(|error| Failure::io("use", directory, &error))?;
+            Scratch::within(&directory, &purpose)?
+        }
+    };
+    let make = |part: &str| {
+        scratch
+            .subdirectory(part)
+            .map_err(|error| Failure::io("create", &scratch.path().join(part), &error))
+    };
+    let (images, work) = (make("images")?, make("work")?);
+
+    let exported = fetch(context, &mut connection, &name, &images, &interrupts)?;
+    drop(connection);
+    let fetch_us = micros(started.elapsed());
+
+    let recorded = exported.origin.unwrap_or_default().restore_options;
+    let pidfile = work.join("pid");
+    let mut run = Run::new(&criu, "restore", &images, &work);
+    run.arg("--restore-detached").arg("--pidfile").arg(&pidfile);
+    if arguments.foreground {
+        // As our own child, so that it can be waited for, and the images can go meanwhile.
+        run.arg("--restore-sibling");
+    }
+    run.args(passed_on.on_top_of(&recorded));
+    let finished = run.start(&criu)?.wait(TICK, || {})?;
+    let pid = finished
+        .status
+        .success()
+        .then(|| read_pid(&pidfile))
+        .flatten();
+    let Some(pid) = pid else {
+        return Err(failed(
+            &name,
+            &checkpoint,
+            &finished,
+            scratch,
+            arguments.keep_images,
+        ));
+    };
+    let stats = fs::read(finished.work_dir.join("stats-restore"))
+        .ok()
+        .and_then(|bytes| RestoreStats::read(&bytes).ok());
+    let images_dir = if arguments.keep_images {
+        Some(scratch.keep().join("images"))
+    } else {
+        drop(scratch);
+        None
+    };
+    let mut report = Report {
+        pid,
+        checkpoint,
+        fetch_us,
+        criu_us: micros(finished.elapsed),
+        total_us: micros(started.elapsed()),
+        stats,
+        exit_status: None,
+        signal: None,
+        images_dir,
+    };
+    if arguments.foreground {
+        if !context.json {
+            context.print(&report, human_report)?;
+        }
+        wait(pid, &interrupts, &mut report)?;
+        return context.print(&report, human_end);
+    }
+    context.print(&report, human_report)
+}
+
+fn fetch(
+    context: &Context,
+    connection: &mut permafrost_client::control::Connection,
+    name: &str,
+    images: &Path,
+    interrupts: &Interrupts,
+) -> Result<Exported, Failure> {
+    let directory = File::open(images).map_err(|error| Failure::io("open", images, &error))?;
+    let mut progress = Progress::new(context, format!("fetch {name}"));
+    let export = request::Export {
+        checkpoint: name.to_owned(),
+        small_images_only: false,
+    };
+    connection
+        .call_with(export, Some(directory.as_fd()), &mut |so_far| {
+            progress.update(so_far.done_bytes, so_far.total_bytes);
+        })
+        .map_err(|error| {
+            interrupts
+                .explain(error.into())
+                .during(format!("fetch {name}"))
+        })
+}
+
+fn failed(
+    name: &str,
+    checkpoint: &Checkpoint,
+    finished: &Finished,
+    scratch: Scratch,
+    keep_images: bool,
+) -> Failure {
+    let mut digest = finished.digest();
+    if digest.reason.contains("Can't fork for") {
+        // CRIU does not say who has it.
+        let pid = digest
+            .reason
+            .split(' ')
+            .find_map(|word| word.trim_end_matches(':').parse().ok());
+        if let Some(stat) = pid.and_then(|pid| origin::ProcessStat::read(pid).ok()) {
+            let whose = if stat.state == 'Z' {
+                "a dead process that nobody waited for"
+            } else {
+                "a running process"
+            };
+            digest.hint = format!(
+                "pid {} belongs to {}, {whose}; {}",
+                pid.unwrap_or_default(),
+                stat.name,
+                digest.hint
+            );
+        }
+    }
+    let mut failure = Failure::criu(format!("CRIU could not restore {name}"), digest);
+    if failure.hint.is_empty() && checkpoint.processes > 1 {
+        failure.hint =
+            "the whole tree is restored or nothing; the log names the process".to_owned();
+    }
+    let evidence = finished.evidence().to_owned();
+    failure.log = if keep_images {
+        let relative = evidence.strip_prefix(scratch.path()).map(Path::to_owned);
+        let kept = scratch.keep();
+        Some(relative.map_or(evidence, |relative| kept.join(relative)))
+    } else {
+        scratch.keep_only(&evidence).ok()
+    };
+    failure
+}
+
+/// The pid that CRIU wrote; without a newline.
+fn read_pid(pidfile: &Path) -> Option<u32> {
+    fs::read_to_string(pidfile).ok()?.trim().parse().ok()
+}
+
+fn wait(pid: u32, interrupts: &Interrupts, report: &mut Report) -> Result<(), Failure> {
+    let internal = |what: String| Failure::new(Code::Internal, what);
+    let process = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| internal(format!("CRIU restored an impossible pid {pid}")))?;
+    interrupts.pass_on_to(process);
+    let status = loop {
+        match rustix::process::waitpid(Some(process), WaitOptions::empty()) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(Some((_, status))) => break status,
+            Ok(None) => {}
+            Err(error) => return Err(internal(format!("wait for process {pid}: {error}"))),
+        }
+    };
+    report.exit_status = status.exit_status();
+    report.signal = status.terminating_signal();
+    Ok(())
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn human_report(report: &Report) -> String {
+    facts(
+        &format!(
+            "{} runs again as process {}",
+            name_of(&report.checkpoint),
+            report.pid
+        ),
+        &[
+            ("memory", human::bytes(report.checkpoint.memory_bytes)),
+            (
+                "in all",
+                format!(
+                    "{}: fetching {}, CRIU {}",
+                    human::micros(report.total_us),
+                    human::micros(report.fetch_us),
+                    human::micros(report.criu_us),
+                ),
+            ),
+            (
+                "images",
+                report
+                    .images_dir
+                    .as_ref()
+                    .map(|dir| dir.display().to_string())
+                    .unwrap_or_default(),
+            ),
+        ],
+    )
+}
+
+fn human_end(report: &Report) -> String {
+    match (report.exit_status, report.signal) {
+        (Some(status), _) => format!("process {} exited with {status}", report.pid),
+        (None, Some(signal)) => format!("process {} was ended by signal {signal}", report.pid),
+        (None, None) => format!("process {} ended", report.pid),
+    }
+}

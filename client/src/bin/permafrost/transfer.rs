@@ -1,0 +1,168 @@
+//! `permafrost get`, `put` and `verify`: what moves or reads a checkpoint's pages.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use permafrost_client::scratch;
+use permafrost_protocol::control::{Exported, Verified, request};
+
+use crate::cli::{GetArguments, PutArguments, VerifyArguments};
+use crate::context::Context;
+use crate::dump::name_of;
+use crate::failure::{Code, Failure};
+use crate::human;
+use crate::interrupt::Interrupts;
+use crate::progress::Progress;
+use crate::table::facts;
+
+pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let mut connection = context.connect()?;
+    interrupts.end(&connection)?;
+    let path = &arguments.directory;
+    let created = prepare_directory(path, arguments.force)?;
+    let directory = open_directory(path)?;
+    let mut progress = Progress::new(context, format!("get {}", arguments.checkpoint));
+    let exported = connection.call_with(
+        request::Export {
+            checkpoint: arguments.checkpoint.clone(),
+            small_images_only: false,
+        },
+        Some(directory.as_fd()),
+        &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
+    );
+    drop(progress);
+    match exported {
+        Ok(exported) => context.print(&exported, |exported| human_exported(exported, path)),
+        Err(error) => {
+            if created {
+                // Only if nothing was written into it.
+                let _ = fs::remove_dir(path);
+            }
+            Err(interrupts.explain(error.into()))
+        }
+    }
+}
+
+/// Makes the directory, private, or checks that it is empty; says whether it was made.
+fn prepare_directory(path: &Path, force: bool) -> Result<bool, Failure> {
+    match fs::read_dir(path) {
+        Ok(mut entries) => {
+            if entries.next().is_some() && !force {
+                return Err(Failure::new(
+                    Code::Conflict,
+                    format!("{} is not empty", path.display()),
+                )
+                .hint("name another directory, or pass --force to write into this one"));
+            }
+            Ok(false)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            scratch::create_private(path).map_err(|error| Failure::io("create", path, &error))?;
+            Ok(true)
+        }
+        Err(error) => Err(Failure::io("read", path, &error)),
+    }
+}
+
+fn human_exported(exported: &Exported, path: &Path) -> String {
+    let name = exported
+        .checkpoint
+        .as_ref()
+        .map(name_of)
+        .unwrap_or_default();
+    let origin = exported.origin.clone().unwrap_or_default();
+    let mut restore = format!("criu restore --images-dir {} -d", path.display());
+    for option in origin.restore_options {
+        restore.push(' ');
+        restore.push_str(&option);
+    }
+    facts(
+        &format!("{name} is in {}", path.display()),
+        &[
+            ("files", exported.files.to_string()),
+            ("size", human::bytes(exported.bytes)),
+            ("restore with", restore),
+        ],
+    )
+}
+
+pub(crate) fn put(context: &Context, arguments: &PutArguments) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let directory = open_directory(&arguments.directory)?;
+    let mut connection = context.connect()?;
+    interrupts.end(&connection)?;
+    let mut progress = Progress::new(context, format!("put {}", arguments.job));
+    let checkpoint = connection
+        .call_with(
+            request::Import {
+                job: arguments.job.clone(),
+                no_parent: arguments.full,
+            },
+            Some(directory.as_fd()),
+            &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
+        )
+        .map_err(|error| interrupts.explain(error.into()))?;
+    drop(progress);
+    context.print(&checkpoint, |checkpoint| {
+        facts(
+            &format!("{} is sealed", name_of(checkpoint)),
+            &[
+                ("memory", human::bytes(checkpoint.memory_bytes)),
+                ("stored", human::bytes(checkpoint.added_bytes)),
+            ],
+        )
+    })
+}
+
+pub(crate) fn verify(context: &Context, arguments: &VerifyArguments) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let mut connection = context.connect()?;
+    interrupts.end(&connection)?;
+    let mut progress = Progress::new(context, "verify");
+    let verified = connection
+        .call_with(
+            request::Verify {
+                checkpoint: arguments.checkpoint.clone().unwrap_or_default(),
+            },
+            None,
+            &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
+        )
+        .map_err(|error| interrupts.explain(error.into()))?;
+    drop(progress);
+    context.print(&verified, human_verified)?;
+    match verified.damage.len() {
+        0 => Ok(()),
+        damaged => Err(Failure::new(
+            Code::Corrupt,
+            format!("{damaged} damaged; what they name cannot be restored from here"),
+        )
+        .hint("dump the job again if it still runs, or restore an older generation; the medium may be failing")),
+    }
+}
+
+fn human_verified(verified: &Verified) -> String {
+    let read = format!(
+        "{} and {} read",
+        human::count(verified.checkpoints, "checkpoint", "checkpoints"),
+        human::count(verified.pages, "page", "pages"),
+    );
+    if verified.damage.is_empty() {
+        format!("{read}: every checksum matches")
+    } else {
+        format!("{read}\n{}", verified.damage.join("\n"))
+    }
+}
+
+/// Opens a directory to hand to the daemon.
+pub(crate) fn open_directory(path: &Path) -> Result<File, Failure> {
+    let directory = File::open(path).map_err(|error| Failure::io("open", path, &error))?;
+    match directory.metadata() {
+        Ok(metadata) if metadata.is_dir() => Ok(directory),
+        _ => Err(Failure::new(
+            Code::Invalid,
+            format!("{} is not a directory", path.display()),
+        )),
+    }
+}
