@@ -1,1 +1,67 @@
-//! TODO
+//! Checkpoints on persistent memory: media, regions, shadow segments and the seal.
+//!
+//! ```text
+//!  pages ──▶ Shadow::append ──▶ segments of this session alone ──┐
+//!              │ zero? equal to the parent's? CRC32              │ referenced by nothing
+//!              ▼                                                 │ until …
+//!            MapWriter: page map, bulk-loaded as it comes ───────┤
+//!                                                                ▼
+//!  Shadow::seal: data, fence │ manifest and root, fence │ one journal record, fence
+//!                                                                ▼
+//!  Region::checkpoint ──▶ Checkpoint ──▶ PageMap ──▶ runs ──▶ pages, each verified
+//! ```
+//!
+//! A [`Medium`] is memory that can be read, written, flushed and fenced. A [`Region`] is a formatted
+//! medium: two superblocks, a journal, segments. Whatever a session writes goes through a [`Shadow`]
+//! into segments that nothing refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`]
+//! makes them a [`Checkpoint`], once and for all, with one journal record. `docs/format.md` describes
+//! every byte.
+//!
+//! This crate knows no network, no async runtime and nothing of CRIU, and is the only one of the
+//! project with `unsafe` code: mapping, flushing and lending slices of mapped memory.
+
+#![allow(
+    unsafe_code,
+    reason = "mapping, flushing and lending mapped memory is what this crate is for"
+)]
+
+mod alloc;
+mod checkpoint;
+mod convert;
+mod cpu;
+mod error;
+mod geometry;
+mod ids;
+mod journal;
+pub mod layout;
+mod map;
+mod medium;
+mod recover;
+mod region;
+mod root;
+mod seal;
+mod segment;
+mod shadow;
+mod space;
+mod superblock;
+
+pub use checkpoint::{ATTR_PINNED, Checkpoint};
+pub use error::{
+    BlobError, CloseError, FormatError, JournalError, JournalFault, MapFault, MediumError,
+    OpenError, PageError, SealError, ShadowError, SuperblockFault,
+};
+pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
+pub use map::{MapCursor, MapRoot, MapStats, MapWriter, PageMap, Run, RunKind, Runs};
+pub use medium::sim;
+pub use medium::{
+    Guarantee, Medium, MediumKind, OpenOptions, create_medium_in_memory, open_medium,
+};
+pub use recover::RecoveryReport;
+pub use region::{FormatOptions, Region, Usage};
+pub use shadow::Shadow;
+
+/// Bytes of a page: what a process image, a map node and a checksum are counted in. x86-64's.
+pub const PAGE_SIZE: usize = 4096;
+
+/// [`PAGE_SIZE`] as an offset.
+pub(crate) const PAGE_BYTES: u64 = 4096;

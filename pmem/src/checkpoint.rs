@@ -1,0 +1,113 @@
+//! A sealed checkpoint, for reading.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::alloc::Lease;
+use crate::error::{BlobError, PageError};
+use crate::ids::CheckpointId;
+use crate::map::{MapRoot, PageMap};
+use crate::space::Space;
+
+/// Attribute bit 0: kept by retention policies. The region itself deletes what it is told to.
+pub const ATTR_PINNED: u32 = 1;
+
+/// A sealed, immutable checkpoint. While any reference to one lives, its segments are not reused, even
+/// after it was deleted.
+pub struct Checkpoint {
+    id: CheckpointId,
+    space: Arc<Space>,
+    lease: Lease,
+    manifest: MapRoot,
+    manifest_bytes: u64,
+    attrs: AtomicU32,
+    /// Ascends with every seal.
+    pub(crate) order: u64,
+}
+
+impl Checkpoint {
+    pub(crate) fn new(
+        id: CheckpointId,
+        space: &Arc<Space>,
+        lease: Lease,
+        (manifest, manifest_bytes): (MapRoot, u64),
+        attrs: u32,
+        order: u64,
+    ) -> Self {
+        Self {
+            id,
+            space: Arc::clone(space),
+            lease,
+            manifest,
+            manifest_bytes,
+            attrs: AtomicU32::new(attrs),
+            order,
+        }
+    }
+
+    /// Its name in the region.
+    #[must_use]
+    pub const fn id(&self) -> CheckpointId {
+        self.id
+    }
+
+    /// The manifest as sealed, verified.
+    ///
+    /// # Errors
+    /// [`PageError`] if it is damaged.
+    pub fn manifest(self: &Arc<Self>) -> Result<Vec<u8>, PageError> {
+        let mut manifest = Vec::new();
+        let copied = self
+            .map(&self.manifest)
+            .read_blob(self.manifest_bytes, |bytes| {
+                manifest.extend_from_slice(bytes);
+                Ok(())
+            });
+        match copied {
+            Ok(()) => Ok(manifest),
+            Err(BlobError::Page(error)) => Err(error),
+            Err(BlobError::Sink(error)) => Err(PageError::Io(error)),
+        }
+    }
+
+    /// Attribute bits, as last set.
+    #[must_use]
+    pub fn attrs(&self) -> u32 {
+        self.attrs.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn store_attrs(&self, bits: u32) {
+        self.attrs.store(bits, Ordering::Relaxed);
+    }
+
+    /// Segments that hold anything of it, inherited ones included.
+    #[must_use]
+    pub fn segments(&self) -> u64 {
+        self.lease.segments()
+    }
+
+    /// A map of its manifest, for reading. The root is not looked at before pages are.
+    #[must_use]
+    pub fn map(self: &Arc<Self>, root: &MapRoot) -> PageMap {
+        PageMap::new(Arc::clone(self), *root)
+    }
+
+    pub(crate) fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkpoint")
+            .field("id", &self.id)
+            .field("segments", &self.segments())
+            .field("attrs", &self.attrs())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,409 @@
+//! Errors: one enum for each family of operations.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::ids::{CheckpointId, PageNo, SegmentNo};
+
+/// Opening a medium failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediumError {
+    /// A system call on the file failed.
+    #[error("{action} {path}")]
+    Io {
+        /// What was tried, a verb and a noun.
+        action: &'static str,
+        /// The region's path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("{path} is in use by another process")]
+    InUse {
+        /// The region's path.
+        path: PathBuf,
+    },
+    /// Neither a regular file nor to be made one.
+    #[error("{path} is not a regular file")]
+    NotARegularFile {
+        /// The region's path.
+        path: PathBuf,
+    },
+    /// Too small for the smallest region.
+    #[error("{path} has {bytes} bytes, a region needs at least {needed}")]
+    TooSmall {
+        /// The region's path.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+        /// The least that is of use.
+        needed: u64,
+    },
+    /// DAX with MAP_SYNC was required and refused.
+    #[error(
+        "{path} cannot be mapped with MAP_SYNC (errno {errno}): its file system is not mounted with DAX, \
+         or its device gives no persistence by flushing the CPU cache; leave out the requirement of DAX \
+         or move the region"
+    )]
+    DaxRefused {
+        /// The region's path.
+        path: PathBuf,
+        /// What mmap said.
+        errno: i32,
+    },
+}
+
+/// Formatting failed; the medium holds no region.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// Not a power of two from 64 KiB to 2 MiB.
+    #[error("a segment has a power of two of bytes from 65536 to 2097152, not {segment_bytes}")]
+    SegmentSize {
+        /// What was asked for.
+        segment_bytes: u32,
+    },
+    /// A journal half that holds no checkpoint.
+    #[error(
+        "a journal half has from 32 to 1048576 records in whole pages (a multiple of 32), not {journal_records}"
+    )]
+    JournalSize {
+        /// What was asked for.
+        journal_records: u32,
+    },
+    /// No room for a single segment, or for more than the format can count.
+    #[error("{capacity_bytes} bytes do not make a region with these segments and journal")]
+    Capacity {
+        /// The medium's capacity.
+        capacity_bytes: u64,
+    },
+    /// The medium failed.
+    #[error("write region")]
+    Io(#[from] io::Error),
+}
+
+/// What is wrong with a superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SuperblockFault {
+    /// All zero.
+    #[error("blank")]
+    Blank,
+    /// Does not start as a superblock does.
+    #[error("no superblock")]
+    Magic,
+    /// Checksum.
+    #[error("checksum does not match")]
+    Checksum,
+    /// Intact, yet describes an impossible region.
+    #[error("impossible geometry")]
+    Geometry,
+}
+
+/// What is wrong with the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalFault {
+    /// Neither half has a header.
+    #[error("neither half has a valid header")]
+    NoHeader,
+    /// One of the records that a compaction had made durable before its header.
+    #[error("record {record} of {compacted} compacted ones is damaged")]
+    Compacted {
+        /// Its place in the half.
+        record: u32,
+        /// How many the header counts.
+        compacted: u32,
+    },
+    /// Damaged in the middle: a torn write can only be the last.
+    #[error("record {record} is damaged, record {later} after it is not")]
+    Hole {
+        /// First damaged record.
+        record: u32,
+        /// A valid one after it.
+        later: u32,
+    },
+    /// The copies of a record are both valid and differ.
+    #[error("the two copies of record {record} differ")]
+    CopiesDiffer {
+        /// Its place in the half.
+        record: u32,
+    },
+    /// Intact, yet says what no writer says: an unknown kind, a second seal of an id, a delete of none.
+    #[error("record {record} makes no sense after those before it")]
+    Senseless {
+        /// Its place in the half.
+        record: u32,
+    },
+}
+
+/// Opening a region was refused. Nothing has been written to it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Blank, or a format that was cut short: no checkpoint was ever in it. Format it.
+    #[error("no region here: the medium is blank or its first format did not finish")]
+    NotARegion,
+    /// Neither superblock is usable.
+    #[error("both superblocks are damaged (first: {first}; second: {second})")]
+    BothSuperblocksCorrupt {
+        /// The first one's fault.
+        first: SuperblockFault,
+        /// The second one's.
+        second: SuperblockFault,
+    },
+    /// Both are intact and of different regions.
+    #[error("the two superblocks describe different regions")]
+    SuperblocksDisagree,
+    /// Written by a newer build.
+    #[error("format version {found}; this build reads up to {supported}")]
+    NewerVersion {
+        /// The region's.
+        found: u32,
+        /// Ours.
+        supported: u32,
+    },
+    /// The medium ends before the region does.
+    #[error("the region has {expected} bytes, the medium only {found}: it was truncated")]
+    Truncated {
+        /// By the superblock.
+        expected: u64,
+        /// The medium's capacity.
+        found: u64,
+    },
+    /// The journal is damaged.
+    #[error("journal at byte {at:#x} is damaged: {fault}")]
+    JournalCorrupt {
+        /// Byte offset of the half.
+        at: u64,
+        /// How.
+        fault: JournalFault,
+    },
+    /// Both copies of a checkpoint's root page are damaged.
+    #[error("root page of checkpoint {id} at {page} is damaged in both copies")]
+    RootCorrupt {
+        /// The checkpoint.
+        id: CheckpointId,
+        /// Where.
+        page: PageNo,
+    },
+    /// The medium failed.
+    #[error("read region")]
+    Io(#[from] io::Error),
+}
+
+/// What is wrong with a page map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapFault {
+    /// The node is not what its parent refers to: damaged, stale or misplaced.
+    #[error("node has CRC32 {found:08x}, its parent says {expected:08x}")]
+    Checksum {
+        /// By the parent.
+        expected: u32,
+        /// Of the page.
+        found: u32,
+    },
+    /// The page checksums in the segment's header are not those the run was written with.
+    #[error("page checksums of the run have CRC32 {found:08x}, the run says {expected:08x}")]
+    PageChecksums {
+        /// By the run.
+        expected: u32,
+        /// Of the table.
+        found: u32,
+    },
+    /// Not a node of the expected level, or its entries do not ascend.
+    #[error("not a well-formed node")]
+    Malformed,
+    /// Refers to a page outside the segments of its checkpoint.
+    #[error("refers to a page outside the checkpoint's segments")]
+    Outside,
+    /// 32 bytes that no writer makes.
+    #[error("not a map root")]
+    Root,
+    /// A blob's pages do not add up to its length.
+    #[error("blob of {len_bytes} bytes has no page {index}")]
+    BlobGap {
+        /// Expected length.
+        len_bytes: u64,
+        /// First missing page.
+        index: u64,
+    },
+}
+
+/// Reading pages failed. Nothing unverified leaves the crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PageError {
+    /// A page is not what was written.
+    #[error("page {index:#x} at {location} has CRC32 {found:08x} instead of {expected:08x}")]
+    Corrupt {
+        /// Its index in the map.
+        index: u64,
+        /// Where it is.
+        location: PageNo,
+        /// Written.
+        expected: u32,
+        /// Read.
+        found: u32,
+    },
+    /// A map is damaged.
+    #[error("page map at {location} is damaged: {fault}")]
+    MapCorrupt {
+        /// Node or run.
+        location: PageNo,
+        /// How.
+        fault: MapFault,
+    },
+    /// The medium failed.
+    #[error("read page")]
+    Io(#[from] io::Error),
+}
+
+/// Copying a blob out failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlobError {
+    /// Reading it.
+    #[error(transparent)]
+    Page(#[from] PageError),
+    /// The receiver refused.
+    #[error("pass on blob")]
+    Sink(#[source] io::Error),
+}
+
+/// Writing to a shadow failed. All that is left to do with it is to drop it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShadowError {
+    /// No free segment.
+    #[error("region is full: {needed} bytes needed, {free} free")]
+    Full {
+        /// Bytes of the segments asked for.
+        needed: u64,
+        /// Bytes of the free segments.
+        free: u64,
+    },
+    /// Pages come in strictly ascending order.
+    #[error("page {index:#x} after page {expected:#x} was expected next: pages must ascend")]
+    NotAscending {
+        /// What came.
+        index: u64,
+        /// The least that may come.
+        expected: u64,
+    },
+    /// The parent was said to have a page and has not.
+    #[error("page {index:#x} is said to be in the parent, which lacks it")]
+    MissingInParent {
+        /// The page.
+        index: u64,
+    },
+    /// Not a whole number of pages.
+    #[error("{len_bytes} bytes are not a whole number of pages")]
+    NotPages {
+        /// What came.
+        len_bytes: usize,
+    },
+    /// More pages than a map can index.
+    #[error("{pages} pages from page {index:#x} pass the end of the index space")]
+    TooManyPages {
+        /// First page.
+        index: u64,
+        /// How many.
+        pages: u64,
+    },
+    /// The parent is of another region.
+    #[error("parent and shadow are in different regions")]
+    ForeignRegion,
+    /// The parent cannot be read.
+    #[error("parent: {0}")]
+    Corrupt(#[from] PageError),
+    /// Reading the source of a blob failed.
+    #[error("read blob")]
+    Source(#[source] io::Error),
+    /// The medium failed.
+    #[error("write shadow")]
+    Io(#[from] io::Error),
+}
+
+/// Writing the journal failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// No such checkpoint.
+    #[error("no checkpoint {id}")]
+    Unknown {
+        /// The id.
+        id: CheckpointId,
+    },
+    /// Live checkpoints fill it.
+    #[error("journal is full: {records} records, all live; delete checkpoints")]
+    Full {
+        /// Records of a half.
+        records: u32,
+    },
+    /// An earlier write of the journal failed, so what is durable is unknown until the region is
+    /// opened anew. Reading goes on.
+    #[error("journal failed earlier: open the region anew")]
+    Failed,
+    /// The region was closed.
+    #[error("region is closed")]
+    Closed,
+    /// The medium failed now; whether the operation happened shows at the next open.
+    #[error("write journal")]
+    Io(#[from] io::Error),
+}
+
+/// Sealing failed. Unless it says otherwise the checkpoint does not exist.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealError {
+    /// The id is taken.
+    #[error("checkpoint {id} exists already")]
+    Exists {
+        /// The id.
+        id: CheckpointId,
+    },
+    /// The shadow's data.
+    #[error(transparent)]
+    Shadow(#[from] ShadowError),
+    /// The journal; with [`JournalError::Io`] it shows at the next open whether the seal happened.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+/// Closing failed; the next open counts an unsafe shutdown, nothing else is lost.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// Writing the superblock.
+    #[error("write superblock")]
+    Io(#[from] io::Error),
+    /// The journal had failed: what is durable shows at the next open.
+    #[error("journal failed earlier: the region stays marked as open")]
+    Failed,
+}
+
+/// A run or node that lies where nothing of it can be.
+pub(crate) fn outside(location: PageNo) -> PageError {
+    PageError::MapCorrupt {
+        location,
+        fault: MapFault::Outside,
+    }
+}
+
+/// A page of a segment header is not part of any run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotInSegments;
+
+/// Where in its segment a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentPlace {
+    /// The segment.
+    pub(crate) segment: SegmentNo,
+    /// Page in the segment, at least 1.
+    pub(crate) page: u32,
+}

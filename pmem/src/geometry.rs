@@ -1,0 +1,202 @@
+//! Where a region's parts are.
+
+use crate::convert::to_u64;
+use crate::error::{FormatError, NotInSegments, SegmentPlace};
+use crate::ids::{PageNo, SegmentNo};
+use crate::layout::{RECORD_BYTES, Superblock};
+use crate::{PAGE_BYTES, PAGE_SIZE};
+
+/// Bytes of the two superblocks, a page each.
+const SUPERBLOCKS_BYTES: u64 = 2 * PAGE_BYTES;
+pub(crate) const MIN_SEGMENT_BYTES: u32 = 64 << 10;
+pub(crate) const MAX_SEGMENT_BYTES: u32 = 2 << 20;
+/// Records that fill a page: halves are whole pages.
+const RECORDS_PER_PAGE: u32 = 32;
+const _: () = assert!(RECORDS_PER_PAGE as usize * RECORD_BYTES == PAGE_SIZE);
+const MAX_JOURNAL_RECORDS: u32 = 1 << 20;
+
+/// Sizes and offsets of a region's parts, consistent by construction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) capacity_bytes: u64,
+    pub(crate) journal_at: u64,
+    pub(crate) journal_records: u32,
+    pub(crate) segments_at: u64,
+    pub(crate) segments: u32,
+    pub(crate) segment_bytes: u32,
+}
+
+impl Geometry {
+    /// Lays out a medium of `medium_bytes`. `journal_records` per half; `None`: two for every segment,
+    /// so that the journal is compacted long after the segments are used up, from 64 to 65,536.
+    pub(crate) fn plan(
+        medium_bytes: u64,
+        segment_bytes: u32,
+        journal_records: Option<u32>,
+    ) -> Result<Self, FormatError> {
+        if !valid_segment_bytes(segment_bytes) {
+            return Err(FormatError::SegmentSize { segment_bytes });
+        }
+        let records = journal_records.unwrap_or_else(|| {
+            let scaled = (medium_bytes / u64::from(segment_bytes) * 2).clamp(64, 65_536);
+            u32::try_from(scaled)
+                .unwrap_or(65_536)
+                .next_multiple_of(RECORDS_PER_PAGE)
+        });
+        if !valid_journal_records(records) {
+            return Err(FormatError::JournalSize {
+                journal_records: records,
+            });
+        }
+        let journal_end = SUPERBLOCKS_BYTES + 2 * half_bytes(records);
+        let segments_at = journal_end.next_multiple_of(u64::from(segment_bytes));
+        let segments = medium_bytes.saturating_sub(segments_at) / u64::from(segment_bytes);
+        let capacity = || FormatError::Capacity {
+            capacity_bytes: medium_bytes,
+        };
+        let segments = u32::try_from(segments).map_err(|_| capacity())?;
+        if segments == 0 {
+            return Err(capacity());
+        }
+        Ok(Self {
+            capacity_bytes: segments_at + u64::from(segments) * u64::from(segment_bytes),
+            journal_at: SUPERBLOCKS_BYTES,
+            journal_records: records,
+            segments_at,
+            segments,
+            segment_bytes,
+        })
+    }
+
+    /// What an intact superblock says, if it is possible at all.
+    pub(crate) fn from_superblock(block: &Superblock) -> Option<Self> {
+        let geometry = Self {
+            capacity_bytes: block.capacity_bytes.get(),
+            journal_at: block.journal_at.get(),
+            journal_records: block.journal_records.get(),
+            segments_at: block.segments_at.get(),
+            segments: block.segments.get(),
+            segment_bytes: block.segment_bytes.get(),
+        };
+        let segment_bytes = u64::from(geometry.segment_bytes);
+        let possible = valid_segment_bytes(geometry.segment_bytes)
+            && valid_journal_records(geometry.journal_records)
+            && geometry.segments > 0
+            && geometry.journal_at == SUPERBLOCKS_BYTES
+            && geometry.segments_at >= SUPERBLOCKS_BYTES + 2 * half_bytes(geometry.journal_records)
+            && geometry.segments_at % segment_bytes == 0
+            && geometry
+                .segments_at
+                .checked_add(u64::from(geometry.segments) * segment_bytes)
+                == Some(geometry.capacity_bytes);
+        possible.then_some(geometry)
+    }
+
+    /// Bytes of a journal half.
+    pub(crate) fn half_bytes(&self) -> u64 {
+        half_bytes(self.journal_records)
+    }
+
+    /// Pages of a segment, its header included.
+    pub(crate) fn segment_pages(&self) -> u32 {
+        self.segment_bytes >> PAGE_BYTES.trailing_zeros()
+    }
+
+    /// Byte offset of a segment.
+    pub(crate) fn segment_at(&self, segment: SegmentNo) -> u64 {
+        self.segments_at + u64::from(segment.0) * u64::from(self.segment_bytes)
+    }
+
+    /// Page number of a page of a segment.
+    pub(crate) fn page_no(&self, segment: SegmentNo, page: u32) -> PageNo {
+        PageNo(self.segment_at(segment) / PAGE_BYTES + u64::from(page))
+    }
+
+    /// Where `pages` pages from `first` are: all in one segment, none of them its header.
+    pub(crate) fn place(&self, first: PageNo, pages: u32) -> Result<SegmentPlace, NotInSegments> {
+        let area = self.segments_at / PAGE_BYTES;
+        let page = first.0.checked_sub(area).ok_or(NotInSegments)?;
+        let per_segment = u64::from(self.segment_pages());
+        let segment = u32::try_from(page / per_segment).map_err(|_| NotInSegments)?;
+        let page = u32::try_from(page % per_segment).map_err(|_| NotInSegments)?;
+        let fits = segment < self.segments
+            && page > 0
+            && pages > 0
+            && u64::from(page) + u64::from(pages) <= per_segment;
+        if fits {
+            Ok(SegmentPlace {
+                segment: SegmentNo(segment),
+                page,
+            })
+        } else {
+            Err(NotInSegments)
+        }
+    }
+}
+
+fn half_bytes(records: u32) -> u64 {
+    u64::from(records) * to_u64(RECORD_BYTES)
+}
+
+fn valid_segment_bytes(bytes: u32) -> bool {
+    bytes.is_power_of_two() && (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes)
+}
+
+fn valid_journal_records(records: u32) -> bool {
+    (RECORDS_PER_PAGE..=MAX_JOURNAL_RECORDS).contains(&records) && records % RECORDS_PER_PAGE == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap_and_fill_the_medium() {
+        for (bytes, segment) in [
+            (1 << 20, 64 << 10),
+            (4 << 30, 1 << 20),
+            (256 << 10, 64 << 10),
+        ] {
+            let g = Geometry::plan(bytes, segment, None).unwrap();
+            assert!(g.journal_at + 2 * g.half_bytes() <= g.segments_at);
+            assert!(g.capacity_bytes <= bytes && bytes - g.capacity_bytes < u64::from(segment));
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        assert!(matches!(
+            Geometry::plan(1 << 20, 4096, None),
+            Err(FormatError::SegmentSize { .. })
+        ));
+        assert!(matches!(
+            Geometry::plan(1 << 20, 1 << 16, Some(33)),
+            Err(FormatError::JournalSize { .. })
+        ));
+        assert!(matches!(
+            Geometry::plan(1 << 16, 1 << 16, None),
+            Err(FormatError::Capacity { .. })
+        ));
+    }
+
+    #[test]
+    fn pages_are_placed_in_segments_only() {
+        let g = Geometry::plan(1 << 20, 64 << 10, Some(64)).unwrap();
+        let first = g.page_no(SegmentNo(2), 1);
+        assert_eq!(
+            g.place(first, 15).unwrap(),
+            SegmentPlace {
+                segment: SegmentNo(2),
+                page: 1
+            }
+        );
+        assert!(g.place(first, 16).is_err(), "crosses into the next segment");
+        assert!(g.place(g.page_no(SegmentNo(2), 0), 1).is_err(), "a header");
+        assert!(g.place(PageNo(1), 1).is_err(), "a superblock");
+        assert!(g.place(PageNo(u64::MAX), 1).is_err());
+        assert!(
+            g.place(g.page_no(SegmentNo(g.segments), 1), 1).is_err(),
+            "past the end"
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! Newtypes for what is counted and named in a region.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::PAGE_BYTES;
+
+/// Names a checkpoint: 128 random bits, written as 32 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CheckpointId(u128);
+
+impl CheckpointId {
+    /// An id from its number.
+    #[must_use]
+    pub const fn new(value: u128) -> Self {
+        Self(value)
+    }
+
+    /// A new id from the kernel's random numbers.
+    ///
+    /// # Panics
+    /// If the kernel has no `getrandom`, which every kernel since 3.17 has.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(u128::from_le_bytes(random_bytes()))
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn value(self) -> u128 {
+        self.0
+    }
+
+    pub(crate) const fn to_bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
+    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_le_bytes(bytes))
+    }
+}
+
+impl fmt::Display for CheckpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for CheckpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CheckpointId({self})")
+    }
+}
+
+/// Not 32 hex digits.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an id is 32 hex digits, not {text:?}")]
+pub struct ParseIdError {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for CheckpointId {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let refuse = || ParseIdError {
+            text: text.to_owned(),
+        };
+        if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(refuse());
+        }
+        u128::from_str_radix(text, 16)
+            .map(Self)
+            .map_err(|_| refuse())
+    }
+}
+
+/// Names a region; part of every journal checksum, so that records of an earlier format never count.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RegionUuid([u8; 16]);
+
+impl RegionUuid {
+    /// From 16 bytes.
+    #[must_use]
+    pub const fn new(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// A random version-4 UUID.
+    ///
+    /// # Panics
+    /// As [`CheckpointId::random`].
+    #[must_use]
+    pub fn random() -> Self {
+        let mut bytes = random_bytes();
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Self(bytes)
+    }
+
+    /// The 16 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for RegionUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RegionUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegionUuid({self})")
+    }
+}
+
+/// Number of a segment in its region, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentNo(pub(crate) u32);
+
+impl SegmentNo {
+    /// The number.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for SegmentNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segment {}", self.0)
+    }
+}
+
+/// Where a page is: its number in the region, counted in pages from the region's first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageNo(pub(crate) u64);
+
+impl PageNo {
+    /// The number.
+    #[must_use]
+    pub const fn value(self) -> u64 {
+        self.0
+    }
+
+    /// Byte offset in the region.
+    #[must_use]
+    pub const fn offset_bytes(self) -> u64 {
+        self.0.saturating_mul(PAGE_BYTES)
+    }
+
+    /// The page `pages` further on.
+    pub(crate) const fn plus(self, pages: u64) -> Self {
+        Self(self.0.saturating_add(pages))
+    }
+}
+
+impl fmt::Display for PageNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "byte {:#x} of the region", self.offset_bytes())
+    }
+}
+
+fn random_bytes() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        // Up to 256 bytes come whole once the pool is initialised; EINTR only before that.
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(n) => filled += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => panic!("getrandom: {errno}"),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_print_and_parse() {
+        let id = CheckpointId::new(0xab);
+        assert_eq!(id.to_string(), "000000000000000000000000000000ab");
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for bad in [
+            "",
+            "ab",
+            "+00000000000000000000000000000ab",
+            "g0000000000000000000000000000000",
+        ] {
+            assert!(bad.parse::<CheckpointId>().is_err(), "{bad}");
+        }
+        assert_ne!(CheckpointId::random(), CheckpointId::random());
+    }
+
+    #[test]
+    fn uuids_print_with_dashes() {
+        let uuid = RegionUuid::new([0x11; 16]);
+        assert_eq!(uuid.to_string(), "11111111-1111-1111-1111-111111111111");
+        assert_eq!(RegionUuid::random().as_bytes()[6] >> 4, 4);
+    }
+}

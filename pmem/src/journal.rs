@@ -1,0 +1,413 @@
+//! The journal: one record makes a checkpoint exist, or no longer.
+//!
+//! Two halves. Records are appended to the active one, one at a time, each durable before the next is
+//! begun: so a crash tears at most the last. When the active half is full, the live state is written
+//! to the other one and a header record there makes that the active half. Epochs are never used twice,
+//! not even by a compaction that a crash cut short, so what is left over in a half never counts.
+
+use std::collections::HashMap;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::convert::{to_u64, to_usize};
+use crate::error::JournalError;
+use crate::geometry::Geometry;
+use crate::ids::{CheckpointId, PageNo, RegionUuid};
+use crate::layout::{
+    RECORD_ATTRS, RECORD_BYTES, RECORD_DELETE, RECORD_HEADER, RECORD_REPLACES, RECORD_SEAL,
+    RecordCopy,
+};
+use crate::medium::Medium;
+
+mod replay;
+
+pub(crate) use replay::replay;
+
+/// A live checkpoint, as the journal has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Live {
+    pub(crate) root: PageNo,
+    pub(crate) root_crc32: u32,
+    pub(crate) attrs: u32,
+    /// Ascends with every seal.
+    pub(crate) order: u64,
+}
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Seal {
+        id: CheckpointId,
+        root: PageNo,
+        root_crc32: u32,
+        attrs: u32,
+        replaces: Option<CheckpointId>,
+    },
+    Delete {
+        id: CheckpointId,
+    },
+    Attrs {
+        id: CheckpointId,
+        bits: u32,
+    },
+}
+
+/// A change that has passed all checks and has its place.
+#[must_use]
+pub(crate) struct Prepared {
+    change: Change,
+    place: Place,
+}
+
+enum Place {
+    /// The next slot of the active half.
+    Append,
+    /// The compacted other half, written and flushed with the change in it; its header commits.
+    Flip { epoch: u32, records: u32 },
+}
+
+/// The journal of an open region.
+pub(crate) struct Journal {
+    uuid: RegionUuid,
+    geometry: Geometry,
+    half: u8,
+    epoch: u32,
+    /// Highest epoch ever seen or used.
+    last_epoch: u32,
+    /// Slot of the next record.
+    next: u32,
+    live: HashMap<CheckpointId, Live>,
+    next_order: u64,
+    failed: bool,
+    closed: bool,
+}
+
+impl Journal {
+    /// Writes and flushes the journal of a new region: an empty first half, and a second one that is
+    /// none. What an earlier region left in them does not count, as checksums have the uuid in them.
+    pub(crate) fn format(
+        medium: &dyn Medium,
+        geometry: &Geometry,
+        uuid: RegionUuid,
+    ) -> std::io::Result<()> {
+        let header = encode(uuid, header_record(1, 0));
+        // SAFETY: nobody has the region open while it is formatted.
+        unsafe {
+            medium.write(half_at(geometry, 0), &header)?;
+            medium.write(half_at(geometry, 1), &[0; RECORD_BYTES])?;
+        }
+        medium.flush(half_at(geometry, 0), to_u64(RECORD_BYTES))?;
+        medium.flush(half_at(geometry, 1), to_u64(RECORD_BYTES))
+    }
+
+    pub(crate) fn live(&self) -> &HashMap<CheckpointId, Live> {
+        &self.live
+    }
+
+    /// Records of the active half in use, its header included.
+    pub(crate) fn used(&self) -> u32 {
+        self.next
+    }
+
+    /// The order that the next seal gets.
+    pub(crate) fn next_order(&self) -> u64 {
+        self.next_order
+    }
+
+    pub(crate) fn check(&self) -> Result<(), JournalError> {
+        if self.failed {
+            return Err(JournalError::Failed);
+        }
+        if self.closed {
+            Err(JournalError::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// What is durable is unknown from here on.
+    pub(crate) fn fail(&mut self) {
+        self.failed = true;
+    }
+
+    /// Finds a place for the change. If the active half is full, writes the compacted state with the
+    /// change applied to the other one, flushed but not fenced: **a fence must come before
+    /// [`commit`](Self::commit)**.
+    ///
+    /// A slot is kept free of seals, so that deleting is possible however full the journal is.
+    pub(crate) fn prepare(
+        &mut self,
+        medium: &dyn Medium,
+        change: Change,
+    ) -> Result<Prepared, JournalError> {
+        self.check()?;
+        for id in [change.removes(), change.touches()].into_iter().flatten() {
+            if !self.live.contains_key(&id) {
+                return Err(JournalError::Unknown { id });
+            }
+        }
+        let kept_free = u32::from(matches!(change, Change::Seal { .. }));
+        if self.next + kept_free < self.geometry.journal_records {
+            return Ok(Prepared {
+                change,
+                place: Place::Append,
+            });
+        }
+        let mut live = self.live.clone();
+        apply(&mut live, self.next_order, change);
+        let records = u32::try_from(live.len()).unwrap_or(u32::MAX);
+        if records.saturating_add(1 + kept_free) > self.geometry.journal_records {
+            return Err(JournalError::Full {
+                records: self.geometry.journal_records,
+            });
+        }
+        let Some(epoch) = self.last_epoch.checked_add(1) else {
+            return Err(JournalError::Full {
+                records: self.geometry.journal_records,
+            });
+        };
+        self.last_epoch = epoch;
+        let mut live: Vec<_> = live.into_iter().collect();
+        live.sort_unstable_by_key(|(_, l)| l.order);
+        let mut bytes = Vec::with_capacity(live.len() * RECORD_BYTES);
+        for ((id, l), sequence) in live.into_iter().zip(1..) {
+            let seal = Change::Seal {
+                id,
+                root: l.root,
+                root_crc32: l.root_crc32,
+                attrs: l.attrs,
+                replaces: None,
+            };
+            bytes.extend_from_slice(&encode(self.uuid, seal.to_record(epoch, sequence)));
+        }
+        let at = half_at(&self.geometry, 1 - self.half) + to_u64(RECORD_BYTES);
+        // SAFETY: under the journal's lock; no slice of the journal is ever lent.
+        let written = unsafe { medium.write(at, &bytes) };
+        written.and_then(|()| medium.flush(at, to_u64(bytes.len())))?;
+        Ok(Prepared {
+            change,
+            place: Place::Flip { epoch, records },
+        })
+    }
+
+    /// Writes the one record that makes the change happen, and waits until it is durable.
+    ///
+    /// An error leaves it open whether the change happened: the journal takes no more.
+    pub(crate) fn commit(
+        &mut self,
+        medium: &dyn Medium,
+        prepared: &Prepared,
+    ) -> Result<(), JournalError> {
+        let (at, record) = match prepared.place {
+            Place::Append => {
+                let at = half_at(&self.geometry, self.half)
+                    + u64::from(self.next) * to_u64(RECORD_BYTES);
+                (at, prepared.change.to_record(self.epoch, self.next))
+            }
+            Place::Flip { epoch, records } => (
+                half_at(&self.geometry, 1 - self.half),
+                header_record(epoch, records),
+            ),
+        };
+        if let Err(error) = write_durably(medium, at, &encode(self.uuid, record)) {
+            self.failed = true;
+            return Err(error.into());
+        }
+        apply(&mut self.live, self.next_order, prepared.change);
+        if matches!(prepared.change, Change::Seal { .. }) {
+            self.next_order += 1;
+        }
+        match prepared.place {
+            Place::Append => self.next += 1,
+            Place::Flip { epoch, records } => {
+                let old = half_at(&self.geometry, self.half);
+                self.half = 1 - self.half;
+                self.epoch = epoch;
+                self.next = records + 1;
+                // So that damage to the new header is found, and never taken for the state before. If
+                // a crash undoes it, the old half's lower epoch still loses: no fence needed.
+                // SAFETY: under the journal's lock; no slice of the journal is ever lent.
+                let erased = unsafe { medium.write(old, &[0; RECORD_BYTES]) };
+                // The change has happened: an error shows at the next fence, not here.
+                let _ = erased.and_then(|()| medium.flush(old, to_u64(RECORD_BYTES)));
+            }
+        }
+        Ok(())
+    }
+
+    /// A change on its own: prepares, fences where a compaction asks for it, commits.
+    pub(crate) fn change(
+        &mut self,
+        medium: &dyn Medium,
+        change: Change,
+    ) -> Result<(), JournalError> {
+        let prepared = self.prepare(medium, change)?;
+        if matches!(prepared.place, Place::Flip { .. }) {
+            if let Err(error) = medium.fence() {
+                self.failed = true;
+                return Err(error.into());
+            }
+        }
+        self.commit(medium, &prepared)
+    }
+}
+
+impl Change {
+    fn removes(self) -> Option<CheckpointId> {
+        match self {
+            Self::Seal { replaces, .. } => replaces,
+            Self::Delete { id } => Some(id),
+            Self::Attrs { .. } => None,
+        }
+    }
+
+    fn touches(self) -> Option<CheckpointId> {
+        match self {
+            Self::Attrs { id, .. } => Some(id),
+            Self::Seal { .. } | Self::Delete { .. } => None,
+        }
+    }
+
+    fn to_record(self, epoch: u32, sequence: u32) -> RecordCopy {
+        let mut record = RecordCopy {
+            crc32: U32::ZERO,
+            kind: U16::ZERO,
+            flags: U16::ZERO,
+            epoch: U32::new(epoch),
+            sequence: U32::new(sequence),
+            id: [0; 16],
+            replaces: [0; 16],
+            root: U64::ZERO,
+            root_crc32: U32::ZERO,
+            attrs: U32::ZERO,
+        };
+        match self {
+            Self::Seal {
+                id,
+                root,
+                root_crc32,
+                attrs,
+                replaces,
+            } => {
+                record.kind = U16::new(RECORD_SEAL);
+                record.id = id.to_bytes();
+                record.root = U64::new(root.0);
+                record.root_crc32 = U32::new(root_crc32);
+                record.attrs = U32::new(attrs);
+                if let Some(replaces) = replaces {
+                    record.flags = U16::new(RECORD_REPLACES);
+                    record.replaces = replaces.to_bytes();
+                }
+            }
+            Self::Delete { id } => {
+                record.kind = U16::new(RECORD_DELETE);
+                record.id = id.to_bytes();
+            }
+            Self::Attrs { id, bits } => {
+                record.kind = U16::new(RECORD_ATTRS);
+                record.id = id.to_bytes();
+                record.attrs = U32::new(bits);
+            }
+        }
+        record
+    }
+
+    fn from_record(record: &RecordCopy) -> Option<Self> {
+        let id = CheckpointId::from_bytes(record.id);
+        let replaces = record.flags.get() & RECORD_REPLACES != 0;
+        match record.kind.get() {
+            RECORD_SEAL => Some(Self::Seal {
+                id,
+                root: PageNo(record.root.get()),
+                root_crc32: record.root_crc32.get(),
+                attrs: record.attrs.get(),
+                replaces: replaces.then(|| CheckpointId::from_bytes(record.replaces)),
+            }),
+            RECORD_DELETE => Some(Self::Delete { id }),
+            RECORD_ATTRS => Some(Self::Attrs {
+                id,
+                bits: record.attrs.get(),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// Applies a change that is known to make sense.
+fn apply(live: &mut HashMap<CheckpointId, Live>, order: u64, change: Change) {
+    if let Some(removed) = change.removes() {
+        live.remove(&removed);
+    }
+    match change {
+        Change::Seal {
+            id,
+            root,
+            root_crc32,
+            attrs,
+            ..
+        } => {
+            live.insert(
+                id,
+                Live {
+                    root,
+                    root_crc32,
+                    attrs,
+                    order,
+                },
+            );
+        }
+        Change::Delete { .. } => {}
+        Change::Attrs { id, bits } => {
+            if let Some(l) = live.get_mut(&id) {
+                l.attrs = bits;
+            }
+        }
+    }
+}
+
+fn header_record(epoch: u32, compacted: u32) -> RecordCopy {
+    let mut record = Change::Delete {
+        id: CheckpointId::new(0),
+    }
+    .to_record(epoch, 0);
+    record.kind = U16::new(RECORD_HEADER);
+    record.attrs = U32::new(compacted);
+    record
+}
+
+/// A record's two copies, with their checksums.
+fn encode(uuid: RegionUuid, mut record: RecordCopy) -> [u8; RECORD_BYTES] {
+    record.crc32 = U32::new(checksum(uuid, &record));
+    let mut bytes = [0; RECORD_BYTES];
+    for copy in bytes.chunks_exact_mut(size_of::<RecordCopy>()) {
+        copy.copy_from_slice(record.as_bytes());
+    }
+    bytes
+}
+
+fn checksum(uuid: RegionUuid, record: &RecordCopy) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(uuid.as_bytes());
+    hasher.update(&record.as_bytes()[size_of::<U32>()..]);
+    hasher.finalize()
+}
+
+fn half_at(geometry: &Geometry, half: u8) -> u64 {
+    geometry.journal_at + u64::from(half) * geometry.half_bytes()
+}
+
+fn half_len(geometry: &Geometry) -> usize {
+    to_usize(geometry.half_bytes())
+}
+
+fn write_durably(medium: &dyn Medium, at: u64, record: &[u8]) -> std::io::Result<()> {
+    // SAFETY: under the journal's lock; no slice of the journal is ever lent.
+    unsafe { medium.write(at, record)? };
+    medium.flush(at, to_u64(record.len()))?;
+    medium.fence()
+}

@@ -1,0 +1,273 @@
+//! Every structure that is stored in a region, and nothing else: no I/O here.
+//!
+//! Integers are little-endian; structures have no padding (asserted at the end, and `docs/format.md`
+//! is compared with this file by a test). Checksums are CRC32 (the IEEE polynomial, as in zlib).
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::PAGE_SIZE;
+
+/// The format version this build writes, and the newest it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// First bytes of a superblock.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"PFREGION";
+/// First bytes of a segment's header page.
+pub const SEGMENT_MAGIC: [u8; 8] = *b"PFSEGMNT";
+/// First bytes of a checkpoint's root page.
+pub const ROOT_MAGIC: [u8; 8] = *b"PFCKROOT";
+/// First bytes of a page-map node.
+pub const NODE_MAGIC: [u8; 4] = *b"PFMN";
+
+/// Superblock state: nobody has the region open, everything acknowledged is in it.
+pub const STATE_CLEAN: u32 = 1;
+/// Superblock state: open; found at the next open, it tells an unsafe shutdown.
+pub const STATE_OPEN: u32 = 2;
+
+/// What a region is: at pages 0 and 1, the one with the higher generation counts.
+///
+/// `magic`, `version` and `crc32` keep their places in every later version, so that an older build
+/// can tell a newer region from a damaged one.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Superblock {
+    /// [`SUPERBLOCK_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`FORMAT_VERSION`].
+    pub version: U32,
+    /// [`STATE_CLEAN`] or [`STATE_OPEN`].
+    pub state: U32,
+    /// Names the region.
+    pub uuid: [u8; 16],
+    /// Bytes from the region's first byte to the end of its last segment.
+    pub capacity_bytes: U64,
+    /// Byte offset of the first journal half; the second follows at once.
+    pub journal_at: U64,
+    /// Byte offset of segment 0, a multiple of `segment_bytes`.
+    pub segments_at: U64,
+    /// Number of segments.
+    pub segments: U32,
+    /// Bytes of a segment: a power of two from 64 KiB to 2 MiB.
+    pub segment_bytes: U32,
+    /// Records in each journal half, its header included.
+    pub journal_records: U32,
+    /// Zero.
+    pub reserved0: U32,
+    /// One more than the other superblock's when this one was written.
+    pub generation: U64,
+    /// Times the region was opened without having been closed.
+    pub unsafe_shutdowns: U64,
+    /// Zero.
+    pub reserved1: [u8; 36],
+    /// CRC32 of the bytes before.
+    pub crc32: U32,
+}
+
+/// Journal record kind: first record of a half; `attrs` counts the compacted records after it.
+pub const RECORD_HEADER: u16 = 1;
+/// Journal record kind: a checkpoint exists.
+pub const RECORD_SEAL: u16 = 2;
+/// Journal record kind: a checkpoint exists no longer.
+pub const RECORD_DELETE: u16 = 3;
+/// Journal record kind: a checkpoint's attributes are these.
+pub const RECORD_ATTRS: u16 = 4;
+
+/// Journal record flag: `replaces` names a checkpoint that this record deletes.
+pub const RECORD_REPLACES: u16 = 1;
+
+/// One of the two equal copies that make a journal record.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RecordCopy {
+    /// CRC32 of the region's uuid and the bytes after this field.
+    pub crc32: U32,
+    /// `RECORD_HEADER` … `RECORD_ATTRS`.
+    pub kind: U16,
+    /// [`RECORD_REPLACES`] or 0.
+    pub flags: U16,
+    /// Number of the compaction that this half came from; never used twice.
+    pub epoch: U32,
+    /// The record's own place in its half.
+    pub sequence: U32,
+    /// Checkpoint id.
+    pub id: [u8; 16],
+    /// Id of the checkpoint that this one replaces.
+    pub replaces: [u8; 16],
+    /// Page number of the checkpoint's first root page.
+    pub root: U64,
+    /// CRC32 of that page.
+    pub root_crc32: U32,
+    /// Attribute bits; in a header, the number of compacted records.
+    pub attrs: U32,
+}
+
+/// Bytes of a journal record: two copies, one cache line each.
+pub const RECORD_BYTES: usize = 128;
+
+/// CRC32 table entries of a segment header: one for every page of the largest segment.
+pub const SEGMENT_CRCS: usize = 512;
+
+/// First page of a segment.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SegmentHeader {
+    /// [`SEGMENT_MAGIC`]. Informative, as are the next three: pages are found and verified through maps.
+    pub magic: [u8; 8],
+    /// Own number.
+    pub segment: U32,
+    /// Pages written after this one.
+    pub pages: U32,
+    /// The region's uuid.
+    pub uuid: [u8; 16],
+    /// Zero.
+    pub reserved: [u8; 2016],
+    /// CRC32 of each page, by its place in the segment; entry 0 is zero. Verified by the run's
+    /// `crcs_crc32`.
+    pub crcs: [U32; SEGMENT_CRCS],
+}
+
+/// Consecutive segments.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtentEntry {
+    /// First segment.
+    pub first: U32,
+    /// Number of segments, at least 1.
+    pub segments: U32,
+}
+
+/// Extents in a root page.
+pub const ROOT_EXTENTS: usize = 496;
+
+/// A page of a checkpoint's root; an equal copy follows in the next page.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RootPage {
+    /// [`ROOT_MAGIC`].
+    pub magic: [u8; 8],
+    /// Checkpoint id.
+    pub id: [u8; 16],
+    /// Map of the manifest's pages; zero in all but the first root page.
+    pub manifest: MapRootBytes,
+    /// Length of the manifest.
+    pub manifest_bytes: U64,
+    /// Page number of the next root page, 0 after the last.
+    pub next: U64,
+    /// CRC32 of the next root page.
+    pub next_crc32: U32,
+    /// Extents in this page.
+    pub extents_here: U32,
+    /// Extents in this page and those after it.
+    pub extents_left: U32,
+    /// Zero.
+    pub reserved: [u8; 44],
+    /// Segments that hold anything of this checkpoint, ascending, its own and inherited ones.
+    pub extents: [ExtentEntry; ROOT_EXTENTS],
+}
+
+/// Refers to a page map from a root page or a manifest.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct MapRootBytes {
+    /// Page number of the topmost node, 0 if the map is empty.
+    pub node: U64,
+    /// CRC32 of that page.
+    pub crc32: U32,
+    /// Its level, 0 for a leaf.
+    pub level: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Pages in the map.
+    pub pages: U64,
+    /// Runs in the map.
+    pub runs: U64,
+}
+
+/// Start of a map node; entries follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct NodeHeader {
+    /// [`NODE_MAGIC`].
+    pub magic: [u8; 4],
+    /// 0 for a leaf, whose entries are runs; above, entries are children of the level below.
+    pub level: U16,
+    /// Number of entries, at least 1.
+    pub entries: U16,
+    /// First index of the first run below.
+    pub first_index: U64,
+    /// Index after the last page of the last run below.
+    pub end_index: U64,
+    /// Zero.
+    pub reserved: U64,
+}
+
+/// Run kind: pages of zeros, stored nowhere.
+pub const RUN_ZERO: u16 = 0;
+/// Run kind: pages at `location`.
+pub const RUN_STORED: u16 = 1;
+
+/// Leaf entry: consecutive pages. A stored run lies within one segment.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct RunEntry {
+    /// Index of the first page: a virtual page number, or a page of a file.
+    pub first_index: U64,
+    /// Page number in the region of the first page; 0 for zeros.
+    pub location: U64,
+    /// Number of pages, at least 1.
+    pub pages: U32,
+    /// Flags of the writer's own.
+    pub flags: U16,
+    /// [`RUN_ZERO`] or [`RUN_STORED`].
+    pub kind: U16,
+    /// CRC32 of the pages' CRC32s, in order; 0 for zeros.
+    pub crcs_crc32: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// Inner entry: a child node.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ChildEntry {
+    /// First index below the child.
+    pub first_index: U64,
+    /// Page number of the child.
+    pub node: U64,
+    /// CRC32 of the child's page.
+    pub crc32: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// Runs in a leaf: (4096 - 32) / 32.
+pub const LEAF_ENTRIES: usize = 127;
+/// Children of an inner node: (4096 - 32) / 24.
+pub const INNER_ENTRIES: usize = 169;
+
+const _: () = {
+    assert!(size_of::<Superblock>() == 128);
+    assert!(size_of::<RecordCopy>() == 64);
+    assert!(RECORD_BYTES == 2 * size_of::<RecordCopy>());
+    assert!(PAGE_SIZE % RECORD_BYTES == 0);
+    assert!(size_of::<SegmentHeader>() == PAGE_SIZE);
+    assert!(size_of::<RootPage>() == PAGE_SIZE);
+    assert!(size_of::<MapRootBytes>() == 32);
+    assert!(size_of::<NodeHeader>() == 32);
+    assert!(size_of::<RunEntry>() == 32);
+    assert!(size_of::<ChildEntry>() == 24);
+    assert!(size_of::<NodeHeader>() + LEAF_ENTRIES * size_of::<RunEntry>() == PAGE_SIZE);
+    assert!(size_of::<NodeHeader>() + INNER_ENTRIES * size_of::<ChildEntry>() <= PAGE_SIZE);
+    // The checksums' places, on which builds of any version rely.
+    assert!(std::mem::offset_of!(Superblock, version) == 8);
+    assert!(std::mem::offset_of!(Superblock, crc32) == 124);
+    assert!(std::mem::offset_of!(RecordCopy, crc32) == 0);
+    assert!(std::mem::offset_of!(SegmentHeader, crcs) == 2048);
+};

@@ -1,0 +1,229 @@
+//! Reading a checkpoint's pages through a map.
+
+use std::io;
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+use super::node::{Node, run_len};
+use super::{MapCursor, MapRoot, Run, RunKind};
+use crate::checkpoint::Checkpoint;
+use crate::convert::{to_u64, to_usize};
+use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside};
+use crate::ids::PageNo;
+use crate::{PAGE_BYTES, PAGE_SIZE};
+
+/// What a blob's zero runs are passed on from, a piece at a time.
+static ZEROS: [u8; 16 * PAGE_SIZE] = [0; 16 * PAGE_SIZE];
+
+/// A page map of a checkpoint, for reading. Cheap to clone.
+#[derive(Clone)]
+pub struct PageMap {
+    checkpoint: Arc<Checkpoint>,
+    root: MapRoot,
+}
+
+impl PageMap {
+    pub(crate) fn new(checkpoint: Arc<Checkpoint>, root: MapRoot) -> Self {
+        Self { checkpoint, root }
+    }
+
+    /// Its root.
+    #[must_use]
+    pub fn root(&self) -> &MapRoot {
+        &self.root
+    }
+
+    /// The checkpoint it is read from.
+    #[must_use]
+    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.checkpoint
+    }
+
+    /// All runs, ascending.
+    #[must_use]
+    pub fn runs(&self) -> Runs {
+        Runs {
+            cursor: self.clone().cursor(),
+            next_index: Some(0),
+        }
+    }
+
+    /// For look-ups in ascending order, and as a parent for a shadow.
+    #[must_use]
+    pub fn cursor(self) -> MapCursor {
+        MapCursor::new(self)
+    }
+
+    /// The run with the page. Reads a node a level; a [`cursor`](Self::cursor) remembers them.
+    ///
+    /// # Errors
+    /// [`PageError::MapCorrupt`].
+    pub fn lookup(&self, index: u64) -> Result<Option<Run>, PageError> {
+        self.clone().cursor().lookup(index)
+    }
+
+    /// A run's pages, lent from the mapped medium, every one of them verified; empty for zeros. Costs a
+    /// CRC32 of all of them.
+    ///
+    /// # Errors
+    /// [`PageError::Corrupt`] names the first page that is not what was written.
+    pub fn read(&self, run: &Run) -> Result<&[u8], PageError> {
+        self.read_range(run, run.first_index, run.pages)
+    }
+
+    /// Some of a run's pages, verified; empty for zeros and for pages that are not the run's.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_range(&self, run: &Run, first_index: u64, pages: u32) -> Result<&[u8], PageError> {
+        let RunKind::Stored {
+            location,
+            crcs_crc32,
+        } = run.kind
+        else {
+            return Ok(&[]);
+        };
+        let Some(skip) = first_index.checked_sub(run.first_index) else {
+            return Ok(&[]);
+        };
+        if skip.saturating_add(u64::from(pages)) > u64::from(run.pages) || pages == 0 {
+            return Ok(&[]);
+        }
+        let mut crcs = Vec::new();
+        let place = self.read_checksums(location, run.pages, &mut crcs)?;
+        let found = crc32fast::hash(crcs.as_bytes());
+        if found != crcs_crc32 {
+            let fault = MapFault::PageChecksums {
+                expected: crcs_crc32,
+                found,
+            };
+            return Err(PageError::MapCorrupt { location, fault });
+        }
+        let at = self.checkpoint.space().geometry.segment_at(place.segment)
+            + u64::from(place.page) * PAGE_BYTES
+            + skip * PAGE_BYTES;
+        // SAFETY: the pages lie in a segment that the checkpoint's lease holds (`read_checksums` has
+        // checked it), which is given back at the earliest when the last reference to the checkpoint
+        // goes: not before the slice, which borrows from one. A held segment is written to by the
+        // shadow that allocated it only, and sealing has consumed that one.
+        let bytes = unsafe { self.checkpoint.space().medium.bytes(at, run_len(pages))? };
+        let expected = crcs.iter().skip(to_usize(skip));
+        for ((page, expected), index) in bytes
+            .chunks_exact(PAGE_SIZE)
+            .zip(expected)
+            .zip(first_index..)
+        {
+            let found = crc32fast::hash(page);
+            if found != expected.get() {
+                return Err(PageError::Corrupt {
+                    index,
+                    location: location.plus(index - run.first_index),
+                    expected: expected.get(),
+                    found,
+                });
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Passes on a blob's bytes, `len_bytes` of them, in pieces of at most a segment.
+    ///
+    /// # Errors
+    /// [`BlobError`]: a damaged page, pages missing, or the receiver's own error.
+    pub fn read_blob(
+        &self,
+        len_bytes: u64,
+        mut sink: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), BlobError> {
+        let mut left = len_bytes;
+        let mut index = 0;
+        for run in self.runs() {
+            let run = run?;
+            if left == 0 {
+                break;
+            }
+            if run.first_index != index {
+                break;
+            }
+            index = run.end_index();
+            let len = left.min(u64::from(run.pages) * PAGE_BYTES);
+            left -= len;
+            match run.kind {
+                RunKind::Stored { .. } => {
+                    let bytes = self.read(&run)?;
+                    sink(&bytes[..to_usize(len)]).map_err(BlobError::Sink)?;
+                }
+                RunKind::Zero => {
+                    let mut zeros = len;
+                    while zeros > 0 {
+                        let part = zeros.min(to_u64(ZEROS.len()));
+                        sink(&ZEROS[..to_usize(part)]).map_err(BlobError::Sink)?;
+                        zeros -= part;
+                    }
+                }
+            }
+        }
+        if left > 0 {
+            let fault = MapFault::BlobGap { len_bytes, index };
+            return Err(PageError::MapCorrupt {
+                location: self.root.node(),
+                fault,
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn load(&self, location: PageNo, crc32: u32, level: u16) -> Result<Node, PageError> {
+        Node::load(&self.checkpoint, location, crc32, level)
+    }
+
+    /// The page checksums of a stored run, unverified, and where its pages are: in a segment that the
+    /// checkpoint holds.
+    pub(super) fn read_checksums(
+        &self,
+        location: PageNo,
+        pages: u32,
+        into: &mut Vec<U32>,
+    ) -> Result<SegmentPlace, PageError> {
+        let space = self.checkpoint.space();
+        let place = space
+            .geometry
+            .place(location, pages)
+            .map_err(|_| outside(location))?;
+        if !self.checkpoint.lease().holds(place.segment) {
+            return Err(outside(location));
+        }
+        space.read_crcs(place, pages, into)?;
+        Ok(place)
+    }
+}
+
+/// Iterator over a map's runs. After an error it ends.
+pub struct Runs {
+    cursor: MapCursor,
+    next_index: Option<u64>,
+}
+
+impl Iterator for Runs {
+    type Item = Result<Run, PageError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.cursor.seek(self.next_index?) {
+            Ok(Some(run)) => {
+                self.next_index = Some(run.end_index());
+                Some(Ok(run))
+            }
+            Ok(None) => {
+                self.next_index = None;
+                None
+            }
+            Err(error) => {
+                self.next_index = None;
+                Some(Err(error))
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Persistent memory mapped with MAP_SYNC: flushed by CPU instructions, no system call.
+//!
+//! Only MAP_SHARED_VALIDATE makes the kernel refuse what it cannot give: plain MAP_SHARED ignores
+//! flags it does not know, and MAP_SYNC with it.
+
+use std::fs::File;
+use std::io;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::raw::RawBytes;
+use super::{Guarantee, Medium, MediumKind};
+use crate::convert::to_usize;
+use crate::cpu::{self, FlushInstruction};
+
+/// A DAX mapping of a whole file.
+pub(super) struct Dax {
+    raw: RawBytes,
+    base: *mut std::ffi::c_void,
+    len: usize,
+    instruction: FlushInstruction,
+    guarantee: Guarantee,
+    /// Keeps the lock on the region.
+    _file: File,
+}
+
+// SAFETY: `base` is only used by Drop, which has the value to itself; the rest is Send and Sync.
+unsafe impl Send for Dax {}
+// SAFETY: as above.
+unsafe impl Sync for Dax {}
+
+impl Dax {
+    /// Maps `file` if its file system and device give MAP_SYNC, else gives back the file and the errno.
+    pub(super) fn map(file: File, len_bytes: u64) -> Result<Self, (File, i32)> {
+        let instruction = FlushInstruction::detect();
+        if instruction == FlushInstruction::None {
+            return Err((file, rustix::io::Errno::OPNOTSUPP.raw_os_error()));
+        }
+        let len = to_usize(len_bytes);
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        let mapped = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
+                &file,
+                0,
+            )
+        };
+        match mapped {
+            Ok(base) => Ok(Self {
+                // SAFETY: just mapped, readable and writable, until Drop.
+                raw: unsafe { RawBytes::new(base.cast(), len) },
+                base,
+                len,
+                instruction,
+                guarantee: Guarantee {
+                    kind: MediumKind::Dax,
+                    dax_errno: None,
+                    dax_without_sync: false,
+                    volatile: false,
+                    instruction: Some(instruction.name()),
+                },
+                _file: file,
+            }),
+            Err(errno) => Err((file, errno.raw_os_error())),
+        }
+    }
+
+    pub(super) const fn mapping(&self) -> (*mut std::ffi::c_void, usize) {
+        (self.base, self.len)
+    }
+}
+
+impl Drop for Dax {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, unmapped here only; slices of it borrow from `self`.
+        // An error is impossible for a whole mapping, and nothing could be done about it.
+        let _ = unsafe { munmap(self.base, self.len) };
+    }
+}
+
+impl Medium for Dax {
+    fn capacity_bytes(&self) -> u64 {
+        self.raw.capacity_bytes()
+    }
+
+    fn guarantee(&self) -> &Guarantee {
+        &self.guarantee
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.raw.read(at, into)
+    }
+
+    unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]> {
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.bytes(at, len) }
+    }
+
+    unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.write(at, from) }
+    }
+
+    unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.write_streaming(at, from) }
+    }
+
+    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        let start = self.raw.range(at, len_bytes)?;
+        // SAFETY: checked to be inside the mapping; the instruction was detected.
+        unsafe { cpu::write_back(start, to_usize(len_bytes), self.instruction) };
+        Ok(())
+    }
+
+    fn flush_streamed(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        // Streaming stores have left the cache, or never entered it: the fence orders them.
+        self.raw.range(at, len_bytes).map(|_| ())
+    }
+
+    fn fence(&self) -> io::Result<()> {
+        cpu::store_fence();
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! Media: memory that is read, written, flushed and fenced.
+//!
+//! Three of them: a DAX mapping, where a flush is a few CPU instructions; a plain file, where it is
+//! `msync`; and the crash simulator. Regions know no other way to touch storage.
+
+mod dax;
+mod file;
+mod open;
+mod raw;
+pub mod sim;
+
+use std::fmt;
+use std::io;
+
+pub use open::{OpenOptions, create_medium_in_memory, open_medium};
+
+/// Which medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediumKind {
+    /// Mapped persistent memory, made durable by CPU instructions.
+    Dax,
+    /// A mapped file, made durable by `msync`.
+    File,
+    /// The crash simulator.
+    Simulated,
+}
+
+/// What durability a medium gives, and why no better.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Guarantee {
+    /// Which medium.
+    pub kind: MediumKind,
+    /// Why DAX with MAP_SYNC was refused, if it was tried.
+    pub dax_errno: Option<i32>,
+    /// The file system has DAX, yet without MAP_SYNC (as on virtio-pmem): the CPU cannot make it durable.
+    pub dax_without_sync: bool,
+    /// Nothing here outlives a power failure or a reboot: the file is on tmpfs.
+    pub volatile: bool,
+    /// Write-back instruction of a DAX mapping.
+    pub instruction: Option<&'static str>,
+}
+
+impl fmt::Display for Guarantee {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            MediumKind::Dax => {
+                f.write_str("DAX, MAP_SYNC: durable after flush and fence")?;
+                if let Some(instruction) = self.instruction {
+                    write!(f, " ({instruction}, sfence)")?;
+                }
+            }
+            MediumKind::File if self.volatile => {
+                f.write_str("file on tmpfs: survives this process, not a reboot")?;
+            }
+            MediumKind::File => f.write_str("file: durable after msync, page-granular")?,
+            MediumKind::Simulated => {
+                f.write_str("simulated: durable after flush and fence, until it is dropped")?
+            }
+        }
+        if let Some(errno) = self.dax_errno {
+            let text = rustix::io::Errno::from_raw_os_error(errno);
+            write!(f, " (DAX refused: {text}")?;
+            if self.dax_without_sync {
+                f.write_str("; the file system has DAX, its device no MAP_SYNC")?;
+            }
+            f.write_str(")")?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory with explicit durability.
+///
+/// A range is durable once [`flush`](Self::flush) of it **and** a later [`fence`](Self::fence) have
+/// returned. Before that, on a crash, each aligned 8-byte chunk of it has either its old or its new
+/// value, independently of all others. A failed fence is final: all later ones fail too.
+///
+/// Offsets are bytes from the medium's start; a range past [`capacity_bytes`](Self::capacity_bytes)
+/// is [`io::ErrorKind::InvalidInput`], never a fault.
+pub trait Medium: Send + Sync {
+    /// Usable bytes, a multiple of the page size.
+    fn capacity_bytes(&self) -> u64;
+
+    /// Which medium this is.
+    fn kind(&self) -> MediumKind {
+        self.guarantee().kind
+    }
+
+    /// What durability means here.
+    fn guarantee(&self) -> &Guarantee;
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// A range outside the medium.
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Lends bytes.
+    ///
+    /// # Errors
+    /// A range outside the medium.
+    ///
+    /// # Safety
+    /// Nobody writes to the range while the slice lives.
+    unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]>;
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// A range outside the medium.
+    ///
+    /// # Safety
+    /// Nobody else reads, writes or has borrowed any of the range.
+    unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()>;
+
+    /// Copies bytes in around the CPU cache where that pays. `at` and the length must be multiples of
+    /// 64. To be flushed with [`flush_streamed`](Self::flush_streamed).
+    ///
+    /// # Errors
+    /// A range outside the medium, or not aligned.
+    ///
+    /// # Safety
+    /// As [`write`](Self::write).
+    unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()>;
+
+    /// Begins making a range durable.
+    ///
+    /// # Errors
+    /// A range outside the medium, or a failing device.
+    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()>;
+
+    /// The same for a range that was only ever written by [`write_streaming`](Self::write_streaming):
+    /// free on DAX, where such stores are on their way already.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    fn flush_streamed(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.flush(at, len_bytes)
+    }
+
+    /// Waits until everything this thread flushed before is durable.
+    ///
+    /// # Errors
+    /// A failing device; what is durable is then unknown.
+    fn fence(&self) -> io::Result<()>;
+}

@@ -1,0 +1,213 @@
+//! Opening a region's file: lock, allocation, probing for DAX.
+
+use std::fs::{File, OpenOptions as FileOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+
+use super::dax::Dax;
+use super::file::MappedFile;
+use super::{Guarantee, Medium, MediumKind};
+use crate::PAGE_BYTES;
+use crate::error::MediumError;
+
+/// The least a medium must have; the smallest region needs about as much.
+const MIN_BYTES: u64 = 256 * 1024;
+
+/// `f_type` of tmpfs, from `linux/magic.h`.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// How to open a medium.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Fail unless the region can be mapped with MAP_SYNC. Default: no, a plain file will do.
+    pub require_dax: bool,
+    /// Have every page of a tmpfs file or DAX mapping mapped beforehand, so that no dump waits for page
+    /// faults. Takes about a quarter of a second a gigabyte at open, and on tmpfs all of the memory at
+    /// once. Without effect on files with a disk behind, where it would write the whole file. Default: yes.
+    pub populate: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            require_dax: false,
+            populate: true,
+        }
+    }
+}
+
+/// Opens the file at `path` as a medium, creating it with `size_if_created` bytes (0600) if there is
+/// none. Takes an exclusive lock until the medium is dropped. Tries DAX first, then a plain mapping;
+/// which of them it became, and why, is told by [`Medium::guarantee`].
+///
+/// All of the file is allocated, so that a full disk shows here and not as a fatal signal later.
+///
+/// # Errors
+/// [`MediumError`]: the file cannot be opened, locked, allocated or mapped; DAX is required and refused.
+pub fn open_medium(
+    path: &Path,
+    size_if_created: u64,
+    options: &OpenOptions,
+) -> Result<Arc<dyn Medium>, MediumError> {
+    let io_error = |action: &'static str| {
+        move |source: io::Error| MediumError::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let file = FileOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error("open region"))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            return Err(MediumError::InUse {
+                path: path.to_owned(),
+            });
+        }
+        Err(errno) => return Err(io_error("lock region")(errno.into())),
+    }
+    let metadata = file.metadata().map_err(io_error("examine region"))?;
+    if !metadata.is_file() {
+        return Err(MediumError::NotARegularFile {
+            path: path.to_owned(),
+        });
+    }
+    // Length 0: created now, or by someone who got no further than that.
+    let created = metadata.len() == 0;
+    let wanted = if created {
+        size_if_created
+    } else {
+        metadata.len()
+    } / PAGE_BYTES
+        * PAGE_BYTES;
+    if wanted < MIN_BYTES {
+        if created {
+            // An empty file would be in the way of the next try with a better size.
+            let _ = std::fs::remove_file(path);
+        }
+        return Err(MediumError::TooSmall {
+            path: path.to_owned(),
+            bytes: wanted,
+            needed: MIN_BYTES,
+        });
+    }
+    if let Err(error) = allocate(&file, wanted, created) {
+        if created {
+            let _ = std::fs::remove_file(path);
+        }
+        return Err(io_error("allocate region")(error));
+    }
+
+    let volatile = is_tmpfs(&file);
+    match Dax::map(file, wanted) {
+        Ok(dax) => {
+            if options.populate {
+                populate(dax.mapping());
+            }
+            Ok(Arc::new(dax))
+        }
+        Err((_, errno)) if options.require_dax => Err(MediumError::DaxRefused {
+            path: path.to_owned(),
+            errno,
+        }),
+        Err((file, errno)) => {
+            let guarantee = Guarantee {
+                kind: MediumKind::File,
+                dax_errno: Some(errno),
+                dax_without_sync: has_dax_attribute(&file),
+                volatile,
+                instruction: None,
+            };
+            let mapped =
+                MappedFile::map(file, wanted, guarantee).map_err(io_error("map region"))?;
+            if options.populate && volatile {
+                populate(mapped.mapping());
+            }
+            Ok(Arc::new(mapped))
+        }
+    }
+}
+
+/// A plain medium in anonymous shared memory, for tests and benches: gone with its last reference.
+///
+/// # Errors
+/// [`MediumError::Io`] if there is not so much memory.
+pub fn create_medium_in_memory(capacity_bytes: u64) -> Result<Arc<dyn Medium>, MediumError> {
+    let path = Path::new("memfd:region");
+    let io_error = |action: &'static str| {
+        move |source: io::Error| MediumError::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let memory = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC)
+        .map_err(|errno| io_error("create region")(errno.into()))?;
+    let file = File::from(memory);
+    allocate(&file, capacity_bytes, true).map_err(io_error("allocate region"))?;
+    let guarantee = Guarantee {
+        kind: MediumKind::File,
+        dax_errno: None,
+        dax_without_sync: false,
+        volatile: true,
+        instruction: None,
+    };
+    let mapped =
+        MappedFile::map(file, capacity_bytes, guarantee).map_err(io_error("map region"))?;
+    Ok(Arc::new(mapped))
+}
+
+/// Gives every byte of the file a place on its medium: a hole that cannot be filled later is SIGBUS.
+fn allocate(file: &File, len_bytes: u64, created: bool) -> io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            // The file system cannot: write it out once. A file that exists was so by us.
+            Err(Errno::OPNOTSUPP) if created => return write_zeros(file, len_bytes),
+            Err(Errno::OPNOTSUPP) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn write_zeros(mut file: &File, len_bytes: u64) -> io::Result<()> {
+    let copied = io::copy(&mut io::Read::take(io::repeat(0), len_bytes), &mut file)?;
+    if copied == len_bytes {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WriteZero.into())
+    }
+}
+
+fn is_tmpfs(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
+}
+
+fn has_dax_attribute(file: &File) -> bool {
+    rustix::fs::statx(
+        file,
+        "",
+        rustix::fs::AtFlags::EMPTY_PATH,
+        StatxFlags::BASIC_STATS,
+    )
+    .is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::DAX))
+}
+
+/// Maps every page, writable. A refusal only means page faults later.
+fn populate((base, len): (*mut std::ffi::c_void, usize)) {
+    // SAFETY: the range is a mapping of ours; the advice changes page tables, not contents.
+    let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxPopulateWrite) };
+}

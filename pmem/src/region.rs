@@ -1,0 +1,257 @@
+//! A region: a formatted medium and the checkpoints in it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{CloseError, FormatError, JournalError, OpenError};
+use crate::geometry::Geometry;
+use crate::ids::{CheckpointId, RegionUuid};
+use crate::journal::{Change, Journal};
+use crate::medium::Medium;
+use crate::recover::{RecoveryReport, recover};
+use crate::shadow::Shadow;
+use crate::space::Space;
+use crate::superblock::{self, SuperblockState};
+
+/// How to format a region.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatOptions {
+    /// Bytes of a segment: a power of two from 64 KiB to 2 MiB. Default 1 MiB. A checkpoint takes at
+    /// least one; larger ones make runs longer and small deltas costlier.
+    pub segment_bytes: u32,
+    /// Records in each of the two journal halves, a multiple of 32; two fewer are the most checkpoints
+    /// there can be. Default: two for every segment, from 64 to 65,536; 128 bytes each.
+    pub journal_records: Option<u32>,
+    /// Names the region. Default: random.
+    pub uuid: Option<RegionUuid>,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 1 << 20,
+            journal_records: None,
+            uuid: None,
+        }
+    }
+}
+
+/// How full a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Bytes of all segments.
+    pub capacity_bytes: u64,
+    /// Bytes of the segments that nobody holds.
+    pub free_bytes: u64,
+    /// Number of segments.
+    pub segments: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Records in the active journal half, its header included.
+    pub journal_records: u64,
+    /// Records that a half can have; a full one is compacted.
+    pub journal_capacity: u64,
+    /// Times the region was opened without having been closed.
+    pub unsafe_shutdowns: u64,
+    /// Its name.
+    pub uuid: RegionUuid,
+}
+
+/// An open region. All methods may be called from any thread; readers never wait for writers.
+pub struct Region {
+    space: Arc<Space>,
+    /// Held while an operation is decided and made durable.
+    journal: Mutex<Journal>,
+    /// Changed with the journal held, and only for an instant.
+    checkpoints: RwLock<HashMap<CheckpointId, Arc<Checkpoint>>>,
+    superblock: Mutex<SuperblockState>,
+}
+
+impl Region {
+    /// Makes an empty region of the medium, whatever was in it.
+    ///
+    /// # Errors
+    /// [`FormatError`]; after anything but [`FormatError::Io`] nothing was written.
+    pub fn format(medium: Arc<dyn Medium>, options: &FormatOptions) -> Result<(), FormatError> {
+        let medium = &*medium;
+        let geometry = Geometry::plan(
+            medium.capacity_bytes(),
+            options.segment_bytes,
+            options.journal_records,
+        )?;
+        let uuid = options.uuid.unwrap_or_else(RegionUuid::random);
+        // 1. No superblock: a crash from here to step 3 leaves no region, and neither half an old one.
+        superblock::erase(medium)?;
+        // 2. The journal, durable before a superblock says that it is one.
+        Journal::format(medium, &geometry, uuid)?;
+        medium.fence()?;
+        // 3. The first superblock makes it a region.
+        SuperblockState::new(uuid, geometry).store(medium)?;
+        Ok(())
+    }
+
+    /// Opens a region and recovers what a crash left. Reads the superblocks, the journal and a page or
+    /// two for every checkpoint.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing was written, except perhaps after [`OpenError::Io`].
+    pub fn open(medium: Arc<dyn Medium>) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        let recovered = recover(medium)?;
+        let region = Self {
+            space: recovered.space,
+            journal: Mutex::new(recovered.journal),
+            checkpoints: RwLock::new(recovered.checkpoints),
+            superblock: Mutex::new(recovered.superblock),
+        };
+        Ok((Arc::new(region), recovered.report))
+    }
+
+    /// The medium it is on.
+    #[must_use]
+    pub fn medium(&self) -> &Arc<dyn Medium> {
+        &self.space.medium
+    }
+
+    /// All checkpoints, in the order of their seals.
+    #[must_use]
+    pub fn checkpoints(&self) -> Vec<Arc<Checkpoint>> {
+        let table = self
+            .checkpoints
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = table.values().cloned().collect();
+        drop(table);
+        all.sort_unstable_by_key(|c| c.order);
+        all
+    }
+
+    /// One checkpoint.
+    #[must_use]
+    pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<Checkpoint>> {
+        self.checkpoints
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&id)
+            .cloned()
+    }
+
+    /// Begins a checkpoint. Any number of shadows may be written to at once.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> Shadow {
+        Shadow::new(Arc::clone(self))
+    }
+
+    /// Deletes a checkpoint, durably. Its segments are reused once no reader and no other checkpoint
+    /// has them.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn delete(&self, id: CheckpointId) -> Result<(), JournalError> {
+        let mut journal = self.journal();
+        journal.change(&*self.space.medium, Change::Delete { id })?;
+        let deleted = self
+            .checkpoints
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&id);
+        drop(journal);
+        // Last, as it may free many segments; not before the record is durable.
+        drop(deleted);
+        Ok(())
+    }
+
+    /// Sets a checkpoint's attribute bits (see [`crate::ATTR_PINNED`]), durably.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn set_attrs(&self, id: CheckpointId, bits: u32) -> Result<(), JournalError> {
+        let mut journal = self.journal();
+        journal.change(&*self.space.medium, Change::Attrs { id, bits })?;
+        if let Some(checkpoint) = self.checkpoint(id) {
+            checkpoint.store_attrs(bits);
+        }
+        Ok(())
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let segment_bytes = u64::from(self.space.geometry.segment_bytes);
+        let segments = u64::from(self.space.geometry.segments);
+        let free = self
+            .space
+            .allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .free();
+        Usage {
+            capacity_bytes: segments * segment_bytes,
+            free_bytes: u64::from(free) * segment_bytes,
+            segments,
+            segment_bytes,
+            journal_records: u64::from(self.journal().used()),
+            journal_capacity: u64::from(self.space.geometry.journal_records),
+            unsafe_shutdowns: self
+                .superblock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .unsafe_shutdowns,
+            uuid: self.space.uuid,
+        }
+    }
+
+    /// Bytes of the segments that would be free without this checkpoint.
+    #[must_use]
+    pub fn exclusive_bytes(&self, checkpoint: &Checkpoint) -> u64 {
+        checkpoint.lease().exclusive() * u64::from(self.space.geometry.segment_bytes)
+    }
+
+    /// Marks the region as closed. Reading goes on; what would write is refused from now on, shadows
+    /// not yet sealed included. Dropping a region does not close it.
+    ///
+    /// # Errors
+    /// [`CloseError`]: the next open counts an unsafe shutdown.
+    pub fn close(&self) -> Result<(), CloseError> {
+        let mut journal = self.journal();
+        match journal.check() {
+            Ok(()) => {}
+            Err(JournalError::Closed) => return Ok(()),
+            Err(_) => return Err(CloseError::Failed),
+        }
+        let mut superblock = self
+            .superblock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let next = superblock.next(false, superblock.unsafe_shutdowns);
+        // After an error, too: the superblock may say so already.
+        journal.close();
+        next.store(&*self.space.medium)?;
+        *superblock = next;
+        Ok(())
+    }
+
+    pub(crate) fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    pub(crate) fn journal(&self) -> MutexGuard<'_, Journal> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows a sealed checkpoint to readers; gives back the one that it replaces, to be dropped.
+    pub(crate) fn publish(
+        &self,
+        checkpoint: Arc<Checkpoint>,
+        replaces: Option<CheckpointId>,
+    ) -> Option<Arc<Checkpoint>> {
+        let mut table = self
+            .checkpoints
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let replaced = replaces.and_then(|id| table.remove(&id));
+        table.insert(checkpoint.id(), checkpoint);
+        replaced
+    }
+}

@@ -1,0 +1,167 @@
+//! A checkpoint's root pages: who it is, which segments it holds, where its manifest is.
+//!
+//! Roots are what recovery reads, one or a few pages a checkpoint, so each page is written twice: no
+//! single damaged page keeps a region from opening.
+
+use std::sync::Arc;
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::PAGE_SIZE;
+use crate::alloc::{Extent, Lease};
+use crate::convert::to_usize;
+use crate::error::{OpenError, ShadowError};
+use crate::ids::{CheckpointId, PageNo};
+use crate::layout::{ExtentEntry, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
+use crate::map::MapRoot;
+use crate::segment::SegmentWriter;
+use crate::space::Space;
+
+/// A root as read.
+pub(crate) struct Root {
+    pub(crate) manifest: MapRoot,
+    pub(crate) manifest_bytes: u64,
+    pub(crate) extents: Vec<Extent>,
+    /// Pages of which one copy was damaged.
+    pub(crate) damaged_copies: u64,
+}
+
+/// Writes the root pages of everything that `out` holds, the last page first, as each has the next
+/// one's checksum. Gives the first one's place and checksum.
+pub(crate) fn write(
+    out: &mut SegmentWriter,
+    id: CheckpointId,
+    manifest: &MapRoot,
+    manifest_bytes: u64,
+) -> Result<(PageNo, u32), ShadowError> {
+    // The root lists the segments that it is itself in: have them before writing the list.
+    let mut pages = 0;
+    let extents = loop {
+        let extents = out.holdings().extents();
+        let needed = extents.len().div_ceil(ROOT_EXTENTS).max(1);
+        if needed <= pages {
+            break extents;
+        }
+        pages = needed;
+        out.reserve_pairs(pages)?;
+    };
+    let mut next = (PageNo(0), 0);
+    let mut left = 0;
+    let mut chunks: Vec<&[Extent]> = extents.chunks(ROOT_EXTENTS).collect();
+    while let Some(chunk) = chunks.pop() {
+        left += chunk.len();
+        let mut page = Box::new(RootPage::new_zeroed());
+        page.magic = ROOT_MAGIC;
+        page.id = id.to_bytes();
+        if chunks.is_empty() {
+            page.manifest = manifest.stored();
+            page.manifest_bytes = U64::new(manifest_bytes);
+        }
+        page.next = U64::new(next.0.0);
+        page.next_crc32 = U32::new(next.1);
+        page.extents_here = count(chunk.len());
+        page.extents_left = count(left);
+        for (entry, extent) in page.extents.iter_mut().zip(chunk) {
+            *entry = ExtentEntry {
+                first: U32::new(extent.first),
+                segments: U32::new(extent.end - extent.first),
+            };
+        }
+        let mut bytes = [0; PAGE_SIZE];
+        bytes.copy_from_slice(page.as_bytes());
+        let crc = crc32fast::hash(&bytes);
+        next = (out.append_twice(&bytes, crc)?, crc);
+    }
+    Ok(next)
+}
+
+/// No more extents than segments, and those are counted in 32 bits.
+fn count(extents: usize) -> U32 {
+    U32::new(u32::try_from(extents).unwrap_or(u32::MAX))
+}
+
+/// Reads and verifies a root.
+pub(crate) fn load(
+    space: &Arc<Space>,
+    id: CheckpointId,
+    first: PageNo,
+    first_crc32: u32,
+) -> Result<Root, OpenError> {
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut damaged_copies = 0;
+    let mut head = None;
+    let (mut at, mut crc, mut left) = (first, first_crc32, None);
+    loop {
+        let corrupt = || OpenError::RootCorrupt { id, page: at };
+        let (page, copies) = load_page(space, at, crc)?.ok_or_else(corrupt)?;
+        damaged_copies += 2 - copies;
+        let here = page.extents_here.get();
+        let in_place = page.magic == ROOT_MAGIC
+            && page.id == id.to_bytes()
+            && (1..=ROOT_EXTENTS).contains(&to_usize(u64::from(here)))
+            && left.is_none_or(|left| left == page.extents_left.get())
+            && here <= page.extents_left.get();
+        if !in_place {
+            return Err(corrupt());
+        }
+        for entry in &page.extents[..to_usize(u64::from(here))] {
+            let extent =
+                to_extent(entry, extents.last(), space.geometry.segments).ok_or_else(corrupt)?;
+            extents.push(extent);
+        }
+        if head.is_none() {
+            let manifest = MapRoot::try_from(page.manifest.as_bytes()).map_err(|_| corrupt())?;
+            head = Some((manifest, page.manifest_bytes.get()));
+        }
+        // Each page has an extent less to go: the chain ends.
+        left = Some(page.extents_left.get() - here);
+        if left == Some(0) {
+            break;
+        }
+        (at, crc) = (PageNo(page.next.get()), page.next_crc32.get());
+    }
+    let (manifest, manifest_bytes) = head.ok_or(OpenError::RootCorrupt { id, page: first })?;
+    Ok(Root {
+        manifest,
+        manifest_bytes,
+        extents,
+        damaged_copies,
+    })
+}
+
+/// Takes hold of a root's segments, the root's own among them.
+pub(crate) fn hold(space: &Arc<Space>, root: &Root) -> Lease {
+    Lease::recover(space, root.extents.clone())
+}
+
+fn to_extent(entry: &ExtentEntry, before: Option<&Extent>, segments: u32) -> Option<Extent> {
+    let first = entry.first.get();
+    let end = first.checked_add(entry.segments.get())?;
+    let ascends = before.is_none_or(|before| before.end < first);
+    (ascends && first < end && end <= segments).then_some(Extent { first, end })
+}
+
+/// The page at `at`, or its copy in the next page; and how many of the two are intact.
+fn load_page(
+    space: &Space,
+    at: PageNo,
+    crc32: u32,
+) -> Result<Option<(Box<RootPage>, u64)>, OpenError> {
+    if space.geometry.place(at, 2).is_err() {
+        return Ok(None);
+    }
+    let mut found = None;
+    let mut intact = 0;
+    for copy in [at, at.plus(1)] {
+        let bytes = space.read_page(copy)?;
+        if crc32fast::hash(bytes.as_slice()) != crc32 {
+            continue;
+        }
+        intact += 1;
+        if let (None, Ok(page)) = (&found, RootPage::read_from_bytes(bytes.as_slice())) {
+            found = Some(Box::new(page));
+        }
+    }
+    Ok(found.map(|page| (page, intact)))
+}

@@ -1,0 +1,94 @@
+//! The seal: a shadow becomes a checkpoint, once and for all.
+
+use std::sync::Arc;
+
+use crate::checkpoint::Checkpoint;
+use crate::convert::to_u64;
+use crate::error::{JournalError, SealError, ShadowError};
+use crate::ids::CheckpointId;
+use crate::journal::Change;
+use crate::root;
+use crate::shadow::Shadow;
+
+impl Shadow {
+    /// Makes the shadow a checkpoint named `id`; `replaces` is deleted in the same instant. On `Ok` it
+    /// is durable. Two fences, whatever was flushed before.
+    ///
+    /// # Errors
+    /// [`SealError`]: nothing was sealed, and the shadow's segments are free again; except after
+    /// [`JournalError::Io`], when the next open shows whether it was, and the region takes no more
+    /// writes until then.
+    pub fn seal(
+        mut self,
+        id: CheckpointId,
+        manifest: &[u8],
+        replaces: Option<CheckpointId>,
+    ) -> Result<Arc<Checkpoint>, SealError> {
+        let region = Arc::clone(&self.region);
+        let medium = &*region.space().medium;
+
+        // 1. Write the manifest and the root behind the data: into the shadow, so a crash here leaves
+        //    nothing. The root lists all segments, its own included, so it comes last.
+        let (manifest_root, _) = self.write_blob(&mut &*manifest)?;
+        let manifest = (manifest_root, to_u64(manifest.len()));
+        let (root, root_crc32) = root::write(&mut self.out, id, &manifest.0, manifest.1)?;
+
+        // 2. Take the journal. From here to the end no other operation decides anything, so what is
+        //    checked now still holds at step 5.
+        let mut journal = region.journal();
+        if journal.live().contains_key(&id) {
+            return Err(SealError::Exists { id });
+        }
+        let change = Change::Seal {
+            id,
+            root,
+            root_crc32,
+            attrs: 0,
+            replaces,
+        };
+        //    If the active half is full this writes the other one, which counts for nothing before
+        //    its header is there. Done before the fence of step 4, it needs none of its own.
+        let prepared = journal.prepare(medium, change)?;
+
+        // 3. Flush data, maps, manifest, root. Not after step 4: the fence is for them.
+        let order = journal.next_order();
+        let fenced = self.out.flush().and_then(|()| {
+            // 4. Fence: everything that the record will refer to is durable. Not after step 5: the
+            //    record may become durable the moment it is stored, long before its own fence, and
+            //    would refer to pages that a crash then loses.
+            medium.fence()
+        });
+        if let Err(error) = fenced {
+            // A failed fence is final for the medium.
+            journal.fail();
+            return Err(ShadowError::Io(error).into());
+        }
+
+        // 5. Write the record (after a compaction: the header), flush, fence. Now it is sealed. Not
+        //    before step 4, see there.
+        let lease = self.out.into_holdings().into_lease();
+        if let Err(error) = journal.commit(medium, &prepared) {
+            if matches!(error, JournalError::Io(_)) {
+                // The record may be durable and refer to these segments: nobody else may have them.
+                lease.leak();
+            }
+            return Err(error.into());
+        }
+
+        // 6. Let readers see it, and no longer the one replaced: not before it is durable, as what was
+        //    seen once must not vanish. Segments that were freed are reused from here on, which is
+        //    after the record that freed them became durable.
+        let checkpoint = Arc::new(Checkpoint::new(
+            id,
+            region.space(),
+            lease,
+            manifest,
+            0,
+            order,
+        ));
+        let replaced = region.publish(Arc::clone(&checkpoint), replaces);
+        drop(journal);
+        drop(replaced);
+        Ok(checkpoint)
+    }
+}

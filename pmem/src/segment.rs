@@ -1,0 +1,207 @@
+//! Writing pages into segments.
+
+use std::io;
+use std::sync::Arc;
+
+use zerocopy::little_endian::U32;
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::alloc::Holdings;
+use crate::convert::to_usize;
+use crate::error::ShadowError;
+use crate::ids::{PageNo, SegmentNo};
+use crate::layout::{SEGMENT_MAGIC, SegmentHeader};
+use crate::space::Space;
+use crate::{PAGE_BYTES, PAGE_SIZE};
+
+/// Appends pages to segments of a shadow's own, one segment after the other.
+pub(crate) struct SegmentWriter {
+    space: Arc<Space>,
+    holdings: Holdings,
+    open: Option<OpenSegment>,
+    /// Allocated ahead of need, last one first.
+    reserved: Vec<SegmentNo>,
+    pages_written: u64,
+    /// Something was flushed or is still to be, and no fence came after it.
+    unfenced: bool,
+}
+
+/// The segment that pages are appended to. Its header stays in DRAM until it is full or flushed.
+struct OpenSegment {
+    number: SegmentNo,
+    /// Where the next page goes.
+    next: u32,
+    /// Pages before this one are flushed, and the header with their checksums.
+    flushed: u32,
+    header: Box<SegmentHeader>,
+}
+
+impl SegmentWriter {
+    pub(crate) fn new(space: &Arc<Space>) -> Self {
+        Self {
+            space: Arc::clone(space),
+            holdings: Holdings::new(space),
+            open: None,
+            reserved: Vec::new(),
+            pages_written: 0,
+            unfenced: false,
+        }
+    }
+
+    pub(crate) fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    pub(crate) fn holdings(&mut self) -> &mut Holdings {
+        &mut self.holdings
+    }
+
+    pub(crate) fn into_holdings(self) -> Holdings {
+        self.holdings
+    }
+
+    /// Pages appended so far.
+    pub(crate) fn pages_written(&self) -> u64 {
+        self.pages_written
+    }
+
+    /// Writes one page, whose CRC32 is `crc`, to the next place. Not flushed yet.
+    pub(crate) fn append(
+        &mut self,
+        page: &[u8; PAGE_SIZE],
+        crc: u32,
+    ) -> Result<PageNo, ShadowError> {
+        let place = self.next_place()?;
+        // Proven by `next_place`, which is the only way here without an open segment.
+        let Some(open) = self.open.as_mut() else {
+            return Ok(place);
+        };
+        // SAFETY: the page lies in a segment that this shadow alone holds, behind everything appended
+        // so far; it is referred to, and so read, once this call has returned its place.
+        unsafe {
+            self.space
+                .medium
+                .write_streaming(place.offset_bytes(), page)?
+        };
+        open.header.crcs[to_usize(u64::from(open.next))] = U32::new(crc);
+        open.next += 1;
+        self.pages_written += 1;
+        self.unfenced = true;
+        Ok(place)
+    }
+
+    /// Writes one page twice, side by side in one segment; gives the place of the first.
+    pub(crate) fn append_twice(
+        &mut self,
+        page: &[u8; PAGE_SIZE],
+        crc: u32,
+    ) -> Result<PageNo, ShadowError> {
+        let pages = self.space.geometry.segment_pages();
+        if self
+            .open
+            .as_ref()
+            .is_some_and(|open| open.next + 1 == pages)
+        {
+            // One place left: skip it.
+            self.close_segment()?;
+        }
+        let first = self.append(page, crc)?;
+        self.append(page, crc)?;
+        Ok(first)
+    }
+
+    /// Allocates segments until `pairs` more pages can be appended twice each.
+    pub(crate) fn reserve_pairs(&mut self, pairs: usize) -> Result<(), ShadowError> {
+        let pages = self.space.geometry.segment_pages();
+        let in_segment = to_usize(u64::from((pages - 1) / 2));
+        loop {
+            let here = self
+                .open
+                .as_ref()
+                .map_or(0, |open| to_usize(u64::from((pages - open.next) / 2)));
+            if here + self.reserved.len() * in_segment >= pairs {
+                return Ok(());
+            }
+            let segment = self.holdings.allocate()?;
+            self.reserved.insert(0, segment);
+        }
+    }
+
+    /// Begins making everything appended durable. To be followed by a fence.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        match self.open.as_mut() {
+            Some(open) => open.flush(&self.space),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether anything was appended since [`Self::fenced`].
+    pub(crate) fn needs_fence(&self) -> bool {
+        self.unfenced
+    }
+
+    /// To be called after a fence that followed a flush.
+    pub(crate) fn fenced(&mut self) {
+        self.unfenced = false;
+    }
+
+    fn next_place(&mut self) -> Result<PageNo, ShadowError> {
+        let geometry = &self.space.geometry;
+        match &self.open {
+            Some(open) if open.next < geometry.segment_pages() => {
+                return Ok(geometry.page_no(open.number, open.next));
+            }
+            _ => self.close_segment()?,
+        }
+        let number = match self.reserved.pop() {
+            Some(number) => number,
+            None => self.holdings.allocate()?,
+        };
+        let mut header = Box::new(SegmentHeader::new_zeroed());
+        header.magic = SEGMENT_MAGIC;
+        header.segment = U32::new(number.0);
+        header.uuid = *self.space.uuid.as_bytes();
+        self.open = Some(OpenSegment {
+            number,
+            next: 1,
+            flushed: 1,
+            header,
+        });
+        Ok(self.space.geometry.page_no(number, 1))
+    }
+
+    /// Flushes the open segment, so that the medium has work to do while the next one fills.
+    fn close_segment(&mut self) -> io::Result<()> {
+        match self.open.take() {
+            Some(mut open) => open.flush(&self.space),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OpenSegment {
+    /// Writes the header and flushes it and the pages since the last time.
+    fn flush(&mut self, space: &Space) -> io::Result<()> {
+        if self.flushed == self.next {
+            return Ok(());
+        }
+        let at = space.geometry.segment_at(self.number);
+        self.header.pages = U32::new(self.next - 1);
+        // SAFETY: the header of a segment that this shadow alone holds. Its entries for pages that were
+        // flushed before are written again as they are; readers of them come after the seal.
+        unsafe { space.medium.write_streaming(at, self.header.as_bytes())? };
+        if self.flushed == 1 {
+            space
+                .medium
+                .flush_streamed(at, u64::from(self.next) * PAGE_BYTES)?;
+        } else {
+            space.medium.flush_streamed(at, PAGE_BYTES)?;
+            let first = at + u64::from(self.flushed) * PAGE_BYTES;
+            space
+                .medium
+                .flush_streamed(first, u64::from(self.next - self.flushed) * PAGE_BYTES)?;
+        }
+        self.flushed = self.next;
+        Ok(())
+    }
+}

@@ -1,0 +1,253 @@
+//! A session's writes: pages go into segments that nothing refers to before the seal.
+
+use std::io;
+use std::sync::Arc;
+
+use zerocopy::little_endian::U32;
+
+use crate::checkpoint::Checkpoint;
+use crate::convert::to_u64;
+use crate::cpu;
+use crate::error::{PageError, ShadowError, outside};
+use crate::map::{MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunKind};
+use crate::region::Region;
+use crate::segment::SegmentWriter;
+use crate::{PAGE_BYTES, PAGE_SIZE};
+
+/// Bytes of a blob read at a time.
+const BLOB_CHUNK: usize = 64 * PAGE_SIZE;
+
+/// A checkpoint in the making. Dropped without a seal, its segments are free again.
+pub struct Shadow {
+    pub(crate) region: Arc<Region>,
+    pub(crate) out: SegmentWriter,
+}
+
+impl Shadow {
+    pub(crate) fn new(region: Arc<Region>) -> Self {
+        let out = SegmentWriter::new(region.space());
+        Self { region, out }
+    }
+
+    /// A new page map, one for every object (an address space, an image file).
+    #[must_use]
+    pub fn map(&self) -> MapWriter {
+        MapWriter::new()
+    }
+
+    /// Appends whole pages of an object, ascending: the first has index `first_index`, the others
+    /// follow. A page of zeros is not stored; one that equals the parent's at the same index (checksum
+    /// first, then every byte) is referred to; any other is stored.
+    ///
+    /// Meant for a buffer that is still in the cache: each page is read for its checksum and then
+    /// copied around the cache, in chunks of a page.
+    ///
+    /// # Errors
+    /// [`ShadowError`]; the shadow is then good for nothing but dropping.
+    pub fn append(
+        &mut self,
+        w: &mut MapWriter,
+        first_index: u64,
+        flags: u16,
+        pages: &[u8],
+        mut parent: Option<&mut MapCursor>,
+    ) -> Result<(), ShadowError> {
+        let whole = pages.chunks_exact(PAGE_SIZE);
+        if !whole.remainder().is_empty() {
+            return Err(ShadowError::NotPages {
+                len_bytes: pages.len(),
+            });
+        }
+        w.admit(first_index, to_u64(whole.len()))?;
+        if let Some(parent) = parent.as_deref() {
+            self.check_region(parent)?;
+        }
+        for (page, index) in whole.zip(first_index..) {
+            // A chunk is a page: an array costs no check, and says so from here on.
+            let Ok(page) = <&[u8; PAGE_SIZE]>::try_from(page) else {
+                continue;
+            };
+            if cpu::is_zero(page) {
+                w.stats.zero += 1;
+                w.push_zero(&mut self.out, index, flags, 1)?;
+                continue;
+            }
+            let crc = crc32fast::hash(page);
+            if let Some(parent) = parent.as_deref_mut() {
+                if self.refer_if_equal(w, parent, index, flags, page, crc)? {
+                    continue;
+                }
+            }
+            let place = self.out.append(page, crc)?;
+            w.stats.stored += 1;
+            w.push_stored(&mut self.out, index, flags, place, &[U32::new(crc)])?;
+        }
+        Ok(())
+    }
+
+    /// Refers to pages that the parent has at the same indices, without reading them. Every one must
+    /// be there.
+    ///
+    /// # Errors
+    /// [`ShadowError::MissingInParent`] names the first page that is not; others as for
+    /// [`append`](Self::append).
+    pub fn reference(
+        &mut self,
+        w: &mut MapWriter,
+        first_index: u64,
+        pages: u64,
+        flags: u16,
+        parent: &mut MapCursor,
+    ) -> Result<(), ShadowError> {
+        w.admit(first_index, pages)?;
+        self.check_region(parent)?;
+        let end = first_index + pages;
+        let mut index = first_index;
+        while index < end {
+            let run = parent
+                .lookup(index)?
+                .ok_or(ShadowError::MissingInParent { index })?;
+            let (skip, part) = (index - run.first_index, run.end_index().min(end) - index);
+            match run.kind {
+                RunKind::Zero => w.push_zero(&mut self.out, index, flags, part)?,
+                RunKind::Stored { location, .. } => {
+                    // A run's pages are counted in 32 bits.
+                    let count = u32::try_from(part).unwrap_or(u32::MAX);
+                    let found = parent.checksums(run, skip, count)?;
+                    let (location, place, crcs) = found.ok_or_else(|| outside(location))?;
+                    self.out.holdings().share(place.segment);
+                    w.push_stored(&mut self.out, index, flags, location, crcs)?;
+                }
+            }
+            w.stats.parent += part;
+            index += part;
+        }
+        Ok(())
+    }
+
+    /// Ends a map and gives what a manifest needs to refer to it.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn finish(&mut self, w: MapWriter) -> Result<(MapRoot, MapStats), ShadowError> {
+        w.finish(&mut self.out)
+    }
+
+    /// Stores everything that `source` yields; the last page is filled up with zeros. Gives the map
+    /// and the length in bytes.
+    ///
+    /// # Errors
+    /// [`ShadowError::Source`] if reading fails; others as for [`append`](Self::append).
+    pub fn write_blob(&mut self, source: &mut dyn io::Read) -> Result<(MapRoot, u64), ShadowError> {
+        let mut w = self.map();
+        let mut buffer = vec![0; BLOB_CHUNK];
+        let mut len_bytes = 0;
+        loop {
+            let filled = fill(source, &mut buffer).map_err(ShadowError::Source)?;
+            let index = len_bytes / PAGE_BYTES;
+            len_bytes += to_u64(filled);
+            let padded = filled.next_multiple_of(PAGE_SIZE);
+            buffer[filled..padded].fill(0);
+            self.append(&mut w, index, 0, &buffer[..padded], None)?;
+            if filled < buffer.len() {
+                let (root, _) = self.finish(w)?;
+                return Ok((root, len_bytes));
+            }
+        }
+    }
+
+    /// Takes hold of all of a checkpoint's segments: its map roots are valid in this shadow's manifest,
+    /// and its pages live as long as the checkpoint that comes of this shadow.
+    pub fn inherit(&mut self, from: &Arc<Checkpoint>) {
+        // Segments of another region mean nothing here; roots of it would not verify either.
+        if !Arc::ptr_eq(from.space(), self.out.space()) {
+            return;
+        }
+        for extent in from.lease().extents() {
+            for segment in extent.first..extent.end {
+                self.out.holdings().share(crate::ids::SegmentNo(segment));
+            }
+        }
+    }
+
+    /// Bytes of pages written so far: data, maps, blobs. Segments are taken whole, so the region may
+    /// have up to a segment less.
+    #[must_use]
+    pub fn added_bytes(&self) -> u64 {
+        self.out.pages_written() * PAGE_BYTES
+    }
+
+    /// Makes everything appended so far durable, at the cost of a fence if there is anything. It is
+    /// referred to by nothing yet: a crash still frees it.
+    ///
+    /// # Errors
+    /// [`ShadowError::Io`].
+    pub fn flush(&mut self) -> Result<(), ShadowError> {
+        if self.out.needs_fence() {
+            self.out.flush()?;
+            self.out.space().medium.fence()?;
+            self.out.fenced();
+        }
+        Ok(())
+    }
+
+    /// Refers to the parent's page if it equals `page`; tells whether it does.
+    fn refer_if_equal(
+        &mut self,
+        w: &mut MapWriter,
+        parent: &mut MapCursor,
+        index: u64,
+        flags: u16,
+        page: &[u8; PAGE_SIZE],
+        crc: u32,
+    ) -> Result<bool, ShadowError> {
+        let Some(ParentPage::Stored {
+            location,
+            place,
+            crc: theirs,
+        }) = parent.page(index)?
+        else {
+            return Ok(false);
+        };
+        if theirs.get() != crc {
+            return Ok(false);
+        }
+        let at = location.offset_bytes();
+        // SAFETY: the cursor's checkpoint holds the page's segment (checked where its checksums were
+        // read) and lives as long as the cursor; sealed segments are not written to.
+        let old = unsafe { self.out.space().medium.bytes(at, PAGE_SIZE) }.map_err(PageError::Io)?;
+        if old != page {
+            // Another page with the same checksum, or a damaged one: either way ours is stored.
+            return Ok(false);
+        }
+        self.out.holdings().share(place.segment);
+        w.stats.parent += 1;
+        w.push_stored(&mut self.out, index, flags, location, &[theirs])?;
+        Ok(true)
+    }
+
+    fn check_region(&self, parent: &MapCursor) -> Result<(), ShadowError> {
+        let same = Arc::ptr_eq(parent.map().checkpoint().space(), self.out.space());
+        if same {
+            Ok(())
+        } else {
+            Err(ShadowError::ForeignRegion)
+        }
+    }
+}
+
+/// Reads until the buffer is full or the source ends.
+fn fill(source: &mut dyn io::Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match source.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+const _: () = assert!(BLOB_CHUNK % PAGE_SIZE == 0);

@@ -1,0 +1,167 @@
+//! Reading, choosing and writing superblocks.
+
+use std::io;
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::PAGE_BYTES;
+use crate::convert::{to_u64, to_usize};
+use crate::error::{OpenError, SuperblockFault};
+use crate::geometry::Geometry;
+use crate::ids::RegionUuid;
+use crate::layout::{FORMAT_VERSION, STATE_CLEAN, STATE_OPEN, SUPERBLOCK_MAGIC, Superblock};
+use crate::medium::Medium;
+
+/// What the superblocks say, and which of them says it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SuperblockState {
+    pub(crate) uuid: RegionUuid,
+    pub(crate) geometry: Geometry,
+    pub(crate) open: bool,
+    pub(crate) generation: u64,
+    pub(crate) unsafe_shutdowns: u64,
+    /// The slot (0 or 1) that holds this state; the next is written to the other.
+    slot: u64,
+}
+
+/// The state chosen, and whether the other superblock was unusable.
+pub(crate) struct Chosen {
+    pub(crate) state: SuperblockState,
+    pub(crate) other_damaged: bool,
+}
+
+impl SuperblockState {
+    pub(crate) fn new(uuid: RegionUuid, geometry: Geometry) -> Self {
+        Self {
+            uuid,
+            geometry,
+            open: false,
+            generation: 1,
+            unsafe_shutdowns: 0,
+            slot: 0,
+        }
+    }
+
+    /// The same state, one generation on, in the other slot.
+    pub(crate) fn next(self, open: bool, unsafe_shutdowns: u64) -> Self {
+        Self {
+            open,
+            unsafe_shutdowns,
+            generation: self.generation.saturating_add(1),
+            slot: 1 - self.slot,
+            ..self
+        }
+    }
+
+    /// Writes the state to its slot and waits until it is durable. A torn write damages this slot
+    /// only; the other one has the state before.
+    pub(crate) fn store(&self, medium: &dyn Medium) -> io::Result<()> {
+        let mut block = Superblock {
+            magic: SUPERBLOCK_MAGIC,
+            version: U32::new(FORMAT_VERSION),
+            state: U32::new(if self.open { STATE_OPEN } else { STATE_CLEAN }),
+            uuid: *self.uuid.as_bytes(),
+            capacity_bytes: U64::new(self.geometry.capacity_bytes),
+            journal_at: U64::new(self.geometry.journal_at),
+            segments_at: U64::new(self.geometry.segments_at),
+            segments: U32::new(self.geometry.segments),
+            segment_bytes: U32::new(self.geometry.segment_bytes),
+            journal_records: U32::new(self.geometry.journal_records),
+            reserved0: U32::ZERO,
+            generation: U64::new(self.generation),
+            unsafe_shutdowns: U64::new(self.unsafe_shutdowns),
+            reserved1: [0; 36],
+            crc32: U32::ZERO,
+        };
+        block.crc32 = U32::new(checksum(&block));
+        let at = self.slot * PAGE_BYTES;
+        // SAFETY: superblocks are read at open and written under the region's lock only, and no slice
+        // of one is ever lent.
+        unsafe { medium.write(at, block.as_bytes())? };
+        medium.flush(at, to_u64(size_of::<Superblock>()))?;
+        medium.fence()
+    }
+}
+
+/// Both superblocks' pages zero and durable: the first step of a format.
+pub(crate) fn erase(medium: &dyn Medium) -> io::Result<()> {
+    let zeros = vec![0; to_usize(2 * PAGE_BYTES)];
+    // SAFETY: as in `store`; nobody has the region open while it is formatted.
+    unsafe { medium.write(0, &zeros)? };
+    medium.flush(0, 2 * PAGE_BYTES)?;
+    medium.fence()
+}
+
+/// Reads both superblocks and chooses the newer of those that are intact.
+pub(crate) fn load(medium: &dyn Medium) -> Result<Chosen, OpenError> {
+    match (load_slot(medium, 0)?, load_slot(medium, 1)?) {
+        (Ok(a), Ok(b)) => {
+            if a.uuid != b.uuid || a.geometry != b.geometry {
+                return Err(OpenError::SuperblocksDisagree);
+            }
+            let state = if a.generation > b.generation { a } else { b };
+            Ok(Chosen {
+                state,
+                other_damaged: false,
+            })
+        }
+        // Only the first is written: the format or the first open after it was cut short.
+        (Ok(state), Err(SuperblockFault::Blank)) => Ok(Chosen {
+            state,
+            other_damaged: false,
+        }),
+        // A crash while that slot was written, or a damaged medium: the other has the state before.
+        (Ok(state), Err(_)) | (Err(_), Ok(state)) => Ok(Chosen {
+            state,
+            other_damaged: true,
+        }),
+        // The first format was cut short before or while its first superblock was written. Later on
+        // the second slot is never blank again before anything is sealed.
+        (Err(_), Err(SuperblockFault::Blank)) => Err(OpenError::NotARegion),
+        (Err(first), Err(second)) => Err(OpenError::BothSuperblocksCorrupt { first, second }),
+    }
+}
+
+fn load_slot(
+    medium: &dyn Medium,
+    slot: u64,
+) -> Result<Result<SuperblockState, SuperblockFault>, OpenError> {
+    let mut page = vec![0; to_usize(PAGE_BYTES)];
+    medium.read(slot * PAGE_BYTES, &mut page)?;
+    let Ok((block, _)) = Superblock::read_from_prefix(&page) else {
+        return Ok(Err(SuperblockFault::Blank));
+    };
+    if page.iter().all(|&b| b == 0) {
+        return Ok(Err(SuperblockFault::Blank));
+    }
+    if block.magic != SUPERBLOCK_MAGIC {
+        return Ok(Err(SuperblockFault::Magic));
+    }
+    if block.crc32.get() != checksum(&block) {
+        return Ok(Err(SuperblockFault::Checksum));
+    }
+    if block.version.get() > FORMAT_VERSION {
+        return Err(OpenError::NewerVersion {
+            found: block.version.get(),
+            supported: FORMAT_VERSION,
+        });
+    }
+    let Some(geometry) = Geometry::from_superblock(&block) else {
+        return Ok(Err(SuperblockFault::Geometry));
+    };
+    Ok(Ok(SuperblockState {
+        uuid: RegionUuid::new(block.uuid),
+        geometry,
+        open: block.state.get() != STATE_CLEAN,
+        generation: block.generation.get(),
+        unsafe_shutdowns: block.unsafe_shutdowns.get(),
+        slot,
+    }))
+}
+
+/// Of all bytes but the last four.
+fn checksum(block: &Superblock) -> u32 {
+    let bytes = block.as_bytes();
+    crc32fast::hash(&bytes[..bytes.len() - 4])
+}
