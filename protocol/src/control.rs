@@ -6,6 +6,8 @@
 //! Where a request needs a directory, its file descriptor rides on the request's first byte
 //! (SCM_RIGHTS), so that the daemon writes or reads files with nothing but what the caller opened.
 
+pub mod framing;
+
 use prost::Message;
 use serde::Serialize;
 

@@ -4,8 +4,16 @@
 //! the job and generation, the small images, and the address spaces; each refers to a page map in the
 //! region by an opaque 32-byte map root. Unknown fields are skipped, a newer `version` is refused.
 
+mod check;
+mod name;
+
 use prost::Message;
 use serde::Serialize;
+
+pub use check::{MAP_ROOT_BYTES, ManifestError, is_plain_file_name};
+pub use name::{
+    CheckpointRef, CheckpointRefError, JobNameError, MAX_JOB_NAME_BYTES, check_job_name,
+};
 
 /// The manifest version this build writes, and the newest it reads.
 pub const VERSION: u32 = 1;

@@ -1,0 +1,222 @@
+//! What every manifest that is written or read must satisfy.
+
+use std::collections::BTreeSet;
+
+use prost::Message;
+
+use super::{AddressSpace, JobNameError, Kind, Manifest, SpaceType, VERSION, check_job_name};
+use crate::images::{pagemap_name, pages_name};
+use crate::pageserver::SpaceId;
+
+/// Length of an encoded map root (docs/format.md), bytes.
+pub const MAP_ROOT_BYTES: usize = 32;
+
+/// Longest file name, bytes (`NAME_MAX`).
+const MAX_FILE_NAME_BYTES: usize = 255;
+
+/// A manifest is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ManifestError {
+    /// It does not decode.
+    #[error("the manifest does not decode")]
+    Undecodable(#[from] prost::DecodeError),
+    /// Written by a newer Permafrost.
+    #[error(
+        "the manifest has version {version}, this build reads up to {VERSION}: use a newer Permafrost"
+    )]
+    NewerVersion {
+        /// Its version.
+        version: u32,
+    },
+    /// It says no version.
+    #[error("the manifest has no version")]
+    NoVersion,
+    /// A kind of checkpoint that does not exist.
+    #[error("unknown kind of checkpoint {kind}")]
+    UnknownKind {
+        /// Its number.
+        kind: i32,
+    },
+    /// Its job's name breaks the rules.
+    #[error("job name")]
+    JobName(#[from] JobNameError),
+    /// Parked but numbered, or the other way round, or numbered before its parent.
+    #[error(
+        "generation {generation} with parent generation {parent_generation} does not fit kind {kind:?}"
+    )]
+    Generation {
+        /// Its generation.
+        generation: u64,
+        /// Its parent's.
+        parent_generation: u64,
+        /// Its kind.
+        kind: Kind,
+    },
+    /// A session id that is none.
+    #[error("session id {session:?} is not 32 hexadecimal digits")]
+    SessionId {
+        /// The session id.
+        session: String,
+    },
+    /// An image whose name is no plain file name.
+    #[error("image name {name:?} is no plain file name")]
+    ImageName {
+        /// The name.
+        name: String,
+    },
+    /// Two files of the same name in an exported images directory.
+    #[error("two images are named {name}")]
+    DuplicateFile {
+        /// The name.
+        name: String,
+    },
+    /// A space that no pagemap can be named for.
+    #[error("there is no address space of type {space_type} with id {id}")]
+    BadSpace {
+        /// Its type.
+        space_type: i32,
+        /// Its id.
+        id: u64,
+    },
+    /// A map root of another length.
+    #[error("the map root of {of} has {len_bytes} bytes, not {MAP_ROOT_BYTES}")]
+    MapRoot {
+        /// The file it is the root of.
+        of: String,
+        /// Its length.
+        len_bytes: usize,
+    },
+}
+
+impl Manifest {
+    /// Encodes a manifest that keeps the rules.
+    ///
+    /// # Errors
+    /// The rule it breaks.
+    pub fn encode_checked(&self) -> Result<Vec<u8>, ManifestError> {
+        self.check()?;
+        Ok(self.encode_to_vec())
+    }
+
+    /// Decodes a manifest and checks that it keeps the rules.
+    ///
+    /// # Errors
+    /// It does not decode, is of a newer version, or the rule it breaks.
+    pub fn decode_checked(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let manifest = Self::decode(bytes)?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Checks the rules. Cost: O(n log n) in images and spaces.
+    ///
+    /// # Errors
+    /// The first rule it breaks.
+    pub fn check(&self) -> Result<(), ManifestError> {
+        match self.version {
+            0 => return Err(ManifestError::NoVersion),
+            1..=VERSION => {}
+            version => return Err(ManifestError::NewerVersion { version }),
+        }
+        self.check_names()?;
+        let mut files = BTreeSet::new();
+        let mut add = |name: String| {
+            if files.contains(&name) {
+                return Err(ManifestError::DuplicateFile { name });
+            }
+            files.insert(name);
+            Ok(())
+        };
+        for image in &self.images {
+            if !is_plain_file_name(&image.name) {
+                return Err(ManifestError::ImageName {
+                    name: image.name.clone(),
+                });
+            }
+            check_map_root(&image.name, &image.map_root)?;
+            add(image.name.clone())?;
+        }
+        for space in &self.spaces {
+            let name = pagemap_name(space.space_id()?);
+            check_map_root(&name, &space.map_root)?;
+            add(name)?;
+            add(pages_name(space.pages_id))?;
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<(), ManifestError> {
+        let kind = Kind::try_from(self.kind)
+            .map_err(|_| ManifestError::UnknownKind { kind: self.kind })?;
+        let Self {
+            generation,
+            parent_generation,
+            ..
+        } = *self;
+        let parked = kind == Kind::Parked;
+        // A parked one may know the job it was meant for, but has no number in it.
+        if !(parked && self.job.is_empty()) {
+            check_job_name(&self.job)?;
+        }
+        let is_numbered = generation > 0 && parent_generation < generation;
+        if if parked {
+            generation != 0
+        } else {
+            !is_numbered
+        } {
+            return Err(ManifestError::Generation {
+                generation,
+                parent_generation,
+                kind,
+            });
+        }
+        let is_id =
+            self.session.len() == 32 && self.session.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !self.session.is_empty() && !is_id {
+            return Err(ManifestError::SessionId {
+                session: self.session.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl AddressSpace {
+    /// The space as the page-server protocol and file names have it.
+    ///
+    /// # Errors
+    /// There is no such space.
+    pub fn space_id(&self) -> Result<SpaceId, ManifestError> {
+        let bad = ManifestError::BadSpace {
+            space_type: self.space_type,
+            id: self.id,
+        };
+        match SpaceType::try_from(self.space_type) {
+            Ok(SpaceType::Process) => u32::try_from(self.id).ok().map(SpaceId::process).ok_or(bad),
+            Ok(SpaceType::SharedMemory) => SpaceId::shared_memory(self.id).ok_or(bad),
+            Err(_) => Err(bad),
+        }
+    }
+}
+
+fn check_map_root(of: &str, map_root: &[u8]) -> Result<(), ManifestError> {
+    match map_root.len() {
+        MAP_ROOT_BYTES => Ok(()),
+        len_bytes => Err(ManifestError::MapRoot {
+            of: of.to_owned(),
+            len_bytes,
+        }),
+    }
+}
+
+/// Whether a name stays in its directory: checked again where files are written, but a manifest that says
+/// otherwise is refused as a whole.
+#[must_use]
+pub fn is_plain_file_name(name: &str) -> bool {
+    (1..=MAX_FILE_NAME_BYTES).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && !name
+            .chars()
+            .any(|character| character == '/' || character.is_control())
+}

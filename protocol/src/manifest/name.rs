@@ -1,0 +1,233 @@
+//! Names of jobs and checkpoints.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Longest job name, bytes.
+pub const MAX_JOB_NAME_BYTES: usize = 200;
+
+/// Why a text is no job name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JobNameError {
+    /// Nothing.
+    #[error("a job name cannot be empty")]
+    Empty,
+    /// Too long.
+    #[error("a job name has at most {MAX_JOB_NAME_BYTES} bytes, not {len_bytes}")]
+    TooLong {
+        /// How long it is.
+        len_bytes: usize,
+    },
+    /// A character that job names do not have.
+    #[error("a job name cannot have {character:?}, only letters, digits and . _ : / + -")]
+    BadCharacter {
+        /// The first such character.
+        character: char,
+    },
+    /// A first character that would make it an option, a hidden file or an absolute path.
+    #[error("a job name cannot begin with {first:?}")]
+    BadStart {
+        /// The character.
+        first: char,
+    },
+    /// It reads like a path that is not in its shortest form.
+    #[error("a job name cannot have {component:?} between slashes or at its end")]
+    BadComponent {
+        /// The component: empty, `.` or `..`.
+        component: &'static str,
+    },
+}
+
+/// Checks a job name: 1 to 200 bytes of letters, digits and `. _ : / + -`, not beginning with `.`, `-` or `/`,
+/// no component between slashes that is empty, `.` or `..`. So it can stand in a command line, in a file name
+/// (slashes apart), and before `@`.
+///
+/// # Errors
+/// The first rule it breaks.
+pub fn check_job_name(name: &str) -> Result<(), JobNameError> {
+    let Some(first) = name.chars().next() else {
+        return Err(JobNameError::Empty);
+    };
+    if name.len() > MAX_JOB_NAME_BYTES {
+        return Err(JobNameError::TooLong {
+            len_bytes: name.len(),
+        });
+    }
+    let allowed =
+        |character: &char| character.is_ascii_alphanumeric() || "._:/+-".contains(*character);
+    if let Some(character) = name.chars().find(|character| !allowed(character)) {
+        return Err(JobNameError::BadCharacter { character });
+    }
+    if matches!(first, '.' | '-' | '/') {
+        return Err(JobNameError::BadStart { first });
+    }
+    for component in name.split('/') {
+        for bad in ["", ".", ".."] {
+            if component == bad {
+                return Err(JobNameError::BadComponent { component: bad });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A checkpoint as people name it: `JOB@GEN`, or `JOB` for the newest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CheckpointRef {
+    /// Name of the job, checked.
+    pub job: String,
+    /// Generation, from 1; `None` for the newest.
+    pub generation: Option<u64>,
+}
+
+/// Why a text names no checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointRefError {
+    /// What stands before `@` is no job name.
+    #[error(transparent)]
+    Job(#[from] JobNameError),
+    /// What stands after `@` is no generation.
+    #[error("{text:?} is no generation: a decimal number from 1 is")]
+    Generation {
+        /// What stands there.
+        text: String,
+    },
+}
+
+impl FromStr for CheckpointRef {
+    type Err = CheckpointRefError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (job, generation) = match text.split_once('@') {
+            Some((job, generation)) => (job, Some(generation)),
+            None => (text, None),
+        };
+        check_job_name(job)?;
+        let generation = generation.map(parse_generation).transpose()?;
+        Ok(Self {
+            job: job.to_owned(),
+            generation,
+        })
+    }
+}
+
+impl fmt::Display for CheckpointRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.generation {
+            Some(generation) => write!(f, "{}@{generation}", self.job),
+            None => f.write_str(&self.job),
+        }
+    }
+}
+
+/// No sign and no leading zero, so that each checkpoint has one name.
+fn parse_generation(text: &str) -> Result<u64, CheckpointRefError> {
+    let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
+    let parsed = if canonical { text.parse().ok() } else { None };
+    parsed.ok_or_else(|| CheckpointRefError::Generation {
+        text: text.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn job_names_keep_the_rules() {
+        for good in [
+            "a",
+            "9",
+            "_",
+            ":x",
+            "+1",
+            "ns/pod-1.web:main",
+            "a.b",
+            "a..b",
+            "a/.b",
+            "a/..b",
+            &"x".repeat(200),
+        ] {
+            assert_eq!(check_job_name(good), Ok(()), "{good:?}");
+        }
+        for (bad, why) in [
+            ("", JobNameError::Empty),
+            (&*"x".repeat(201), JobNameError::TooLong { len_bytes: 201 }),
+            ("a b", JobNameError::BadCharacter { character: ' ' }),
+            ("a@1", JobNameError::BadCharacter { character: '@' }),
+            ("a\0", JobNameError::BadCharacter { character: '\0' }),
+            ("jöb", JobNameError::BadCharacter { character: 'ö' }),
+            (".a", JobNameError::BadStart { first: '.' }),
+            ("..", JobNameError::BadStart { first: '.' }),
+            ("-a", JobNameError::BadStart { first: '-' }),
+            ("/a", JobNameError::BadStart { first: '/' }),
+            ("a//b", JobNameError::BadComponent { component: "" }),
+            ("a/", JobNameError::BadComponent { component: "" }),
+            ("a/./b", JobNameError::BadComponent { component: "." }),
+            ("a/../b", JobNameError::BadComponent { component: ".." }),
+            ("a/..", JobNameError::BadComponent { component: ".." }),
+        ] {
+            assert_eq!(check_job_name(bad), Err(why), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn references_name_a_job_and_perhaps_a_generation() {
+        let parse = |text: &str| text.parse::<CheckpointRef>();
+        assert_eq!(
+            parse("job"),
+            Ok(CheckpointRef {
+                job: "job".into(),
+                generation: None
+            })
+        );
+        assert_eq!(
+            parse("a/b@12"),
+            Ok(CheckpointRef {
+                job: "a/b".into(),
+                generation: Some(12)
+            })
+        );
+        for text in [
+            "",
+            "0",
+            "01",
+            "+1",
+            "-1",
+            " 1",
+            "1 ",
+            "x",
+            "1@2",
+            "18446744073709551616",
+        ] {
+            let error = CheckpointRefError::Generation { text: text.into() };
+            assert_eq!(parse(&format!("job@{text}")), Err(error));
+        }
+        assert_eq!(parse("@1"), Err(JobNameError::Empty.into()));
+        assert_eq!(
+            parse("a b@1"),
+            Err(JobNameError::BadCharacter { character: ' ' }.into())
+        );
+        assert_eq!(
+            parse("job@").unwrap_err().to_string(),
+            r#""" is no generation: a decimal number from 1 is"#
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn references_round_trip(job in "[A-Za-z0-9_:+][A-Za-z0-9._:+-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._:+-]{0,20}){0,3}", generation in proptest::option::of(1_u64..)) {
+            let reference = CheckpointRef { job, generation };
+            prop_assert_eq!(reference.to_string().parse::<CheckpointRef>(), Ok(reference));
+        }
+
+        #[test]
+        fn no_text_panics(text: String) {
+            if let Ok(reference) = text.parse::<CheckpointRef>() {
+                prop_assert_eq!(reference.to_string(), text);
+            }
+        }
+    }
+}
