@@ -1,18 +1,34 @@
 //! Where the binaries under test are.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 
 /// Environment variable that names the directory of the binaries, when it is not the test's own.
 pub const BIN_DIR: &str = "PERMAFROST_BIN_DIR";
 
+static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
+
+/// Settles the directory for the rest of this process, before anything has been looked for.
+///
+/// # Errors
+/// Fails when it is settled already.
+pub fn choose(dir: PathBuf) -> Result<()> {
+    CHOSEN
+        .set(dir)
+        .map_err(|_| anyhow::anyhow!("the directory of the binaries is settled already"))
+}
+
 /// The directory that holds `permafrostd`, `permafrost`, `permafrost-action` and `permafrost-workload`:
-/// [`BIN_DIR`], or the profile's directory that the running test or command was built into.
+/// the one [chosen](choose), [`BIN_DIR`], or the profile's directory that the running test or command was built into.
 ///
 /// # Errors
 /// Fails when the running executable's own path cannot be found.
 pub fn dir() -> Result<PathBuf> {
+    if let Some(dir) = CHOSEN.get() {
+        return Ok(dir.clone());
+    }
     if let Some(dir) = std::env::var_os(BIN_DIR) {
         return Ok(dir.into());
     }

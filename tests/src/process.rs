@@ -80,6 +80,64 @@ pub fn signal(pid: u32, signal: Signal) -> Result<()> {
     rustix::process::kill_process(target, signal).with_context(|| format!("signal process {pid}"))
 }
 
+/// Processor time that `pid` has used so far, its ended threads included, its children not. To the kernel's tick,
+/// 10 ms.
+///
+/// # Errors
+/// Fails when there is no such process.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    // utime and stime, proc_pid_stat(5).
+    stat_ticks(&format!("/proc/{pid}/stat"), [13, 14])
+}
+
+/// Processor time of all children that this process has waited for, and theirs.
+///
+/// # Errors
+/// Fails when /proc cannot be read.
+pub fn ended_children_cpu_time() -> Result<Duration> {
+    // cutime and cstime.
+    stat_ticks("/proc/self/stat", [15, 16])
+}
+
+/// The sum of two fields of a stat file, given by their number from 0.
+fn stat_ticks(path: &str, fields: [usize; 2]) -> Result<Duration> {
+    let stat = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+    // The command, field 1, may hold anything; what follows it begins at field 2.
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    let mut ticks = 0;
+    for field in fields {
+        let word = rest
+            .split_whitespace()
+            .nth(field - 2)
+            .with_context(|| format!("{path} is too short"))?;
+        ticks += word
+            .parse::<u64>()
+            .with_context(|| format!("parse {path}"))?;
+    }
+    Ok(Duration::from_millis(
+        ticks * 1000 / rustix::param::clock_ticks_per_second().max(1),
+    ))
+}
+
+/// Resident memory of `pid` that is its own: anonymous and mapped files, without shared memory. A region on tmpfs
+/// counts as shared memory, so this is what a daemon takes beside it. Bytes; 0 for a process that is not there.
+#[must_use]
+pub fn own_memory_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib = |key: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        line.and_then(|line| {
+            line.trim_start_matches(':')
+                .trim()
+                .strip_suffix(" kB")?
+                .parse()
+                .ok()
+        })
+        .unwrap_or(0)
+    };
+    (kib("RssAnon") + kib("RssFile")) << 10
+}
+
 /// Ends processes for good and collects them.
 pub fn kill(pids: &[u32]) {
     for &pid in pids {

@@ -3,12 +3,17 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod bench;
 mod ci;
+mod demo;
 mod fuzz;
 mod guest;
 mod paths;
+mod rig;
 mod setup;
+mod soak;
 mod sources;
+mod table;
 mod ui;
 
 use std::process::ExitCode;
@@ -21,12 +26,18 @@ use clap::Parser;
 enum Task {
     /// Find a CRIU that works here, or fetch one under target/.
     Setup,
+    /// Freeze a real process into permafrostd, show that it is gone, and bring it back.
+    Demo(demo::Options),
     /// Run everything that CI runs: format, lints, unit, property, crash and end-to-end tests, fuzzing, the guest.
     Test {
         /// Leave out fuzzing and the guest, and most crash cuts.
         #[arg(long)]
         quick: bool,
     },
+    /// Measure real dumps and restores beside CRIU's own ways.
+    Bench(bench::Options),
+    /// Run the crash tests longer than CI does.
+    Soak(soak::Options),
     /// Build the fuzz targets and run each for a bounded time.
     Fuzz {
         /// Seconds for each target.
@@ -43,6 +54,9 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Task::parse() {
         Task::Setup => setup::print(),
+        Task::Demo(options) => demo::run(&options),
+        Task::Bench(options) => bench::run(&options),
+        Task::Soak(options) => soak::run(&options),
         Task::Test { quick } => ci::run(quick),
         Task::Fuzz { seconds } => run_fuzz(seconds),
         Task::Guest { scenarios } => guest(&scenarios),

@@ -1,0 +1,206 @@
+//! A fake CRIU: speaks the page-server protocol to a real daemon, as well or as badly as it is told.
+
+#![allow(
+    dead_code,
+    reason = "each scenario is a crate of its own and uses what it needs"
+)]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use permafrost_protocol::pageserver::client::Encoder;
+use permafrost_protocol::pageserver::{Dialect, PE_LAZY, PE_PRESENT, SpaceId};
+use permafrost_tests::daemon::Daemon;
+
+pub const PAGE: usize = 4096;
+pub const PID: u32 = 4711;
+
+/// A connection to a page-server endpoint.
+pub struct Peer {
+    stream: Box<dyn Stream>,
+    encoder: Encoder,
+    pub space: SpaceId,
+}
+
+pub trait Stream: Read + Write {
+    fn end_writing(&self);
+}
+
+impl Stream for TcpStream {
+    fn end_writing(&self) {
+        let _ = self.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+impl Stream for UnixStream {
+    fn end_writing(&self) {
+        let _ = self.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+impl Peer {
+    /// To the well-known port.
+    pub fn anonymous(daemon: &Daemon, dialect: Dialect) -> Self {
+        Self::tcp(daemon.address(), dialect)
+    }
+
+    pub fn tcp(address: &str, dialect: Dialect) -> Self {
+        let stream = TcpStream::connect(address).expect("connect to the page-server port");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self {
+            stream: Box::new(stream),
+            encoder: Encoder::new(dialect),
+            space: SpaceId::process(PID),
+        }
+    }
+
+    pub fn unix(path: &Path, dialect: Dialect) -> Self {
+        let stream = UnixStream::connect(path).expect("connect to the session's socket");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        Self {
+            stream: Box::new(stream),
+            encoder: Encoder::new(dialect),
+            space: SpaceId::process(PID),
+        }
+    }
+
+    pub fn encoder(&self) -> Encoder {
+        self.encoder
+    }
+
+    /// Sends bytes as they are. A server that has hung up is no failure: that is what some scenarios are about.
+    pub fn send(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    /// OPEN2; the server's has_parent.
+    pub fn open(&mut self) -> bool {
+        let frame = self.encoder.open(self.space);
+        self.send(frame.as_ref());
+        let mut answer = [0];
+        self.stream
+            .read_exact(&mut answer)
+            .expect("answer to OPEN2");
+        answer[0] != 0
+    }
+
+    /// ADD_F with pages of the given bytes.
+    pub fn pages(&mut self, vaddr: u64, pages: &[u8]) {
+        let nr_pages = u32::try_from(pages.len() / PAGE).unwrap();
+        let frame = self
+            .encoder
+            .pages(self.space, vaddr, nr_pages, PE_PRESENT | PE_LAZY);
+        self.send(frame.as_ref());
+        self.send(pages);
+    }
+
+    pub fn hole(&mut self, vaddr: u64, nr_pages: u32) {
+        let frame = self.encoder.hole(self.space, vaddr, nr_pages);
+        self.send(frame.as_ref());
+    }
+
+    /// CLOSE; the status, or `None` when the server has hung up instead.
+    pub fn close(&mut self) -> Option<i32> {
+        let frame = self.encoder.close();
+        self.send(frame.as_ref());
+        let mut status = [0; 4];
+        self.stream.read_exact(&mut status).ok()?;
+        Some(i32::from_le_bytes(status))
+    }
+
+    /// Leaves, and waits until the server has hung up too.
+    pub fn leave(mut self) {
+        self.stream.end_writing();
+        let mut rest = Vec::new();
+        let _ = self.stream.read_to_end(&mut rest);
+    }
+}
+
+/// `count` pages that differ from each other, from zero, and from those of another seed.
+pub fn pages(seed: u8, count: usize) -> Vec<u8> {
+    let mut bytes = vec![seed; count * PAGE];
+    for (index, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
+        page[..8].copy_from_slice(&(index as u64 + 1).to_le_bytes());
+    }
+    bytes
+}
+
+/// A directory that looks like the images of a dump of process [`PID`].
+pub fn fake_images(dir: &Path) {
+    std::fs::create_dir_all(dir).unwrap();
+    for name in [
+        "inventory.img",
+        "pstree.img",
+        &format!("core-{PID}.img"),
+        &format!("mm-{PID}.img"),
+    ] {
+        std::fs::write(dir.join(name), format!("not really {name}")).unwrap();
+    }
+}
+
+/// A whole dump of `pages` at `vaddr` to the well-known port, adopted as `job`; its line of the listing.
+pub fn dump_and_adopt(
+    daemon: &Daemon,
+    work: &Path,
+    job: &str,
+    vaddr: u64,
+    pages: &[u8],
+) -> serde_json::Value {
+    let mut peer = Peer::anonymous(daemon, Dialect::V32);
+    peer.open();
+    peer.pages(vaddr, pages);
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
+    let images = work.join(format!("images-{}", job.replace('/', "-")));
+    fake_images(&images);
+    daemon
+        .json(&[
+            "adopt",
+            "--job",
+            job,
+            "--images-dir",
+            images.to_str().unwrap(),
+        ])
+        .expect("adopt")
+}
+
+/// The pages that `get` gives for a checkpoint of one process.
+pub fn exported_pages(daemon: &Daemon, work: &Path, checkpoint: &str) -> Vec<u8> {
+    let dir = tempfile::tempdir_in(work).unwrap();
+    let target = dir.path().join("out");
+    daemon
+        .run(&["get", checkpoint, target.to_str().unwrap()])
+        .expect("get");
+    let pages = std::fs::read_dir(&target)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| {
+        path.file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with("pages-")
+    });
+    let [path] = pages
+        .collect::<Vec<_>>()
+        .try_into()
+        .expect("one pages file");
+    std::fs::read(path).unwrap()
+}
+
+/// Listing, sealed and parked.
+pub fn listing(daemon: &Daemon) -> Vec<serde_json::Value> {
+    let listed = daemon.json(&["ls"]).expect("ls");
+    listed["checkpoints"]
+        .as_array()
+        .expect("an array of checkpoints")
+        .clone()
+}

@@ -1,0 +1,299 @@
+//! The ways of dumping and restoring that are compared. Each takes a running workload and leaves a restored one.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use permafrost_tests::daemon::{self, Daemon};
+use permafrost_tests::workload::Workload;
+use permafrost_tests::{criu, process};
+
+/// A way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    /// `permafrost dump` and `permafrost restore`, region on tmpfs.
+    Permafrost,
+    /// `criu dump` into tmpfs and `criu restore` from it.
+    Local,
+    /// `criu dump` to `criu page-server` over TCP, on tmpfs, and `criu restore` from there.
+    PageServer,
+}
+
+impl std::fmt::Display for Contender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Permafrost => "permafrost",
+            Self::Local => "criu dump",
+            Self::PageServer => "criu page-server",
+        })
+    }
+}
+
+/// What one dump and restore took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sample {
+    /// The task stood still, as CRIU counts it, milliseconds.
+    pub(super) frozen_ms: f64,
+    /// Of that: writing pages, waiting for whoever takes them included.
+    pub(super) memwrite_ms: f64,
+    /// The dump command, from start to end.
+    pub(super) dump_ms: f64,
+    /// The restore command.
+    pub(super) restore_ms: f64,
+    /// Processor time of whoever takes the pages, seconds.
+    pub(super) server_cpu_s: f64,
+    /// Highest resident memory of `permafrostd` beside its region.
+    pub(super) daemon_memory_bytes: u64,
+}
+
+impl Contender {
+    pub(super) const ALL: [Self; 3] = [Self::Permafrost, Self::Local, Self::PageServer];
+
+    pub(super) fn dump_and_restore(
+        self,
+        daemon: &Daemon,
+        criu: &Path,
+        work: &Path,
+        workload: &mut Workload,
+    ) -> Result<Sample> {
+        match self {
+            Self::Permafrost => permafrost(daemon, work, workload),
+            Self::Local => local(criu, work, workload),
+            Self::PageServer => page_server(criu, work, workload),
+        }
+    }
+}
+
+/// A fresh job each time, so that nothing is found in a parent, and removed, so that the region never fills.
+fn permafrost(daemon: &Daemon, work: &Path, workload: &mut Workload) -> Result<Sample> {
+    let pid = workload.pid().to_string();
+    let logs = work.join("permafrost");
+    std::fs::create_dir(&logs).context("create a directory for CRIU's log")?;
+    let memory = MemoryPeak::watch(daemon.pid());
+    let cpu = process::cpu_time(daemon.pid())?;
+    let start = Instant::now();
+    daemon.run(&[
+        "dump".as_ref(),
+        "--pid".as_ref(),
+        pid.as_ref(),
+        "--job".as_ref(),
+        "bench".as_ref(),
+        "--work-dir".as_ref(),
+        logs.as_os_str(),
+    ])?;
+    let dump_ms = ms(start.elapsed());
+    let server_cpu_s = (process::cpu_time(daemon.pid())? - cpu).as_secs_f64();
+    let stats = find_dump_stats(&logs)?;
+    workload.wait_until_gone()?;
+    let start = Instant::now();
+    daemon.run(&["restore", "bench"])?;
+    let restore_ms = ms(start.elapsed());
+    let daemon_memory_bytes = memory.stop();
+    daemon.run(&["rm", "bench", "--all"])?;
+    Ok(Sample {
+        dump_ms,
+        restore_ms,
+        server_cpu_s,
+        daemon_memory_bytes,
+        ..from_stats(&stats)
+    })
+}
+
+fn local(criu: &Path, work: &Path, workload: &mut Workload) -> Result<Sample> {
+    let images = work.join("images");
+    std::fs::create_dir(&images).context("create an images directory")?;
+    let start = Instant::now();
+    run(
+        Command::new(criu)
+            .arg("dump")
+            .args(["-t", &workload.pid().to_string(), "-o", "dump.log", "-D"])
+            .arg(&images),
+        &images.join("dump.log"),
+    )?;
+    let dump_ms = ms(start.elapsed());
+    workload.wait_until_gone()?;
+    let restore_ms = restore(criu, &images)?;
+    Ok(Sample {
+        dump_ms,
+        restore_ms,
+        ..from_stats(&criu::dump_stats(&images)?)
+    })
+}
+
+fn page_server(criu: &Path, work: &Path, workload: &mut Workload) -> Result<Sample> {
+    let images = work.join("images");
+    std::fs::create_dir(&images).context("create an images directory")?;
+    let (mut server, port) = start_page_server(criu, &images)?;
+    let start = Instant::now();
+    let dumped = run(
+        Command::new(criu)
+            .arg("dump")
+            .args([
+                "-t",
+                &workload.pid().to_string(),
+                "-o",
+                "dump.log",
+                "--page-server",
+                "--address",
+                "127.0.0.1",
+                "--port",
+            ])
+            .arg(port.to_string())
+            .arg("-D")
+            .arg(&images),
+        &images.join("dump.log"),
+    );
+    let dump_ms = ms(start.elapsed());
+    if dumped.is_err() {
+        let _ = server.kill();
+    }
+    // Only what is waited for between the two looks counts.
+    let cpu = process::ended_children_cpu_time()?;
+    let status = server.wait().context("wait for the page server")?;
+    let server_cpu_s = (process::ended_children_cpu_time()? - cpu).as_secs_f64();
+    dumped?;
+    if !status.success() {
+        bail!(
+            "criu page-server fails ({status}):\n{}",
+            daemon::tail(&images.join("page-server.log"))
+        );
+    }
+    workload.wait_until_gone()?;
+    let restore_ms = restore(criu, &images)?;
+    Ok(Sample {
+        dump_ms,
+        restore_ms,
+        server_cpu_s,
+        ..from_stats(&criu::dump_stats(&images)?)
+    })
+}
+
+/// Starts one in the foreground, as our child, and waits until it listens.
+fn start_page_server(criu: &Path, images: &Path) -> Result<(Child, u16)> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .context("find a free port")?
+        .local_addr()
+        .context("find a free port")?
+        .port();
+    let mut server = Command::new(criu)
+        // It writes a byte to the status descriptor when it is ready.
+        .args([
+            "page-server",
+            "--status-fd",
+            "1",
+            "-o",
+            "page-server.log",
+            "--address",
+            "127.0.0.1",
+            "--port",
+            &port.to_string(),
+            "-D",
+        ])
+        .arg(images)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start criu page-server")?;
+    let mut ready = [0];
+    let heard = server
+        .stdout
+        .take()
+        .context("take its stdout")?
+        .read(&mut ready)
+        .context("hear from criu page-server")?;
+    if heard == 0 {
+        let status = server.wait().context("wait for the page server")?;
+        bail!(
+            "criu page-server does not start ({status}):\n{}",
+            daemon::tail(&images.join("page-server.log"))
+        );
+    }
+    Ok((server, port))
+}
+
+fn restore(criu: &Path, images: &Path) -> Result<f64> {
+    let start = Instant::now();
+    run(
+        Command::new(criu)
+            .args(["restore", "-d", "-o", "restore.log", "-D"])
+            .arg(images),
+        &images.join("restore.log"),
+    )?;
+    Ok(ms(start.elapsed()))
+}
+
+fn run(command: &mut Command, log: &Path) -> Result<()> {
+    let output = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .context("run CRIU")?;
+    if !output.success() {
+        bail!("CRIU fails ({output}):\n{}", daemon::tail(log));
+    }
+    Ok(())
+}
+
+/// Where the work directory has it, be it in a directory of its own.
+pub(crate) fn find_dump_stats(work: &Path) -> Result<criu::DumpStats> {
+    if work.join("stats-dump").exists() {
+        return criu::dump_stats(work);
+    }
+    for entry in std::fs::read_dir(work)
+        .context("list the work directory")?
+        .flatten()
+    {
+        if entry.path().join("stats-dump").exists() {
+            return criu::dump_stats(&entry.path());
+        }
+    }
+    bail!("no stats-dump in {}", work.display())
+}
+
+fn from_stats(stats: &criu::DumpStats) -> Sample {
+    let ms = |us: u64| ms(Duration::from_micros(us));
+    Sample {
+        frozen_ms: ms(stats.frozen_us),
+        memwrite_ms: ms(stats.memwrite_us),
+        ..Sample::default()
+    }
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// The highest resident memory of a process, looked at every few milliseconds from a thread.
+struct MemoryPeak {
+    stop: Arc<AtomicBool>,
+    peak: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl MemoryPeak {
+    fn watch(pid: u32) -> Self {
+        let (stop, peak) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let (stopped, highest) = (Arc::clone(&stop), Arc::clone(&peak));
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                highest.fetch_max(process::own_memory_bytes(pid), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Self { stop, peak, thread }
+    }
+
+    fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.join();
+        self.peak.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,119 @@
+//! `cargo xtask bench`: real dumps of real processes, side by side with CRIU's own ways, in one run.
+
+mod contenders;
+mod recovery;
+mod report;
+
+use anyhow::{Context, Result, bail};
+use permafrost_tests::contents::Contents;
+use permafrost_tests::daemon::{self, Daemon};
+use permafrost_tests::workload::{self, Workload};
+
+pub(crate) use self::contenders::find_dump_stats;
+use self::contenders::{Contender, Sample};
+use crate::rig::{self, Interrupt};
+use crate::setup::{self, Criu};
+use crate::ui;
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Sizes of the dumped process, MiB.
+    #[arg(long, value_delimiter = ',', default_values_t = [64, 512, 2048])]
+    sizes: Vec<u64>,
+    /// Dumps of each size by each contender, in turn.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// What fills the process: random, zero-rich, text.
+    #[arg(long, default_value = "random")]
+    contents: Contents,
+    /// Checkpoints in the region whose recovery is timed; 0 leaves that out.
+    #[arg(long, default_value_t = 1000)]
+    recovery: u64,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything measured at one size.
+struct Measured {
+    size_mib: u64,
+    samples: Vec<(Contender, Vec<Sample>)>,
+}
+
+/// Runs the benches and prints what they found.
+///
+/// # Errors
+/// Fails where CRIU cannot run, and when a dump or restore fails: a restored process that is not sound is no result.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let criu = match setup::criu()? {
+        Criu::Works(path) => path,
+        Criu::CannotRun(why) => {
+            bail!("there is nothing to measure without CRIU, and it cannot run here: {why}")
+        }
+    };
+    rig::build_release()?;
+    let interrupt = Interrupt::catch()?;
+    let largest = options.sizes.iter().max().copied().unwrap_or(0);
+    // The region, and the images of one dump beside it, with a quarter to spare.
+    let region_mib = largest + largest / 4 + 256;
+    let dir = rig::memory_dir(region_mib + largest + largest / 4 + 256)?;
+    let region = daemon::Options {
+        region_mib,
+        ..daemon::Options::default()
+    };
+    let daemon = Daemon::start(dir.path(), &region)?;
+    let mut measured = Vec::new();
+    for &size_mib in &options.sizes {
+        let mut samples: Vec<(Contender, Vec<Sample>)> = Contender::ALL
+            .map(|contender| (contender, Vec::new()))
+            .into();
+        for run in 0..options.runs {
+            for (contender, samples) in &mut samples {
+                interrupt.check()?;
+                let task = ui::Task::begin(&format!(
+                    "{size_mib} MiB, {contender}, run {} of {}",
+                    run + 1,
+                    options.runs
+                ));
+                let work = tempfile::tempdir_in(dir.path()).context("create a work directory")?;
+                let wanted = workload::Options {
+                    size_mib,
+                    contents: options.contents,
+                    ..workload::Options::default()
+                };
+                let mut workload = Workload::start(work.path(), &wanted)?;
+                let sample =
+                    contender.dump_and_restore(&daemon, &criu, work.path(), &mut workload)?;
+                if !workload.verify()?.is_sound() {
+                    bail!("{contender} restores a process that is not sound");
+                }
+                task.done(&format!(
+                    "frozen {:.0} ms, dump {:.0} ms, restore {:.0} ms",
+                    sample.frozen_ms, sample.dump_ms, sample.restore_ms
+                ));
+                samples.push(sample);
+            }
+        }
+        measured.push(Measured { size_mib, samples });
+    }
+    daemon.stop()?;
+    drop(dir);
+    interrupt.check()?;
+    let recovery = if options.recovery > 0 {
+        Some(recovery::measure(options.recovery, &interrupt)?)
+    } else {
+        None
+    };
+    let report = report::Report {
+        criu: &criu,
+        measured: &measured,
+        recovery,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report.json())?);
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(())
+}

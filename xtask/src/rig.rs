@@ -1,0 +1,135 @@
+//! What the demo and the benches stand on: release binaries, a directory in memory, a way to stop.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use permafrost_tests::{binaries, process};
+use tempfile::TempDir;
+
+use crate::{ci, ui};
+
+/// Builds the binaries in release mode and uses those from here on.
+///
+/// # Errors
+/// Fails with the compiler's words.
+pub(crate) fn build_release() -> Result<()> {
+    let task = ui::Task::begin("build (release)");
+    let output = ci::cargo_command()
+        .args(["build", "--quiet", "--release", "--workspace", "--bins"])
+        .stdin(Stdio::null())
+        .output()
+        .context("run cargo")?;
+    if !output.status.success() {
+        bail!(
+            "the build fails ({}):\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let ours = binaries::dir()?;
+    let profiles = ours.parent().context("find the target directory")?;
+    binaries::choose(profiles.join("release"))?;
+    task.done("permafrostd, permafrost, permafrost-action, permafrost-workload");
+    Ok(())
+}
+
+/// A private directory on tmpfs with room for `need_mib`; elsewhere, saying so, where there is none.
+///
+/// # Errors
+/// Fails when nothing has the room.
+pub(crate) fn memory_dir(need_mib: u64) -> Result<TempDir> {
+    /// f_type of tmpfs, statfs(2).
+    const TMPFS: i64 = 0x0102_1994;
+    let mut candidates = vec![PathBuf::from("/dev/shm"), PathBuf::from("/run")];
+    candidates.push(std::env::temp_dir());
+    let mut roomy = None;
+    for candidate in candidates {
+        let Ok(status) = rustix::fs::statfs(&candidate) else {
+            continue;
+        };
+        let free_mib = u64::try_from(status.f_bsize)
+            .unwrap_or(0)
+            .saturating_mul(status.f_bavail)
+            >> 20;
+        if free_mib < need_mib {
+            continue;
+        }
+        if i128::from(status.f_type) == i128::from(TMPFS) {
+            return temporary(&candidate);
+        }
+        roomy.get_or_insert(candidate);
+    }
+    let Some(elsewhere) = roomy else {
+        bail!("no file system has {need_mib} MiB free")
+    };
+    ui::say(&format!(
+        "no tmpfs has {need_mib} MiB free: using {}, which is slower",
+        elsewhere.display()
+    ));
+    temporary(&elsewhere)
+}
+
+fn temporary(parent: &Path) -> Result<TempDir> {
+    // 0700, as images hold a process's secrets.
+    tempfile::Builder::new()
+        .prefix("permafrost-")
+        .tempdir_in(parent)
+        .context("create a temporary directory")
+}
+
+/// Notes Ctrl-C and SIGTERM instead of dying of them, so that everything started is ended on the way out.
+#[derive(Clone)]
+pub(crate) struct Interrupt {
+    raised: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// # Errors
+    /// Fails when the handlers cannot be set.
+    pub(crate) fn catch() -> Result<Self> {
+        let raised = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&raised)).context("catch signals")?;
+        }
+        process::adopt_orphans()?;
+        Ok(Self { raised })
+    }
+
+    /// Between two steps.
+    ///
+    /// # Errors
+    /// Fails once there was a signal.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.raised.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+}
+
+/// The first field of that name anywhere in a reply.
+pub(crate) fn field<'a>(value: &'a serde_json::Value, name: &str) -> Option<&'a serde_json::Value> {
+    match value {
+        serde_json::Value::Object(fields) => fields
+            .get(name)
+            .or_else(|| fields.values().find_map(|inner| field(inner, name))),
+        serde_json::Value::Array(items) => items.iter().find_map(|inner| field(inner, name)),
+        _ => None,
+    }
+}
+
+/// The first number of that name anywhere in a reply, 0 if there is none.
+pub(crate) fn number(value: &serde_json::Value, name: &str) -> u64 {
+    field(value, name)
+        .and_then(serde_json::Value::as_u64)
+        .unwrap_or(0)
+}
+
+/// A size for people.
+pub(crate) fn mib(bytes: u64) -> String {
+    let tenths = bytes * 10 / (1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
