@@ -4,6 +4,7 @@
 pub mod control;
 pub mod criu;
 pub mod framing;
+pub mod frontend;
 pub mod origin;
 pub mod scratch;
 pub mod tracking;

@@ -1,1 +1,7 @@
-//! TODO
+//! The storage node: the store over a region, its catalog, and what listens for CRIU and for `permafrost`.
+#![forbid(unsafe_code)]
+
+pub mod catalog;
+pub mod config;
+pub mod daemon;
+pub mod store;

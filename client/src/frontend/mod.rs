@@ -1,0 +1,10 @@
+//! The CRIU front ends: what speaks CRIU's protocols on a socket, over a sink that keeps the pages.
+//!
+//! A front end knows nothing of where pages go: `permafrostd` hands it a sink over its own regions, so
+//! that pages go straight from the socket into them.
+
+mod pageserver;
+mod sink;
+
+pub use pageserver::{Outcome, ServeError, serve};
+pub use sink::{PageSink, SinkError};

@@ -1,0 +1,253 @@
+//! The page-server front end: the sans-I/O core's thin shell over a blocking stream socket.
+//!
+//! One thread serves one connection, with one buffer that stays in the processor's cache: a chunk of pages
+//! is received into it, and the sink looks at it (zero? equal to the parent's? checksum) and copies it to
+//! where it stays while it is still there. Memory is bounded by that buffer whatever the dump's size.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use permafrost_protocol::pageserver::{Answer, Event, PageServer, ProtocolError, Want};
+
+use super::sink::{PageSink, SinkError};
+
+const PAGE_BYTES: usize = 4096;
+
+/// What CLOSE is answered with when the client sent pages that make no sense.
+const EINVAL: i32 = 22;
+
+/// Received and handed on at once. Large enough that a 1 MiB frame costs a few system calls, small enough
+/// that the bytes are still in a private L2 cache when the sink reads them again.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// How a conversation ended that kept to the protocol.
+#[derive(Debug)]
+pub enum Outcome {
+    /// CLOSE was answered with 0: the sink has the dump.
+    Closed,
+    /// CLOSE was answered with a non-zero status: the task lives on, the reason is the sink's.
+    Refused(SinkError),
+    /// The peer connected and left without a word.
+    Empty,
+}
+
+/// How a conversation ended that did not. The sink was told to abort.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The peer broke the protocol.
+    #[error("protocol: {0}")]
+    Protocol(#[from] ProtocolError),
+    /// The socket failed, or the peer was silent for longer than the socket's timeout.
+    #[error("connection: {0}")]
+    Io(#[from] io::Error),
+    /// The peer asked for lazy pages. It waits for them, so there is no point in going on.
+    #[error("lazy pages (GET) are not served on this endpoint")]
+    Lazy,
+    /// The peer left in the middle of a frame's header or pages.
+    #[error("the connection ended {missing_bytes} bytes short of what its last frame announced")]
+    Truncated {
+        /// Bytes still missing.
+        missing_bytes: u64,
+    },
+}
+
+/// Serves one page-server conversation on `stream` into `sink`, until CLOSE and the peer's end of file.
+///
+/// A sink that refuses something does not end the conversation: what is left is read and dropped, and CLOSE is
+/// answered with the refusal's status. Cutting the connection would stop CRIU just as well, but leave it
+/// without a word about why.
+///
+/// # Errors
+/// The peer broke the protocol or the connection; `sink.abort` has been called. The caller closes the socket.
+pub fn serve<S: Read + Write>(
+    stream: &mut S,
+    sink: &mut impl PageSink,
+) -> Result<Outcome, ServeError> {
+    let mut conversation = Conversation {
+        core: PageServer::new(),
+        refusal: None,
+        closed: false,
+        forced: false,
+    };
+    let result = conversation.run(stream, sink);
+    if let Err(error) = &result
+        && !conversation.closed
+        && conversation.refusal.is_none()
+    {
+        sink.abort(&error.to_string());
+    }
+    match result {
+        // The dump stands, or is refused, and the peer knows: what it did with its socket then is its affair.
+        Err(_) if conversation.closed => Ok(conversation.outcome()),
+        Err(error) => Err(error),
+        Ok(()) => Ok(conversation.outcome()),
+    }
+}
+
+struct Conversation {
+    core: PageServer,
+    refusal: Option<SinkError>,
+    closed: bool,
+    forced: bool,
+}
+
+impl Conversation {
+    fn outcome(self) -> Outcome {
+        match (self.refusal, self.closed) {
+            (Some(refusal), _) => Outcome::Refused(refusal),
+            (None, true) => Outcome::Closed,
+            (None, false) => Outcome::Empty,
+        }
+    }
+
+    fn run<S: Read + Write>(
+        &mut self,
+        stream: &mut S,
+        sink: &mut impl PageSink,
+    ) -> Result<(), ServeError> {
+        let mut buffer = vec![0_u8; CHUNK_BYTES];
+        // Flags of the frame whose payload is being read.
+        let mut flags = 0_u16;
+        loop {
+            match self.core.want() {
+                Want::Frame { bytes } => {
+                    let frame = &mut buffer[..bytes];
+                    let filled = read_full(stream, frame)?;
+                    if filled == 0 && bytes > 0 {
+                        self.core.eof()?;
+                        return Ok(());
+                    }
+                    if filled < bytes {
+                        return Err(ServeError::Truncated {
+                            missing_bytes: (bytes - filled) as u64,
+                        });
+                    }
+                    let event = match self.core.frame(frame) {
+                        Ok(Some(event)) => event,
+                        Ok(None) => continue,
+                        // The framing holds: what follows can be read and dropped up to CLOSE.
+                        Err(error) if error.is_recoverable() => {
+                            let status = EINVAL;
+                            self.note(
+                                Err(SinkError {
+                                    message: error.to_string(),
+                                    status,
+                                }),
+                                sink,
+                            );
+                            continue;
+                        }
+                        Err(error) => return Err(error.into()),
+                    };
+                    if let Event::Pages {
+                        flags: frame_flags, ..
+                    } = &event
+                    {
+                        flags = *frame_flags;
+                    }
+                    if let Some(answer) = self.apply(event, sink)? {
+                        stream.write_all(self.core.reply(answer).as_ref())?;
+                    }
+                }
+                Want::Payload { bytes } => {
+                    let chunk = usize::try_from(bytes)
+                        .unwrap_or(usize::MAX)
+                        .min(CHUNK_BYTES);
+                    let pages = &mut buffer[..chunk];
+                    let filled = read_full(stream, pages)?;
+                    if filled < chunk {
+                        return Err(ServeError::Truncated {
+                            missing_bytes: bytes - filled as u64,
+                        });
+                    }
+                    let at = self.core.payload(chunk / PAGE_BYTES);
+                    if self.refusal.is_none() {
+                        let taken = sink.pages(at.vaddr, flags, pages);
+                        self.note(taken, sink);
+                    }
+                }
+                Want::Eof => {
+                    // The stock server waits for the client's end of file, too (criu/page-xfer.c); after
+                    // FORCE_CLOSE the client may keep its socket for other things.
+                    while !self.forced && stream.read(&mut buffer)? != 0 {}
+                    return Ok(());
+                }
+                Want::Reply => unreachable!("every event that wants a reply is answered at once"),
+            }
+        }
+    }
+
+    /// Hands an event to the sink; what is to be answered, if anything.
+    fn apply(
+        &mut self,
+        event: Event,
+        sink: &mut impl PageSink,
+    ) -> Result<Option<Answer>, ServeError> {
+        Ok(match event {
+            Event::Open { space, wants_reply } => {
+                let has_parent = self.ask(sink, |sink| sink.open(space));
+                wants_reply.then_some(Answer::HasParent(has_parent))
+            }
+            Event::QueryParent { space } => Some(Answer::HasParent(
+                self.ask(sink, |sink| sink.has_parent(space)),
+            )),
+            Event::Pages { .. } => None,
+            Event::Hole {
+                vaddr, nr_pages, ..
+            } => {
+                if self.refusal.is_none() {
+                    let taken = sink.hole(vaddr, nr_pages);
+                    self.note(taken, sink);
+                }
+                None
+            }
+            Event::Get { .. } => return Err(ServeError::Lazy),
+            Event::Close { force } => {
+                self.forced = force;
+                if self.refusal.is_none() {
+                    let closed = sink.close();
+                    self.note(closed, sink);
+                }
+                self.closed = true;
+                Some(Answer::Status(
+                    self.refusal.as_ref().map_or(0, |refusal| refusal.status),
+                ))
+            }
+        })
+    }
+
+    fn ask<S: PageSink>(
+        &mut self,
+        sink: &mut S,
+        question: impl FnOnce(&mut S) -> Result<bool, SinkError>,
+    ) -> bool {
+        if self.refusal.is_some() {
+            return false;
+        }
+        let answer = question(sink);
+        let yes = matches!(answer, Ok(true));
+        self.note(answer.map(drop), sink);
+        yes
+    }
+
+    /// Keeps the first refusal, and lets the sink free what it holds while the rest is drained.
+    fn note(&mut self, result: Result<(), SinkError>, sink: &mut impl PageSink) {
+        if let Err(refusal) = result {
+            sink.abort(&refusal.message);
+            self.refusal = Some(refusal);
+        }
+    }
+}
+
+/// Reads until `buffer` is full or the peer has ended; how many bytes.
+fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match stream.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}

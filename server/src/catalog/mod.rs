@@ -1,0 +1,107 @@
+//! The catalog: which checkpoints there are, by job and generation.
+//!
+//! On one machine it is an index over the regions and nothing more: what it says and a region does not is
+//! wrong, and [`reconcile`] makes it right at every start.
+
+mod sled;
+
+use std::collections::HashMap;
+
+use permafrost_protocol::control::Checkpoint;
+
+pub use self::sled::{Opened, SledCatalog};
+
+/// An index of checkpoints. Parked ones (no job yet) are found by their session.
+pub trait Catalog: Send + Sync {
+    /// Adds or replaces a checkpoint.
+    ///
+    /// # Errors
+    /// The index cannot be written.
+    fn put(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError>;
+
+    /// Removes a checkpoint; one that is not there is removed already.
+    ///
+    /// # Errors
+    /// The index cannot be written.
+    fn remove(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError>;
+
+    /// A job's checkpoint of that generation.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Checkpoint>, CatalogError>;
+
+    /// A job's newest checkpoint.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError>;
+
+    /// The parked checkpoint of that session.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError>;
+
+    /// A job's checkpoints, or all with `None`, by job and generation, parked ones last.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError>;
+
+    /// The number the job's next checkpoint gets: above every number the job ever used, as far as the index
+    /// remembers; a rebuilt one remembers what is still there.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn next_generation(&self, job: &str) -> Result<u64, CatalogError>;
+}
+
+/// The index failed; the checkpoints are safe in their region.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogError {
+    /// The embedded database failed.
+    #[error("catalog database: {0}")]
+    Database(#[from] ::sled::Error),
+    /// A record does not decode.
+    #[error("catalog record {key:?} does not decode")]
+    Record {
+        /// Key of the record.
+        key: String,
+        /// What the decoder says.
+        #[source]
+        source: prost::DecodeError,
+    },
+}
+
+/// Makes the index say what the regions say: `truth` are the regions' checkpoints by id, and `load` reads the
+/// summary of one that the index lacks or has differently. Returns how many records had to be changed.
+///
+/// A difference is what a crash between a region's journal record and the index leaves behind, or a lost index.
+///
+/// # Errors
+/// The index cannot be read or written, or `load` fails.
+pub fn reconcile<E: From<CatalogError>>(
+    catalog: &dyn Catalog,
+    truth: &HashMap<String, bool>,
+    mut load: impl FnMut(&str) -> Result<Checkpoint, E>,
+) -> Result<usize, E> {
+    let mut changed = 0;
+    let mut known = HashMap::new();
+    for record in catalog.list(None)? {
+        match truth.get(&record.id) {
+            Some(&pinned) if pinned == record.pinned => {
+                known.insert(record.id, ());
+            }
+            _ => {
+                catalog.remove(&record)?;
+                changed += 1;
+            }
+        }
+    }
+    for id in truth.keys().filter(|id| !known.contains_key(*id)) {
+        catalog.put(&load(id)?)?;
+        changed += 1;
+    }
+    Ok(changed)
+}

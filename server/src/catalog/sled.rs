@@ -1,0 +1,292 @@
+//! The embedded catalog.
+//!
+//! Trees: `jobs` has `job NUL generation` (big-endian, so that a scan is in order), `parked` has the session id,
+//! `last` has the highest generation a job ever used. Values are protobuf [`Checkpoint`]s.
+
+use std::path::{Path, PathBuf};
+
+use permafrost_protocol::control::Checkpoint;
+use prost::Message;
+use sled::{Db, IVec, Tree};
+
+use super::{Catalog, CatalogError};
+
+/// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
+const CACHE_BYTES: u64 = 4 << 20;
+
+/// Where the catalog came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// It was there.
+    Existing,
+    /// There was none.
+    Created,
+    /// It did not open, and was put aside.
+    Replaced {
+        /// Where the unusable one is now.
+        aside: PathBuf,
+        /// Why it did not open.
+        reason: String,
+    },
+}
+
+/// The catalog in a sled database.
+pub struct SledCatalog {
+    jobs: Tree,
+    parked: Tree,
+    last: Tree,
+    // Last, so that the trees go first.
+    _db: Db,
+}
+
+impl SledCatalog {
+    /// Opens the database at `path`. One that does not open, or whose records do not decode, is put aside and
+    /// replaced by an empty one: the caller reconciles it with the regions in any case.
+    ///
+    /// # Errors
+    /// An empty database cannot be made there either.
+    pub fn open_or_replace(path: &Path) -> Result<(Self, Opened), CatalogError> {
+        let existed = path.exists();
+        // sled is known to panic on some damaged files.
+        let attempt = std::panic::catch_unwind(|| {
+            let catalog = Self::open(path)?;
+            catalog.list(None)?;
+            Ok::<_, CatalogError>(catalog)
+        });
+        let reason = match attempt {
+            Ok(Ok(catalog)) => {
+                return Ok((
+                    catalog,
+                    if existed {
+                        Opened::Existing
+                    } else {
+                        Opened::Created
+                    },
+                ));
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the database library panicked".to_owned(),
+        };
+        let aside = put_aside(path).map_err(sled::Error::from)?;
+        Ok((Self::open(path)?, Opened::Replaced { aside, reason }))
+    }
+
+    fn open(path: &Path) -> Result<Self, CatalogError> {
+        let db = sled::Config::new()
+            .path(path)
+            .cache_capacity(CACHE_BYTES)
+            .open()?;
+        Ok(Self {
+            jobs: db.open_tree("jobs")?,
+            parked: db.open_tree("parked")?,
+            last: db.open_tree("last")?,
+            _db: db,
+        })
+    }
+}
+
+/// Renames what is at `path` to the first free `path.unusable-N`.
+fn put_aside(path: &Path) -> std::io::Result<PathBuf> {
+    let mut n = 0_u32;
+    let aside = loop {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".unusable-{n}"));
+        let candidate = PathBuf::from(name);
+        if !candidate.exists() {
+            break candidate;
+        }
+        n += 1;
+    };
+    std::fs::rename(path, &aside)?;
+    Ok(aside)
+}
+
+impl Catalog for SledCatalog {
+    fn put(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
+        let value = checkpoint.encode_to_vec();
+        if checkpoint.generation == 0 {
+            self.parked.insert(checkpoint.session.as_bytes(), value)?;
+            return Ok(());
+        }
+        self.jobs
+            .insert(job_key(&checkpoint.job, checkpoint.generation), value)?;
+        if checkpoint.generation > self.last_generation(&checkpoint.job)? {
+            self.last.insert(
+                checkpoint.job.as_bytes(),
+                &checkpoint.generation.to_be_bytes(),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn remove(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
+        if checkpoint.generation == 0 {
+            self.parked.remove(checkpoint.session.as_bytes())?;
+        } else {
+            self.jobs
+                .remove(job_key(&checkpoint.job, checkpoint.generation))?;
+        }
+        Ok(())
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Checkpoint>, CatalogError> {
+        let key = job_key(job, generation);
+        self.jobs
+            .get(&key)?
+            .map(|value| decode(&key, &value))
+            .transpose()
+    }
+
+    fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError> {
+        let last = self
+            .jobs
+            .scan_prefix(job_prefix(job))
+            .next_back()
+            .transpose()?;
+        last.map(|(key, value)| decode(&key, &value)).transpose()
+    }
+
+    fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError> {
+        self.parked
+            .get(session)?
+            .map(|value| decode(session.as_bytes(), &value))
+            .transpose()
+    }
+
+    fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError> {
+        let sealed = match job {
+            Some(job) => self.jobs.scan_prefix(job_prefix(job)),
+            None => self.jobs.iter(),
+        };
+        let parked = self.parked.iter();
+        sealed
+            .chain(parked)
+            .filter_map(|item| {
+                let record = item
+                    .map_err(CatalogError::from)
+                    .and_then(|(key, value): (IVec, IVec)| decode(&key, &value));
+                match record {
+                    Ok(record) if job.is_some_and(|job| record.job != job) => None,
+                    other => Some(other),
+                }
+            })
+            .collect()
+    }
+
+    fn next_generation(&self, job: &str) -> Result<u64, CatalogError> {
+        let newest = self.head(job)?.map_or(0, |head| head.generation);
+        Ok(newest.max(self.last_generation(job)?) + 1)
+    }
+}
+
+impl SledCatalog {
+    fn last_generation(&self, job: &str) -> Result<u64, CatalogError> {
+        let value = self.last.get(job)?;
+        Ok(value
+            .and_then(|value| value.as_ref().try_into().ok().map(u64::from_be_bytes))
+            .unwrap_or(0))
+    }
+}
+
+/// A job name has no NUL, so no job's keys are a prefix of another's.
+fn job_prefix(job: &str) -> Vec<u8> {
+    let mut key = job.as_bytes().to_vec();
+    key.push(0);
+    key
+}
+
+fn job_key(job: &str, generation: u64) -> Vec<u8> {
+    let mut key = job_prefix(job);
+    key.extend_from_slice(&generation.to_be_bytes());
+    key
+}
+
+fn decode(key: &[u8], value: &[u8]) -> Result<Checkpoint, CatalogError> {
+    Checkpoint::decode(value).map_err(|source| CatalogError::Record {
+        key: String::from_utf8_lossy(key).into_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed(job: &str, generation: u64) -> Checkpoint {
+        Checkpoint {
+            job: job.into(),
+            generation,
+            id: format!("{job}-{generation}"),
+            ..Checkpoint::default()
+        }
+    }
+
+    #[test]
+    fn generations_are_ordered_and_never_reused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (catalog, opened) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
+        assert_eq!(opened, Opened::Created);
+        for generation in [1, 2, 255, 256, 300] {
+            catalog.put(&sealed("a", generation)).unwrap();
+        }
+        catalog.put(&sealed("ab", 900)).unwrap();
+        assert_eq!(catalog.head("a").unwrap().unwrap().generation, 300);
+        assert_eq!(catalog.list(Some("a")).unwrap().len(), 5);
+        catalog.remove(&sealed("a", 300)).unwrap();
+        assert_eq!(catalog.head("a").unwrap().unwrap().generation, 256);
+        assert_eq!(catalog.next_generation("a").unwrap(), 301);
+        assert_eq!(catalog.next_generation("new").unwrap(), 1);
+    }
+
+    #[test]
+    fn a_database_that_does_not_open_is_put_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("catalog");
+        drop(SledCatalog::open_or_replace(&path).unwrap());
+        for file in ["conf", "db"] {
+            std::fs::write(path.join(file), b"not a database").unwrap();
+        }
+        let (catalog, opened) = SledCatalog::open_or_replace(&path).unwrap();
+        let Opened::Replaced { aside, .. } = opened else {
+            panic!("opened {opened:?}")
+        };
+        assert!(aside.join("conf").exists());
+        assert!(catalog.list(None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn reconciling_follows_the_regions() {
+        let dir = tempfile::tempdir().unwrap();
+        let (catalog, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
+        for generation in 1..=3 {
+            catalog.put(&sealed("a", generation)).unwrap();
+        }
+        // The region: a@2 is gone, a@3 was pinned, b@1 is new.
+        let truth = [("a-1", false), ("a-3", true), ("b-1", false)]
+            .map(|(id, pinned)| (id.to_owned(), pinned))
+            .into();
+        let changed = super::super::reconcile(&catalog, &truth, |id| {
+            let (job, generation) = id.split_once('-').unwrap();
+            Ok::<_, CatalogError>(Checkpoint {
+                pinned: truth[id],
+                ..sealed(job, generation.parse().unwrap())
+            })
+        });
+        // Gone, changed (removed and added), added.
+        assert_eq!(changed.unwrap(), 4);
+        let listed: Vec<_> = catalog
+            .list(None)
+            .unwrap()
+            .into_iter()
+            .map(|c| (c.id, c.pinned))
+            .collect();
+        assert_eq!(
+            listed,
+            [
+                ("a-1".into(), false),
+                ("a-3".into(), true),
+                ("b-1".into(), false)
+            ]
+        );
+    }
+}

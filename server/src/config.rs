@@ -1,0 +1,58 @@
+//! What `permafrostd` is told.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::store::Retention;
+
+/// Configuration of a daemon.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Holds the catalog, and the region unless `region` names another place. Default `/var/lib/permafrost`.
+    pub data_dir: PathBuf,
+    /// The region: a file, best on a DAX file system, or on tmpfs where speed matters more than survival.
+    /// Default `region` in the data directory.
+    pub region: Option<PathBuf>,
+    /// Size of a region that is not there yet, bytes. Default 4 GiB, or half of what the file system has free
+    /// where that is less.
+    pub region_size_bytes: Option<u64>,
+    /// Refuse to start on anything but a DAX mapping with MAP_SYNC. Default off: a plain file will do, and
+    /// `permafrost status` says what it guarantees.
+    pub require_dax: bool,
+    /// Sockets are made here, 0600 in a directory of 0700. Default `/run/permafrost`.
+    pub run_dir: PathBuf,
+    /// The well-known page-server port; port 0 takes any. Anyone who reaches it can store pages, so it is on the
+    /// loopback interface by default: `127.0.0.1:7117`. The ports of sessions are on the same address.
+    pub listen: SocketAddr,
+    /// How long things are kept that nobody asks for.
+    pub retention: Retention,
+    /// A connection that brings a dump and is silent for so long is given up. The task is frozen meanwhile, so
+    /// this is no place to be impatient, nor to wait for ever. Default 10 min.
+    pub idle_connection: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("/var/lib/permafrost"),
+            region: None,
+            region_size_bytes: None,
+            require_dax: false,
+            run_dir: PathBuf::from("/run/permafrost"),
+            listen: SocketAddr::from(([127, 0, 0, 1], 7117)),
+            retention: Retention::default(),
+            idle_connection: Duration::from_secs(600),
+        }
+    }
+}
+
+impl Config {
+    /// Where the region is.
+    #[must_use]
+    pub fn region_path(&self) -> PathBuf {
+        self.region
+            .clone()
+            .unwrap_or_else(|| self.data_dir.join("region"))
+    }
+}

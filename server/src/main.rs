@@ -1,0 +1,200 @@
+//! `permafrostd`, the storage node.
+#![forbid(unsafe_code)]
+
+use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Parser, ValueEnum};
+use permafrost_server::config::Config;
+use permafrost_server::daemon::Daemon;
+use permafrost_server::store::Retention;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Permafrost's storage node: takes CRIU's page-server dumps into a persistent-memory region.
+///
+/// Point CRIU at it (`criu dump … --page-server --address 127.0.0.1 --port 7117`) or use `permafrost dump`.
+/// SIGTERM or SIGINT stops it cleanly; a kill -9 loses nothing that was sealed.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Exit codes: 0 stopped on request, 1 did not start or failed, 2 usage.\n\
+    RUST_LOG sets the log level (default info)."
+)]
+struct Args {
+    /// Directory of the catalog and, by default, of the region.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/permafrost")]
+    data_dir: PathBuf,
+    /// The region's file: best on a DAX file system; on tmpfs it does not survive the machine
+    /// [default: DATA_DIR/region].
+    #[arg(long, value_name = "PATH")]
+    region: Option<PathBuf>,
+    /// Size of a region that is not there yet, such as 512M or 16G
+    /// [default: 4G, or half of what is free where that is less].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    region_size: Option<u64>,
+    /// Refuse to start unless the region is mapped by DAX with MAP_SYNC.
+    #[arg(long)]
+    require_dax: bool,
+    /// Directory of the sockets.
+    #[arg(long, value_name = "DIR", default_value = "/run/permafrost")]
+    run_dir: PathBuf,
+    /// Well-known page-server port; port 0 takes any. Whoever reaches it can store pages: keep it on loopback.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117")]
+    listen: SocketAddr,
+    /// How long a dump is kept that CRIU closed and nobody adopted, such as 90m, 24h, 7d.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
+    park_ttl: Duration,
+    /// How long an opened session waits for its dump, or a closed one for its seal.
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    session_ttl: Duration,
+    /// How long a connection may be silent in the middle of a dump before it is given up.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    idle_timeout: Duration,
+    /// Form of the log on standard error.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    init_log(args.log_format);
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let config = Config {
+        data_dir: args.data_dir,
+        region: args.region,
+        region_size_bytes: args.region_size,
+        require_dax: args.require_dax,
+        run_dir: args.run_dir,
+        listen: args.listen,
+        retention: Retention {
+            parked: args.park_ttl,
+            idle_session: args.session_ttl,
+        },
+        idle_connection: args.idle_timeout,
+    };
+    // Two threads accept and keep time; the work is done on threads of its own.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("catch SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("catch SIGINT")?;
+        let daemon = Daemon::start(config).await?;
+        let ready = format!(
+            "permafrostd ready: control={} page-server={}",
+            daemon.control_socket().display(),
+            daemon.address()
+        );
+        // Whoever started us may not read it: that is no reason to die.
+        if writeln!(std::io::stdout(), "{ready}").is_err() {
+            tracing::debug!("standard output is closed");
+        }
+        tracing::info!("{ready}");
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
+        }
+        daemon.stop().context("mark the region clean")
+    })
+}
+
+fn init_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// `4G` and the like: binary units, as sizes of memory are.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim().trim_end_matches("iB").trim_end_matches('B');
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => {
+            let shift = match unit.to_ascii_uppercase() {
+                'K' => 10,
+                'M' => 20,
+                'G' => 30,
+                'T' => 40,
+                _ => return Err(format!("{unit:?} is no unit: use K, M, G or T")),
+            };
+            (&text[..at], shift)
+        }
+        _ => (text, 0),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no size such as 512M or 16G"))?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| format!("{text:?} is too large"))
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let (number, seconds) = match text.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => {
+            let seconds = match unit {
+                's' => 1,
+                'm' => 60,
+                'h' => 3600,
+                'd' => 86400,
+                _ => return Err(format!("{unit:?} is no unit: use s, m, h or d")),
+            };
+            (&text[..at], seconds)
+        }
+        _ => (text, 1),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no time such as 90m or 24h"))?;
+    number
+        .checked_mul(seconds)
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("{text:?} is too long"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_have_units() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("512M"), Ok(512 << 20));
+        assert_eq!(parse_size("16GiB"), Ok(16 << 30));
+        for bad in ["", "G", "-1", "1.5G", "12Q", "99999999999T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("24h"), Ok(Duration::from_secs(86400)));
+        for bad in ["", "h", "-1s", "1y", "9999999999999999999d"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

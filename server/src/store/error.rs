@@ -1,0 +1,165 @@
+//! Why the store refuses something, as the control protocol says it.
+
+use std::io;
+
+use permafrost_client::frontend::SinkError;
+use permafrost_pmem::{CheckpointId, CloseError, JournalError, PageError, SealError, ShadowError};
+use permafrost_protocol::control::{self, ErrorCode};
+
+use crate::catalog::CatalogError;
+
+/// The store refuses or fails.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A name, reference or images directory that makes no sense.
+    #[error("{message}")]
+    Invalid {
+        /// What is wrong with it.
+        message: String,
+        /// What to do instead.
+        hint: &'static str,
+    },
+    /// No such thing.
+    #[error("{what} not found")]
+    NotFound {
+        /// What was looked for.
+        what: String,
+    },
+    /// Something is in the way.
+    #[error("{message}")]
+    Conflict {
+        /// What is in the way.
+        message: String,
+        /// How to get past it.
+        hint: &'static str,
+    },
+    /// The session failed before.
+    #[error("session {session} failed: {reason}")]
+    SessionFailed {
+        /// Session id.
+        session: String,
+        /// Why.
+        reason: String,
+    },
+    /// Stored data is damaged.
+    #[error("{what}: {source}")]
+    Corrupt {
+        /// Which checkpoint and where in it.
+        what: String,
+        /// The failed check.
+        source: PageError,
+    },
+    /// A manifest does not decode; its pages were intact, so it is of another version or a defect of ours.
+    #[error("manifest of checkpoint {id}: {source}")]
+    Manifest {
+        /// Which.
+        id: CheckpointId,
+        /// What the decoder says.
+        source: permafrost_protocol::manifest::ManifestError,
+    },
+    /// Pages could not be written.
+    #[error(transparent)]
+    Shadow(#[from] ShadowError),
+    /// A checkpoint could not be sealed.
+    #[error(transparent)]
+    Seal(#[from] SealError),
+    /// A change could not be journaled.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The region could not be marked clean.
+    #[error(transparent)]
+    Close(#[from] CloseError),
+    /// The catalog failed.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// A file of an images directory, or a socket, failed.
+    #[error("{action}: {source}")]
+    Io {
+        /// Verb and noun.
+        action: String,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    /// Wraps a system error with what was being done.
+    pub fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+
+    /// The error's number in the control protocol, which is the exit code of `permafrost`.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Invalid { .. } => ErrorCode::Invalid,
+            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::Conflict { .. } => ErrorCode::Conflict,
+            Self::SessionFailed { .. } => ErrorCode::SessionFailed,
+            Self::Corrupt { .. } | Self::Manifest { .. } => ErrorCode::Corrupt,
+            Self::Shadow(error) if is_full(error) => ErrorCode::NoSpace,
+            Self::Shadow(ShadowError::Corrupt(_)) => ErrorCode::Corrupt,
+            Self::Seal(SealError::Shadow(error)) if is_full(error) => ErrorCode::NoSpace,
+            Self::Seal(SealError::Journal(JournalError::Full { .. }))
+            | Self::Journal(JournalError::Full { .. }) => ErrorCode::NoSpace,
+            Self::Shadow(_)
+            | Self::Seal(_)
+            | Self::Journal(_)
+            | Self::Close(_)
+            | Self::Catalog(_)
+            | Self::Io { .. } => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Invalid { hint, .. } | Self::Conflict { hint, .. } => hint,
+            Self::NotFound { .. } => "`permafrost ls` lists what is there",
+            Self::Corrupt { .. } => "`permafrost verify` lists everything that is damaged",
+            _ if self.code() == ErrorCode::NoSpace => {
+                "remove checkpoints (`permafrost rm`) or start permafrostd with a larger region"
+            }
+            _ => "",
+        }
+    }
+
+    /// As a reply.
+    #[must_use]
+    pub fn to_reply(&self) -> control::Error {
+        control::Error {
+            code: self.code().into(),
+            message: self.to_string(),
+            hint: self.hint().to_owned(),
+        }
+    }
+
+    /// As what a page-server conversation ends with.
+    #[must_use]
+    pub fn to_refusal(&self) -> SinkError {
+        const EIO: i32 = 5;
+        const EINVAL: i32 = 22;
+        const ENOSPC: i32 = 28;
+        let status = match self.code() {
+            ErrorCode::NoSpace => ENOSPC,
+            ErrorCode::Invalid => EINVAL,
+            _ => EIO,
+        };
+        SinkError {
+            message: self.to_string(),
+            status,
+        }
+    }
+}
+
+fn is_full(error: &ShadowError) -> bool {
+    matches!(error, ShadowError::Full { .. })
+}
+
+/// The page that a failed check is about, where it is about one.
+pub(super) fn index_of(error: &PageError) -> Option<u64> {
+    match error {
+        PageError::Corrupt { index, .. } => Some(*index),
+        _ => None,
+    }
+}

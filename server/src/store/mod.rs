@@ -1,0 +1,360 @@
+//! The store: sessions that become checkpoints of jobs, over one region and its catalog.
+//!
+//! Everything here blocks: callers are threads of their own, one for each connection.
+
+mod dump;
+mod error;
+mod export;
+mod images;
+mod import;
+mod inspect;
+mod jobs;
+mod seal;
+mod session;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::{CheckpointRef, Kind, Manifest, check_job_name};
+
+use self::dump::Parent;
+use self::jobs::JobLocks;
+use self::session::Phase;
+use crate::catalog::{Catalog, reconcile};
+
+pub use error::StoreError;
+pub use session::{Session, SessionRequest, SessionSink};
+
+/// How far a long operation is: bytes done, bytes in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// How long things are kept that nobody asks for any more.
+#[derive(Clone, Copy, Debug)]
+pub struct Retention {
+    /// A parked session (CLOSE answered, adopted by nobody). Default 24 h.
+    pub parked: Duration,
+    /// An open session that no connection has begun, or one whose seal does not come. Default 1 h.
+    pub idle_session: Duration,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            parked: Duration::from_secs(24 * 3600),
+            idle_session: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// Where the region is, and what its medium promises.
+pub struct Place {
+    /// Path.
+    pub path: PathBuf,
+    /// What the medium guarantees.
+    pub guarantee: Guarantee,
+}
+
+/// The store.
+pub struct Store {
+    region: Arc<Region>,
+    place: Place,
+    catalog: Box<dyn Catalog>,
+    jobs: JobLocks,
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
+    retention: Retention,
+}
+
+impl Store {
+    /// Puts the store over an open region, and makes the catalog agree with it.
+    ///
+    /// Cost: a manifest read for every checkpoint that the catalog lacks.
+    ///
+    /// # Errors
+    /// The catalog cannot be read or written, or a manifest is damaged.
+    pub fn new(
+        region: Arc<Region>,
+        place: Place,
+        catalog: Box<dyn Catalog>,
+        retention: Retention,
+    ) -> Result<Arc<Self>, StoreError> {
+        let truth: HashMap<String, bool> = region
+            .checkpoints()
+            .iter()
+            .map(|c| (c.id().to_string(), c.attrs() & ATTR_PINNED != 0))
+            .collect();
+        let store = Self {
+            region,
+            place,
+            catalog,
+            jobs: JobLocks::default(),
+            sessions: Mutex::default(),
+            retention,
+        };
+        let changed = reconcile(&*store.catalog, &truth, |id| {
+            let checkpoint = store.checkpoint(id)?;
+            let manifest = manifest_of(&checkpoint)?;
+            Ok::<_, StoreError>(store.summary(&checkpoint, &manifest))
+        })?;
+        if changed > 0 {
+            tracing::info!(changed, "catalog made to agree with the region");
+        }
+        Ok(Arc::new(store))
+    }
+
+    /// The region.
+    #[must_use]
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Opens a session; it takes pages once a connection has come.
+    ///
+    /// # Errors
+    /// A bad job name, a dump of the job that is open already, a damaged parent.
+    pub fn open_session(&self, request: SessionRequest) -> Result<Arc<Session>, StoreError> {
+        let (guard, parent) = if request.job.is_empty() {
+            (None, None)
+        } else {
+            check_job(&request.job)?;
+            let guard = self.lock_job(&request.job, "a dump")?;
+            let parent = if request.no_parent {
+                None
+            } else {
+                self.head(&request.job)?
+            };
+            (Some(guard), parent)
+        };
+        let session = Session::new(request, parent, guard);
+        self.sessions()
+            .insert(session.id.clone(), Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Discards a session that is not sealed; a parked one too.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is being sealed.
+    pub fn abort_session(&self, id: &str) -> Result<(), StoreError> {
+        let session = self.sessions().get(id).cloned();
+        if let Some(session) = session {
+            if matches!(*session.phase(), Phase::Sealing) {
+                return Err(StoreError::Conflict {
+                    message: format!("session {id} is being sealed"),
+                    hint: "remove the checkpoint when it is there",
+                });
+            }
+            session.fail("discarded on request");
+            self.sessions().remove(id);
+            return Ok(());
+        }
+        let parked = self.catalog.parked(id)?;
+        let parked = parked.ok_or_else(|| StoreError::NotFound {
+            what: format!("session {id}"),
+        })?;
+        self.delete(&parked)
+    }
+
+    /// Forgets a session that nothing came of.
+    pub fn forget_session(&self, id: &str) {
+        self.sessions().remove(id);
+    }
+
+    /// The one who opened a session is gone: discards it unless it is being sealed this very moment.
+    pub fn drop_session(&self, id: &str) {
+        let session = self.sessions().get(id).cloned();
+        if let Some(session) = session
+            && !matches!(*session.phase(), Phase::Sealing)
+        {
+            session.fail("its opener has gone");
+            self.sessions().remove(id);
+        }
+    }
+
+    /// Ends every session that is not sealed; part of stopping.
+    pub fn stop(&self) {
+        for (_, session) in self.sessions().drain() {
+            session.fail("permafrostd is stopping");
+        }
+    }
+
+    /// Discards what has outlived its retention: sessions that nobody came to, parked checkpoints that nobody adopted.
+    pub fn expire(&self) {
+        let expired: Vec<_> = {
+            let sessions = self.sessions();
+            let old = sessions
+                .values()
+                .filter(|session| session.opened.elapsed() >= self.retention.idle_session);
+            old.filter(|session| !matches!(*session.phase(), Phase::Receiving | Phase::Sealing))
+                .cloned()
+                .collect()
+        };
+        for session in expired {
+            session.fail("nobody came for it in time");
+            self.sessions().remove(&session.id);
+        }
+        let now = unix_ms();
+        let listed = self.catalog.list(None).unwrap_or_default();
+        for parked in listed
+            .into_iter()
+            .filter(|c| c.expires_unix_ms != 0 && c.expires_unix_ms <= now && !c.pinned)
+        {
+            tracing::warn!(session = %parked.session, "parked session discarded: nobody adopted it in time");
+            if let Err(error) = self.delete(&parked) {
+                tracing::error!(session = %parked.session, %error, "parked session not discarded");
+            }
+        }
+    }
+
+    /// States of the sessions that are not sealed.
+    #[must_use]
+    pub fn session_states(&self) -> Vec<control::SessionStatus> {
+        let mut states: Vec<_> = self
+            .sessions()
+            .values()
+            .map(|session| session.status())
+            .collect();
+        states.sort_by(|a, b| {
+            b.age_s
+                .cmp(&a.age_s)
+                .then_with(|| a.session.cmp(&b.session))
+        });
+        states
+    }
+
+    /// Marks the region clean. Called once, when nothing uses the store any more.
+    ///
+    /// # Errors
+    /// The medium fails.
+    pub fn close(&self) -> Result<(), StoreError> {
+        Ok(self.region.close()?)
+    }
+
+    pub(crate) fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_job(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
+        self.jobs.lock(job, holder).map_err(|holder| StoreError::Conflict {
+            message: format!("job {job} has {holder} under way"),
+            hint: "wait for it to end, or discard it (`permafrost status` shows it, `permafrost abort SESSION`)",
+        })
+    }
+
+    fn head(&self, job: &str) -> Result<Option<Parent>, StoreError> {
+        let Some(head) = self.catalog.head(job)? else {
+            return Ok(None);
+        };
+        let checkpoint = self.checkpoint(&head.id)?;
+        let manifest = manifest_of(&checkpoint)?;
+        Ok(Some(Parent {
+            checkpoint,
+            manifest,
+        }))
+    }
+
+    /// The checkpoint that `JOB` or `JOB@GEN` names.
+    fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
+        let parsed: CheckpointRef = reference.parse().map_err(|error| StoreError::Invalid {
+            message: format!("{reference:?} names no checkpoint: {error}"),
+            hint: "name one as JOB or JOB@GENERATION",
+        })?;
+        let found = match parsed.generation {
+            Some(generation) => self.catalog.find(&parsed.job, generation)?,
+            None => self.catalog.head(&parsed.job)?,
+        };
+        found.ok_or_else(|| StoreError::NotFound {
+            what: format!("checkpoint {reference}"),
+        })
+    }
+
+    fn checkpoint(&self, id: &str) -> Result<Arc<permafrost_pmem::Checkpoint>, StoreError> {
+        let missing = || StoreError::NotFound {
+            what: format!("checkpoint {id}"),
+        };
+        let id: CheckpointId = id.parse().map_err(|_| missing())?;
+        self.region.checkpoint(id).ok_or_else(missing)
+    }
+
+    fn summary(
+        &self,
+        checkpoint: &permafrost_pmem::Checkpoint,
+        manifest: &Manifest,
+    ) -> control::Checkpoint {
+        let page = permafrost_pmem::PAGE_SIZE as u64;
+        let sum = |of: fn(&permafrost_protocol::manifest::AddressSpace) -> u64| {
+            manifest.spaces.iter().map(of).sum::<u64>() * page
+        };
+        let processes = manifest
+            .spaces
+            .iter()
+            .filter(|space| space.space_type == 0)
+            .count();
+        let parked_ms = u64::try_from(self.retention.parked.as_millis()).unwrap_or(u64::MAX);
+        control::Checkpoint {
+            job: manifest.job.clone(),
+            generation: manifest.generation,
+            id: checkpoint.id().to_string(),
+            kind: kind_name(manifest.kind()).to_owned(),
+            created_unix_ms: manifest.created_unix_ms,
+            memory_bytes: sum(|space| space.pages),
+            added_bytes: manifest.added_bytes,
+            pinned: checkpoint.attrs() & ATTR_PINNED != 0,
+            processes: u32::try_from(processes).unwrap_or(u32::MAX),
+            session: manifest.session.clone(),
+            expires_unix_ms: if manifest.generation == 0 {
+                manifest.created_unix_ms.saturating_add(parked_ms)
+            } else {
+                0
+            },
+            parent_generation: manifest.parent_generation,
+            parent_bytes: sum(|space| space.parent_pages),
+            zero_bytes: sum(|space| space.zero_pages),
+        }
+    }
+
+    /// Removes from the region, then from the catalog: in between, the catalog names what is not there, which
+    /// reads as "not found" and is mended at the next start.
+    fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        let checkpoint = self.checkpoint(&record.id)?;
+        self.region.delete(checkpoint.id())?;
+        self.catalog.remove(record)?;
+        Ok(())
+    }
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Full => "full",
+        Kind::PreDump => "pre-dump",
+        Kind::Parked => "parked",
+    }
+}
+
+fn manifest_of(checkpoint: &Arc<permafrost_pmem::Checkpoint>) -> Result<Manifest, StoreError> {
+    let id = checkpoint.id();
+    let bytes = checkpoint
+        .manifest()
+        .map_err(|source| StoreError::Corrupt {
+            what: format!("manifest of {id}"),
+            source,
+        })?;
+    Manifest::decode_checked(&bytes).map_err(|source| StoreError::Manifest { id, source })
+}
+
+fn check_job(job: &str) -> Result<(), StoreError> {
+    check_job_name(job).map_err(|error| StoreError::Invalid {
+        message: format!("{job:?} is no job name: {error}"),
+        hint: "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",
+    })
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,290 @@
+//! From a closed dump to a checkpoint: sealing, parking, adopting.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+
+use permafrost_pmem::{CheckpointId, Shadow};
+use permafrost_protocol::control;
+use permafrost_protocol::images::ImageName;
+use permafrost_protocol::manifest::{self, AddressSpace, Image, Kind, Manifest, Origin, SpaceType};
+
+use super::dump::Dump;
+use super::images::ImagesDir;
+use super::session::Session;
+use super::{Store, StoreError, check_job, manifest_of, unix_ms};
+
+/// What a manifest is made of, beside what the store adds.
+pub(super) struct Contents {
+    pub job: String,
+    pub kind: Kind,
+    pub parent_generation: u64,
+    pub origin: Option<Origin>,
+    pub images: Vec<Image>,
+    pub spaces: Vec<AddressSpace>,
+    pub session: String,
+}
+
+impl Store {
+    /// Makes a closed session a checkpoint, with the small images of the directory. When it fails, the session
+    /// is over and what it held is free.
+    ///
+    /// # Errors
+    /// The session is not closed, the directory does not fit its pages, the region is full or fails.
+    pub fn seal_session(
+        &self,
+        id: &str,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let session = self.sessions().get(id).cloned();
+        let Some(session) = session else {
+            // CLOSE was its last word, so it is parked; it knows its job.
+            let parked = self.catalog.parked(id)?;
+            let parked = parked.ok_or_else(|| StoreError::NotFound {
+                what: format!("session {id}"),
+            })?;
+            return self.adopt(id, &parked.job, None, images);
+        };
+        let dump = session.take_closed()?;
+        let sealed = self.seal_dump(&session, dump, images);
+        match &sealed {
+            Ok(_) => {
+                session.release_job();
+                session.end();
+                self.sessions().remove(id);
+            }
+            Err(error) => session.fail(&error.to_string()),
+        }
+        sealed
+    }
+
+    fn seal_dump(
+        &self,
+        session: &Session,
+        dump: Dump,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let Dump { mut shadow, spaces } = dump;
+        let images = ImagesDir::new(images)?.store_small(&mut shadow, &spaces)?;
+        let kind = if session.request.pre_dump {
+            Kind::PreDump
+        } else {
+            Kind::Full
+        };
+        check_images_fit(kind, &images, &spaces)?;
+        let contents = Contents {
+            job: session.request.job.clone(),
+            kind,
+            parent_generation: session
+                .parent
+                .as_ref()
+                .map_or(0, |parent| parent.manifest.generation),
+            origin: session.request.origin.clone(),
+            images,
+            spaces,
+            session: session.id.clone(),
+        };
+        self.commit(shadow, contents, None)
+    }
+
+    /// Makes the pages of a session whose CLOSE is CRIU's last word durable and findable, for someone to adopt.
+    pub(super) fn park(&self, session: &Session, dump: Dump) -> Result<(), StoreError> {
+        let contents = Contents {
+            job: session.request.job.clone(),
+            kind: Kind::Parked,
+            parent_generation: session
+                .parent
+                .as_ref()
+                .map_or(0, |parent| parent.manifest.generation),
+            origin: session.request.origin.clone(),
+            images: Vec::new(),
+            spaces: dump.spaces,
+            session: session.id.clone(),
+        };
+        let parked = self.commit(dump.shadow, contents, None)?;
+        tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
+        session.release_job();
+        self.sessions().remove(&session.id);
+        Ok(())
+    }
+
+    /// Gives a parked session a job and its small images, in one step: before it there is the parked session,
+    /// after it the checkpoint. With an empty `session`, the parked one whose processes are those of the
+    /// directory.
+    ///
+    /// # Errors
+    /// None or several fit, the job has a dump under way, the region is full or fails.
+    pub fn adopt(
+        &self,
+        session: &str,
+        job: &str,
+        origin: Option<Origin>,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, StoreError> {
+        check_job(job)?;
+        let _guard = self.lock_job(job, "an adoption")?;
+        let dir = ImagesDir::new(images)?;
+        let record = if session.is_empty() {
+            self.parked_like(&dir)?
+        } else {
+            let parked = self.catalog.parked(session)?;
+            parked.ok_or_else(|| StoreError::NotFound {
+                what: format!("parked session {session}"),
+            })?
+        };
+        let parked = self.checkpoint(&record.id)?;
+        let manifest = manifest_of(&parked)?;
+
+        let mut shadow = self.region.begin();
+        shadow.inherit(&parked);
+        let images = dir.store_small(&mut shadow, &manifest.spaces)?;
+        let kind = kind_of(&images);
+        check_images_fit(kind, &images, &manifest.spaces)?;
+        let same_job = manifest.job == job;
+        let contents = Contents {
+            job: job.to_owned(),
+            kind,
+            parent_generation: if same_job {
+                manifest.parent_generation
+            } else {
+                0
+            },
+            origin: origin.or(manifest.origin),
+            images,
+            spaces: manifest.spaces,
+            session: manifest.session,
+        };
+        let adopted = self.commit(shadow, contents, Some((parked.id(), manifest.added_bytes)))?;
+        self.catalog.remove(&record)?;
+        Ok(adopted)
+    }
+
+    /// The one parked session that holds exactly the processes of an images directory.
+    fn parked_like(&self, dir: &ImagesDir) -> Result<control::Checkpoint, StoreError> {
+        let files = dir.files()?;
+        let wanted = processes_of(files.iter().map(String::as_str));
+        let mut fitting = Vec::new();
+        for record in self
+            .catalog
+            .list(None)?
+            .into_iter()
+            .filter(|record| record.generation == 0)
+        {
+            let manifest = manifest_of(&self.checkpoint(&record.id)?)?;
+            if process_spaces(&manifest.spaces) == wanted {
+                fitting.push(record);
+            }
+        }
+        match fitting.len() {
+            1 => Ok(fitting.swap_remove(0)),
+            0 => Err(StoreError::NotFound {
+                what: format!("parked session with the processes {wanted:?}"),
+            }),
+            _ => Err(StoreError::Conflict {
+                message: format!(
+                    "several parked sessions have the processes {wanted:?}: {}",
+                    fitting
+                        .iter()
+                        .map(|record| record.session.as_str())
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                ),
+                hint: "name the session to adopt",
+            }),
+        }
+    }
+
+    /// The seal: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog.
+    /// The caller holds the job.
+    pub(super) fn commit(
+        &self,
+        shadow: Shadow,
+        contents: Contents,
+        replaces: Option<(CheckpointId, u64)>,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let parked = contents.kind == Kind::Parked;
+        let generation = if parked {
+            0
+        } else {
+            self.catalog.next_generation(&contents.job)?
+        };
+        let manifest = Manifest {
+            version: manifest::VERSION,
+            job: contents.job,
+            generation,
+            parent_generation: contents.parent_generation,
+            created_unix_ms: unix_ms(),
+            kind: contents.kind.into(),
+            origin: contents.origin,
+            images: contents.images,
+            spaces: contents.spaces,
+            session: contents.session,
+            added_bytes: shadow.added_bytes() + replaces.map_or(0, |(_, added_bytes)| added_bytes),
+        };
+        let bytes = prost::Message::encode_to_vec(&manifest);
+        let sealed = shadow.seal(CheckpointId::random(), &bytes, replaces.map(|(id, _)| id))?;
+        let summary = self.summary(&sealed, &manifest);
+        if let Err(error) = self.catalog.put(&summary) {
+            // Nobody could find it, so it must not count as done: the caller rolls back, and so do we. An adopted
+            // session's pages are the only copy there is; they stay, and the next start finds them.
+            if replaces.is_none() {
+                self.region.delete(sealed.id())?;
+            }
+            return Err(error.into());
+        }
+        Ok(summary)
+    }
+}
+
+/// A directory that does not belong to the pages would make a checkpoint that cannot be restored; better now
+/// than then, while the task is still there.
+pub(super) fn check_images_fit(
+    kind: Kind,
+    images: &[Image],
+    spaces: &[AddressSpace],
+) -> Result<(), StoreError> {
+    let misfit = |message: String| StoreError::Invalid {
+        message,
+        hint: "use the --images-dir of this very dump",
+    };
+    if !images.iter().any(|image| image.name == "inventory.img") {
+        return Err(misfit(
+            "the images directory has no inventory.img".to_owned(),
+        ));
+    }
+    if kind == Kind::PreDump {
+        return Ok(());
+    }
+    let described = processes_of(images.iter().map(|image| image.name.as_str()));
+    let received = process_spaces(spaces);
+    if described != received {
+        return Err(misfit(format!(
+            "the images directory describes the processes {described:?}, but pages came for {received:?}"
+        )));
+    }
+    Ok(())
+}
+
+/// A dump describes its tasks in `core-N.img`, a pre-dump has none.
+pub(super) fn kind_of(images: &[Image]) -> Kind {
+    let whole = images.iter().any(|image| image.name.starts_with("core-"));
+    if whole { Kind::Full } else { Kind::PreDump }
+}
+
+/// Processes with a memory of their own: those that have an `mm-N.img`.
+fn processes_of<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<u64> {
+    names
+        .filter_map(|name| match ImageName::parse(name) {
+            ImageName::Mm(pid) => Some(u64::from(pid)),
+            _ => None,
+        })
+        .collect()
+}
+
+fn process_spaces(spaces: &[AddressSpace]) -> BTreeSet<u64> {
+    let process = i32::from(SpaceType::Process);
+    spaces
+        .iter()
+        .filter(|space| space.space_type == process)
+        .map(|space| space.id)
+        .collect()
+}
