@@ -403,6 +403,7 @@ impl<'a> Plan<'a> {
             ) => {
                 let code = ErrorCode::try_from(code).map_or(Code::Unreachable, Code::from);
                 let failure = Failure::new(code, format!("seal: {message}")).hint(hint);
+                self.abort(connection, opened);
                 Err(self.rolled_back(interrupts.explain(failure)))
             }
             (false, None) => {
@@ -412,13 +413,17 @@ impl<'a> Plan<'a> {
                     session_failure(connection, places, &opened.session)
                         .unwrap_or_else(|| Failure::criu("CRIU", finished.digest()))
                 };
-                // So that the next dump of the job finds the way free when this command has ended.
-                let _ = connection.call(request::Abort {
-                    session: opened.session.clone(),
-                });
+                self.abort(connection, opened);
                 Err(self.rolled_back(failure))
             }
         }
+    }
+
+    /// Discards the session now, so that the next dump of the job finds the way free as soon as this
+    /// command has ended. The end of the connection does it too, a moment later.
+    fn abort(&self, connection: &mut Connection, opened: &SessionOpened) {
+        let session = opened.session.clone();
+        let _ = connection.call(request::Abort { session });
     }
 
     fn sealed_checkpoint(&self, name: &str) -> Result<Checkpoint, Failure> {

@@ -1,0 +1,162 @@
+//! `permafrost-action` as CRIU runs it, against a daemon that is a thread of the test.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::thread::{self, JoinHandle};
+
+use permafrost_client::framing;
+use permafrost_client::verdict::Verdict;
+use permafrost_protocol::control::{Checkpoint, Error, ErrorCode, Reply, Request, reply, request};
+
+/// Answers one request, and returns it with whether a directory came along.
+fn daemon(directory: &Path, answer: reply::Body) -> JoinHandle<(request::Body, bool)> {
+    let listener = UnixListener::bind(directory.join("control.sock")).unwrap();
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let (request, fds) = framing::recv::<Request>(&stream).unwrap().unwrap();
+        framing::send(&stream, &Reply { body: Some(answer) }, &[]).unwrap();
+        let images = fds.first().is_some_and(|fd| {
+            rustix::fs::accessat(
+                fd,
+                "inventory.img",
+                rustix::fs::Access::EXISTS,
+                rustix::fs::AtFlags::empty(),
+            )
+            .is_ok()
+        });
+        (request.body.unwrap(), images)
+    })
+}
+
+fn run(directory: &Path, stage: &str, variables: &[(&str, &str)]) -> Output {
+    let images = directory.join("images");
+    fs::create_dir_all(&images).unwrap();
+    fs::write(images.join("inventory.img"), "").unwrap();
+    Command::new(env!("CARGO_BIN_EXE_permafrost-action"))
+        .env_clear()
+        .env("CRTOOLS_SCRIPT_ACTION", stage)
+        .env("CRTOOLS_IMAGE_DIR", images)
+        .env("PERMAFROST_SOCKET", directory.join("control.sock"))
+        .env("PERMAFROST_VERDICT", directory.join("verdict"))
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+fn verdict(directory: &Path) -> Verdict {
+    fs::read_to_string(directory.join("verdict"))
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+fn sealed() -> reply::Body {
+    reply::Body::Checkpoint(Checkpoint {
+        job: "train".to_owned(),
+        generation: 3,
+        id: "7".repeat(32),
+        ..Checkpoint::default()
+    })
+}
+
+#[test]
+fn post_dump_seals_the_session_with_the_images() {
+    let directory = tempfile::tempdir().unwrap();
+    let serving = daemon(directory.path(), sealed());
+    let output = run(
+        directory.path(),
+        "post-dump",
+        &[("PERMAFROST_SESSION", "5e55")],
+    );
+    assert!(output.status.success(), "{output:?}");
+    let (request, images) = serving.join().unwrap();
+    assert!(images);
+    assert_eq!(
+        request,
+        request::Body::Seal(request::Seal {
+            session: "5e55".to_owned()
+        })
+    );
+    match verdict(directory.path()) {
+        Verdict::Sealed { name, id, .. } => {
+            assert_eq!((name.as_str(), id), ("train@3", "7".repeat(32)))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_refusal_is_written_down_and_rolls_the_dump_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let refusal = Error {
+        code: ErrorCode::NoSpace.into(),
+        message: "region is full".to_owned(),
+        hint: "remove a checkpoint".to_owned(),
+    };
+    let serving = daemon(directory.path(), reply::Body::Error(refusal));
+    let output = run(
+        directory.path(),
+        "post-dump",
+        &[("PERMAFROST_SESSION", "5e55")],
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("region is full"));
+    serving.join().unwrap();
+    assert_eq!(
+        verdict(directory.path()),
+        Verdict::Refused {
+            code: 6,
+            message: "region is full".to_owned(),
+            hint: "remove a checkpoint".to_owned(),
+        }
+    );
+}
+
+#[test]
+fn without_a_daemon_the_dump_is_rolled_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = run(
+        directory.path(),
+        "post-dump",
+        &[("PERMAFROST_SESSION", "5e55")],
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert!(matches!(
+        verdict(directory.path()),
+        Verdict::Refused { code: 10, .. }
+    ));
+}
+
+#[test]
+fn an_anonymous_session_is_adopted_for_the_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let serving = daemon(directory.path(), sealed());
+    let output = run(
+        directory.path(),
+        "post-dump",
+        &[("PERMAFROST_JOB", "train")],
+    );
+    assert!(output.status.success(), "{output:?}");
+    match serving.join().unwrap() {
+        (request::Body::Adopt(adopt), true) => {
+            assert_eq!((adopt.session.as_str(), adopt.job.as_str()), ("", "train"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_other_stage_and_every_other_dump_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    for stage in ["pre-dump", "network-lock", "pre-restore", "post-resume", ""] {
+        let output = run(directory.path(), stage, &[("PERMAFROST_SESSION", "5e55")]);
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{stage}: {output:?}"
+        );
+    }
+    assert!(run(directory.path(), "post-dump", &[]).status.success());
+    assert!(!directory.path().join("verdict").exists());
+}
