@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::alloc::Lease;
 use crate::error::{BlobError, PageError};
-use crate::ids::CheckpointId;
+use crate::ids::{CheckpointId, SegmentNo};
 use crate::map::{MapRoot, PageMap};
 use crate::space::Space;
 
@@ -85,6 +85,15 @@ impl Checkpoint {
     #[must_use]
     pub fn segments(&self) -> u64 {
         self.lease.segments()
+    }
+
+    /// The numbers of those segments, ascending.
+    pub fn segment_numbers(&self) -> impl Iterator<Item = SegmentNo> {
+        self.lease
+            .extents()
+            .iter()
+            .flat_map(|extent| extent.first..extent.end)
+            .map(SegmentNo)
     }
 
     /// A map of its manifest, for reading. The root is not looked at before pages are.

@@ -1,6 +1,7 @@
 //! A region: a formatted medium and the checkpoints in it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::checkpoint::Checkpoint;
@@ -67,6 +68,9 @@ pub struct Region {
     /// Changed with the journal held, and only for an instant.
     checkpoints: RwLock<HashMap<CheckpointId, Arc<Checkpoint>>>,
     superblock: Mutex<SuperblockState>,
+    /// Copies of what the two locks above guard, for [`Region::usage`], which must not wait for a fence.
+    journal_records: AtomicU32,
+    unsafe_shutdowns: u64,
 }
 
 impl Region {
@@ -100,6 +104,8 @@ impl Region {
     pub fn open(medium: Arc<dyn Medium>) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
         let recovered = recover(medium)?;
         let region = Self {
+            journal_records: AtomicU32::new(recovered.journal.used()),
+            unsafe_shutdowns: recovered.report.unsafe_shutdowns,
             space: recovered.space,
             journal: Mutex::new(recovered.journal),
             checkpoints: RwLock::new(recovered.checkpoints),
@@ -151,6 +157,7 @@ impl Region {
     pub fn delete(&self, id: CheckpointId) -> Result<(), JournalError> {
         let mut journal = self.journal();
         journal.change(&*self.space.medium, Change::Delete { id })?;
+        self.count_records(&journal);
         let deleted = self
             .checkpoints
             .write()
@@ -169,6 +176,7 @@ impl Region {
     pub fn set_attrs(&self, id: CheckpointId, bits: u32) -> Result<(), JournalError> {
         let mut journal = self.journal();
         journal.change(&*self.space.medium, Change::Attrs { id, bits })?;
+        self.count_records(&journal);
         if let Some(checkpoint) = self.checkpoint(id) {
             checkpoint.store_attrs(bits);
         }
@@ -191,13 +199,9 @@ impl Region {
             free_bytes: u64::from(free) * segment_bytes,
             segments,
             segment_bytes,
-            journal_records: u64::from(self.journal().used()),
+            journal_records: u64::from(self.journal_records.load(Ordering::Relaxed)),
             journal_capacity: u64::from(self.space.geometry.journal_records),
-            unsafe_shutdowns: self
-                .superblock
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .unsafe_shutdowns,
+            unsafe_shutdowns: self.unsafe_shutdowns,
             uuid: self.space.uuid,
         }
     }
@@ -238,6 +242,12 @@ impl Region {
 
     pub(crate) fn journal(&self) -> MutexGuard<'_, Journal> {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// To be called after each change of the journal.
+    pub(crate) fn count_records(&self, journal: &Journal) {
+        self.journal_records
+            .store(journal.used(), Ordering::Relaxed);
     }
 
     /// Shows a sealed checkpoint to readers; gives back the one that it replaces, to be dropped.

@@ -86,6 +86,7 @@ impl Shadow {
             0,
             order,
         ));
+        region.count_records(&journal);
         let replaced = region.publish(Arc::clone(&checkpoint), replaces);
         drop(journal);
         drop(replaced);

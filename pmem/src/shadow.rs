@@ -114,9 +114,9 @@ impl Shadow {
                     // A run's pages are counted in 32 bits.
                     let count = u32::try_from(part).unwrap_or(u32::MAX);
                     let found = parent.checksums(run, skip, count)?;
-                    let (location, place, crcs) = found.ok_or_else(|| outside(location))?;
-                    self.out.holdings().share(place.segment);
-                    w.push_stored(&mut self.out, index, flags, location, crcs)?;
+                    let stored = found.ok_or_else(|| outside(location))?;
+                    self.out.holdings().share(stored.place.segment);
+                    w.push_stored(&mut self.out, index, flags, stored.location, stored.crcs)?;
                 }
             }
             w.stats.parent += part;

@@ -37,6 +37,13 @@ struct RunChecksums {
     crcs: Vec<U32>,
 }
 
+/// Stored pages of one run, with their checksums.
+pub(crate) struct StoredPages<'a> {
+    pub(crate) location: PageNo,
+    pub(crate) place: SegmentPlace,
+    pub(crate) crcs: &'a [U32],
+}
+
 /// A page of a parent.
 pub(crate) enum ParentPage {
     Zero,
@@ -164,7 +171,7 @@ impl MapCursor {
         run: Run,
         skip: u64,
         pages: u32,
-    ) -> Result<Option<(PageNo, SegmentPlace, &[U32])>, PageError> {
+    ) -> Result<Option<StoredPages<'_>>, PageError> {
         if self.checksums.as_ref().is_none_or(|c| c.run != run) {
             self.load_checksums(run)?;
         }
@@ -178,7 +185,11 @@ impl MapCursor {
                 segment: c.place.segment,
                 page,
             };
-            Some((c.location.plus(skip), place, crcs))
+            Some(StoredPages {
+                location: c.location.plus(skip),
+                place,
+                crcs,
+            })
         }))
     }
 

@@ -1,1 +1,441 @@
-//! Crash simulator.
+//! The crash simulator.
+//!
+//! # Fault model
+//!
+//! There is what the program sees and what is durable. A write changes the former only. For each
+//! aligned 8-byte chunk, the values written since it was last made durable are *pending*. A flush marks
+//! the pending values of a range as flushed; the next fence makes each chunk's last flushed value
+//! durable. On a crash **every chunk independently** has its durable value or any of its pending ones,
+//! flushed or not, drawn from a seed: caches evict lines when they like, devices reorder, nothing that
+//! was not fenced may be relied on to be there, or to be missing. Streaming writes are no exception:
+//! here they need their flush, as on a plain file. (The model of verified-storage and of Intel's
+//! persistent-memory documents: 8 bytes is what is written atomically.)
+//!
+//! # Use
+//!
+//! A [`SimMedium`] records a log of events. [`Replay`] follows a log and yields the [image](Replay::crash)
+//! that a crash at that place may leave, as many and as different ones as there are seeds; each is opened
+//! as a new `SimMedium`. So one run of a scenario serves every cut of it. [`SimMedium::fail_from`] stops
+//! a medium for good in mid-run instead, to see what the program does then.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use memmap2::{MmapMut, MmapRaw};
+
+use super::raw::{RawBytes, check_streaming};
+use super::{Guarantee, Medium, MediumKind};
+use crate::convert::{to_u64, to_usize};
+
+/// Bytes that are written atomically.
+const CHUNK: usize = 8;
+
+/// What happened to a medium.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes were written at an offset.
+    Write {
+        /// Byte offset.
+        at: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// A range was flushed.
+    Flush {
+        /// Byte offset.
+        at: u64,
+        /// Length.
+        len_bytes: u64,
+    },
+    /// A fence.
+    Fence,
+    /// The scenario says how far it has got.
+    Mark(u64),
+}
+
+impl Event {
+    /// Whether it is a flush or a fence: where crashes are worth trying. What is written between two of
+    /// them is pending at the second, and may be lost there as if it had not been written.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        matches!(self, Self::Flush { .. } | Self::Fence)
+    }
+}
+
+/// Memory that remembers what was done to it.
+pub struct SimMedium {
+    raw: RawBytes,
+    _map: MmapRaw,
+    guarantee: Guarantee,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    log: Vec<Event>,
+    flushes: u64,
+    fences: u64,
+    /// Flushes and fences together, from which on all fail.
+    fail_from: Option<u64>,
+    /// The n-th flush or fence, counted together, that is silently not done.
+    skip: Option<u64>,
+}
+
+impl SimMedium {
+    /// Blank.
+    ///
+    /// # Panics
+    /// If there is not so much memory: it is a test's tool.
+    #[must_use]
+    pub fn new(capacity_bytes: usize) -> Self {
+        Self::from_image(&vec![0; capacity_bytes])
+    }
+
+    /// With the given content, all durable.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    #[must_use]
+    pub fn from_image(image: &[u8]) -> Self {
+        let mut map = MmapMut::map_anon(image.len()).expect("map memory for the simulator");
+        map.copy_from_slice(image);
+        let map = MmapRaw::from(map);
+        Self {
+            // SAFETY: mapped, readable and writable, as long as `_map` lives beside it.
+            raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len()) },
+            _map: map,
+            guarantee: Guarantee {
+                kind: MediumKind::Simulated,
+                dax_errno: None,
+                dax_without_sync: false,
+                volatile: true,
+                instruction: None,
+            },
+            state: Mutex::default(),
+        }
+    }
+
+    /// What the program sees, whole.
+    #[must_use]
+    pub fn image(&self) -> Vec<u8> {
+        let mut image = vec![0; to_usize(self.capacity_bytes())];
+        // The whole medium is never out of range.
+        let _ = self.raw.read(0, &mut image);
+        image
+    }
+
+    /// Puts a mark into the log.
+    pub fn mark(&self, number: u64) {
+        self.state().log.push(Event::Mark(number));
+    }
+
+    /// The log since the beginning, or since it was last taken.
+    #[must_use]
+    pub fn take_log(&self) -> Vec<Event> {
+        std::mem::take(&mut self.state().log)
+    }
+
+    /// Flushes so far.
+    #[must_use]
+    pub fn flushes(&self) -> u64 {
+        self.state().flushes
+    }
+
+    /// Fences so far.
+    #[must_use]
+    pub fn fences(&self) -> u64 {
+        self.state().fences
+    }
+
+    /// From the n-th flush or fence on (counted together, from 0), everything fails and nothing is
+    /// written: the device is gone.
+    pub fn fail_from(&self, n: u64) {
+        self.state().fail_from = Some(n);
+    }
+
+    /// The n-th flush or fence (counted together, from 0) is claimed and not done. For tests of the
+    /// tests: such a medium must be caught.
+    pub fn skip(&self, n: u64) {
+        self.state().skip = Some(n);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record_write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        state.log.push(Event::Write {
+            at,
+            bytes: from.to_vec(),
+        });
+        Ok(())
+    }
+}
+
+impl State {
+    fn check(&self) -> io::Result<()> {
+        match self.fail_from {
+            Some(n) if self.flushes + self.fences >= n => {
+                Err(io::Error::other("the simulated device is gone"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Records a flush or fence unless it is to be skipped.
+    fn record(&mut self, event: Event) {
+        if self.skip != Some(self.flushes + self.fences) {
+            self.log.push(event);
+        }
+    }
+}
+
+impl Medium for SimMedium {
+    fn capacity_bytes(&self) -> u64 {
+        self.raw.capacity_bytes()
+    }
+
+    fn guarantee(&self) -> &Guarantee {
+        &self.guarantee
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.raw.read(at, into)
+    }
+
+    unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]> {
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.bytes(at, len) }
+    }
+
+    unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.raw.range(at, to_u64(from.len()))?;
+        self.record_write(at, from)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.write(at, from) }
+    }
+
+    unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        check_streaming(at, from.len())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.write(at, from) }
+    }
+
+    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.raw.range(at, len_bytes)?;
+        let mut state = self.state();
+        state.check()?;
+        state.record(Event::Flush { at, len_bytes });
+        state.flushes += 1;
+        Ok(())
+    }
+
+    fn fence(&self) -> io::Result<()> {
+        let mut state = self.state();
+        state.check()?;
+        state.record(Event::Fence);
+        state.fences += 1;
+        Ok(())
+    }
+}
+
+/// Follows a log, keeping apart what is durable and what is pending.
+pub struct Replay {
+    durable: Vec<u8>,
+    /// By chunk number, in the order of the writes.
+    pending: HashMap<u64, Vec<Pending>>,
+}
+
+struct Pending {
+    value: [u8; CHUNK],
+    flushed: bool,
+}
+
+impl Replay {
+    /// From a medium's content before the log's first event.
+    #[must_use]
+    pub fn new(image: Vec<u8>) -> Self {
+        Self {
+            durable: image,
+            pending: HashMap::new(),
+        }
+    }
+
+    /// One event further.
+    pub fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Write { at, bytes } => self.write(to_usize(*at), bytes),
+            Event::Flush { at, len_bytes } => {
+                if *len_bytes > 0 {
+                    let chunk = to_u64(CHUNK);
+                    for chunk in at / chunk..=(at + len_bytes - 1) / chunk {
+                        for pending in self.pending.get_mut(&chunk).into_iter().flatten() {
+                            pending.flushed = true;
+                        }
+                    }
+                }
+            }
+            Event::Fence => {
+                let durable = &mut self.durable;
+                self.pending.retain(|&chunk, values| {
+                    if let Some(last) = values.iter().rposition(|p| p.flushed) {
+                        let at = to_usize(chunk) * CHUNK;
+                        durable[at..at + CHUNK].copy_from_slice(&values[last].value);
+                        values.drain(..=last);
+                    }
+                    !values.is_empty()
+                });
+            }
+            Event::Mark(_) => {}
+        }
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let mut at = at;
+        let mut bytes = bytes;
+        while !bytes.is_empty() {
+            let (start, skip) = (at / CHUNK * CHUNK, at % CHUNK);
+            let (now, rest) = bytes.split_at(bytes.len().min(CHUNK - skip));
+            let mut durable = [0; CHUNK];
+            durable.copy_from_slice(&self.durable[start..start + CHUNK]);
+            let values = self.pending.entry(to_u64(start / CHUNK)).or_default();
+            let mut value = values.last().map_or(durable, |p| p.value);
+            let before = value;
+            value[skip..skip + now.len()].copy_from_slice(now);
+            // The same value again still has to be flushed again if the one before was not; if nothing
+            // is pending and nothing changes, every outcome of a crash is the same.
+            if !values.is_empty() || value != before {
+                values.push(Pending {
+                    value,
+                    flushed: false,
+                });
+            } else {
+                self.pending.remove(&to_u64(start / CHUNK));
+            }
+            at += now.len();
+            bytes = rest;
+        }
+    }
+
+    /// What a crash here may leave. Seeds differ in which chunks they keep, and in how many: some
+    /// keep nothing, some everything, some half.
+    #[must_use]
+    pub fn crash(&self, seed: u64) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        // Out of 256.
+        let kept = [0, 16, 128, 240, 256][to_usize(mix(seed) % 5)];
+        for (&chunk, values) in &self.pending {
+            let draw = mix(seed ^ mix(chunk));
+            let value = if draw % 256 < kept {
+                values.last()
+            } else {
+                // The durable one or any but the last, each as likely.
+                to_usize((draw >> 8) % to_u64(values.len()))
+                    .checked_sub(1)
+                    .and_then(|i| values.get(i))
+            };
+            if let Some(pending) = value {
+                let at = to_usize(chunk) * CHUNK;
+                image[at..at + CHUNK].copy_from_slice(&pending.value);
+            }
+        }
+        image
+    }
+
+    /// Chunks that a crash here may change.
+    #[must_use]
+    pub fn pending_chunks(&self) -> usize {
+        self.pending.len()
+    }
+}
+
+/// SplitMix64's output function: every bit of the result depends on every bit of the argument.
+#[must_use]
+pub fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcomes(replay: &Replay, chunk: usize) -> Vec<u8> {
+        let mut seen: Vec<u8> = (0..400)
+            .map(|seed| replay.crash(seed)[chunk * CHUNK])
+            .collect();
+        seen.sort_unstable();
+        seen.dedup();
+        seen
+    }
+
+    #[test]
+    fn only_what_was_flushed_and_fenced_is_certain() {
+        let medium = SimMedium::new(4096);
+        // SAFETY: no one else has the medium.
+        let write = |at, value: u8| unsafe { medium.write(at, &[value; CHUNK]).unwrap() };
+        let mut replay = Replay::new(medium.image());
+        let step = |replay: &mut Replay| medium.take_log().iter().for_each(|e| replay.apply(e));
+        write(0, 1);
+        write(8, 1);
+        step(&mut replay);
+        assert_eq!(outcomes(&replay, 0), [0, 1]);
+        medium.flush(0, 8).unwrap();
+        step(&mut replay);
+        assert_eq!(outcomes(&replay, 0), [0, 1], "flushed, not fenced");
+        write(0, 2);
+        step(&mut replay);
+        assert_eq!(outcomes(&replay, 0), [0, 1, 2]);
+        medium.fence().unwrap();
+        step(&mut replay);
+        assert_eq!(
+            outcomes(&replay, 0),
+            [1, 2],
+            "the flush was of the value before"
+        );
+        assert_eq!(outcomes(&replay, 1), [0, 1], "a fence does not flush");
+        medium.flush(0, 16).unwrap();
+        medium.fence().unwrap();
+        step(&mut replay);
+        assert_eq!(
+            (outcomes(&replay, 0), outcomes(&replay, 1)),
+            (vec![2], vec![1])
+        );
+        assert_eq!(replay.pending_chunks(), 0);
+        assert_eq!(replay.crash(0), medium.image());
+    }
+
+    #[test]
+    fn chunks_are_kept_or_lost_independently() {
+        let mut replay = Replay::new(vec![0; 4096]);
+        replay.apply(&Event::Write {
+            at: 0,
+            bytes: vec![1; 4096],
+        });
+        let torn = (0..400).filter(|&seed| {
+            let image = replay.crash(seed);
+            image
+                .chunks(CHUNK)
+                .all(|c| c == [0; CHUNK] || c == [1; CHUNK])
+                && image.contains(&0)
+                && image.contains(&1)
+        });
+        assert!(torn.count() > 100);
+    }
+
+    #[test]
+    fn a_failed_medium_stays_failed() {
+        let medium = SimMedium::new(4096);
+        medium.fail_from(1);
+        medium.flush(0, 8).unwrap();
+        assert!(medium.fence().is_err() && medium.flush(0, 8).is_err());
+        // SAFETY: no one else has the medium.
+        assert!(unsafe { medium.write(0, &[1]) }.is_err());
+        assert_eq!(medium.image(), vec![0; 4096]);
+    }
+}

@@ -1,0 +1,227 @@
+//! Media that do not do what they should: one that leaves out a flush or fence must be caught by the
+//! simulator, one that fails must be believed.
+
+use std::sync::Arc;
+
+use permafrost_pmem::sim::Replay;
+use permafrost_pmem::{CheckpointId, JournalError, MapRoot, Region, SealError};
+
+use crate::cut_everywhere;
+use crate::model::{Pages, Sealed, check, page, recover};
+use crate::scenario::{Played, Player};
+
+/// Draws enough that each of a handful of pending chunks is lost in one and kept in another.
+const DRAWS: u64 = 48;
+
+/// A region with one checkpoint of three segments.
+fn prepared() -> Player {
+    let mut player = Player::new(1);
+    player.format();
+    player.open();
+    seal(&mut player, 1, 40, None).unwrap();
+    player
+}
+
+/// Dumps and seals; the last of the pages are flushed apart if `flush`.
+fn dump(
+    player: &mut Player,
+    id: u128,
+    pages: u64,
+    replaces: Option<CheckpointId>,
+    flush: bool,
+) -> Result<(), SealError> {
+    let region = player.region();
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    let mut expected = Pages::new();
+    for index in 0..pages {
+        let salt = player.rng.next();
+        shadow.append(&mut map, index, 0, &page(salt), None)?;
+        expected.push((index, 0, salt));
+        if flush && index == pages / 2 {
+            shadow.flush()?;
+        }
+    }
+    let (root, _): (MapRoot, _) = shadow.finish(map)?;
+    let id = CheckpointId::new(id);
+    let manifest = root.to_bytes().to_vec();
+    let mut state = player.current();
+    replaces.map(|replaced| state.remove(&replaced));
+    state.insert(
+        id,
+        Sealed {
+            attrs: 0,
+            manifest: manifest.clone(),
+            objects: vec![expected],
+        },
+    );
+    player.in_flight(state);
+    shadow.seal(id, &manifest, replaces)?;
+    player.acknowledge_in_flight();
+    Ok(())
+}
+
+/// Without a fence of the data's own: the seal's first one does for all.
+fn seal(
+    player: &mut Player,
+    id: u128,
+    pages: u64,
+    replaces: Option<CheckpointId>,
+) -> Result<(), SealError> {
+    dump(player, id, pages, replaces, false)
+}
+
+fn delete(player: &mut Player, id: u128) -> Result<(), JournalError> {
+    let mut state = player.current();
+    state.remove(&CheckpointId::new(id));
+    player.in_flight(state);
+    player.region().delete(CheckpointId::new(id))?;
+    player.acknowledge_in_flight();
+    Ok(())
+}
+
+fn points(player: &Player) -> u64 {
+    player.medium.flushes() + player.medium.fences()
+}
+
+/// Runs `operation` once for every flush and fence that it makes, without that one; the simulator must
+/// notice every time.
+fn every_one_is_needed(name: &str, operation: impl Fn(&mut Player)) {
+    let mut whole = prepared();
+    let first = points(&whole);
+    operation(&mut whole);
+    let end = points(&whole);
+    assert!(end - first >= 2, "{name}");
+    for n in first..end {
+        let mut player = prepared();
+        let before = player.medium.image();
+        let _ = player.medium.take_log();
+        player.states.drain(..player.states.len() - 1);
+        player.medium.skip(n);
+        operation(&mut player);
+        let played = Played {
+            log: player.medium.take_log(),
+            states: player.states,
+        };
+        let caught = cut_everywhere(n, before, &played, DRAWS, |_, image, allowed| {
+            recover(image, allowed).map(|_| 1)
+        });
+        assert!(
+            caught.is_err(),
+            "{name} without flush or fence {} of {} was not caught",
+            n - first,
+            end - first
+        );
+    }
+}
+
+#[test]
+fn every_flush_and_fence_of_a_seal_is_needed() {
+    every_one_is_needed("seal", |player| seal(player, 2, 33, None).unwrap());
+}
+
+#[test]
+fn every_flush_and_fence_of_a_replacement_and_a_deletion_is_needed() {
+    every_one_is_needed("replace", |player| {
+        seal(player, 2, 3, Some(CheckpointId::new(1))).unwrap()
+    });
+    every_one_is_needed("delete", |player| delete(player, 1).unwrap());
+}
+
+#[test]
+fn a_seal_has_two_fences_even_when_it_compacts() {
+    let mut player = prepared();
+    let region = player.region();
+    let id = CheckpointId::new(1);
+    let mut compactions = 0;
+    for n in 0..100 {
+        let (fences, records) = (player.medium.fences(), region.usage().journal_records);
+        region
+            .begin()
+            .seal(CheckpointId::new(100 + n), b"manifest", None)
+            .unwrap();
+        assert!(player.medium.fences() - fences <= 2, "seal {n}");
+        compactions += u32::from(region.usage().journal_records < records);
+        region.set_attrs(id, 1).unwrap();
+        region.delete(CheckpointId::new(100 + n)).unwrap();
+    }
+    assert!(compactions > 0);
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    shadow.append(&mut map, 0, 0, &page(1), None).unwrap();
+    shadow.finish(map).unwrap();
+    let fences = player.medium.fences();
+    shadow.flush().unwrap();
+    shadow.flush().unwrap();
+    assert_eq!(player.medium.fences() - fences, 1, "the data's own, once");
+    shadow.seal(CheckpointId::new(2), b"", None).unwrap();
+    assert_eq!(player.medium.fences() - fences, 3);
+    player.states.clear();
+}
+
+#[test]
+fn a_failing_medium_loses_nothing_and_the_region_takes_no_more() {
+    let mut whole = prepared();
+    let first = points(&whole);
+    dump(&mut whole, 2, 33, Some(CheckpointId::new(1)), true).unwrap();
+    delete(&mut whole, 2).unwrap();
+    let end = points(&whole);
+    for n in first..end {
+        let mut player = prepared();
+        let before = player.medium.image();
+        let _ = player.medium.take_log();
+        let free_before = player.region().usage().free_bytes;
+        player.medium.fail_from(n);
+        let sealed = dump(&mut player, 2, 33, Some(CheckpointId::new(1)), true);
+        let deleted = sealed.is_ok().then(|| delete(&mut player, 2));
+        let region: Arc<Region> = player.region();
+        assert!(
+            sealed.is_err() || deleted.as_ref().is_some_and(Result::is_err),
+            "point {n}"
+        );
+        // What was acknowledged is still read, whatever failed.
+        check_reads(&player, &region);
+        let unknown = matches!(sealed, Err(SealError::Journal(JournalError::Io(_))));
+        if unknown {
+            assert!(
+                region.usage().free_bytes < free_before,
+                "segments that may be sealed are not given away"
+            );
+        }
+        assert!(
+            region
+                .begin()
+                .seal(CheckpointId::new(3), b"", None)
+                .is_err()
+        );
+        assert!(region.delete(CheckpointId::new(1)).is_err());
+        assert!(region.close().is_err());
+        // The power goes: before the operation in flight or after it, nothing else.
+        let mut replay = Replay::new(before);
+        player
+            .medium
+            .take_log()
+            .iter()
+            .for_each(|event| replay.apply(event));
+        let allowed = [
+            Some(player.current()),
+            player
+                .pending
+                .clone()
+                .map(Some)
+                .unwrap_or(Some(player.current())),
+        ];
+        for seed in 0..8 {
+            recover(&replay.crash(seed), &allowed.each_ref())
+                .unwrap_or_else(|e| panic!("point {n}, draw {seed}: {e}"));
+        }
+    }
+}
+
+fn check_reads(player: &Player, region: &Region) {
+    let state = Some(player.current());
+    // Allocation is compared only where no segment is withheld.
+    if let Err(error) = check(region, &state) {
+        assert!(error.contains(" held of "), "{error}");
+    }
+}

@@ -1,0 +1,145 @@
+//! The reference model, and the comparison of a recovered region with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use permafrost_pmem::sim::{SimMedium, mix};
+use permafrost_pmem::{
+    Checkpoint, CheckpointId, MapRoot, Medium, OpenError, PAGE_SIZE, Region, RunKind,
+};
+
+/// What a page holds: nothing, or content that follows from a number.
+pub(crate) type Salt = u64;
+
+/// An object's pages: index, flags, salt.
+pub(crate) type Pages = Vec<(u64, u16, Salt)>;
+
+/// A checkpoint as the model has it; its map roots are in the manifest, 32 bytes each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sealed {
+    pub(crate) attrs: u32,
+    pub(crate) manifest: Vec<u8>,
+    pub(crate) objects: Vec<Pages>,
+}
+
+/// All that is sealed; `None` before there is a region.
+pub(crate) type State = Option<BTreeMap<CheckpointId, Sealed>>;
+
+/// A page's content.
+pub(crate) fn page(salt: Salt) -> Vec<u8> {
+    if salt == 0 {
+        return vec![0; PAGE_SIZE];
+    }
+    (0..PAGE_SIZE as u64 / 8)
+        .flat_map(|i| mix(salt ^ i << 48).to_le_bytes())
+        .collect()
+}
+
+/// The region, which of the allowed states it is in, and its medium.
+pub(crate) type Recovered = (Option<Arc<Region>>, usize, Arc<SimMedium>);
+
+/// Opens an image and compares: it must be one of `allowed`, byte for byte. Gives the region, which of
+/// them it is, and the medium.
+pub(crate) fn recover(image: &[u8], allowed: &[&State]) -> Result<Recovered, String> {
+    let medium = Arc::new(SimMedium::from_image(image));
+    let found = match Region::open(Arc::clone(&medium) as Arc<dyn Medium>) {
+        Ok((region, _)) => Some(region),
+        Err(OpenError::NotARegion) => {
+            if medium.image() != image {
+                return Err("refused, and yet written to".to_owned());
+            }
+            None
+        }
+        Err(error) => return Err(format!("open: {error}")),
+    };
+    let Some(region) = found else {
+        let which = allowed.iter().position(|state| state.is_none());
+        return which
+            .map(|i| (None, i, medium))
+            .ok_or("region gone".to_owned());
+    };
+    let ids: BTreeMap<_, _> = region
+        .checkpoints()
+        .iter()
+        .map(|c| (c.id(), c.attrs()))
+        .collect();
+    let which = allowed.iter().position(|state| {
+        state.as_ref().is_some_and(|s| {
+            s.iter()
+                .map(|(id, c)| (*id, c.attrs))
+                .collect::<BTreeMap<_, _>>()
+                == ids
+        })
+    });
+    let Some(which) = which else {
+        return Err(format!("found {ids:x?}"));
+    };
+    check(&region, allowed[which])?;
+    Ok((Some(region), which, medium))
+}
+
+/// Compares all content, and the allocation.
+pub(crate) fn check(region: &Region, state: &State) -> Result<(), String> {
+    let Some(state) = state else {
+        return Err("there should be no region".to_owned());
+    };
+    let found = region.checkpoints();
+    if found.len() != state.len() {
+        return Err(format!(
+            "{} checkpoints instead of {}",
+            found.len(),
+            state.len()
+        ));
+    }
+    let mut held = BTreeSet::new();
+    for checkpoint in &found {
+        let id = checkpoint.id();
+        let expected = state.get(&id).ok_or(format!("{id} should not exist"))?;
+        check_content(checkpoint, expected).map_err(|e| format!("{id}: {e}"))?;
+        held.extend(checkpoint.segment_numbers());
+    }
+    let usage = region.usage();
+    let free = usage.free_bytes / usage.segment_bytes;
+    if free + held.len() as u64 != usage.segments {
+        return Err(format!(
+            "{free} free and {} held of {} segments",
+            held.len(),
+            usage.segments
+        ));
+    }
+    Ok(())
+}
+
+fn check_content(checkpoint: &Arc<Checkpoint>, expected: &Sealed) -> Result<(), String> {
+    let manifest = checkpoint
+        .manifest()
+        .map_err(|e| format!("manifest: {e}"))?;
+    if manifest != expected.manifest {
+        return Err("manifest differs".to_owned());
+    }
+    for (root, pages) in manifest.chunks(32).zip(&expected.objects) {
+        let root = MapRoot::try_from(root).map_err(|e| e.to_string())?;
+        let map = checkpoint.map(&root);
+        let mut expected = pages.iter();
+        for run in map.runs() {
+            let run = run.map_err(|e| e.to_string())?;
+            let bytes = map.read(&run).map_err(|e| e.to_string())?;
+            for i in 0..run.pages as usize {
+                let Some(&(index, flags, salt)) = expected.next() else {
+                    return Err("pages too many".to_owned());
+                };
+                let same = match run.kind {
+                    RunKind::Zero => salt == 0,
+                    RunKind::Stored { .. } => bytes[i * PAGE_SIZE..][..PAGE_SIZE] == page(salt),
+                };
+                if !same || run.first_index + i as u64 != index || run.flags != flags {
+                    return Err(format!("page {index:#x} differs"));
+                }
+            }
+        }
+        if expected.next().is_some() {
+            return Err("pages missing".to_owned());
+        }
+    }
+    Ok(())
+}
