@@ -1,6 +1,6 @@
 //! A region's ordinary life on a plain file: dump, seal, read back, delete, open again.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::cast_possible_truncation)]
 
 use std::sync::Arc;
 

@@ -3,11 +3,14 @@
 //! Only MAP_SHARED_VALIDATE makes the kernel refuse what it cannot give: plain MAP_SHARED ignores
 //! flags it does not know, and MAP_SYNC with it.
 
+use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::populate::Mapping;
 use super::raw::RawBytes;
 use super::{Guarantee, Medium, MediumKind};
 use crate::convert::to_usize;
@@ -16,18 +19,38 @@ use crate::cpu::{self, FlushInstruction};
 /// A DAX mapping of a whole file.
 pub(super) struct Dax {
     raw: RawBytes,
-    base: *mut std::ffi::c_void,
-    len: usize,
+    mapping: Arc<DaxMapping>,
     instruction: FlushInstruction,
     guarantee: Guarantee,
     /// Keeps the lock on the region.
     _file: File,
 }
 
-// SAFETY: `base` is only used by Drop, which has the value to itself; the rest is Send and Sync.
-unsafe impl Send for Dax {}
+/// What `mmap` gave; unmapped when dropped.
+pub(super) struct DaxMapping {
+    base: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: an address and a length; memory is accessed through `RawBytes` only, and unmapped by Drop,
+// which has the value to itself.
+unsafe impl Send for DaxMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Dax {}
+unsafe impl Sync for DaxMapping {}
+
+impl Mapping for DaxMapping {
+    fn area(&self) -> (*mut u8, usize) {
+        (self.base.cast(), self.len)
+    }
+}
+
+impl Drop for DaxMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `Dax::map`, unmapped here only; slices borrow from the medium, which holds
+        // a reference. It cannot fail for a whole mapping, and nothing could be done about it.
+        let _ = unsafe { munmap(self.base, self.len) };
+    }
+}
 
 impl Dax {
     /// Maps `file` if its file system and device give MAP_SYNC, else gives back the file and the errno.
@@ -50,10 +73,9 @@ impl Dax {
         };
         match mapped {
             Ok(base) => Ok(Self {
-                // SAFETY: just mapped, readable and writable, until Drop.
+                // SAFETY: just mapped, readable and writable, as long as `mapping` lives beside it.
                 raw: unsafe { RawBytes::new(base.cast(), len) },
-                base,
-                len,
+                mapping: Arc::new(DaxMapping { base, len }),
                 instruction,
                 guarantee: Guarantee {
                     kind: MediumKind::Dax,
@@ -68,16 +90,8 @@ impl Dax {
         }
     }
 
-    pub(super) const fn mapping(&self) -> (*mut std::ffi::c_void, usize) {
-        (self.base, self.len)
-    }
-}
-
-impl Drop for Dax {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, unmapped here only; slices of it borrow from `self`.
-        // An error is impossible for a whole mapping, and nothing could be done about it.
-        let _ = unsafe { munmap(self.base, self.len) };
+    pub(super) const fn mapping(&self) -> &Arc<DaxMapping> {
+        &self.mapping
     }
 }
 

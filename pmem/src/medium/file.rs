@@ -6,8 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapRaw;
 
@@ -23,7 +22,7 @@ const MAX_MSYNCS: usize = 16;
 /// A mapping of a whole file.
 pub(super) struct MappedFile {
     raw: RawBytes,
-    map: MmapRaw,
+    map: Arc<MmapRaw>,
     /// Also keeps the lock on the region.
     file: File,
     guarantee: Guarantee,
@@ -40,6 +39,7 @@ impl MappedFile {
         let map = memmap2::MmapOptions::new()
             .len(to_usize(len_bytes))
             .map_raw(&file)?;
+        let map = Arc::new(map);
         Ok(Self {
             // SAFETY: mapped readable and writable for as long as `map` lives, beside it. The file was
             // allocated to its length and is locked; who truncates it all the same breaks the contract
@@ -53,8 +53,8 @@ impl MappedFile {
         })
     }
 
-    pub(super) fn mapping(&self) -> (*mut std::ffi::c_void, usize) {
-        (self.map.as_mut_ptr().cast(), self.map.len())
+    pub(super) const fn mapping(&self) -> &Arc<MmapRaw> {
+        &self.map
     }
 
     fn sync(&self, ranges: &[(u64, u64)]) -> io::Result<()> {

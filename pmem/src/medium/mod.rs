@@ -6,6 +6,7 @@
 mod dax;
 mod file;
 mod open;
+mod populate;
 mod raw;
 pub mod sim;
 

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::dax::Dax;
 use super::file::MappedFile;
+use super::populate::{Mapping, populate_in_background, populate_now};
 use super::{Guarantee, Medium, MediumKind};
 use crate::PAGE_BYTES;
 use crate::error::MediumError;
@@ -26,9 +27,9 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 pub struct OpenOptions {
     /// Fail unless the region can be mapped with MAP_SYNC. Default: no, a plain file will do.
     pub require_dax: bool,
-    /// Have every page of a tmpfs file or DAX mapping mapped beforehand, so that no dump waits for page
-    /// faults. Takes about a quarter of a second a gigabyte at open, and on tmpfs all of the memory at
-    /// once. Without effect on files with a disk behind, where it would write the whole file. Default: yes.
+    /// Have the pages of a tmpfs file or DAX mapping mapped by a background thread, so that dumps do
+    /// not wait for page faults. Takes all of the memory on tmpfs, and up to a few seconds a gigabyte.
+    /// Without effect on files with a disk behind, where it would write the whole file. Default: yes.
     pub populate: bool,
 }
 
@@ -114,7 +115,7 @@ pub fn open_medium(
     match Dax::map(file, wanted) {
         Ok(dax) => {
             if options.populate {
-                populate(dax.mapping());
+                populate_in_background(dax.mapping());
             }
             Ok(Arc::new(dax))
         }
@@ -133,14 +134,15 @@ pub fn open_medium(
             let mapped =
                 MappedFile::map(file, wanted, guarantee).map_err(io_error("map region"))?;
             if options.populate && volatile {
-                populate(mapped.mapping());
+                populate_in_background(mapped.mapping());
             }
             Ok(Arc::new(mapped))
         }
     }
 }
 
-/// A plain medium in anonymous shared memory, for tests and benches: gone with its last reference.
+/// A plain medium in anonymous shared memory, for tests and benches: gone with its last reference. Every
+/// page is there when it returns.
 ///
 /// # Errors
 /// [`MediumError::Io`] if there is not so much memory.
@@ -166,6 +168,8 @@ pub fn create_medium_in_memory(capacity_bytes: u64) -> Result<Arc<dyn Medium>, M
     };
     let mapped =
         MappedFile::map(file, capacity_bytes, guarantee).map_err(io_error("map region"))?;
+    let (base, len) = mapped.mapping().area();
+    populate_now(base, len);
     Ok(Arc::new(mapped))
 }
 
@@ -204,10 +208,4 @@ fn has_dax_attribute(file: &File) -> bool {
         StatxFlags::BASIC_STATS,
     )
     .is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::DAX))
-}
-
-/// Maps every page, writable. A refusal only means page faults later.
-fn populate((base, len): (*mut std::ffi::c_void, usize)) {
-    // SAFETY: the range is a mapping of ours; the advice changes page tables, not contents.
-    let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxPopulateWrite) };
 }
