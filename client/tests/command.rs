@@ -617,7 +617,12 @@ fn opened(daemon: &Daemon) -> request::Open {
 fn left_behind(daemon: &Daemon) -> Vec<PathBuf> {
     let job = job_of(daemon);
     let uid = rustix::process::geteuid().as_raw();
-    [format!("/run/permafrost-{uid}"), "/dev/shm".to_owned()]
+    let parents = [
+        format!("/run/permafrost-{uid}"),
+        format!("/dev/shm/permafrost-{uid}"),
+        "/dev/shm".to_owned(),
+    ];
+    parents
         .iter()
         .filter_map(|parent| fs::read_dir(parent).ok())
         .flatten()
@@ -824,7 +829,7 @@ fn pre_dump_seals_by_itself_and_the_next_dump_leaves_clean_pages_out() {
         "the seal carries the images directory"
     );
     let open = opened(&daemon);
-    assert!(open.pre_dump && !open.seal_follows);
+    assert!(open.pre_dump && !open.seal_follows && !open.parent_images);
     let origin = open.origin.unwrap();
     assert!(origin.tracked);
     let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
@@ -844,6 +849,7 @@ fn pre_dump_seals_by_itself_and_the_next_dump_leaves_clean_pages_out() {
     assert_exit(&output, 0);
     assert_eq!(json(&output.stdout)["incremental"], true);
     assert_eq!(names(&daemon), ["show", "open", "export", "show"]);
+    assert!(opened(&daemon).parent_images);
     let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
     assert!(
         arguments.contains("--track-mem --prev-images-dir ../prev"),

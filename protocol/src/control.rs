@@ -89,6 +89,11 @@ pub mod request {
         /// Abort the session as soon as this control connection ends without a Seal.
         #[prost(bool, tag = "6")]
         pub bound_to_connection: bool,
+        /// CRIU is given the parent's inventory (`--prev-images-dir`), so it may be told that there is a
+        /// parent, and leave clean pages out. A CRIU without one fails when it is told so. Pages are
+        /// compared with the parent's either way.
+        #[prost(bool, tag = "7")]
+        pub parent_images: bool,
     }
 
     /// Make a closed session a checkpoint. Carries the images directory's descriptor.

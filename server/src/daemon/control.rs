@@ -175,6 +175,7 @@ impl Handler<'_> {
             seal_follows: open.seal_follows,
             origin: open.origin,
             no_parent: open.no_parent,
+            parent_images: open.parent_images,
         })?;
         let (socket, address) = match endpoints::listen_for(self.shared, &session) {
             Ok(endpoints) => endpoints,

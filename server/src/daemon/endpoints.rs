@@ -86,6 +86,7 @@ fn anonymous(shared: &Arc<Shared>, connection: Connection, peer: &str) {
         seal_follows: false,
         origin: None,
         no_parent: true,
+        parent_images: false,
     };
     match shared.store.open_session(request) {
         Ok(session) => {

@@ -34,6 +34,8 @@ pub struct SessionRequest {
     pub origin: Option<Origin>,
     /// Do not compare with the job's newest checkpoint.
     pub no_parent: bool,
+    /// CRIU has the parent's inventory, and may be told that there is a parent.
+    pub parent_images: bool,
 }
 
 /// A dump that is not sealed yet.
@@ -229,11 +231,14 @@ impl SessionSink {
 
 impl PageSink for SessionSink {
     fn open(&mut self, space: SpaceId) -> Result<bool, SinkError> {
-        self.with(|builder| builder.open(space, None))
+        // CRIU that is told of a parent it has no images of fails in its detection of reused pids.
+        let told = self.session.request.parent_images;
+        self.with(|builder| Ok(builder.open(space, None)? && told))
     }
 
     fn has_parent(&mut self, space: SpaceId) -> Result<bool, SinkError> {
-        self.with(|builder| Ok(builder.has_parent(space)))
+        let told = self.session.request.parent_images;
+        self.with(|builder| Ok(builder.has_parent(space) && told))
     }
 
     fn pages(&mut self, vaddr: u64, flags: u16, bytes: &[u8]) -> Result<(), SinkError> {

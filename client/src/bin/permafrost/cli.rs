@@ -282,6 +282,10 @@ pub(crate) struct OpenArguments {
     /// Do not compare with the job's newest checkpoint.
     #[arg(long)]
     pub(crate) full: bool,
+    /// CRIU will be given --prev-images-dir with the small images of the job's newest checkpoint, so it may
+    /// leave clean pages out.
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) prev_images: bool,
     /// CRIU options of the dump, so that a restore repeats those it must.
     #[arg(last = true, value_name = "CRIU ARGS")]
     pub(crate) criu_arguments: Vec<String>,

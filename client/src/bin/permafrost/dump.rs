@@ -296,6 +296,7 @@ impl<'a> Plan<'a> {
             origin: Some(self.origin.clone()),
             no_parent: self.arguments.full,
             bound_to_connection: true,
+            parent_images: self.parent.is_some(),
         })?;
         match &self.parent {
             Some(parent) if parent.generation != opened.parent_generation => Err(Failure::new(

@@ -90,6 +90,7 @@ pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), F
         origin: Some(origin),
         no_parent: arguments.full,
         bound_to_connection: false,
+        parent_images: arguments.prev_images,
     })?;
     context.print(&opened, |opened| human_opened(opened, arguments))
 }
