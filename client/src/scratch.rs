@@ -53,7 +53,7 @@ pub struct Scratch {
 
 impl Scratch {
     /// Makes one on the first tmpfs with `needed_bytes` free, among the user's runtime directory,
-    /// `/run/permafrost-UID` and `/dev/shm`; `purpose` becomes part of its name.
+    /// `/run/permafrost-UID`, `/dev/shm/permafrost-UID` and `/dev/shm`; `purpose` becomes part of its name.
     ///
     /// # Errors
     /// [`ScratchError::NoPlace`], naming each candidate.
@@ -143,7 +143,11 @@ pub fn runtime_directory() -> Option<PathBuf> {
         PathBuf::from(format!("/dev/shm/permafrost-{uid}")),
     ]
     .into_iter()
-    .find(|path| create_private(path).is_ok() && in_memory(path).unwrap_or(false))
+    .find(|path| {
+        path.parent()
+            .is_some_and(|parent| in_memory(parent).is_ok())
+            && create_private(path).is_ok()
+    })
 }
 
 /// Candidate parents, and whether others may write there too (with the sticky bit).
@@ -154,17 +158,19 @@ fn candidates() -> Vec<(PathBuf, bool)> {
         candidates.push((PathBuf::from(runtime).join("permafrost"), false));
     }
     candidates.push((PathBuf::from(format!("/run/permafrost-{uid}")), false));
+    candidates.push((PathBuf::from(format!("/dev/shm/permafrost-{uid}")), false));
+    // Where somebody else took that name.
     candidates.push((PathBuf::from("/dev/shm"), true));
     candidates
 }
 
 fn usable(parent: &Path, shared: bool, needed_bytes: u64) -> io::Result<()> {
-    if !shared {
+    if shared {
+        in_memory(parent)?;
+    } else {
+        in_memory(parent.parent().unwrap_or(parent))?;
         create_private(parent)?;
         remove_old_failures(parent);
-    }
-    if !in_memory(parent)? {
-        return Err(io::Error::other("not on tmpfs"));
     }
     let free = rustix::fs::statvfs(parent)?;
     let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
@@ -174,9 +180,14 @@ fn usable(parent: &Path, shared: bool, needed_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-fn in_memory(path: &Path) -> io::Result<bool> {
+/// Whether a file system is tmpfs; asked of the parent before anything is made in it.
+fn in_memory(path: &Path) -> io::Result<()> {
     let kind = rustix::fs::statfs(path)?.f_type;
-    Ok(u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)))
+    if u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)) {
+        Ok(())
+    } else {
+        Err(io::Error::other("not on tmpfs"))
+    }
 }
 
 fn make_in(parent: &Path, purpose: &str) -> io::Result<Scratch> {

@@ -3,14 +3,16 @@
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use permafrost_client::criu::options::{Operation, PassedOn};
 use permafrost_client::criu::{Criu, Finished, Run};
-use permafrost_client::origin;
+use permafrost_client::origin::ProcessStat;
 use permafrost_client::scratch::Scratch;
-use permafrost_protocol::control::{Checkpoint, Exported, request};
+use permafrost_protocol::control::{Checkpoint, Detail, Exported, request};
 use permafrost_protocol::images::RestoreStats;
+use permafrost_protocol::manifest::{Manifest, SpaceType};
 use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
@@ -25,6 +27,9 @@ use crate::table::facts;
 
 /// How often interrupts are looked at while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
+
+/// How long a dead process may hold the pid of one that is restored.
+const REAP_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a restore prints with `--json`.
 #[derive(Debug, Serialize)]
@@ -59,13 +64,16 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
 
-    let shown = connection
+    let Detail {
+        checkpoint,
+        manifest,
+        ..
+    } = connection
         .call(request::Show {
             checkpoint: arguments.checkpoint.clone(),
         })
         .map_err(|error| interrupts.explain(error.into()))?;
-    let checkpoint = shown
-        .checkpoint
+    let checkpoint = checkpoint
         .ok_or_else(|| Failure::new(Code::Internal, "the checkpoint has no description"))?;
     let name = name_of(&checkpoint);
     if checkpoint.kind != "full" {
@@ -95,6 +103,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     let exported = fetch(context, &mut connection, &name, &images, &interrupts)?;
     drop(connection);
     let fetch_us = micros(started.elapsed());
+    wait_until_reaped(&manifest.unwrap_or_default());
 
     let recorded = exported.origin.unwrap_or_default().restore_options;
     let pidfile = work.join("pid");
@@ -188,7 +197,7 @@ fn failed(
             .reason
             .split(' ')
             .find_map(|word| word.trim_end_matches(':').parse().ok());
-        if let Some(stat) = pid.and_then(|pid| origin::ProcessStat::read(pid).ok()) {
+        if let Some(stat) = pid.and_then(|pid| ProcessStat::read(pid).ok()) {
             let whose = if stat.state == 'Z' {
                 "a dead process that nobody waited for"
             } else {
@@ -216,6 +225,24 @@ fn failed(
         scratch.keep_only(&evidence).ok()
     };
     failure
+}
+
+/// Waits for the dead of the dump to be reaped, in bounds: right after a dump their parent may not have
+/// got to it, and until then they hold their pids.
+fn wait_until_reaped(manifest: &Manifest) {
+    let start = Instant::now();
+    let dead = |pid: u32| matches!(ProcessStat::read(pid), Ok(stat) if stat.state == 'Z');
+    for space in &manifest.spaces {
+        let Ok(pid) = u32::try_from(space.id) else {
+            continue;
+        };
+        while space.space_type() == SpaceType::Process
+            && dead(pid)
+            && start.elapsed() < REAP_PATIENCE
+        {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
 }
 
 /// The pid that CRIU wrote; without a newline.
