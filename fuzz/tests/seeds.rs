@@ -13,6 +13,7 @@ use permafrost_protocol::pageserver::{Dialect, PE_LAZY, PE_PRESENT, SpaceId};
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 type Check = fn(&[u8]);
+type Target = (&'static str, fn() -> Seeds, Check);
 
 fn pageserver() -> Seeds {
     let (shared, process) = (SpaceId::shared_memory(77).unwrap(), SpaceId::process(5));
@@ -235,7 +236,7 @@ fn control() -> Seeds {
 
 #[test]
 fn seeds_are_current_and_keep_the_properties() {
-    let targets: [(&str, fn() -> Seeds, Check); 4] = [
+    let targets: [Target; 4] = [
         ("pageserver", pageserver, permafrost_fuzz::pageserver::check),
         ("images", images, permafrost_fuzz::images::check),
         ("manifest", manifest, permafrost_fuzz::manifest::check),
