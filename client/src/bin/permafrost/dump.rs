@@ -193,7 +193,8 @@ impl<'a> Plan<'a> {
             checkpoint: self.arguments.job.clone(),
         }) {
             Err(ControlError::Refused {
-                code: ErrorCode::NotFound,
+                // A job name that is none is refused by Open, in better words.
+                code: ErrorCode::NotFound | ErrorCode::Invalid,
                 ..
             }) => return Ok(()),
             detail => detail?,
@@ -644,7 +645,7 @@ fn human_report(report: &Report) -> String {
                 "of that",
                 match stats {
                     Some(_) => format!(
-                        "taking memory {}, sending it {}, sealing {}",
+                        "memory {} ({} of it sending), sealing {}",
                         us(|stats| stats.memdump_time),
                         us(|stats| stats.memwrite_time),
                         human::micros(report.seal_us),

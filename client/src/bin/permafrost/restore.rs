@@ -39,6 +39,8 @@ struct Report {
     checkpoint: Checkpoint,
     /// Building the images directory.
     fetch_us: u64,
+    /// Waiting until the dead of the dump had given their pids back.
+    wait_us: u64,
     /// CRIU's run.
     criu_us: u64,
     total_us: u64,
@@ -103,7 +105,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     let exported = fetch(context, &mut connection, &name, &images, &interrupts)?;
     drop(connection);
     let fetch_us = micros(started.elapsed());
-    wait_until_reaped(&manifest.unwrap_or_default());
+    let waited = wait_until_reaped(&manifest.unwrap_or_default());
 
     let recorded = exported.origin.unwrap_or_default().restore_options;
     let pidfile = work.join("pid");
@@ -142,6 +144,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         pid,
         checkpoint,
         fetch_us,
+        wait_us: micros(waited),
         criu_us: micros(finished.elapsed),
         total_us: micros(started.elapsed()),
         stats,
@@ -229,7 +232,7 @@ fn failed(
 
 /// Waits for the dead of the dump to be reaped, in bounds: right after a dump their parent may not have
 /// got to it, and until then they hold their pids.
-fn wait_until_reaped(manifest: &Manifest) {
+fn wait_until_reaped(manifest: &Manifest) -> Duration {
     let start = Instant::now();
     let dead = |pid: u32| matches!(ProcessStat::read(pid), Ok(stat) if stat.state == 'Z');
     for space in &manifest.spaces {
@@ -243,6 +246,7 @@ fn wait_until_reaped(manifest: &Manifest) {
             thread::sleep(Duration::from_millis(10));
         }
     }
+    start.elapsed()
 }
 
 /// The pid that CRIU wrote; without a newline.
@@ -286,9 +290,14 @@ fn human_report(report: &Report) -> String {
             (
                 "in all",
                 format!(
-                    "{}: fetching {}, CRIU {}",
+                    "{}: fetching {}, {}CRIU {}",
                     human::micros(report.total_us),
                     human::micros(report.fetch_us),
+                    if report.wait_us < 10_000 {
+                        String::new()
+                    } else {
+                        format!("until its pid was free {}, ", human::micros(report.wait_us))
+                    },
                     human::micros(report.criu_us),
                 ),
             ),
