@@ -12,13 +12,17 @@ check "modify a tenth again" modify
 permafrost dump --pid "$PID" --job torn --leave-running &
 # In mid-dump: some bytes are there, and CRIU is stopped before it can send the rest.
 receiving() { permafrost --json status | tr -d ' \n' | grep -q '"received_bytes":[1-9]'; }
+# Its command line, as the loader that starts it has it: …/criu dump ….
 stop_criu() {
     for process in /proc/[0-9]*; do
-        if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'bin/criu dump'; then kill -STOP "${process##*/}"; fi
+        tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'bin/criu dump' || continue
+        kill -STOP "${process##*/}"
+        within 5 grep -q '^State:.*stopped' "$process/status" && return 0
     done
+    return 1
 }
 check "a third dump is on its way" within 30 receiving
-stop_criu
+check "CRIU is stopped in the middle of it" stop_criu
 permafrost --json status
 check "and not at its end" eval '! permafrost --json ls | grep -q torn'
 tell "MARK mid-dump"
