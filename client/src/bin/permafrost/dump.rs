@@ -278,12 +278,13 @@ impl<'a> Plan<'a> {
         let mut watch = Watch::new(self.context, &opened.session, &self.arguments.job);
         let mut told = false;
         let finished = running.wait(TICK, || {
-            if interrupts.came() && !told {
+            if !interrupts.came() {
+                watch.tick();
+            } else if !told {
                 told = true;
                 self.context
                     .remark("interrupted: the session is discarded, waiting for CRIU to roll back");
             }
-            watch.tick();
         })?;
         drop(watch);
         self.conclude(connection, places, &opened, finished, interrupts)
@@ -463,6 +464,9 @@ impl<'a> Plan<'a> {
 
     /// Keeps CRIU's log, and nothing else, for the user to read.
     fn keep_log(&self, mut failure: Failure, places: Places) -> Failure {
+        if failure.code == Code::Interrupted {
+            return failure;
+        }
         let command = if self.arguments.pre_dump {
             "pre-dump"
         } else {

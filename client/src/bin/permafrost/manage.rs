@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use permafrost_client::criu::options::{Operation, PassedOn};
 use permafrost_client::origin;
 use permafrost_protocol::control::{SessionOpened, request};
+use permafrost_protocol::manifest::Origin;
 
 use crate::cli::{AbortArguments, AdoptArguments, OpenArguments, RmArguments};
 use crate::context::Context;
@@ -53,14 +54,22 @@ pub(crate) fn pin(context: &Context, checkpoint: &str, pinned: bool) -> Result<(
 
 pub(crate) fn adopt(context: &Context, arguments: &AdoptArguments) -> Result<(), Failure> {
     let passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Dump)?;
-    let mut origin = origin::here()?;
-    origin.restore_options = passed_on.restore_options();
+    let restore_options = passed_on.restore_options();
+    // A session that was opened by name knows more of its origin than this command does.
+    let origin = if arguments.session.is_some() && restore_options.is_empty() {
+        None
+    } else {
+        Some(Origin {
+            restore_options,
+            ..origin::here()?
+        })
+    };
     let directory = open_directory(&arguments.images_dir)?;
     let checkpoint = context.connect()?.call_with(
         request::Adopt {
             session: arguments.session.clone().unwrap_or_default(),
             job: arguments.job.clone(),
-            origin: Some(origin),
+            origin,
         },
         Some(directory.as_fd()),
         &mut |_| {},
