@@ -45,7 +45,7 @@ impl Scene {
             "{after}"
         );
         dump_and_adopt(&self.daemon, self.work.path(), "next", BASE, &pages(9, 10));
-        self.daemon.run(&["rm", "next"]).unwrap();
+        self.daemon.run(&["rm", "next", "--all"]).unwrap();
     }
 }
 
@@ -179,7 +179,10 @@ fn a_hole_that_no_parent_fills_is_answered_at_close() {
     peer.leave();
 
     // With a parent that has some of the pages, but not all.
-    let opened = scene.daemon.json(&["open", "--job", "kept"]).unwrap();
+    let opened = scene
+        .daemon
+        .json(&["open", "--job", "kept", "--prev-images"])
+        .unwrap();
     let mut peer = Peer::tcp(opened["address"].as_str().unwrap(), Dialect::V32);
     assert!(peer.open(), "the job's newest checkpoint has the process");
     peer.hole(BASE + 290 * 4096, 20);

@@ -66,7 +66,9 @@ fn pages_equal_to_the_parents_and_zero_pages_are_not_stored() {
     let mut memory = pages(1, 1000);
     memory[100 * PAGE..300 * PAGE].fill(0);
     let dump = |memory: &[u8], holes: bool| {
-        let opened = daemon.json(&["open", "--job", "delta"]).unwrap();
+        let opened = daemon
+            .json(&["open", "--job", "delta", "--prev-images"])
+            .unwrap();
         let mut peer = Peer::tcp(opened["address"].as_str().unwrap(), Dialect::V32);
         peer.open();
         if holes {

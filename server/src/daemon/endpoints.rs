@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_client::frontend::{self, Outcome};
+use permafrost_protocol::control::ErrorCode;
 use tokio::net::{TcpListener, UnixListener};
 
 use super::{Shared, bind_unix, remove_socket};
@@ -125,7 +126,7 @@ fn serve(shared: &Arc<Shared>, session: Arc<Session>, connection: Connection, on
                 Ok(Outcome::Empty) => session.reopen(),
                 // The sink has noted why.
                 Ok(Outcome::Refused(_)) => {}
-                Err(error) => session.fail(&error.to_string()),
+                Err(error) => session.fail(ErrorCode::SessionFailed, &error.to_string()),
             }
         });
     if let Err(error) = spawned {

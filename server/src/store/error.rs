@@ -38,6 +38,8 @@ pub enum StoreError {
     SessionFailed {
         /// Session id.
         session: String,
+        /// The kind of failure.
+        code: ErrorCode,
         /// Why.
         reason: String,
     },
@@ -96,7 +98,7 @@ impl StoreError {
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::Conflict { .. } => ErrorCode::Conflict,
-            Self::SessionFailed { .. } => ErrorCode::SessionFailed,
+            Self::SessionFailed { code, .. } => *code,
             Self::Corrupt { .. } | Self::Manifest { .. } => ErrorCode::Corrupt,
             Self::Shadow(error) if is_full(error) => ErrorCode::NoSpace,
             Self::Shadow(ShadowError::Corrupt(_)) => ErrorCode::Corrupt,

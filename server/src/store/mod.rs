@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
-use permafrost_protocol::control;
+use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::{CheckpointRef, Kind, Manifest, check_job_name};
 
 use self::dump::Parent;
@@ -147,7 +147,7 @@ impl Store {
                     hint: "remove the checkpoint when it is there",
                 });
             }
-            session.fail("discarded on request");
+            session.fail(ErrorCode::SessionFailed, "discarded on request");
             self.sessions().remove(id);
             return Ok(());
         }
@@ -169,7 +169,7 @@ impl Store {
         if let Some(session) = session
             && !matches!(*session.phase(), Phase::Sealing)
         {
-            session.fail("its opener has gone");
+            session.fail(ErrorCode::SessionFailed, "its opener has gone");
             self.sessions().remove(id);
         }
     }
@@ -177,7 +177,7 @@ impl Store {
     /// Ends every session that is not sealed; part of stopping.
     pub fn stop(&self) {
         for (_, session) in self.sessions().drain() {
-            session.fail("permafrostd is stopping");
+            session.fail(ErrorCode::SessionFailed, "permafrostd is stopping");
         }
     }
 
@@ -193,7 +193,7 @@ impl Store {
                 .collect()
         };
         for session in expired {
-            session.fail("nobody came for it in time");
+            session.fail(ErrorCode::SessionFailed, "nobody came for it in time");
             self.sessions().remove(&session.id);
         }
         let now = unix_ms();

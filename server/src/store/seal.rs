@@ -52,7 +52,7 @@ impl Store {
                 session.end();
                 self.sessions().remove(id);
             }
-            Err(error) => session.fail(&error.to_string()),
+            Err(error) => session.fail(error.code(), &error.to_string()),
         }
         sealed
     }
@@ -220,8 +220,11 @@ impl Store {
             session: contents.session,
             added_bytes: shadow.added_bytes() + replaces.map_or(0, |(_, added_bytes)| added_bytes),
         };
-        let bytes = prost::Message::encode_to_vec(&manifest);
-        let sealed = shadow.seal(CheckpointId::random(), &bytes, replaces.map(|(id, _)| id))?;
+        let id = CheckpointId::random();
+        let bytes = manifest
+            .encode_checked()
+            .map_err(|source| StoreError::Manifest { id, source })?;
+        let sealed = shadow.seal(id, &bytes, replaces.map(|(id, _)| id))?;
         let summary = self.summary(&sealed, &manifest);
         if let Err(error) = self.catalog.put(&summary) {
             // Nobody could find it, so it must not count as done: the caller rolls back, and so do we. An adopted

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use permafrost_client::frontend::{PageSink, SinkError};
-use permafrost_protocol::control::SessionStatus;
+use permafrost_protocol::control::{ErrorCode, SessionStatus};
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
@@ -59,7 +59,7 @@ pub(super) enum Phase {
     Receiving,
     Closed(Box<Dump>),
     Sealing,
-    Failed(String),
+    Failed { code: ErrorCode, reason: String },
 }
 
 impl Phase {
@@ -69,7 +69,7 @@ impl Phase {
             Self::Receiving => "receiving",
             Self::Closed(_) => "closed",
             Self::Sealing => "sealing",
-            Self::Failed(_) => "failed",
+            Self::Failed { .. } => "failed",
         }
     }
 }
@@ -119,7 +119,7 @@ impl Session {
             job: self.request.job.clone(),
             state: phase.name().to_owned(),
             received_bytes: self.received.load(Ordering::Relaxed),
-            error: if let Phase::Failed(reason) = &*phase {
+            error: if let Phase::Failed { reason, .. } = &*phase {
                 reason.clone()
             } else {
                 String::new()
@@ -155,6 +155,7 @@ impl Session {
             store: Arc::clone(store),
             session: Arc::clone(self),
             builder: Some(builder),
+            failure: ErrorCode::SessionFailed,
         })
     }
 
@@ -167,13 +168,16 @@ impl Session {
     }
 
     /// Notes the failure that the session ends with; the first one counts.
-    pub fn fail(&self, reason: &str) {
+    pub fn fail(&self, code: ErrorCode, reason: &str) {
         {
             let mut phase = self.phase();
-            if matches!(*phase, Phase::Failed(_)) {
+            if matches!(*phase, Phase::Failed { .. }) {
                 return;
             }
-            *phase = Phase::Failed(reason.to_owned());
+            *phase = Phase::Failed {
+                code,
+                reason: reason.to_owned(),
+            };
         }
         self.release_job();
         tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
@@ -187,8 +191,9 @@ impl Session {
             Phase::Closed(dump) => Ok(*dump),
             other => {
                 let error = match &other {
-                    Phase::Failed(reason) => StoreError::SessionFailed {
+                    Phase::Failed { code, reason } => StoreError::SessionFailed {
                         session: self.id.clone(),
+                        code: *code,
                         reason: reason.clone(),
                     },
                     unready => StoreError::Conflict {
@@ -212,20 +217,54 @@ pub struct SessionSink {
     store: Arc<Store>,
     session: Arc<Session>,
     builder: Option<DumpBuilder>,
+    /// Why the session failed, if it does; what the client does wrong unless the store said otherwise.
+    failure: ErrorCode,
 }
 
 impl SessionSink {
+    /// What CLOSE asks for: the pages durable, and either waiting for their seal or parked.
+    fn finish(&self, builder: DumpBuilder) -> Result<(), StoreError> {
+        let dump = builder.finish()?;
+        if !self.session.request.seal_follows {
+            return self.store.park(&self.session, dump);
+        }
+        let mut phase = self.session.phase();
+        if let Phase::Failed { code, reason } = &*phase {
+            return Err(StoreError::SessionFailed {
+                session: self.session.id.clone(),
+                code: *code,
+                reason: reason.clone(),
+            });
+        }
+        *phase = Phase::Closed(Box::new(dump));
+        Ok(())
+    }
+
     fn with<T>(
         &mut self,
         take: impl FnOnce(&mut DumpBuilder) -> Result<T, StoreError>,
     ) -> Result<T, SinkError> {
-        match &mut self.builder {
-            Some(builder) => take(builder).map_err(|error| error.to_refusal()),
-            None => Err(SinkError {
-                message: "the session is over".to_owned(),
-                status: 22,
-            }),
-        }
+        let taken = match &mut self.builder {
+            Some(builder) => take(builder),
+            None => return Err(over()),
+        };
+        self.refused(taken)
+    }
+
+    /// As the front end wants it; the session is going to end with this error.
+    fn refused<T>(&mut self, result: Result<T, StoreError>) -> Result<T, SinkError> {
+        result.map_err(|error| {
+            self.failure = error.code();
+            error.to_refusal()
+        })
+    }
+}
+
+fn over() -> SinkError {
+    const EINVAL: i32 = 22;
+    SinkError {
+        message: "the session is over".to_owned(),
+        status: EINVAL,
     }
 }
 
@@ -253,35 +292,15 @@ impl PageSink for SessionSink {
     }
 
     fn close(&mut self) -> Result<(), SinkError> {
-        let Some(builder) = self.builder.take() else {
-            return Err(SinkError {
-                message: "the session is over".to_owned(),
-                status: 22,
-            });
-        };
-        let finish = || {
-            let dump = builder.finish()?;
-            if self.session.request.seal_follows {
-                let mut phase = self.session.phase();
-                if let Phase::Failed(reason) = &*phase {
-                    return Err(StoreError::SessionFailed {
-                        session: self.session.id.clone(),
-                        reason: reason.clone(),
-                    });
-                }
-                *phase = Phase::Closed(Box::new(dump));
-            } else {
-                self.store.park(&self.session, dump)?;
-            }
-            Ok(())
-        };
-        finish().map_err(|error| error.to_refusal())?;
+        let builder = self.builder.take().ok_or_else(over)?;
+        let closed = self.finish(builder);
+        self.refused(closed)?;
         self.session.end();
         Ok(())
     }
 
     fn abort(&mut self, reason: &str) {
         self.builder = None;
-        self.session.fail(reason);
+        self.session.fail(self.failure, reason);
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(
     dead_code,
+    unreachable_pub,
     reason = "each scenario is a crate of its own and uses what it needs"
 )]
 
