@@ -19,6 +19,9 @@ pub struct Digest {
     pub hint: String,
     /// CRIU's error lines, without the ones that mean nothing.
     pub lines: Vec<String>,
+    /// The first thing that went wrong was the conversation with the page server, or nothing is said:
+    /// CRIU logs nothing when CLOSE is refused. What the daemon says is the cause then.
+    pub blames_page_server: bool,
 }
 
 /// A cause that is known, by words of its message.
@@ -84,6 +87,10 @@ const KNOWN: &[Known] = &[
     },
     Known {
         words: &["slave peer index", "without correspond master peer"],
+        hint: "the process's terminal belongs to another process: pass --shell-job",
+    },
+    Known {
+        words: &["Found dangling tty"],
         hint: "the process's terminal belongs to another process: pass --shell-job",
     },
     Known {
@@ -207,6 +214,11 @@ pub fn digest(log: &str, console: &str, status: Option<ExitStatus>) -> Digest {
     let killed = status
         .and_then(|status| status.signal())
         .map(|signal| format!("CRIU was killed by signal {signal}"));
+    // Every message of criu/page-xfer.c has that prefix.
+    let blames_page_server = match errors.first() {
+        Some(first) => first.starts_with("page-xfer: "),
+        None => killed.is_none(),
+    };
     let (reason, hint) = match (known, errors.first(), killed) {
         (Some((line, hint)), _, _) => (line, hint),
         (None, _, Some(killed)) => (killed, ""),
@@ -225,6 +237,7 @@ pub fn digest(log: &str, console: &str, status: Option<ExitStatus>) -> Digest {
         reason,
         hint: hint.to_owned(),
         lines: errors,
+        blames_page_server,
     }
 }
 

@@ -155,6 +155,27 @@ fn dump_of_a_shell_job() {
 }
 
 #[test]
+fn dump_of_a_job_of_a_shell_on_a_terminal() {
+    check(
+        "(00.058264) Error (criu/tty.c:1250): tty: Found dangling tty with sid 28283 pgid 28283 (pts) on peer fd 0.\n\
+         (00.058353) Error (criu/cr-dump.c:1975): Dumping FAILED.\n",
+        "tty: Found dangling tty with sid 28283 pgid 28283 (pts) on peer fd 0.",
+        "pass --shell-job",
+    );
+}
+
+#[test]
+fn only_the_first_error_blames_the_page_server() {
+    let close_refused = "(00.062927) Error (criu/cr-dump.c:1975): Dumping FAILED.\n";
+    assert!(failed(close_refused).blames_page_server);
+    let gone = "(00.045711) Error (criu/page-xfer.c:191): page-xfer: Can't write pages to socket: Broken pipe\n";
+    assert!(failed(gone).blames_page_server);
+    let own_failure = "(00.04) Error (criu/mem.c:718): Can't dump page with parasite\n";
+    assert!(!failed(&format!("{own_failure}{gone}")).blames_page_server);
+    assert!(!digest(RLIMIT, "", Some(ExitStatus::from_raw(9))).blames_page_server);
+}
+
+#[test]
 fn dump_with_a_large_deleted_file() {
     check(
         "(00.047248) Error (criu/files-reg.c:1031): Can't dump ghost file /tmp/x/ghost of 3002368 size, increase limit\n\

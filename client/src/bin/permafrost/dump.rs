@@ -413,8 +413,12 @@ impl<'a> Plan<'a> {
                 let failure = if interrupts.came() {
                     Failure::interrupted("interrupted")
                 } else {
-                    session_failure(connection, places, &opened.session)
-                        .unwrap_or_else(|| Failure::criu("CRIU", finished.digest()))
+                    let digest = finished.digest();
+                    let blamed = digest.blames_page_server;
+                    blamed
+                        .then(|| session_failure(connection, places, &opened.session))
+                        .flatten()
+                        .unwrap_or_else(|| Failure::criu("CRIU", digest))
                 };
                 self.abort(connection, opened);
                 Err(self.rolled_back(failure))
