@@ -1,23 +1,147 @@
 //! `cargo xtask fuzz`: builds the fuzz targets and runs each for a bounded time.
+//!
+//! On stable Rust, without cargo-fuzz: the coverage that libFuzzer steers by is a pass of LLVM that stable has
+//! (`-Cpasses=sancov-module`); only the sanitizers need nightly, and in code without `unsafe` they find nothing.
 
-use anyhow::Result;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use crate::ci::Count;
+use anyhow::{Context, Result, bail};
+use permafrost_tests::binaries;
+
+use crate::ci::{self, Count};
 use crate::{paths, ui};
 
 /// How long each target runs in CI, seconds: enough to walk every branch near the surface from the seeds.
 pub(crate) const CI_SECONDS: u64 = 20;
 
-/// Runs every target for `seconds`.
+/// What libFuzzer needs to see: edges taken, where they are, and what values are compared with.
+const COVERAGE: [&str; 6] = [
+    "--cfg=fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+];
+
+/// An input that takes longer than this is a finding, seconds.
+const SLOWEST_INPUT_SECONDS: u64 = 10;
+/// So is one that takes more memory than this, MiB: nothing may be allocated that a length field alone asks for.
+const MOST_MEMORY_MIB: u64 = 512;
+
+/// Checks the seeds, builds every target, and runs each for `seconds`.
 ///
 /// # Errors
 /// Fails when the targets do not build.
 pub(crate) fn run(seconds: u64) -> Result<Count> {
-    let dir = paths::workspace().join("fuzz");
-    if !dir.join("Cargo.toml").exists() {
-        ui::say("no fuzz targets");
-        return Ok(Count::default());
+    let fuzz = paths::workspace().join("fuzz");
+    let manifest = fuzz.join("Cargo.toml");
+    let target_dir = binaries::dir()?
+        .parent()
+        .context("find the target directory")?
+        .join("fuzz");
+    let mut count = ci::run_counted(
+        ci::cargo_command()
+            .args(["test", "--manifest-path"])
+            .arg(&manifest)
+            .arg("--target-dir")
+            .arg(&target_dir),
+    )?;
+    let host = host()?;
+    // With --target, build scripts and macros stay without instrumentation.
+    ci::run_counted(
+        ci::cargo_command()
+            .args([
+                "build",
+                "--release",
+                "--bins",
+                "--target",
+                &host,
+                "--manifest-path",
+            ])
+            .arg(&manifest)
+            .arg("--target-dir")
+            .arg(&target_dir)
+            .env("RUSTFLAGS", COVERAGE.join(" ")),
+    )?;
+    for name in targets(&fuzz)? {
+        let task = ui::Task::begin(&format!("fuzz {name} for {seconds} s"));
+        let binary = target_dir.join(&host).join("release").join(&name);
+        match one(&fuzz, &name, &binary, seconds)? {
+            Ok(runs) => {
+                count.passed += 1;
+                task.done(&format!("{runs} inputs, nothing found"));
+            }
+            Err(finding) => {
+                count.failed += 1;
+                task.done(&format!("FAILED\n{finding}"));
+            }
+        }
     }
-    let _ = seconds;
-    Ok(Count::default())
+    Ok(count)
+}
+
+/// Runs one target: how many inputs it took, or the end of what it said about its finding.
+fn one(fuzz: &Path, name: &str, binary: &Path, seconds: u64) -> Result<Result<String, String>> {
+    let (corpus, artifacts) = (
+        fuzz.join("corpus").join(name),
+        fuzz.join("artifacts").join(name),
+    );
+    for dir in [&corpus, &artifacts] {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    }
+    let output = Command::new(binary)
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-timeout={SLOWEST_INPUT_SECONDS}"))
+        .arg(format!("-rss_limit_mb={MOST_MEMORY_MIB}"))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        // What is found goes into the first, the seeds stay as they are.
+        .args([&corpus, &fuzz.join("seeds").join(name)])
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("run {}", binary.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let lines: Vec<&str> = said.lines().collect();
+        return Ok(Err(lines[lines.len().saturating_sub(30)..].join("\n")));
+    }
+    // "Done 646120 runs in 6 second(s)"
+    let runs = said
+        .lines()
+        .rev()
+        .find_map(|line| line.strip_prefix("Done ")?.split(' ').next());
+    Ok(Ok(runs.unwrap_or("an unknown number of").to_owned()))
+}
+
+/// Names of the targets: one file each.
+fn targets(fuzz: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(fuzz.join("fuzz_targets")).context("list the fuzz targets")? {
+        let path: PathBuf = entry.context("list the fuzz targets")?.path();
+        names.extend(
+            path.file_stem()
+                .map(|stem| stem.to_string_lossy().into_owned()),
+        );
+    }
+    if names.is_empty() {
+        bail!("there are no fuzz targets");
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The compiler's own target triple.
+fn host() -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc)
+        .arg("-vV")
+        .output()
+        .context("run rustc")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .map(str::to_owned)
+        .context("rustc names no host")
 }
