@@ -71,7 +71,7 @@ pub fn fill(
 ) {
     let mut state = mix(seed ^ mix(index) ^ mix(u64::from(generation) << 32 | 0x5eed));
     match contents {
-        Contents::ZeroRich if index % 4 != 3 && generation % 2 == 0 => page.fill(0),
+        Contents::ZeroRich if index % 4 != 3 && generation.is_multiple_of(2) => page.fill(0),
         Contents::Random | Contents::ZeroRich => {
             for word in page.chunks_exact_mut(8) {
                 state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -38,18 +38,17 @@ const MOST_MEMORY_MIB: u64 = 512;
 pub(crate) fn run(seconds: u64) -> Result<Count> {
     let fuzz = paths::workspace().join("fuzz");
     let manifest = fuzz.join("Cargo.toml");
-    let target_dir = binaries::dir()?
-        .parent()
-        .context("find the target directory")?
-        .join("fuzz");
+    let profiles = binaries::dir()?;
+    let main_target_dir = profiles.parent().context("find the target directory")?;
     let mut count = ci::run_counted(
         ci::cargo_command()
             .args(["test", "--manifest-path"])
             .arg(&manifest)
             .arg("--target-dir")
-            .arg(&target_dir),
+            .arg(main_target_dir),
     )?;
     let host = host()?;
+    let target_dir = main_target_dir.join("fuzz");
     // With --target, build scripts and macros stay without instrumentation.
     ci::run_counted(
         ci::cargo_command()

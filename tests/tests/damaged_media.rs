@@ -1,0 +1,213 @@
+//! A daemon over a damaged data directory: what can be made good is, what cannot is refused, and nothing is
+//! written where nothing is understood.
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use common::*;
+use permafrost_tests::daemon::{Daemon, Options};
+
+const BASE: u64 = 0x7f00_0000_0000;
+
+/// Where the two superblocks are, and their format version in them (docs/format.md).
+const SUPERBLOCKS: [u64; 2] = [0, 4096];
+const VERSION_AT: u64 = 8;
+
+struct Scene {
+    work: tempfile::TempDir,
+    kept: Vec<u8>,
+}
+
+impl Scene {
+    /// A data directory with one checkpoint, whose daemon was stopped.
+    fn new() -> Self {
+        let work = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+        let kept = pages(7, 300);
+        dump_and_adopt(&daemon, work.path(), "kept", BASE, &kept);
+        assert!(daemon.stop().unwrap().success(), "a clean stop");
+        Self { work, kept }
+    }
+
+    fn region(&self) -> PathBuf {
+        self.work.path().join("data/region")
+    }
+
+    fn start(&self) -> anyhow::Result<Daemon> {
+        Daemon::start(self.work.path(), &Options::default())
+    }
+
+    fn flip(&self, at: u64) {
+        let file = std::fs::File::options().read(true).write(true).open(self.region()).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    }
+
+    fn assert_kept(&self, daemon: &Daemon) {
+        assert!(exported_pages(daemon, self.work.path(), "kept@1") == self.kept);
+    }
+
+    /// The daemon refuses to start, says why, and the region is what it was.
+    fn assert_refused(&self, says: &str) {
+        let before = std::fs::read(self.region()).unwrap();
+        let refused = format!("{:#}", self.start().expect_err("must not start"));
+        assert!(refused.contains(says), "{refused}");
+        assert!(before == std::fs::read(self.region()).unwrap(), "something was written");
+    }
+}
+
+fn catalog_of(daemon: &Daemon) -> String {
+    daemon.json(&["status"]).unwrap()["catalog"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_missing_catalog_is_rebuilt_from_the_region() {
+    let scene = Scene::new();
+    std::fs::remove_dir_all(scene.work.path().join("data/catalog")).unwrap();
+    let daemon = scene.start().unwrap();
+    scene.assert_kept(&daemon);
+    assert_eq!(listing(&daemon).len(), 1);
+}
+
+#[test]
+fn a_corrupt_catalog_is_put_aside_and_rebuilt_from_the_region() {
+    let scene = Scene::new();
+    let catalog = scene.work.path().join("data/catalog");
+    let files = |dir: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.is_file()).collect()
+    };
+    for path in files(&catalog) {
+        std::fs::write(path, b"this is no database").unwrap();
+    }
+    let daemon = scene.start().unwrap();
+    scene.assert_kept(&daemon);
+    assert!(catalog_of(&daemon).starts_with("rebuilt"), "{}", catalog_of(&daemon));
+}
+
+#[test]
+fn a_stale_catalog_is_made_to_agree_with_the_region() {
+    let scene = Scene::new();
+    let (catalog, old) = (scene.work.path().join("data/catalog"), scene.work.path().join("old"));
+    copy_dir(&catalog, &old);
+    let daemon = scene.start().unwrap();
+    dump_and_adopt(&daemon, scene.work.path(), "later", BASE, &pages(8, 20));
+    daemon.run(&["pin", "later"]).unwrap();
+    daemon.run(&["rm", "kept@1"]).unwrap();
+    daemon.stop().unwrap();
+    std::fs::remove_dir_all(&catalog).unwrap();
+    copy_dir(&old, &catalog);
+
+    let daemon = scene.start().unwrap();
+    let listed = listing(&daemon);
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    assert_eq!((listed[0]["job"].as_str(), listed[0]["pinned"].as_bool()), (Some("later"), Some(true)));
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_dir(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn one_corrupt_superblock_is_survived_whichever_it_is() {
+    for at in SUPERBLOCKS {
+        let scene = Scene::new();
+        scene.flip(at + 40);
+        let daemon = scene.start().unwrap();
+        scene.assert_kept(&daemon);
+        drop(daemon);
+    }
+}
+
+#[test]
+fn two_corrupt_superblocks_are_refused_and_nothing_is_written() {
+    let scene = Scene::new();
+    for at in SUPERBLOCKS {
+        scene.flip(at + 40);
+    }
+    scene.assert_refused("both superblocks");
+}
+
+#[test]
+fn a_newer_format_version_is_refused_and_nothing_is_written() {
+    let scene = Scene::new();
+    let file = std::fs::File::options().read(true).write(true).open(scene.region()).unwrap();
+    for at in SUPERBLOCKS {
+        let mut superblock = [0; 128];
+        file.read_exact_at(&mut superblock, at).unwrap();
+        if superblock.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        file.write_all_at(&99_u32.to_le_bytes(), at + VERSION_AT).unwrap();
+    }
+    scene.assert_refused("version 99");
+}
+
+#[test]
+fn something_else_than_a_region_is_refused_and_left_alone() {
+    let scene = Scene::new();
+    let length = std::fs::metadata(scene.region()).unwrap().len();
+    let file = std::fs::File::options().write(true).open(scene.region()).unwrap();
+    file.write_all_at(b"some other file system's superblock, or somebody's diary", 0).unwrap();
+    file.write_all_at(&[0x5a; 8192], 4096).unwrap();
+    scene.assert_refused("superblock");
+    assert_eq!(std::fs::metadata(scene.region()).unwrap().len(), length);
+}
+
+#[test]
+fn a_flipped_bit_in_a_page_is_refused_by_name_and_address() {
+    let scene = Scene::new();
+    // Page 123 of the dump: its number is at its start, the seed everywhere else.
+    let mut page = pages(7, 124)[123 * PAGE..].to_vec();
+    page.truncate(PAGE);
+    let region = std::fs::read(scene.region()).unwrap();
+    let at = region.chunks_exact(PAGE).position(|chunk| chunk == page).expect("the page in the region") * PAGE;
+    scene.flip(at as u64 + 2000);
+
+    let daemon = scene.start().unwrap();
+    let address = format!("{:#x}", BASE + 123 * 4096);
+    let target = scene.work.path().join("out");
+    let refused = daemon.try_run(&["get", "kept", target.to_str().unwrap()]).unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(7), "{said}");
+    assert!(said.contains("kept@1") && said.contains(&address), "{said}");
+
+    let refused = daemon.try_run(&["--json", "verify"]).unwrap();
+    assert_eq!(refused.status.code(), Some(7));
+    let verified: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    let damage = verified["damage"].as_array().unwrap();
+    assert_eq!(damage.len(), 1, "{verified}");
+    assert!(damage[0].as_str().unwrap().contains(&address), "{verified}");
+    // The rest is served.
+    dump_and_adopt(&daemon, scene.work.path(), "other", BASE, &pages(9, 10));
+}
+
+#[test]
+fn a_truncated_region_is_refused() {
+    let scene = Scene::new();
+    let file = std::fs::File::options().write(true).open(scene.region()).unwrap();
+    file.set_len(64 << 20).unwrap();
+    scene.assert_refused("truncated");
+}
+
+#[test]
+fn a_region_has_one_daemon() {
+    let scene = Scene::new();
+    let first = scene.start().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let options = Options { region: Some(scene.region()), ..Options::default() };
+    let refused = format!("{:#}", Daemon::start(other.path(), &options).expect_err("must not start"));
+    assert!(refused.contains("in use"), "{refused}");
+    scene.assert_kept(&first);
+}
