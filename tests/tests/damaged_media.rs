@@ -11,9 +11,10 @@ use permafrost_tests::daemon::{Daemon, Options};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// Where the two superblocks are, and their format version in them (docs/format.md).
+/// Where the two superblocks are, and in them their format version and checksum (docs/format.md).
 const SUPERBLOCKS: [u64; 2] = [0, 4096];
-const VERSION_AT: u64 = 8;
+const VERSION_AT: usize = 8;
+const CRC_AT: usize = 124;
 
 struct Scene {
     work: tempfile::TempDir,
@@ -40,7 +41,11 @@ impl Scene {
     }
 
     fn flip(&self, at: u64) {
-        let file = std::fs::File::options().read(true).write(true).open(self.region()).unwrap();
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(self.region())
+            .unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[byte[0] ^ 1], at).unwrap();
@@ -55,12 +60,18 @@ impl Scene {
         let before = std::fs::read(self.region()).unwrap();
         let refused = format!("{:#}", self.start().expect_err("must not start"));
         assert!(refused.contains(says), "{refused}");
-        assert!(before == std::fs::read(self.region()).unwrap(), "something was written");
+        assert!(
+            before == std::fs::read(self.region()).unwrap(),
+            "something was written"
+        );
     }
 }
 
 fn catalog_of(daemon: &Daemon) -> String {
-    daemon.json(&["status"]).unwrap()["catalog"].as_str().unwrap().to_owned()
+    daemon.json(&["status"]).unwrap()["catalog"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 #[test]
@@ -77,7 +88,9 @@ fn a_corrupt_catalog_is_put_aside_and_rebuilt_from_the_region() {
     let scene = Scene::new();
     let catalog = scene.work.path().join("data/catalog");
     let files = |dir: &Path| -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        let entries = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
         entries.filter(|path| path.is_file()).collect()
     };
     for path in files(&catalog) {
@@ -85,13 +98,20 @@ fn a_corrupt_catalog_is_put_aside_and_rebuilt_from_the_region() {
     }
     let daemon = scene.start().unwrap();
     scene.assert_kept(&daemon);
-    assert!(catalog_of(&daemon).starts_with("rebuilt"), "{}", catalog_of(&daemon));
+    assert!(
+        catalog_of(&daemon).starts_with("rebuilt"),
+        "{}",
+        catalog_of(&daemon)
+    );
 }
 
 #[test]
 fn a_stale_catalog_is_made_to_agree_with_the_region() {
     let scene = Scene::new();
-    let (catalog, old) = (scene.work.path().join("data/catalog"), scene.work.path().join("old"));
+    let (catalog, old) = (
+        scene.work.path().join("data/catalog"),
+        scene.work.path().join("old"),
+    );
     copy_dir(&catalog, &old);
     let daemon = scene.start().unwrap();
     dump_and_adopt(&daemon, scene.work.path(), "later", BASE, &pages(8, 20));
@@ -104,7 +124,10 @@ fn a_stale_catalog_is_made_to_agree_with_the_region() {
     let daemon = scene.start().unwrap();
     let listed = listing(&daemon);
     assert_eq!(listed.len(), 1, "{listed:?}");
-    assert_eq!((listed[0]["job"].as_str(), listed[0]["pinned"].as_bool()), (Some("later"), Some(true)));
+    assert_eq!(
+        (listed[0]["job"].as_str(), listed[0]["pinned"].as_bool()),
+        (Some("later"), Some(true))
+    );
 }
 
 fn copy_dir(from: &Path, to: &Path) {
@@ -142,14 +165,21 @@ fn two_corrupt_superblocks_are_refused_and_nothing_is_written() {
 #[test]
 fn a_newer_format_version_is_refused_and_nothing_is_written() {
     let scene = Scene::new();
-    let file = std::fs::File::options().read(true).write(true).open(scene.region()).unwrap();
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(scene.region())
+        .unwrap();
     for at in SUPERBLOCKS {
         let mut superblock = [0; 128];
         file.read_exact_at(&mut superblock, at).unwrap();
         if superblock.iter().all(|byte| *byte == 0) {
             continue;
         }
-        file.write_all_at(&99_u32.to_le_bytes(), at + VERSION_AT).unwrap();
+        superblock[VERSION_AT..][..4].copy_from_slice(&99_u32.to_le_bytes());
+        let crc = crc32fast::hash(&superblock[..CRC_AT]);
+        superblock[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        file.write_all_at(&superblock, at).unwrap();
     }
     scene.assert_refused("version 99");
 }
@@ -158,8 +188,15 @@ fn a_newer_format_version_is_refused_and_nothing_is_written() {
 fn something_else_than_a_region_is_refused_and_left_alone() {
     let scene = Scene::new();
     let length = std::fs::metadata(scene.region()).unwrap().len();
-    let file = std::fs::File::options().write(true).open(scene.region()).unwrap();
-    file.write_all_at(b"some other file system's superblock, or somebody's diary", 0).unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(scene.region())
+        .unwrap();
+    file.write_all_at(
+        b"some other file system's superblock, or somebody's diary",
+        0,
+    )
+    .unwrap();
     file.write_all_at(&[0x5a; 8192], 4096).unwrap();
     scene.assert_refused("superblock");
     assert_eq!(std::fs::metadata(scene.region()).unwrap().len(), length);
@@ -172,13 +209,19 @@ fn a_flipped_bit_in_a_page_is_refused_by_name_and_address() {
     let mut page = pages(7, 124)[123 * PAGE..].to_vec();
     page.truncate(PAGE);
     let region = std::fs::read(scene.region()).unwrap();
-    let at = region.chunks_exact(PAGE).position(|chunk| chunk == page).expect("the page in the region") * PAGE;
+    let at = region
+        .chunks_exact(PAGE)
+        .position(|chunk| chunk == page)
+        .expect("the page in the region")
+        * PAGE;
     scene.flip(at as u64 + 2000);
 
     let daemon = scene.start().unwrap();
     let address = format!("{:#x}", BASE + 123 * 4096);
     let target = scene.work.path().join("out");
-    let refused = daemon.try_run(&["get", "kept", target.to_str().unwrap()]).unwrap();
+    let refused = daemon
+        .try_run(&["get", "kept", target.to_str().unwrap()])
+        .unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(7), "{said}");
     assert!(said.contains("kept@1") && said.contains(&address), "{said}");
@@ -196,7 +239,10 @@ fn a_flipped_bit_in_a_page_is_refused_by_name_and_address() {
 #[test]
 fn a_truncated_region_is_refused() {
     let scene = Scene::new();
-    let file = std::fs::File::options().write(true).open(scene.region()).unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(scene.region())
+        .unwrap();
     file.set_len(64 << 20).unwrap();
     scene.assert_refused("truncated");
 }
@@ -206,8 +252,14 @@ fn a_region_has_one_daemon() {
     let scene = Scene::new();
     let first = scene.start().unwrap();
     let other = tempfile::tempdir().unwrap();
-    let options = Options { region: Some(scene.region()), ..Options::default() };
-    let refused = format!("{:#}", Daemon::start(other.path(), &options).expect_err("must not start"));
+    let options = Options {
+        region: Some(scene.region()),
+        ..Options::default()
+    };
+    let refused = format!(
+        "{:#}",
+        Daemon::start(other.path(), &options).expect_err("must not start")
+    );
     assert!(refused.contains("in use"), "{refused}");
     scene.assert_kept(&first);
 }

@@ -20,7 +20,7 @@ const DEFAULT_REGION_BYTES: u64 = 4 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A directory cannot be made or is open to others.
-    #[error("directory {path}: {source}")]
+    #[error("prepare directory {path}")]
     Directory {
         /// Which.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The region's file cannot be opened or mapped.
-    #[error("region {path}: {source}")]
+    #[error("open region {path}")]
     Medium {
         /// Which.
         path: PathBuf,
@@ -36,7 +36,7 @@ pub enum StartError {
         source: MediumError,
     },
     /// A blank region cannot be formatted.
-    #[error("format region {path}: {source}")]
+    #[error("format region {path}")]
     Format {
         /// Which.
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum StartError {
         source: FormatError,
     },
     /// The region is no region, damaged, or of a newer version. Nothing was written.
-    #[error("region {path}: {source}")]
+    #[error("open region {path}")]
     Region {
         /// Which.
         path: PathBuf,
@@ -52,13 +52,13 @@ pub enum StartError {
         source: OpenError,
     },
     /// No catalog can be made.
-    #[error("catalog: {0}")]
+    #[error("open catalog")]
     Catalog(#[from] CatalogError),
     /// The catalog and the region cannot be brought together.
-    #[error("store: {0}")]
+    #[error("open store")]
     Store(#[from] StoreError),
     /// A socket or port cannot be bound.
-    #[error("listen on the {what}: {source}")]
+    #[error("listen on the {what}")]
     Listen {
         /// Which.
         what: &'static str,
