@@ -135,7 +135,7 @@ pub(crate) fn store_fence() {
 /// them meanwhile. Both `to` and `from.len()` are multiples of [`CACHE_LINE`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8]) {
-    debug_assert!(to.addr() % CACHE_LINE == 0 && from.len() % CACHE_LINE == 0);
+    debug_assert!(to.addr().is_multiple_of(CACHE_LINE) && from.len().is_multiple_of(CACHE_LINE));
     // AVX-512 brings nothing over AVX here: two stores fill a cache line, and memory is the limit.
     if is_x86_feature_detected!("avx") {
         // SAFETY: as the caller promises, and the CPU has AVX.

@@ -84,7 +84,7 @@ impl Geometry {
             && geometry.segments > 0
             && geometry.journal_at == SUPERBLOCKS_BYTES
             && geometry.segments_at >= SUPERBLOCKS_BYTES + 2 * half_bytes(geometry.journal_records)
-            && geometry.segments_at % segment_bytes == 0
+            && geometry.segments_at.is_multiple_of(segment_bytes)
             && geometry
                 .segments_at
                 .checked_add(u64::from(geometry.segments) * segment_bytes)
@@ -143,7 +143,8 @@ fn valid_segment_bytes(bytes: u32) -> bool {
 }
 
 fn valid_journal_records(records: u32) -> bool {
-    (RECORDS_PER_PAGE..=MAX_JOURNAL_RECORDS).contains(&records) && records % RECORDS_PER_PAGE == 0
+    (RECORDS_PER_PAGE..=MAX_JOURNAL_RECORDS).contains(&records)
+        && records.is_multiple_of(RECORDS_PER_PAGE)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use crate::PAGE_SIZE;
 use crate::convert::{to_u64, to_usize};
 use crate::error::JournalError;
 use crate::geometry::Geometry;
@@ -85,20 +86,22 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Writes and flushes the journal of a new region: an empty first half, and a second one that is
-    /// none. What an earlier region left in them does not count, as checksums have the uuid in them.
+    /// none. Zeroes both: records of an earlier region with the same uuid would count.
     pub(crate) fn format(
         medium: &dyn Medium,
         geometry: &Geometry,
         uuid: RegionUuid,
     ) -> std::io::Result<()> {
-        let header = encode(uuid, header_record(1, 0));
-        // SAFETY: nobody has the region open while it is formatted.
-        unsafe {
-            medium.write(half_at(geometry, 0), &header)?;
-            medium.write(half_at(geometry, 1), &[0; RECORD_BYTES])?;
+        let zeros = vec![0; PAGE_SIZE];
+        let end = geometry.journal_at + 2 * geometry.half_bytes();
+        for at in (geometry.journal_at..end).step_by(PAGE_SIZE) {
+            // SAFETY: nobody has the region open while it is formatted.
+            unsafe { medium.write(at, &zeros)? };
         }
-        medium.flush(half_at(geometry, 0), to_u64(RECORD_BYTES))?;
-        medium.flush(half_at(geometry, 1), to_u64(RECORD_BYTES))
+        let header = encode(uuid, header_record(1, 0));
+        // SAFETY: as above.
+        unsafe { medium.write(half_at(geometry, 0), &header)? };
+        medium.flush(geometry.journal_at, end - geometry.journal_at)
     }
 
     pub(crate) fn live(&self) -> &HashMap<CheckpointId, Live> {
@@ -247,11 +250,11 @@ impl Journal {
         change: Change,
     ) -> Result<(), JournalError> {
         let prepared = self.prepare(medium, change)?;
-        if matches!(prepared.place, Place::Flip { .. }) {
-            if let Err(error) = medium.fence() {
-                self.failed = true;
-                return Err(error.into());
-            }
+        if matches!(prepared.place, Place::Flip { .. })
+            && let Err(error) = medium.fence()
+        {
+            self.failed = true;
+            return Err(error.into());
         }
         self.commit(medium, &prepared)
     }

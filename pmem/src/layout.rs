@@ -256,7 +256,7 @@ const _: () = {
     assert!(size_of::<Superblock>() == 128);
     assert!(size_of::<RecordCopy>() == 64);
     assert!(RECORD_BYTES == 2 * size_of::<RecordCopy>());
-    assert!(PAGE_SIZE % RECORD_BYTES == 0);
+    assert!(PAGE_SIZE.is_multiple_of(RECORD_BYTES));
     assert!(size_of::<SegmentHeader>() == PAGE_SIZE);
     assert!(size_of::<RootPage>() == PAGE_SIZE);
     assert!(size_of::<MapRootBytes>() == 32);

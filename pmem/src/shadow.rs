@@ -52,8 +52,8 @@ impl Shadow {
         pages: &[u8],
         mut parent: Option<&mut MapCursor>,
     ) -> Result<(), ShadowError> {
-        let whole = pages.chunks_exact(PAGE_SIZE);
-        if !whole.remainder().is_empty() {
+        let (whole, rest) = pages.as_chunks::<PAGE_SIZE>();
+        if !rest.is_empty() {
             return Err(ShadowError::NotPages {
                 len_bytes: pages.len(),
             });
@@ -62,21 +62,17 @@ impl Shadow {
         if let Some(parent) = parent.as_deref() {
             self.check_region(parent)?;
         }
-        for (page, index) in whole.zip(first_index..) {
-            // A chunk is a page: an array costs no check, and says so from here on.
-            let Ok(page) = <&[u8; PAGE_SIZE]>::try_from(page) else {
-                continue;
-            };
+        for (page, index) in whole.iter().zip(first_index..) {
             if cpu::is_zero(page) {
                 w.stats.zero += 1;
                 w.push_zero(&mut self.out, index, flags, 1)?;
                 continue;
             }
             let crc = crc32fast::hash(page);
-            if let Some(parent) = parent.as_deref_mut() {
-                if self.refer_if_equal(w, parent, index, flags, page, crc)? {
-                    continue;
-                }
+            if let Some(parent) = parent.as_deref_mut()
+                && self.refer_if_equal(w, parent, index, flags, page, crc)?
+            {
+                continue;
             }
             let place = self.out.append(page, crc)?;
             w.stats.stored += 1;
@@ -250,4 +246,4 @@ fn fill(source: &mut dyn io::Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-const _: () = assert!(BLOB_CHUNK % PAGE_SIZE == 0);
+const _: () = assert!(BLOB_CHUNK.is_multiple_of(PAGE_SIZE));

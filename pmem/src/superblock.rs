@@ -118,9 +118,22 @@ pub(crate) fn load(medium: &dyn Medium) -> Result<Chosen, OpenError> {
         }),
         // The first format was cut short before or while its first superblock was written. Later on
         // the second slot is never blank again before anything is sealed.
-        (Err(_), Err(SuperblockFault::Blank)) => Err(OpenError::NotARegion),
+        (Err(_), Err(SuperblockFault::Blank)) if is_unfinished(medium)? => {
+            Err(OpenError::NotARegion)
+        }
         (Err(first), Err(second)) => Err(OpenError::BothSuperblocksCorrupt { first, second }),
     }
+}
+
+/// Whether the first page may be what a crash left of writing its first superblock to a blank one. Other
+/// content is somebody's data: never to be formatted over for being no region.
+fn is_unfinished(medium: &dyn Medium) -> Result<bool, OpenError> {
+    let mut page = vec![0; to_usize(PAGE_BYTES)];
+    medium.read(0, &mut page)?;
+    let (block, rest) = page.split_at(size_of::<Superblock>());
+    let magic = &block[..SUPERBLOCK_MAGIC.len()];
+    let ours = magic == SUPERBLOCK_MAGIC || magic.iter().all(|&b| b == 0);
+    Ok(ours && rest.iter().all(|&b| b == 0))
 }
 
 fn load_slot(

@@ -85,7 +85,7 @@ impl RawBytes {
 
 /// Streaming copies move whole cache lines.
 pub(super) fn check_streaming(at: u64, len: usize) -> io::Result<()> {
-    if at % to_u64(cpu::CACHE_LINE) == 0 && len % cpu::CACHE_LINE == 0 {
+    if at.is_multiple_of(to_u64(cpu::CACHE_LINE)) && len.is_multiple_of(cpu::CACHE_LINE) {
         return Ok(());
     }
     Err(io::Error::new(

@@ -82,7 +82,7 @@ fn recover_and_go_on(seed: u64, image: &[u8], allowed: &[&State]) -> Result<u64,
     let Some(region) = region else { return Ok(1) };
     let state = allowed[which].clone();
     let mut cuts = 1;
-    if mix(seed) % 32 == 0 {
+    if mix(seed).is_multiple_of(32) {
         // A crash while opening: nothing is in flight, so nothing may change.
         let played = Played {
             log: medium.take_log(),

@@ -1,0 +1,396 @@
+//! Damage on the medium: served by the other copy, or refused by name and place; never wrong data,
+//! never a panic, never a write to what was refused.
+
+#![allow(missing_docs, clippy::cast_possible_truncation)]
+
+use std::mem::offset_of;
+use std::sync::Arc;
+
+use permafrost_pmem::layout::{
+    FORMAT_VERSION, NODE_MAGIC, RECORD_BYTES, ROOT_MAGIC, RecordCopy, SEGMENT_MAGIC, Superblock,
+};
+use permafrost_pmem::sim::{SimMedium, mix};
+use permafrost_pmem::{
+    CheckpointId, FormatOptions, JournalFault, MapRoot, Medium, OpenError, OpenOptions, PAGE_SIZE,
+    PageError, RecoveryReport, Region, RunKind, open_medium,
+};
+
+const FORMAT: FormatOptions = FormatOptions {
+    segment_bytes: 64 << 10,
+    journal_records: Some(32),
+    uuid: None,
+};
+const CAPACITY: usize = 6 * (64 << 10);
+const PAGES: u64 = 20;
+
+fn open(image: &[u8]) -> Result<(Arc<Region>, RecoveryReport), OpenError> {
+    let medium = Arc::new(SimMedium::from_image(image));
+    let result = Region::open(Arc::clone(&medium) as Arc<dyn Medium>);
+    if result.is_err() {
+        assert!(medium.image() == image, "refused, and yet written to");
+    }
+    result
+}
+
+fn page(salt: u64) -> Vec<u8> {
+    (0..PAGE_SIZE as u64 / 8)
+        .flat_map(|i| mix(salt << 32 | i).to_le_bytes())
+        .collect()
+}
+
+/// A closed region with two checkpoints, the second one's pages partly the first one's; and the map roots.
+fn sealed() -> (Vec<u8>, [MapRoot; 2]) {
+    let medium = Arc::new(SimMedium::new(CAPACITY));
+    let shared = || Arc::clone(&medium) as Arc<dyn Medium>;
+    Region::format(shared(), &FORMAT).unwrap();
+    let (region, _) = Region::open(shared()).unwrap();
+    let mut roots = Vec::new();
+    for id in 1..=2 {
+        let mut shadow = region.begin();
+        let mut map = shadow.map();
+        let mut parent = roots.first().map(|root| {
+            region
+                .checkpoint(CheckpointId::new(1))
+                .unwrap()
+                .map(root)
+                .cursor()
+        });
+        for index in 0..PAGES {
+            let salt = if index % 4 == 0 {
+                index + 100 * id
+            } else {
+                index
+            };
+            shadow
+                .append(&mut map, index, 0, &page(salt), parent.as_mut())
+                .unwrap();
+        }
+        roots.push(shadow.finish(map).unwrap().0);
+        shadow
+            .seal(CheckpointId::new(id.into()), &id.to_le_bytes(), None)
+            .unwrap();
+    }
+    region.set_attrs(CheckpointId::new(2), 1).unwrap();
+    region.close().unwrap();
+    (medium.image(), [roots[0], roots[1]])
+}
+
+/// Reads everything; what is read without an error must be right. Tells whether all was.
+fn check(region: &Region, roots: &[MapRoot; 2]) -> bool {
+    let found: Vec<_> = region
+        .checkpoints()
+        .iter()
+        .map(|c| (c.id().value(), c.attrs()))
+        .collect();
+    assert_eq!(found, [(1, 0), (2, 1)]);
+    let mut whole = true;
+    for (checkpoint, id) in region.checkpoints().iter().zip(1_u64..) {
+        match checkpoint.manifest() {
+            Ok(manifest) => assert_eq!(manifest, id.to_le_bytes()),
+            Err(_) => whole = false,
+        }
+        let map = checkpoint.map(&roots[id as usize - 1]);
+        let mut next = 0;
+        for run in map.runs() {
+            let Ok(run) = run else {
+                whole = false;
+                break;
+            };
+            assert_eq!(run.first_index, next);
+            next = run.end_index();
+            assert!(matches!(run.kind, RunKind::Stored { .. }) && run.flags == 0);
+            match map.read(&run) {
+                Ok(bytes) => {
+                    for (bytes, index) in bytes.chunks(PAGE_SIZE).zip(run.first_index..) {
+                        let salt = if index % 4 == 0 {
+                            index + 100 * id
+                        } else {
+                            index
+                        };
+                        assert!(bytes == page(salt), "page {index} of {id}");
+                    }
+                }
+                Err(_) => whole = false,
+            }
+        }
+        assert!(!whole || next == PAGES);
+    }
+    whole
+}
+
+#[test]
+fn either_superblock_serves_alone() {
+    let (image, roots) = sealed();
+    for at in [0, PAGE_SIZE] {
+        let mut damaged = image.clone();
+        damaged[at + offset_of!(Superblock, uuid)] ^= 1;
+        let (region, report) = open(&damaged).unwrap();
+        assert!(report.superblock_damaged && check(&region, &roots));
+        // The damaged one is written at the latest when both states have been gone through.
+        region.close().unwrap();
+        let mut image = vec![0; CAPACITY];
+        region.medium().read(0, &mut image).unwrap();
+        assert!(!open(&image).unwrap().1.superblock_damaged);
+    }
+}
+
+#[test]
+fn two_damaged_superblocks_are_refused() {
+    let (mut image, _) = sealed();
+    image[40] ^= 1;
+    image[PAGE_SIZE + 40] ^= 1;
+    assert!(matches!(
+        open(&image),
+        Err(OpenError::BothSuperblocksCorrupt { .. })
+    ));
+    image[..PAGE_SIZE].fill(0xff);
+    assert!(matches!(
+        open(&image),
+        Err(OpenError::BothSuperblocksCorrupt { .. })
+    ));
+}
+
+#[test]
+fn blank_and_foreign_media_are_no_regions() {
+    assert!(matches!(
+        open(&vec![0; CAPACITY]),
+        Err(OpenError::NotARegion)
+    ));
+    assert!(matches!(
+        open(&vec![0xa5; CAPACITY]),
+        Err(OpenError::BothSuperblocksCorrupt { .. })
+    ));
+    assert!(open(&[0; PAGE_SIZE]).is_err());
+    // Somebody's file that happens to be blank where the second superblock would be.
+    let mut foreign = vec![0; CAPACITY];
+    foreign[..100].fill(b'x');
+    assert!(matches!(
+        open(&foreign),
+        Err(OpenError::BothSuperblocksCorrupt { .. })
+    ));
+    // A first superblock that a crash cut short.
+    foreign[..100].fill(0);
+    foreign[32..48].fill(7);
+    assert!(matches!(open(&foreign), Err(OpenError::NotARegion)));
+}
+
+/// Changes a superblock and makes its checksum right again.
+fn forge(image: &mut [u8], change: impl Fn(&mut [u8])) {
+    for block in [0, PAGE_SIZE] {
+        let block = &mut image[block..block + size_of::<Superblock>()];
+        change(block);
+        let crc = crc32fast::hash(&block[..offset_of!(Superblock, crc32)]);
+        block[offset_of!(Superblock, crc32)..].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+#[test]
+fn newer_versions_are_refused() {
+    let (mut image, _) = sealed();
+    forge(&mut image, |b| {
+        b[offset_of!(Superblock, version)] = FORMAT_VERSION as u8 + 1
+    });
+    let refused = open(&image);
+    assert!(
+        matches!(refused, Err(OpenError::NewerVersion { found, supported: FORMAT_VERSION }) if found == FORMAT_VERSION + 1)
+    );
+}
+
+#[test]
+fn impossible_geometry_is_refused() {
+    let (image, _) = sealed();
+    for (at, len) in [
+        (offset_of!(Superblock, capacity_bytes), 8),
+        (offset_of!(Superblock, journal_at), 8),
+        (offset_of!(Superblock, segments_at), 8),
+        (offset_of!(Superblock, segments), 4),
+        (offset_of!(Superblock, segment_bytes), 4),
+        (offset_of!(Superblock, journal_records), 4),
+    ] {
+        for value in [0, 1, 0x7f, 0xff] {
+            let mut image = image.clone();
+            forge(&mut image, |b| b[at..at + len].fill(value));
+            assert!(open(&image).is_err(), "{at} {value:#x}");
+        }
+    }
+}
+
+#[test]
+fn a_truncated_file_is_refused_without_a_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    std::fs::write(&path, sealed().0).unwrap();
+    for len in [CAPACITY - 1, CAPACITY - PAGE_SIZE, 256 << 10] {
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(len as u64).unwrap();
+        let medium = open_medium(&path, 0, &OpenOptions::default()).unwrap();
+        let refused = Region::open(medium).map(|_| ());
+        assert!(
+            matches!(refused, Err(OpenError::Truncated { expected, .. }) if expected == CAPACITY as u64)
+        );
+    }
+    std::fs::File::create(&path).unwrap().set_len(1000).unwrap();
+    assert!(open_medium(&path, 0, &OpenOptions::default()).is_err());
+}
+
+#[test]
+fn a_flipped_bit_in_a_page_is_refused_by_index_and_place() {
+    let (image, roots) = sealed();
+    let (region, _) = open(&image).unwrap();
+    for (id, root) in (1..).zip(&roots) {
+        let map = region.checkpoint(CheckpointId::new(id)).unwrap().map(root);
+        for run in map.runs().map(Result::unwrap) {
+            let RunKind::Stored {
+                location: first, ..
+            } = run.kind
+            else {
+                continue;
+            };
+            for page in 0..u64::from(run.pages) {
+                let at = first.offset_bytes() + page * PAGE_SIZE as u64;
+                let mut damaged = image.clone();
+                let byte = at as usize + mix(at) as usize % PAGE_SIZE;
+                damaged[byte] ^= 1 << (mix(at) >> 32 & 7);
+                let (region, _) = open(&damaged).unwrap();
+                let checkpoint = region.checkpoint(CheckpointId::new(id)).unwrap();
+                let error = checkpoint.map(root).read(&run).map(|_| ()).unwrap_err();
+                let PageError::Corrupt {
+                    index, location, ..
+                } = &error
+                else {
+                    panic!("{error}")
+                };
+                assert_eq!(
+                    (*index, location.offset_bytes()),
+                    (run.first_index + page, at)
+                );
+                assert!(
+                    error
+                        .to_string()
+                        .contains(&format!("{index:#x} at byte {at:#x}")),
+                    "{error}"
+                );
+                // Only the pages asked for count.
+                for good in (0..u64::from(run.pages)).filter(|&good| good != page) {
+                    checkpoint
+                        .map(root)
+                        .read_range(&run, run.first_index + good, 1)
+                        .unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Flips a bit of every byte of a range in turn; gives how often everything could be read all the same.
+fn flip_each(image: &[u8], range: std::ops::Range<usize>, roots: &[MapRoot; 2]) -> usize {
+    let mut whole = 0;
+    for at in range {
+        let mut damaged = image.to_vec();
+        damaged[at] ^= 1 << (mix(at as u64) & 7);
+        if let Ok((region, _)) = open(&damaged) {
+            whole += usize::from(check(&region, roots));
+        }
+    }
+    whole
+}
+
+#[test]
+fn a_flipped_bit_in_superblocks_journal_or_roots_costs_nothing() {
+    let (image, roots) = sealed();
+    let superblocks = [
+        0..size_of::<Superblock>(),
+        PAGE_SIZE..PAGE_SIZE + size_of::<Superblock>(),
+    ];
+    let journal = 2 * PAGE_SIZE..2 * PAGE_SIZE + 2 * 32 * RECORD_BYTES;
+    let root_pages = (0..CAPACITY)
+        .step_by(PAGE_SIZE)
+        .filter(|&at| image[at..].starts_with(&ROOT_MAGIC));
+    let root_pages: Vec<_> = root_pages.map(|at| at..at + PAGE_SIZE).collect();
+    assert_eq!(root_pages.len(), 4);
+    for range in superblocks.into_iter().chain([journal]).chain(root_pages) {
+        assert_eq!(
+            flip_each(&image, range.clone(), &roots),
+            range.len(),
+            "{range:?}"
+        );
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_segment_headers_or_maps_is_never_wrong_data() {
+    let (image, roots) = sealed();
+    let (mut headers, mut nodes) = (0, 0);
+    for at in (0..CAPACITY).step_by(PAGE_SIZE) {
+        if image[at..].starts_with(&SEGMENT_MAGIC) {
+            headers += 1;
+            // Everything but the checksums in use is informative.
+            assert!(flip_each(&image, at..at + PAGE_SIZE, &roots) > PAGE_SIZE - 16 * 4);
+        } else if image[at..].starts_with(&NODE_MAGIC) {
+            nodes += 1;
+            assert_eq!(flip_each(&image, at..at + PAGE_SIZE, &roots), 0);
+        }
+    }
+    assert!(headers >= 3 && nodes == 4, "{headers} {nodes}");
+}
+
+#[test]
+fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
+    let (image, _) = sealed();
+    let slot = |n: usize| 2 * PAGE_SIZE + n * RECORD_BYTES;
+    // Header, two seals, attributes.
+    let damage = |n: usize| {
+        let mut image = image.clone();
+        image[slot(n) + 20] ^= 1;
+        image[slot(n) + size_of::<RecordCopy>() + 20] ^= 1;
+        open(&image).map(|(_, report)| report)
+    };
+    let fault = |result| match result {
+        Err(OpenError::JournalCorrupt { at, fault }) => {
+            assert_eq!(at, 2 * PAGE_SIZE as u64);
+            fault
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(fault(damage(0)), JournalFault::NoHeader);
+    assert_eq!(
+        fault(damage(1)),
+        JournalFault::Hole {
+            record: 1,
+            later: 2
+        }
+    );
+    assert_eq!(
+        fault(damage(2)),
+        JournalFault::Hole {
+            record: 2,
+            later: 3
+        }
+    );
+    // The last one cannot be told from one that a crash tore in both copies.
+    assert!(damage(3).unwrap().torn_record);
+    // One copy is enough, and is repaired.
+    let mut one = image.clone();
+    one[slot(3) + 20] ^= 1;
+    let (region, report) = open(&one).unwrap();
+    assert_eq!((report.records_repaired, report.torn_record), (1, false));
+    let mut repaired = [0; RECORD_BYTES];
+    region.medium().read(slot(3) as u64, &mut repaired).unwrap();
+    assert_eq!(repaired, image[slot(3)..slot(4)]);
+}
+
+#[test]
+fn a_root_damaged_in_both_copies_is_refused_by_name() {
+    let (image, _) = sealed();
+    let mut damaged = image.clone();
+    for at in (0..CAPACITY)
+        .step_by(PAGE_SIZE)
+        .filter(|&at| image[at..].starts_with(&ROOT_MAGIC))
+        .take(2)
+    {
+        damaged[at + 8] ^= 1;
+    }
+    assert!(
+        matches!(open(&damaged), Err(OpenError::RootCorrupt { id, .. }) if id == CheckpointId::new(1))
+    );
+}

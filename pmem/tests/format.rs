@@ -1,0 +1,197 @@
+//! `docs/format.md` and the code say the same.
+
+#![allow(missing_docs)]
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+
+use permafrost_pmem::layout::*;
+
+const DOCUMENT: &str = include_str!("../../docs/format.md");
+
+/// Name, offset and size of each field.
+type Fields = Vec<(&'static str, usize, usize)>;
+
+macro_rules! fields {
+    ($type:ident { $($field:ident: $of:ty),* $(,)? }) => {
+        (stringify!($type), (size_of::<$type>(), vec![$((stringify!($field), offset_of!($type, $field), {
+            // The sizes given here are the struct's, or this does not compile.
+            fn _of(s: &$type) -> &$of { &s.$field }
+            size_of::<$of>()
+        })),*]))
+    };
+}
+
+fn code() -> BTreeMap<&'static str, (usize, Fields)> {
+    use zerocopy::little_endian::{U16, U32, U64};
+    BTreeMap::from([
+        fields!(Superblock {
+            magic: [u8; 8],
+            version: U32,
+            state: U32,
+            uuid: [u8; 16],
+            capacity_bytes: U64,
+            journal_at: U64,
+            segments_at: U64,
+            segments: U32,
+            segment_bytes: U32,
+            journal_records: U32,
+            reserved0: U32,
+            generation: U64,
+            unsafe_shutdowns: U64,
+            reserved1: [u8; 36],
+            crc32: U32,
+        }),
+        fields!(RecordCopy {
+            crc32: U32,
+            kind: U16,
+            flags: U16,
+            epoch: U32,
+            sequence: U32,
+            id: [u8; 16],
+            replaces: [u8; 16],
+            root: U64,
+            root_crc32: U32,
+            attrs: U32,
+        }),
+        fields!(SegmentHeader {
+            magic: [u8; 8],
+            segment: U32,
+            pages: U32,
+            uuid: [u8; 16],
+            reserved: [u8; 2016],
+            crcs: [U32; SEGMENT_CRCS],
+        }),
+        fields!(MapRootBytes {
+            node: U64,
+            crc32: U32,
+            level: U16,
+            reserved: U16,
+            pages: U64,
+            runs: U64
+        }),
+        fields!(NodeHeader {
+            magic: [u8; 4],
+            level: U16,
+            entries: U16,
+            first_index: U64,
+            end_index: U64,
+            reserved: U64,
+        }),
+        fields!(RunEntry {
+            first_index: U64,
+            location: U64,
+            pages: U32,
+            flags: U16,
+            kind: U16,
+            crcs_crc32: U32,
+            reserved: U32,
+        }),
+        fields!(ChildEntry {
+            first_index: U64,
+            node: U64,
+            crc32: U32,
+            reserved: U32
+        }),
+        fields!(RootPage {
+            magic: [u8; 8],
+            id: [u8; 16],
+            manifest: MapRootBytes,
+            manifest_bytes: U64,
+            next: U64,
+            next_crc32: U32,
+            extents_here: U32,
+            extents_left: U32,
+            reserved: [u8; 44],
+            extents: [ExtentEntry; ROOT_EXTENTS],
+        }),
+        fields!(ExtentEntry {
+            first: U32,
+            segments: U32
+        }),
+    ])
+}
+
+/// The tables that follow a `layout:` comment.
+fn document() -> BTreeMap<&'static str, (usize, Fields)> {
+    DOCUMENT
+        .split("<!-- layout: ")
+        .skip(1)
+        .map(|part| {
+            let (head, body) = part.split_once(" -->").expect("comment ends");
+            let (name, size) = head.split_once(' ').expect("name and size");
+            let rows = body
+                .lines()
+                .skip(3)
+                .take_while(|line| line.starts_with('|'));
+            let fields = rows.map(|row| {
+                let cells: Vec<_> = row.split('|').map(str::trim).collect();
+                (
+                    cells[3],
+                    cells[1].parse().expect(row),
+                    cells[2].parse().expect(row),
+                )
+            });
+            (name, (size.parse().expect(head), fields.collect()))
+        })
+        .collect()
+}
+
+#[test]
+fn every_field_is_where_the_document_says() {
+    let (code, document) = (code(), document());
+    assert_eq!(
+        code.keys().collect::<Vec<_>>(),
+        document.keys().collect::<Vec<_>>()
+    );
+    for (name, layout) in code {
+        assert_eq!(document[name], layout, "{name}");
+        // The tables leave no gap: a field without a row would be one.
+        let end = layout.1.iter().fold(0, |end, (field, offset, size)| {
+            assert_eq!(*offset, end, "{name}.{field}");
+            end + size
+        });
+        assert_eq!(end, layout.0, "{name}");
+    }
+}
+
+#[test]
+fn constants_are_what_the_document_says() {
+    for says in [
+        format!("# The region format, version {FORMAT_VERSION}"),
+        format!(
+            "| 0 | 8 | magic | `{}` |",
+            String::from_utf8_lossy(&SUPERBLOCK_MAGIC)
+        ),
+        format!(
+            "| 0 | 8 | magic | `{}`;",
+            String::from_utf8_lossy(&SEGMENT_MAGIC)
+        ),
+        format!(
+            "| 0 | 8 | magic | `{}` |",
+            String::from_utf8_lossy(&ROOT_MAGIC)
+        ),
+        format!(
+            "| 0 | 4 | magic | `{}` |",
+            String::from_utf8_lossy(&NODE_MAGIC)
+        ),
+        format!("| {STATE_CLEAN} closed, {STATE_OPEN} open;"),
+        format!(
+            "{RECORD_HEADER} header, {RECORD_SEAL} seal, {RECORD_DELETE} delete, {RECORD_ATTRS} attributes"
+        ),
+        format!(
+            "bit {}: `replaces` counts",
+            RECORD_REPLACES.trailing_zeros()
+        ),
+        format!("records of {RECORD_BYTES} bytes"),
+        format!("{RUN_ZERO} zeros, stored nowhere; {RUN_STORED} stored"),
+        format!("up to {LEAF_ENTRIES} runs of 32 bytes or {INNER_ENTRIES} children of 24"),
+        format!("{SEGMENT_CRCS} CRC32s of 4 bytes"),
+        format!("up to {ROOT_EXTENTS} of 8 bytes"),
+    ] {
+        assert!(
+            DOCUMENT.contains(&says),
+            "docs/format.md does not say: {says}"
+        );
+    }
+}
