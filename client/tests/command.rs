@@ -200,6 +200,14 @@ fn json(bytes: &[u8]) -> Value {
     })
 }
 
+/// Removes the log that a failure left.
+fn remove_log(output: &Output) {
+    let text = stderr(output);
+    if let Some(log) = text.lines().find_map(|line| line.strip_prefix("  log: ")) {
+        fs::remove_dir_all(Path::new(log).parent().unwrap()).unwrap();
+    }
+}
+
 /// A process to dump, ended with the test.
 struct Victim(Child);
 
@@ -806,6 +814,41 @@ fn a_session_that_failed_is_told_by_the_daemon() {
         "{}",
         stderr(&output)
     );
+}
+
+#[test]
+fn a_daemon_that_goes_away_in_mid_dump_is_unreachable() {
+    let pages = Arc::new(Mutex::new(String::new()));
+    let endpoint = pages.clone();
+    let daemon = Daemon::start(move |request| match request {
+        request::Body::Show(_) => vec![refusal(ErrorCode::NotFound)],
+        request::Body::Open(_) => vec![reply::Body::SessionOpened(SessionOpened {
+            session: "5e55".to_owned(),
+            socket: endpoint.lock().unwrap().clone(),
+            ..SessionOpened::default()
+        })],
+        _ => panic!("gone"),
+    });
+    *pages.lock().unwrap() = daemon
+        .path()
+        .join("pages.sock")
+        .to_str()
+        .unwrap()
+        .to_owned();
+    daemon.criu(
+        r#"echo "(00.04) Error (criu/page-xfer.c:191): page-xfer: Can't write pages to socket: Broken pipe" >"$work/dump.log"
+exit 1"#,
+    );
+    daemon.script("action", SEALS);
+    let victim = Victim::start();
+    let output = daemon.run(&["dump", "--pid", &victim.pid(), "--job", "train"]);
+    assert_exit(&output, 10);
+    assert!(
+        stderr(&output).contains("the process goes on"),
+        "{}",
+        stderr(&output)
+    );
+    remove_log(&output);
 }
 
 #[test]

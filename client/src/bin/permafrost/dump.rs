@@ -511,7 +511,11 @@ fn export_parent(
 
 /// Why the daemon gave the session up, if it did: CRIU only sees a closed socket or a number.
 fn session_failure(connection: &mut Connection, places: &Places, session: &str) -> Option<Failure> {
-    let status = connection.call(request::Status {}).ok()?;
+    let status = match connection.call(request::Status {}) {
+        Ok(status) => status,
+        Err(ControlError::Refused { .. }) => return None,
+        Err(error) => return Some(error.into()),
+    };
     let state = status
         .sessions
         .into_iter()
