@@ -1,0 +1,159 @@
+//! What came of it: CRIU's exit status, the action script's verdict and the daemon's word, put together.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use permafrost_client::control::{Connection, ControlError};
+use permafrost_client::criu::Finished;
+use permafrost_client::origin::ProcessStat;
+use permafrost_client::verdict::Verdict;
+use permafrost_protocol::control::{Checkpoint, ErrorCode, SessionOpened, request};
+
+use super::{Places, Plan, Sealed, micros, open_directory};
+use crate::failure::{Code, Failure};
+use crate::interrupt::Interrupts;
+
+impl Plan<'_> {
+    /// Puts together what CRIU's exit status and the action script's verdict say.
+    pub(super) fn conclude(
+        &self,
+        connection: &mut Connection,
+        places: &Places,
+        opened: &SessionOpened,
+        finished: Finished,
+        interrupts: &Interrupts,
+    ) -> Result<Sealed, Failure> {
+        let verdict = fs::read_to_string(&places.verdict)
+            .ok()
+            .and_then(|text| text.parse::<Verdict>().ok());
+        match (finished.status.success(), verdict) {
+            (true, Some(Verdict::Sealed { name, elapsed, .. })) => {
+                // An interrupt may have ended the first connection after the seal.
+                let checkpoint = self.sealed_checkpoint(&name)?;
+                Ok(Sealed {
+                    finished,
+                    checkpoint,
+                    seal_us: micros(elapsed),
+                })
+            }
+            // A pre-dump calls no scripts; a wrapper around CRIU may have dropped the environment.
+            (true, _) => {
+                let start = Instant::now();
+                let images = open_directory(&places.images)?;
+                let seal = request::Seal {
+                    session: opened.session.clone(),
+                };
+                let checkpoint = connection
+                    .call_with(seal, Some(images.as_fd()), &mut |_| {})
+                    .map_err(|error| interrupts.explain(error.into()).during("seal"))?;
+                Ok(Sealed {
+                    finished,
+                    checkpoint,
+                    seal_us: micros(start.elapsed()),
+                })
+            }
+            (false, Some(Verdict::Sealed { name, .. })) => {
+                let what = format!("{name} is sealed, but CRIU failed afterwards");
+                let mut failure = Failure::criu(what, finished.digest());
+                failure.hint = format!(
+                    "{}; {name} can be restored or removed (permafrost rm {name})",
+                    self.fate()
+                );
+                Err(failure)
+            }
+            (
+                false,
+                Some(Verdict::Refused {
+                    code,
+                    message,
+                    hint,
+                }),
+            ) => {
+                let code = ErrorCode::try_from(code).map_or(Code::Unreachable, Code::from);
+                let failure = Failure::new(code, format!("seal: {message}")).hint(hint);
+                self.abort(connection, opened);
+                Err(self.rolled_back(interrupts.explain(failure)))
+            }
+            (false, None) => {
+                let failure = if interrupts.came() {
+                    Failure::interrupted("interrupted")
+                } else {
+                    let digest = finished.digest();
+                    let blamed = digest.blames_page_server;
+                    blamed
+                        .then(|| session_failure(connection, places, &opened.session))
+                        .flatten()
+                        .unwrap_or_else(|| Failure::criu("CRIU", digest))
+                };
+                self.abort(connection, opened);
+                Err(self.rolled_back(failure))
+            }
+        }
+    }
+
+    /// Discards the session now, so that the next dump of the job finds the way free as soon as this
+    /// command has ended. The end of the connection does it too, a moment later.
+    fn abort(&self, connection: &mut Connection, opened: &SessionOpened) {
+        let session = opened.session.clone();
+        let _ = connection.call(request::Abort { session });
+    }
+
+    fn sealed_checkpoint(&self, name: &str) -> Result<Checkpoint, Failure> {
+        self.context
+            .connect()?
+            .call(request::Show {
+                checkpoint: name.to_owned(),
+            })?
+            .checkpoint
+            .ok_or_else(|| Failure::new(Code::Internal, format!("{name} has no description")))
+    }
+
+    fn rolled_back(&self, failure: Failure) -> Failure {
+        let mut failure = failure.during(format!(
+            "dump of process {} as {} failed, {}",
+            self.arguments.pid,
+            self.arguments.job,
+            self.fate(),
+        ));
+        if failure.code == Code::NoSpace && failure.hint.is_empty() {
+            failure.hint = "remove checkpoints: permafrost ls, permafrost rm".to_owned();
+        }
+        failure
+    }
+
+    /// What became of the process.
+    fn fate(&self) -> &'static str {
+        match ProcessStat::read(self.arguments.pid) {
+            Ok(stat) if stat.start_ticks == self.origin.start_ticks && stat.state != 'Z' => {
+                "the process goes on"
+            }
+            _ => "the process is gone",
+        }
+    }
+}
+
+/// Why the daemon gave the session up, if it did: CRIU only sees a closed socket or a number.
+fn session_failure(connection: &mut Connection, places: &Places, session: &str) -> Option<Failure> {
+    let status = match connection.call(request::Status {}) {
+        Ok(status) => status,
+        Err(ControlError::Refused { .. }) => return None,
+        Err(error) => return Some(error.into()),
+    };
+    let state = status
+        .sessions
+        .into_iter()
+        .find(|state| state.session == session)?;
+    if state.error.is_empty() {
+        return None;
+    }
+    // A failed session refuses its seal with the number that says what kind of failure it was.
+    let images = open_directory(&places.images).ok()?;
+    let seal = request::Seal {
+        session: session.to_owned(),
+    };
+    match connection.call_with(seal, Some(images.as_fd()), &mut |_| {}) {
+        Err(error @ ControlError::Refused { .. }) => Some(error.into()),
+        _ => Some(Failure::new(Code::SessionFailed, state.error)),
+    }
+}

@@ -1,0 +1,275 @@
+//! `permafrost dump`.
+//!
+//! ```text
+//! Open ─▶ session ─▶ criu dump ──pages──▶ permafrostd ─▶ CLOSE answered: pages are safe
+//!                        │ post-dump script (tasks frozen): permafrost-action ─▶ Seal ─▶ sealed
+//!                        └ exits 0: tasks end or go on            exits 1: CRIU rolls back, they go on
+//! ```
+//!
+//! The control connection stays open for the whole dump, and the session is bound to it: however this
+//! command ends, no half-done session stays behind.
+
+mod conclude;
+mod report;
+mod run;
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use permafrost_client::control::{Connection, ControlError};
+use permafrost_client::criu::options::{Operation, PassedOn};
+use permafrost_client::criu::{Criu, Finished};
+use permafrost_client::origin;
+use permafrost_client::scratch::Scratch;
+use permafrost_client::tracking::Marker;
+use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
+use permafrost_protocol::manifest::Origin;
+
+use self::report::Report;
+use crate::cli::DumpArguments;
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use crate::interrupt::Interrupts;
+
+/// Memory for the images of a dump: everything but the pages. Ghost files may add to it.
+const IMAGES_BYTES: u64 = 32 << 20;
+
+/// Name of the action script's program, next to this one.
+const ACTION_PROGRAM: &str = "permafrost-action";
+
+/// The checkpoint that this dump leaves clean pages to.
+struct Parent {
+    name: String,
+    generation: u64,
+}
+
+/// Everything that is settled before a session is opened.
+struct Plan<'a> {
+    context: &'a Context,
+    arguments: &'a DumpArguments,
+    criu: Criu,
+    passed_on: PassedOn,
+    leave_running: bool,
+    origin: Origin,
+    action: PathBuf,
+    marker: Option<Marker>,
+    parent: Option<Parent>,
+}
+
+/// Where CRIU reads and writes.
+struct Places {
+    scratch: Scratch,
+    images: PathBuf,
+    work: PathBuf,
+    verdict: PathBuf,
+}
+
+/// How CRIU's run and the seal went.
+struct Sealed {
+    finished: Finished,
+    checkpoint: Checkpoint,
+    seal_us: u64,
+}
+
+pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), Failure> {
+    let started = Instant::now();
+    let mut plan = Plan::new(context, arguments)?;
+    let interrupts = Interrupts::install()?;
+    let mut connection = context.connect()?;
+    interrupts.end(&connection)?;
+    plan.choose_parent(&mut connection)?;
+
+    let places = plan.places()?;
+    let result = plan
+        .run(&mut connection, &places, &interrupts)
+        .map_err(|failure| interrupts.explain(failure));
+    let sealed = match result {
+        Ok(sealed) => sealed,
+        Err(failure) => return Err(plan.keep_log(failure, places)),
+    };
+
+    if let (Some(marker), true) = (&plan.marker, plan.origin.tracked) {
+        if let Err(error) = marker.record(&sealed.checkpoint.id) {
+            context.remark(&format!(
+                "the next dump will not leave clean pages out: {error}"
+            ));
+        }
+    }
+    let report = Report {
+        stats: report::read_stats(&sealed.finished.work_dir),
+        total_us: micros(started.elapsed()),
+        criu_us: micros(sealed.finished.elapsed),
+        seal_us: sealed.seal_us,
+        checkpoint: sealed.checkpoint,
+        incremental: plan.parent.is_some(),
+        restore_needs: plan.passed_on.with_counterpart(),
+        log: arguments.work_dir.is_some().then_some(sealed.finished.log),
+    };
+    drop(places.scratch);
+    context.print(&report, report::human_report)
+}
+
+impl<'a> Plan<'a> {
+    fn new(context: &'a Context, arguments: &'a DumpArguments) -> Result<Self, Failure> {
+        let mut passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Dump)?;
+        let leave_running = passed_on.take("leave-running") | arguments.leave_running;
+        if arguments.shell_job {
+            passed_on.add("shell-job");
+        }
+        if arguments.tcp_established {
+            passed_on.add("tcp-established");
+        }
+        let tracked = passed_on.take("track-mem") | arguments.pre_dump;
+        let criu = Criu::new(arguments.criu.clone());
+        let mut origin = origin::collect(arguments.pid)?;
+        origin.criu_version = criu.version()?;
+        origin.tracked = tracked;
+        origin.restore_options = passed_on.restore_options();
+        if tracked && !criu.has_feature("mem_dirty_track")? {
+            return Err(Failure::new(
+                Code::CriuFailed,
+                "this kernel cannot tell which pages a process has written (no CONFIG_MEM_SOFT_DIRTY)",
+            )
+            .hint(
+                "leave --pre-dump and --track-mem out: a dump does not store pages equal to the last checkpoint's, on every kernel",
+            ));
+        }
+        let action = if arguments.pre_dump {
+            PathBuf::new()
+        } else {
+            action_program(arguments)?
+        };
+        Ok(Self {
+            context,
+            arguments,
+            criu,
+            passed_on,
+            leave_running,
+            marker: Marker::of(&origin),
+            origin,
+            action,
+            parent: None,
+        })
+    }
+
+    /// The job's newest checkpoint is the parent of clean pages if it was the last to reset this
+    /// process's soft-dirty bits. (Equal pages are found by comparison with it in any case.)
+    fn choose_parent(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+        if self.arguments.full {
+            return Ok(());
+        }
+        let detail = match connection.call(request::Show {
+            checkpoint: self.arguments.job.clone(),
+        }) {
+            Err(ControlError::Refused {
+                // A job name that is none is refused by Open, in better words.
+                code: ErrorCode::NotFound | ErrorCode::Invalid,
+                ..
+            }) => return Ok(()),
+            detail => detail?,
+        };
+        let Detail {
+            checkpoint: Some(checkpoint),
+            manifest: Some(manifest),
+            ..
+        } = detail
+        else {
+            return Ok(());
+        };
+        let same = manifest
+            .origin
+            .is_some_and(|parent| parent.tracked && origin::same_process(&parent, &self.origin));
+        if same
+            && self
+                .marker
+                .as_ref()
+                .is_some_and(|marker| marker.names(&checkpoint.id))
+        {
+            self.origin.tracked = true;
+            self.parent = Some(Parent {
+                name: name_of(&checkpoint),
+                generation: checkpoint.generation,
+            });
+        }
+        Ok(())
+    }
+
+    fn places(&self) -> Result<Places, Failure> {
+        let scratch = Scratch::in_memory(&format!("dump-{}", self.arguments.job), IMAGES_BYTES)?;
+        let private = |name: &str| {
+            scratch
+                .subdirectory(name)
+                .map_err(|error| Failure::io("create", &scratch.path().join(name), &error))
+        };
+        let images = private("images")?;
+        let work = match &self.arguments.work_dir {
+            None => private("work")?,
+            Some(work) => fs::create_dir_all(work)
+                .and_then(|()| fs::canonicalize(work))
+                .map_err(|error| Failure::io("use", work, &error))?,
+        };
+        Ok(Places {
+            verdict: scratch.path().join("verdict"),
+            images,
+            work,
+            scratch,
+        })
+    }
+
+    /// Keeps CRIU's log, and nothing else, for the user to read.
+    fn keep_log(&self, mut failure: Failure, places: Places) -> Failure {
+        if failure.code == Code::Interrupted {
+            return failure;
+        }
+        let command = if self.arguments.pre_dump {
+            "pre-dump"
+        } else {
+            "dump"
+        };
+        let written = [
+            places.work.join(format!("{command}.log")),
+            places.work.join("criu.out"),
+        ]
+        .into_iter()
+        .find(|path| fs::metadata(path).is_ok_and(|metadata| metadata.len() > 0));
+        failure.log = match written {
+            Some(log) if self.arguments.work_dir.is_some() => Some(log),
+            Some(log) => places.scratch.keep_only(&log).ok(),
+            None => None,
+        };
+        failure
+    }
+}
+
+fn action_program(arguments: &DumpArguments) -> Result<PathBuf, Failure> {
+    let path = match &arguments.action {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()
+            .map(|program| program.with_file_name(ACTION_PROGRAM))
+            .map_err(|error| Failure::new(Code::Internal, format!("find this program: {error}")))?,
+    };
+    let path = std::path::absolute(&path).unwrap_or(path);
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() && metadata.permissions().mode() & 0o111 != 0 => Ok(path),
+        Ok(_) => Err(Failure::new(
+            Code::Invalid,
+            format!("{} is not a program", path.display()),
+        )),
+        Err(error) => Err(Failure::io("find", &path, &error)
+            .hint("CRIU runs it to seal the checkpoint; install permafrost-action next to permafrost, or name it with PERMAFROST_ACTION")),
+    }
+}
+
+fn open_directory(path: &Path) -> Result<File, Failure> {
+    File::open(path).map_err(|error| Failure::io("open", path, &error))
+}
+
+pub(crate) fn name_of(checkpoint: &Checkpoint) -> String {
+    format!("{}@{}", checkpoint.job, checkpoint.generation)
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

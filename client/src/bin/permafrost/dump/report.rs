@@ -1,0 +1,109 @@
+//! What a dump prints.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::images::DumpStats;
+use serde::Serialize;
+
+use super::name_of;
+use crate::human;
+use crate::table::facts;
+
+/// What a dump prints with `--json`.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) checkpoint: Checkpoint,
+    /// From start to end of this command.
+    pub(super) total_us: u64,
+    /// CRIU's own run.
+    pub(super) criu_us: u64,
+    /// The seal, with the tasks frozen (with a pre-dump: running).
+    pub(super) seal_us: u64,
+    /// CRIU's own measurements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) stats: Option<DumpStats>,
+    /// Whether clean pages were left out by soft-dirty bits.
+    pub(super) incremental: bool,
+    /// Options whose counterpart a restore must be given.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) restore_needs: Vec<String>,
+    /// CRIU's log, with `--work-dir`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) log: Option<PathBuf>,
+}
+
+pub(super) fn read_stats(work: &Path) -> Option<DumpStats> {
+    DumpStats::read(&fs::read(work.join("stats-dump")).ok()?).ok()
+}
+
+pub(super) fn human_report(report: &Report) -> String {
+    let checkpoint = &report.checkpoint;
+    let stats = report.stats.as_ref();
+    let us = |pick: fn(&DumpStats) -> u32| {
+        stats
+            .map(|stats| human::micros(pick(stats).into()))
+            .unwrap_or_default()
+    };
+    let equal = if checkpoint.parent_bytes == 0 {
+        String::new()
+    } else {
+        format!(
+            "{} to {}@{}{}",
+            human::bytes(checkpoint.parent_bytes),
+            checkpoint.job,
+            checkpoint.parent_generation,
+            if report.incremental {
+                ", clean pages left out by CRIU"
+            } else {
+                ""
+            },
+        )
+    };
+    facts(
+        &format!("{} is sealed", name_of(checkpoint)),
+        &[
+            ("memory", human::bytes(checkpoint.memory_bytes)),
+            ("stored", human::bytes(checkpoint.added_bytes)),
+            ("equal", equal),
+            (
+                "zero",
+                match checkpoint.zero_bytes {
+                    0 => String::new(),
+                    zero => human::bytes(zero),
+                },
+            ),
+            ("frozen", us(|stats| stats.frozen_time)),
+            (
+                "of that",
+                match stats {
+                    Some(_) => format!(
+                        "memory {} ({} of it sending), sealing {}",
+                        us(|stats| stats.memdump_time),
+                        us(|stats| stats.memwrite_time),
+                        human::micros(report.seal_us),
+                    ),
+                    None => String::new(),
+                },
+            ),
+            (
+                "in all",
+                format!(
+                    "{}, CRIU {}",
+                    human::micros(report.total_us),
+                    human::micros(report.criu_us)
+                ),
+            ),
+            ("restore needs", report.restore_needs.join(" ")),
+            (
+                "log",
+                report
+                    .log
+                    .as_ref()
+                    .map(|log| log.display().to_string())
+                    .unwrap_or_default(),
+            ),
+        ],
+    )
+}

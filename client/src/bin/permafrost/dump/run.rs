@@ -1,0 +1,190 @@
+//! The session, and CRIU in it.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use permafrost_client::control::{Connection, SOCKET_VARIABLE};
+use permafrost_client::criu::Run;
+use permafrost_client::scratch;
+use permafrost_client::verdict;
+use permafrost_protocol::control::{SessionOpened, request};
+
+use super::{Parent, Places, Plan, Sealed, open_directory};
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use crate::interrupt::Interrupts;
+use crate::progress::Progress;
+
+/// How often progress is looked at while CRIU runs.
+const TICK: Duration = Duration::from_millis(250);
+
+impl Plan<'_> {
+    /// Opens the session, runs CRIU, and returns the sealed checkpoint.
+    pub(super) fn run(
+        &self,
+        connection: &mut Connection,
+        places: &Places,
+        interrupts: &Interrupts,
+    ) -> Result<Sealed, Failure> {
+        let opened = self.open(connection)?;
+        let previous = match &self.parent {
+            Some(parent) => Some(export_parent(connection, parent, places)?),
+            None => None,
+        };
+        let socket = UnixStream::connect(&opened.socket)
+            .map_err(|error| Failure::io("connect to", Path::new(&opened.socket), &error))?;
+
+        if self.origin.tracked {
+            // From here on nobody knows what the soft-dirty bits refer to, until the seal.
+            if let Some(marker) = &self.marker {
+                marker.forget().map_err(|error| {
+                    Failure::new(
+                        Code::Internal,
+                        format!("forget the last tracked dump: {error}"),
+                    )
+                })?;
+            }
+        }
+        let run = self.criu_run(&opened, places, previous.as_deref(), socket);
+        let running = run.start(&self.criu)?;
+        let mut watch = Watch::new(self.context, &opened.session, &self.arguments.job);
+        let mut told = false;
+        let finished = running.wait(TICK, || {
+            if !interrupts.came() {
+                watch.tick();
+            } else if !told {
+                told = true;
+                self.context
+                    .remark("interrupted: the session is discarded, waiting for CRIU to roll back");
+            }
+        })?;
+        drop(watch);
+        self.conclude(connection, places, &opened, finished, interrupts)
+    }
+
+    fn open(&self, connection: &mut Connection) -> Result<SessionOpened, Failure> {
+        let opened = connection.call(request::Open {
+            job: self.arguments.job.clone(),
+            pre_dump: self.arguments.pre_dump,
+            seal_follows: !self.arguments.pre_dump,
+            origin: Some(self.origin.clone()),
+            no_parent: self.arguments.full,
+            bound_to_connection: true,
+            parent_images: self.parent.is_some(),
+        })?;
+        match &self.parent {
+            Some(parent) if parent.generation != opened.parent_generation => Err(Failure::new(
+                Code::Conflict,
+                format!(
+                    "{} was followed by another checkpoint this moment",
+                    parent.name
+                ),
+            )
+            .hint("try again")),
+            _ => Ok(opened),
+        }
+    }
+
+    fn criu_run(
+        &self,
+        opened: &SessionOpened,
+        places: &Places,
+        previous: Option<&str>,
+        socket: UnixStream,
+    ) -> Run {
+        let command = if self.arguments.pre_dump {
+            "pre-dump"
+        } else {
+            "dump"
+        };
+        let mut run = Run::new(&self.criu, command, &places.images, &places.work);
+        run.args(["--tree", &self.arguments.pid.to_string()])
+            .page_socket(socket.into())
+            .own_process_group();
+        if self.origin.tracked {
+            run.arg("--track-mem");
+        }
+        if let Some(previous) = previous {
+            run.args(["--prev-images-dir", previous]);
+        }
+        if !self.arguments.pre_dump {
+            if self.leave_running {
+                run.arg("--leave-running");
+            }
+            run.arg("--action-script")
+                .arg(&self.action)
+                .env(verdict::SESSION_VARIABLE, &opened.session)
+                .env(SOCKET_VARIABLE, &self.context.socket)
+                .env(verdict::VARIABLE, &places.verdict);
+        }
+        run.args(self.passed_on.arguments());
+        run
+    }
+}
+
+/// Exports the parent's small images beside the images directory: CRIU reads its inventory there.
+fn export_parent(
+    connection: &mut Connection,
+    parent: &Parent,
+    places: &Places,
+) -> Result<String, Failure> {
+    let previous = places.scratch.path().join("prev");
+    scratch::create_private(&previous).map_err(|error| Failure::io("create", &previous, &error))?;
+    let directory = open_directory(&previous)?;
+    let export = request::Export {
+        checkpoint: parent.name.clone(),
+        small_images_only: true,
+    };
+    connection.call_with(export, Some(directory.as_fd()), &mut |_| {})?;
+    // CRIU makes it a symbolic link in the images directory, relative to that.
+    Ok("../prev".to_owned())
+}
+
+/// Progress of the session, asked for on a connection of its own while CRIU runs.
+struct Watch<'a> {
+    context: &'a Context,
+    session: &'a str,
+    progress: Progress,
+    connection: Option<Connection>,
+    ticks: u32,
+}
+
+impl<'a> Watch<'a> {
+    fn new(context: &'a Context, session: &'a str, job: &str) -> Self {
+        Self {
+            context,
+            session,
+            progress: Progress::new(context, format!("dump {job}")),
+            connection: None,
+            ticks: 0,
+        }
+    }
+
+    fn tick(&mut self) {
+        // The first second costs the daemon nothing: nobody would see it.
+        self.ticks += 1;
+        if self.context.quiet || self.context.json || self.ticks < 4 {
+            return;
+        }
+        if self.connection.is_none() {
+            self.connection = self.context.connect().ok();
+        }
+        let status = self
+            .connection
+            .as_mut()
+            .and_then(|c| c.call(request::Status {}).ok());
+        match status {
+            Some(status) => {
+                let ours = status
+                    .sessions
+                    .iter()
+                    .find(|state| state.session == self.session);
+                self.progress
+                    .update(ours.map_or(0, |state| state.received_bytes), 0);
+            }
+            None => self.connection = None,
+        }
+    }
+}
