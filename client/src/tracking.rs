@@ -72,10 +72,10 @@ impl Marker {
         for entry in entries.into_iter().flatten().flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if let Some((pid, _)) = name.split_once('-') {
-                if !Path::new("/proc").join(pid).exists() {
-                    let _ = fs::remove_file(entry.path());
-                }
+            if let Some((pid, _)) = name.split_once('-')
+                && !Path::new("/proc").join(pid).exists()
+            {
+                let _ = fs::remove_file(entry.path());
             }
         }
     }

@@ -9,7 +9,7 @@ const ABOUT_EXIT_CODES: &str = "\
 Checkpoints are named JOB@GEN, or JOB for the newest of the job.
 
 Output: a table or a few lines for people on standard output, or with --json one JSON object whose fields
-are those of docs/protocol.md. Errors go to standard error, with --json as {\"error\": {\"code\",
+are those of docs/command.md. Errors go to standard error, with --json as {\"error\": {\"code\",
 \"exit_code\", \"message\", \"hint\", \"criu\", \"log\"}}.
 
 Exit codes:

@@ -90,12 +90,13 @@ pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), F
         Err(failure) => return Err(plan.keep_log(failure, places)),
     };
 
-    if let (Some(marker), true) = (&plan.marker, plan.origin.tracked) {
-        if let Err(error) = marker.record(&sealed.checkpoint.id) {
-            context.remark(&format!(
-                "the next dump will not leave clean pages out: {error}"
-            ));
-        }
+    if let Some(marker) = &plan.marker
+        && plan.origin.tracked
+        && let Err(error) = marker.record(&sealed.checkpoint.id)
+    {
+        context.remark(&format!(
+            "the next dump will not leave clean pages out: {error}"
+        ));
     }
     let report = Report {
         stats: report::read_stats(&sealed.finished.work_dir),
