@@ -45,7 +45,7 @@ pub(super) fn detect(first: &[u8; MIN_FRAME_BYTES]) -> Result<Detected, Protocol
         command::ADD | command::HOLE | command::OPEN => Dialect::V24,
         command::GET => {
             let is_address = |value: u64| {
-                value % PAGE_BYTES == 0 && (LEAST_ADDRESS..MAX_ADDRESS).contains(&value)
+                value.is_multiple_of(PAGE_BYTES) && (LEAST_ADDRESS..MAX_ADDRESS).contains(&value)
             };
             if is_address(at_8) && (1..=PID_LIMIT).contains(&at_16) {
                 Dialect::V24
