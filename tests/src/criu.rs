@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use permafrost_protocol::images::DumpStats;
 
 /// Environment variable that names the CRIU to use.
 pub const CRIU: &str = "PERMAFROST_CRIU";
@@ -152,158 +153,19 @@ pub fn for_test(test: &str) -> Option<Criu> {
     }
 }
 
-/// CRIU's own figures of a dump, microseconds and pages (`stats-dump` in its work directory).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DumpStats {
-    /// Stopping the tasks.
-    pub freezing_us: u64,
-    /// The tasks stood still.
-    pub frozen_us: u64,
-    /// Collecting the memory's page maps, part of the frozen time.
-    pub memdump_us: u64,
-    /// Writing the pages, part of the frozen time.
-    pub memwrite_us: u64,
-    /// Pages looked at.
-    pub pages_scanned: u64,
-    /// Pages left to the parent.
-    pub pages_skipped_parent: u64,
-    /// Pages written.
-    pub pages_written: u64,
-}
-
-/// CRIU's own figures of a restore, microseconds and pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RestoreStats {
-    /// Forking the tree.
-    pub forking_us: u64,
-    /// Everything.
-    pub restore_us: u64,
-    /// Pages restored.
-    pub pages_restored: u64,
-}
-
-/// Reads `stats-dump` from a work directory. Fields: images/stats.proto in CRIU's source.
+/// Reads `stats-dump`, CRIU's own figures of a dump, from a work directory.
 ///
 /// # Errors
 /// Fails when there is none or it is not one.
 pub fn dump_stats(work_dir: &Path) -> Result<DumpStats> {
-    let fields = stats(&work_dir.join("stats-dump"), 1)?;
-    Ok(DumpStats {
-        freezing_us: fields[1],
-        frozen_us: fields[2],
-        memdump_us: fields[3],
-        memwrite_us: fields[4],
-        pages_scanned: fields[5],
-        pages_skipped_parent: fields[6],
-        pages_written: fields[7],
-    })
-}
-
-/// Reads `stats-restore` from a work directory.
-///
-/// # Errors
-/// Fails when there is none or it is not one.
-pub fn restore_stats(work_dir: &Path) -> Result<RestoreStats> {
-    let fields = stats(&work_dir.join("stats-restore"), 2)?;
-    Ok(RestoreStats {
-        forking_us: fields[3],
-        restore_us: fields[4],
-        pages_restored: fields[5],
-    })
-}
-
-/// The integer fields 0..16 of the message at field `which` of the one record of a statistics file.
-fn stats(path: &Path, which: u64) -> Result<[u64; 16]> {
-    /// IMG_SERVICE_MAGIC and STATS_MAGIC (CRIU's magic.h).
-    const HEAD: [u8; 8] = [0x40, 0x59, 0x10, 0x55, 0x06, 0x33, 0x09, 0x57];
-    let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    let record = bytes
-        .get(12..)
-        .with_context(|| format!("{} is too short", path.display()))?;
-    if !bytes.starts_with(&HEAD) {
-        bail!("{} is not a statistics file", path.display());
-    }
-    let mut found = [0; 16];
-    for_each_field(record, |field, value| {
-        if let (true, Value::Bytes(inner)) = (field == which, value) {
-            for_each_field(inner, |field, value| {
-                let slot = usize::try_from(field).ok().and_then(|at| found.get_mut(at));
-                if let (Some(slot), Value::Integer(value)) = (slot, value) {
-                    *slot = value;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
-    })
-    .with_context(|| format!("parse {}", path.display()))?;
-    Ok(found)
-}
-
-enum Value<'a> {
-    Integer(u64),
-    Bytes(&'a [u8]),
-}
-
-/// Walks a protobuf message; only the wire types that occur in statistics.
-fn for_each_field<'a>(
-    mut message: &'a [u8],
-    mut visit: impl FnMut(u64, Value<'a>) -> Result<()>,
-) -> Result<()> {
-    while !message.is_empty() {
-        let key = varint(&mut message)?;
-        let value = match key & 7 {
-            0 => Value::Integer(varint(&mut message)?),
-            2 => {
-                let len = usize::try_from(varint(&mut message)?)?;
-                let (inner, rest) = message
-                    .split_at_checked(len)
-                    .context("a field runs past the end")?;
-                message = rest;
-                Value::Bytes(inner)
-            }
-            other => bail!("unexpected wire type {other}"),
-        };
-        visit(key >> 3, value)?;
-    }
-    Ok(())
-}
-
-fn varint(message: &mut &[u8]) -> Result<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = message
-            .split_first()
-            .context("a number runs past the end")?;
-        *message = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    bail!("a number has no end")
+    let path = work_dir.join("stats-dump");
+    let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    DumpStats::read(&bytes).with_context(|| format!("parse {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn statistics_are_read() {
-        let dir = tempfile::tempdir().unwrap();
-        // The head, then {1: {1: 100, 2: 300, 7: 5}}.
-        let mut file = vec![0x40, 0x59, 0x10, 0x55, 0x06, 0x33, 0x09, 0x57, 10, 0, 0, 0];
-        file.extend([0x0a, 7, 0x08, 100, 0x10, 0xac, 0x02, 0x38, 5]);
-        std::fs::write(dir.path().join("stats-dump"), &file).unwrap();
-        let stats = dump_stats(dir.path()).unwrap();
-        assert_eq!(
-            (stats.freezing_us, stats.frozen_us, stats.pages_written),
-            (100, 300, 5)
-        );
-        file.pop();
-        std::fs::write(dir.path().join("stats-dump"), &file).unwrap();
-        assert!(dump_stats(dir.path()).is_err(), "cut short");
-    }
 
     #[test]
     fn a_missing_criu_says_so() {

@@ -8,9 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use permafrost_protocol::images::DumpStats;
 use permafrost_tests::daemon::{self, Daemon};
 use permafrost_tests::workload::Workload;
 use permafrost_tests::{criu, process};
+
+use crate::rig;
 
 /// A way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +64,7 @@ impl Contender {
         workload: &mut Workload,
     ) -> Result<Sample> {
         match self {
-            Self::Permafrost => permafrost(daemon, work, workload),
+            Self::Permafrost => permafrost(daemon, workload),
             Self::Local => local(criu, work, workload),
             Self::PageServer => page_server(criu, work, workload),
         }
@@ -69,37 +72,28 @@ impl Contender {
 }
 
 /// A fresh job each time, so that nothing is found in a parent, and removed, so that the region never fills.
-fn permafrost(daemon: &Daemon, work: &Path, workload: &mut Workload) -> Result<Sample> {
+fn permafrost(daemon: &Daemon, workload: &mut Workload) -> Result<Sample> {
     let pid = workload.pid().to_string();
-    let logs = work.join("permafrost");
-    std::fs::create_dir(&logs).context("create a directory for CRIU's log")?;
     let memory = MemoryPeak::watch(daemon.pid());
     let cpu = process::cpu_time(daemon.pid())?;
     let start = Instant::now();
-    daemon.run(&[
-        "dump".as_ref(),
-        "--pid".as_ref(),
-        pid.as_ref(),
-        "--job".as_ref(),
-        "bench".as_ref(),
-        "--work-dir".as_ref(),
-        logs.as_os_str(),
-    ])?;
+    let dumped = daemon.json(&["dump", "--pid", &pid, "--job", "bench"])?;
     let dump_ms = ms(start.elapsed());
     let server_cpu_s = (process::cpu_time(daemon.pid())? - cpu).as_secs_f64();
-    let stats = find_dump_stats(&logs)?;
     workload.wait_until_gone()?;
     let start = Instant::now();
     daemon.run(&["restore", "bench"])?;
     let restore_ms = ms(start.elapsed());
     let daemon_memory_bytes = memory.stop();
     daemon.run(&["rm", "bench", "--all"])?;
+    let us = |field| ms(Duration::from_micros(rig::number(&dumped, field)));
     Ok(Sample {
+        frozen_ms: us("frozen_time"),
+        memwrite_ms: us("memwrite_time"),
         dump_ms,
         restore_ms,
         server_cpu_s,
         daemon_memory_bytes,
-        ..from_stats(&stats)
     })
 }
 
@@ -239,27 +233,11 @@ fn run(command: &mut Command, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where the work directory has it, be it in a directory of its own.
-pub(crate) fn find_dump_stats(work: &Path) -> Result<criu::DumpStats> {
-    if work.join("stats-dump").exists() {
-        return criu::dump_stats(work);
-    }
-    for entry in std::fs::read_dir(work)
-        .context("list the work directory")?
-        .flatten()
-    {
-        if entry.path().join("stats-dump").exists() {
-            return criu::dump_stats(&entry.path());
-        }
-    }
-    bail!("no stats-dump in {}", work.display())
-}
-
-fn from_stats(stats: &criu::DumpStats) -> Sample {
-    let ms = |us: u64| ms(Duration::from_micros(us));
+fn from_stats(stats: &DumpStats) -> Sample {
+    let ms = |us: u32| ms(Duration::from_micros(us.into()));
     Sample {
-        frozen_ms: ms(stats.frozen_us),
-        memwrite_ms: ms(stats.memwrite_us),
+        frozen_ms: ms(stats.frozen_time),
+        memwrite_ms: ms(stats.memwrite_time),
         ..Sample::default()
     }
 }

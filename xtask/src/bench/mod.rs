@@ -9,7 +9,6 @@ use permafrost_tests::contents::Contents;
 use permafrost_tests::daemon::{self, Daemon};
 use permafrost_tests::workload::{self, Workload};
 
-pub(crate) use self::contenders::find_dump_stats;
 use self::contenders::{Contender, Sample};
 use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};

@@ -3,12 +3,13 @@
 mod replay;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use permafrost_tests::criu::{self, DumpStats};
 use permafrost_tests::daemon::{self, Daemon};
+use permafrost_tests::status::Status;
 use permafrost_tests::workload::{self, Workload};
+use serde_json::Value;
 
 use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
@@ -25,19 +26,12 @@ pub(crate) struct Options {
     replay: bool,
 }
 
-/// One dump, as the table shows it.
+/// One dump and the restore from it, as the table shows them.
 struct Dump {
     name: &'static str,
-    wall: Duration,
-    stats: DumpStats,
-    checkpoint: serde_json::Value,
-    restore: Option<Restore>,
-}
-
-struct Restore {
-    wall: Duration,
-    /// CRIU's own part, microseconds; the rest is building its images directory and starting it.
-    criu_us: Option<u64>,
+    /// What `permafrost --json dump` and `restore` say.
+    dumped: Value,
+    restored: Value,
 }
 
 /// Runs the demo. Whatever it started is gone afterwards, on an error or Ctrl-C too.
@@ -74,7 +68,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ));
     match cannot_run {
         None if !options.replay => {
-            let dumps = with_criu(options, dir.path(), &daemon, &interrupt)?;
+            let dumps = with_criu(options, dir.path(), &daemon, &interrupt).inspect_err(|_| {
+                eprintln!(
+                    "the end of permafrostd's log:\n{}",
+                    daemon::tail(&daemon.log())
+                )
+            })?;
             println!("\n{}", summary(&dumps));
         }
         why => {
@@ -110,6 +109,8 @@ fn with_criu(
         "pid {pid}, {} MiB of random pages",
         options.size_mib
     ));
+    // It counts about once a millisecond.
+    std::thread::sleep(Duration::from_millis(500));
     let before = workload.verify()?;
     ensure!(
         before.is_sound(),
@@ -121,24 +122,20 @@ fn with_criu(
     );
     interrupt.check()?;
 
-    let mut first = dump("first dump", dir, daemon, pid, interrupt)?;
+    let dumped = dump("first dump", daemon, pid)?;
     workload.wait_until_gone()?;
-    println!(
-        "  process {pid} is gone: {}",
-        if Path::new(&format!("/proc/{pid}")).exists() {
-            "NO"
-        } else {
-            "no /proc entry"
-        }
-    );
+    let proc = format!("/proc/{pid}");
+    ensure!(!Path::new(&proc).exists(), "process {pid} is still there");
+    println!("  process {pid} is gone: there is no {proc}");
     interrupt.check()?;
-
-    first.restore = Some(restore(dir, daemon, pid)?);
+    let restored = restore(daemon, pid)?;
+    let first = Dump {
+        name: "first dump",
+        dumped,
+        restored,
+    };
     let after = workload.verify()?;
-    println!(
-        "  counter {} → {}, checksum {:016x}, {} bad pages",
-        before.counter, after.counter, after.checksum_found, after.bad_pages
-    );
+    say_sound(&before, &after);
     ensure!(
         after.is_sound() && after.checksum_found == before.checksum_found,
         "the restored process is not sound: {after:?}"
@@ -148,17 +145,20 @@ fn with_criu(
 
     let modified = workload.modify()?;
     println!(
-        "  a tenth of its memory modified, checksum {:016x} now",
+        "  a tenth of its memory modified: checksum {:016x}",
         modified.checksum_kept
     );
-    let mut second = dump("second dump", dir, daemon, pid, interrupt)?;
+    let dumped = dump("second dump", daemon, pid)?;
     workload.wait_until_gone()?;
-    second.restore = Some(restore(dir, daemon, pid)?);
+    interrupt.check()?;
+    let restored = restore(daemon, pid)?;
+    let second = Dump {
+        name: "second dump",
+        dumped,
+        restored,
+    };
     let last = workload.verify()?;
-    println!(
-        "  counter {} → {}, checksum {:016x}, {} bad pages",
-        after.counter, last.counter, last.checksum_found, last.bad_pages
-    );
+    say_sound(&modified, &last);
     ensure!(
         last.is_sound() && last.checksum_found == modified.checksum_kept,
         "the process restored again is not sound: {last:?}"
@@ -167,68 +167,28 @@ fn with_criu(
     Ok(vec![first, second])
 }
 
-fn dump(
-    name: &'static str,
-    dir: &Path,
-    daemon: &Daemon,
-    pid: u32,
-    interrupt: &Interrupt,
-) -> Result<Dump> {
-    let work = tempfile::tempdir_in(dir).context("create a work directory")?;
+fn say_sound(before: &Status, after: &Status) {
+    println!(
+        "  its counter went on from {} to {}; checksum {:016x}, {} bad pages",
+        before.counter, after.counter, after.checksum_found, after.bad_pages
+    );
+}
+
+fn dump(name: &str, daemon: &Daemon, pid: u32) -> Result<Value> {
     let task = ui::Task::begin(&format!("permafrost dump ({name})"));
-    let start = Instant::now();
-    daemon.run(&[
-        "dump".as_ref(),
-        "--pid".as_ref(),
-        pid.to_string().as_ref(),
-        "--job".as_ref(),
-        "demo".as_ref(),
-        "--work-dir".as_ref(),
-        work.path().as_os_str(),
-    ])?;
-    let wall = start.elapsed();
-    interrupt.check()?;
-    let stats = crate::bench::find_dump_stats(work.path())?;
-    let checkpoint = daemon.json(&["show", "demo"])?;
-    task.done(&format!("frozen for {}", ms(stats.frozen_us)));
-    Ok(Dump {
-        name,
-        wall,
-        stats,
-        checkpoint,
-        restore: None,
-    })
+    let dumped = daemon.json(&["dump", "--pid", &pid.to_string(), "--job", "demo"])?;
+    task.done(&format!(
+        "the process was frozen for {}",
+        ms(rig::number(&dumped, "frozen_time"))
+    ));
+    Ok(dumped)
 }
 
-fn restore(dir: &Path, daemon: &Daemon, pid: u32) -> Result<Restore> {
-    let work = tempfile::tempdir_in(dir).context("create a work directory")?;
+fn restore(daemon: &Daemon, pid: u32) -> Result<Value> {
     let task = ui::Task::begin("permafrost restore");
-    let start = Instant::now();
-    daemon.run(&[
-        "restore".as_ref(),
-        "demo".as_ref(),
-        "--keep-images".as_ref(),
-        "--work-dir".as_ref(),
-        work.path().as_os_str(),
-    ])?;
-    let wall = start.elapsed();
+    let restored = daemon.json(&["restore", "demo"])?;
     task.done(&format!("process {pid} is back"));
-    let criu_us = find(work.path(), "stats-restore")
-        .and_then(|dir| criu::restore_stats(&dir).ok())
-        .map(|stats| stats.restore_us);
-    Ok(Restore { wall, criu_us })
-}
-
-/// The directory at or directly below `at` that holds `name`.
-fn find(at: &Path, name: &str) -> Option<std::path::PathBuf> {
-    let below = std::fs::read_dir(at)
-        .ok()?
-        .flatten()
-        .map(|entry| entry.path());
-    [at.to_path_buf()]
-        .into_iter()
-        .chain(below)
-        .find(|dir| dir.join(name).exists())
+    Ok(restored)
 }
 
 fn summary(dumps: &[Dump]) -> String {
@@ -240,51 +200,41 @@ fn summary(dumps: &[Dump]) -> String {
         rows.push(row);
     };
     row("memory image", &|dump| {
-        rig::mib(rig::number(&dump.checkpoint, "memory_bytes"))
+        rig::mib(rig::number(&dump.dumped, "memory_bytes"))
     });
-    row("  equal to the first dump's", &|dump| {
-        rig::mib(rig::number(&dump.checkpoint, "parent_bytes"))
+    row("  equal to the dump before", &|dump| {
+        rig::mib(rig::number(&dump.dumped, "parent_bytes"))
     });
     row("  zero", &|dump| {
-        rig::mib(rig::number(&dump.checkpoint, "zero_bytes"))
+        rig::mib(rig::number(&dump.dumped, "zero_bytes"))
     });
     row("bytes stored", &|dump| {
-        rig::mib(rig::number(&dump.checkpoint, "added_bytes"))
+        rig::mib(rig::number(&dump.dumped, "added_bytes"))
     });
-    row("dump, in all", &|dump| {
-        format!("{:.0} ms", dump.wall.as_secs_f64() * 1e3)
-    });
-    row("  the process frozen", &|dump| ms(dump.stats.frozen_us));
+    // CRIU counts writing pages as part of dumping memory, and that as part of the frozen time.
+    let us = |dump: &Dump, field: &str| rig::number(&dump.dumped, field);
+    let less = |dump: &Dump, all: &str, parts: &[&str]| {
+        ms(parts.iter().fold(us(dump, all), |left, part| {
+            left.saturating_sub(us(dump, part))
+        }))
+    };
+    row("dump, in all", &|dump| ms(us(dump, "total_us")));
+    row("  the process frozen", &|dump| ms(us(dump, "frozen_time")));
     row("    reading its memory", &|dump| {
-        ms(dump.stats.memdump_us.saturating_sub(dump.stats.memwrite_us))
+        less(dump, "memdump_time", &["memwrite_time"])
     });
-    row("    sending it", &|dump| ms(dump.stats.memwrite_us));
-    row("    the rest of its state, the seal", &|dump| {
-        ms(dump
-            .stats
-            .frozen_us
-            .saturating_sub(dump.stats.memdump_us.max(dump.stats.memwrite_us)))
+    row("    sending it", &|dump| ms(us(dump, "memwrite_time")));
+    row("    sealing", &|dump| ms(us(dump, "seal_us")));
+    row("    the rest of its state", &|dump| {
+        less(dump, "frozen_time", &["memdump_time", "seal_us"])
     });
-    row("  stopping it, starting CRIU, …", &|dump| {
-        format!(
-            "{:.0} ms",
-            dump.wall
-                .saturating_sub(Duration::from_micros(dump.stats.frozen_us))
-                .as_secs_f64()
-                * 1e3
-        )
+    row("  before and after: starting CRIU, …", &|dump| {
+        less(dump, "total_us", &["frozen_time"])
     });
-    row("restore, in all", &|dump| {
-        dump.restore.as_ref().map_or("–".to_owned(), |restore| {
-            format!("{:.0} ms", restore.wall.as_secs_f64() * 1e3)
-        })
-    });
-    row("  CRIU's own part", &|dump| {
-        dump.restore
-            .as_ref()
-            .and_then(|restore| restore.criu_us)
-            .map_or("–".to_owned(), ms)
-    });
+    let us = |dump: &Dump, field: &str| rig::number(&dump.restored, field);
+    row("restore, in all", &|dump| ms(us(dump, "total_us")));
+    row("  laying out the images", &|dump| ms(us(dump, "fetch_us")));
+    row("  CRIU", &|dump| ms(us(dump, "criu_us")));
     table::render(&rows)
 }
 
