@@ -23,7 +23,7 @@ use crate::medium::Medium;
 
 mod replay;
 
-pub(crate) use replay::replay;
+pub(crate) use replay::{REMNANT_BYTES, replay};
 
 /// A live checkpoint, as the journal has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -90,10 +90,19 @@ pub(crate) fn recover(medium: Arc<dyn Medium>) -> Result<Recovered, OpenError> {
         space.medium.flush(*at, to_u64(RECORD_BYTES))?;
     }
 
-    // 5. Mark the region as open, in the superblock that was not chosen. A crash while it is written
+    // 5. Zero the first chunk of what crashes left of torn records, so that no later record that is
+    //    torn in its turn completes them. A crash here leaves a chunk as it is or zero: still torn.
+    for &at in &replayed.remnants {
+        // SAFETY: as above.
+        unsafe { space.medium.write(at, &[0; journal::REMNANT_BYTES])? };
+        space.medium.flush(at, to_u64(journal::REMNANT_BYTES))?;
+    }
+
+    // 6. Mark the region as open, in the superblock that was not chosen. A crash while it is written
     //    leaves the chosen one: the next open counts this one as never having happened.
     let unsafe_shutdowns = found.unsafe_shutdowns.saturating_add(u64::from(found.open));
     let superblock = found.next(true, unsafe_shutdowns);
+    // Its fence is for steps 4 and 5, too; nothing is appended before it.
     superblock.store(&*space.medium)?;
 
     let report = RecoveryReport {

@@ -12,6 +12,9 @@ use crate::ids::RegionUuid;
 use crate::layout::{RECORD_BYTES, RECORD_HEADER, RecordCopy};
 use crate::medium::Medium;
 
+/// Bytes to zero of a remnant: the chunk that is written atomically and has the checksum.
+pub(crate) const REMNANT_BYTES: usize = 8;
+
 /// The journal as found.
 pub(crate) struct Replayed {
     pub(crate) journal: Journal,
@@ -19,6 +22,10 @@ pub(crate) struct Replayed {
     pub(crate) torn: bool,
     /// Records with a damaged copy: offset and intact content.
     pub(crate) repairs: Vec<(u64, [u8; RECORD_BYTES])>,
+    /// Offsets of what crashes left of torn copies elsewhere. Their first chunk must be zeroed before
+    /// anything is appended: a later record has chunks in common with the torn one (its epoch and
+    /// place), and if a crash kept just those, it would complete the torn one.
+    pub(crate) remnants: Vec<u64>,
 }
 
 /// Reads both halves and replays the active one. Writes nothing.
@@ -107,7 +114,16 @@ pub(crate) fn replay(
         }
     }
     // A crash while the next record was written leaves neither a valid copy nor what was there before.
-    let torn = next < geometry.journal_records && active.is_torn(next);
+    let torn = active
+        .remnants(next..next.saturating_add(1))
+        .next()
+        .is_some();
+    let idle = &halves[usize::from(1 - half)];
+    let all = 0..geometry.journal_records;
+    let remnants = active
+        .remnants(next..geometry.journal_records)
+        .chain(idle.remnants(all));
+    let remnants = remnants.collect();
     let journal = Journal {
         uuid,
         geometry: *geometry,
@@ -124,6 +140,7 @@ pub(crate) fn replay(
         journal,
         torn,
         repairs,
+        remnants,
     })
 }
 
@@ -191,10 +208,21 @@ impl Half {
             .unwrap_or(0)
     }
 
-    /// Whether a slot holds something that neither is blank nor was ever a whole record.
-    fn is_torn(&self, slot: u32) -> bool {
-        let at = to_usize(u64::from(slot)) * RECORD_BYTES;
-        let bytes = self.bytes.get(at..at + RECORD_BYTES).unwrap_or_default();
-        bytes.iter().any(|&b| b != 0) && self.copies(slot).next().is_none()
+    /// Offsets of the copies in these slots that are not intact and whose first chunk, which has the
+    /// checksum, is not blank.
+    fn remnants(&self, slots: std::ops::Range<u32>) -> impl Iterator<Item = u64> {
+        let copy_bytes = size_of::<RecordCopy>();
+        let records = to_usize(u64::from(slots.start)) * RECORD_BYTES
+            ..to_usize(u64::from(slots.end)) * RECORD_BYTES;
+        let end = records.end.min(self.bytes.len());
+        (records.start..end)
+            .step_by(copy_bytes)
+            .filter_map(move |at| {
+                let copy = self.bytes.get(at..at + copy_bytes)?;
+                let record = RecordCopy::read_from_bytes(copy).ok()?;
+                let intact = record.crc32.get() == checksum(self.uuid, &record);
+                let blank = copy[..REMNANT_BYTES].iter().all(|&b| b == 0);
+                (!intact && !blank).then_some(self.at + to_u64(at))
+            })
     }
 }

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use permafrost_pmem::sim::Replay;
+use permafrost_pmem::layout::RECORD_BYTES;
+use permafrost_pmem::sim::{Event, Replay};
 use permafrost_pmem::{CheckpointId, JournalError, MapRoot, Region, SealError};
 
 use crate::cut_everywhere;
@@ -224,4 +225,44 @@ fn check_reads(player: &Player, region: &Region) {
     if let Err(error) = check(region, &state) {
         assert!(error.contains(" held of "), "{error}");
     }
+}
+
+/// What a crash leaves that keeps only the chunks of the journal's writes that `keep` names by their
+/// place in the record's copy.
+fn keep_of_record(before: Vec<u8>, player: &Player, keep: impl Fn(usize) -> bool) -> Vec<u8> {
+    let log = player.medium.take_log();
+    let last = log
+        .iter()
+        .rposition(|event| matches!(event, Event::Write { .. }))
+        .unwrap();
+    let mut replay = Replay::new(before);
+    log[..last].iter().for_each(|event| replay.apply(event));
+    let mut image = replay.crash(0);
+    let Event::Write { at, bytes } = &log[last] else {
+        panic!("not a write")
+    };
+    assert_eq!(bytes.len(), RECORD_BYTES);
+    for (n, chunk) in bytes.chunks(8).enumerate().filter(|(n, _)| keep(n % 8)) {
+        let at = usize::try_from(*at).unwrap() + n * 8;
+        image[at..at + 8].copy_from_slice(chunk);
+    }
+    image
+}
+
+#[test]
+fn a_torn_record_is_not_completed_by_a_later_one() {
+    // A deletion that lost just the chunk with epoch and place, which the next record there shares.
+    let mut player = prepared();
+    let (before, state) = (player.medium.image(), player.current());
+    let _ = player.medium.take_log();
+    delete(&mut player, 1).unwrap();
+    let image = keep_of_record(before, &player, |chunk| chunk != 1);
+    let allowed = Some(state.clone());
+    let (region, _, medium) = recover(&image, &[&allowed]).unwrap();
+    let mut player = Player::resume(2, medium, region.unwrap(), allowed.clone());
+    let before = player.medium.image();
+    let _ = player.medium.take_log();
+    seal(&mut player, 2, 3, None).unwrap();
+    let image = keep_of_record(before, &player, |chunk| chunk == 1);
+    recover(&image, &[&allowed]).unwrap();
 }
