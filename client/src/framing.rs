@@ -155,6 +155,19 @@ pub fn recv<M: Message + Default>(
     Ok(Some((M::decode(body.as_slice())?, fds)))
 }
 
+/// Receives one byte and the descriptor riding on it, as CRIU sends pipes to an image streamer.
+///
+/// # Errors
+/// The socket fails or ends; [`io::ErrorKind::InvalidData`] when the byte comes without a descriptor.
+pub fn recv_fd(stream: &UnixStream) -> io::Result<OwnedFd> {
+    let mut fds = Vec::new();
+    if recv_exact(stream, &mut [0], &mut fds)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    fds.pop()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a byte without a descriptor"))
+}
+
 /// Fills `buffer`; returns less than its length at the end of the stream only.
 fn recv_exact(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut filled = 0;

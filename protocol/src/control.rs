@@ -28,7 +28,7 @@ pub struct Request {
     /// What is asked for.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14"
     )]
     pub body: Option<request::Body>,
 }
@@ -65,6 +65,8 @@ pub mod request {
         Import(Import),
         #[prost(message, tag = "13")]
         Status(Status),
+        #[prost(message, tag = "14")]
+        Stream(Stream),
     }
 
     /// Open a session. Answered by [`super::SessionOpened`].
@@ -199,6 +201,16 @@ pub mod request {
         /// Do not compare with the job's newest checkpoint.
         #[prost(bool, tag = "2")]
         pub no_parent: bool,
+    }
+
+    /// Serve a checkpoint to `criu restore --stream`. The descriptor of a listening AF_UNIX socket rides
+    /// along; CRIU connects to it while the request is under way. Progress, then [`super::Exported`] when CRIU
+    /// has hung up. A caller whose CRIU never came shuts its sending side down, and is refused.
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Stream {
+        /// `JOB` or `JOB@GEN`.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
     }
 
     /// State of the daemon. Answered by [`super::ServerStatus`].

@@ -6,3 +6,4 @@ pub mod control;
 pub mod images;
 pub mod manifest;
 pub mod pageserver;
+pub mod streamer;

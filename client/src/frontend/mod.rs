@@ -5,6 +5,8 @@
 
 mod pageserver;
 mod sink;
+mod streamer;
 
 pub use pageserver::{Outcome, ServeError, serve};
 pub use sink::{PageSink, SinkError};
+pub use streamer::{ImageError, ImageSource, StreamError, Streamed, accept, stream};

@@ -113,7 +113,7 @@ impl Handler<'_> {
         let store = &self.shared.store;
         let directory = || {
             fd.ok_or(StoreError::Invalid {
-                message: "the request came without a directory's descriptor".to_owned(),
+                message: "the request came without the descriptor it needs".to_owned(),
                 hint: "",
             })
         };
@@ -155,6 +155,12 @@ impl Handler<'_> {
                 &import.job,
                 import.no_parent,
                 directory()?,
+                &mut self.progress(),
+            )?),
+            request::Body::Stream(stream) => reply::Body::Exported(store.stream(
+                &stream.checkpoint,
+                directory()?,
+                self.stream,
                 &mut self.progress(),
             )?),
             request::Body::Status(_) => reply::Body::Status(self.status()?),

@@ -157,11 +157,3 @@ impl StoreError {
 fn is_full(error: &ShadowError) -> bool {
     matches!(error, ShadowError::Full { .. })
 }
-
-/// The page that a failed check is about, where it is about one.
-pub(super) fn index_of(error: &PageError) -> Option<u64> {
-    match error {
-        PageError::Corrupt { index, .. } => Some(*index),
-        _ => None,
-    }
-}

@@ -1,14 +1,10 @@
 //! Looking at what is stored: listings, details, verification, and the small changes (remove, pin).
 
-use permafrost_pmem::{ATTR_PINNED, MediumKind, PAGE_SIZE, PageMap, RunKind};
+use permafrost_pmem::{ATTR_PINNED, MediumKind, PageError, PageMap, RunKind};
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 
-use super::dump::map_root;
-use super::error::index_of;
+use super::reader::{PAGE_BYTES, Reader, checkpoint_name};
 use super::{Progress, Store, StoreError, manifest_of};
-
-const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 impl Store {
     /// Checkpoints of a job, or all with an empty name, by job and generation, parked ones last.
@@ -103,20 +99,22 @@ impl Store {
             vec![self.resolve(reference)?]
         };
         let total = records.iter().map(|record| record.memory_bytes).sum();
-        let mut result = control::Verified::default();
-        for record in &records {
-            let name = checkpoint_name(record);
-            let checkpoint = self.checkpoint(&record.id)?;
-            match manifest_of(&checkpoint) {
-                Ok(manifest) => {
-                    self.verify_one(&name, &checkpoint, &manifest, &mut result, total, progress)?
-                }
-                Err(error) => result.damage.push(format!("{name}: {error}")),
+        let mut verification = Verification {
+            result: control::Verified::default(),
+            total,
+            progress,
+        };
+        for record in records {
+            let name = checkpoint_name(&record);
+            match Reader::open(self, record) {
+                Ok(reader) => verification.read(&reader)?,
+                // Removed since it was listed.
+                Err(StoreError::NotFound { .. }) => continue,
+                Err(error) => verification.result.damage.push(format!("{name}: {error}")),
             }
-            result.checkpoints += 1;
+            verification.result.checkpoints += 1;
         }
-        progress(total, total);
-        Ok(result)
+        Ok(verification.result)
     }
 
     /// State of the region.
@@ -141,86 +139,49 @@ impl Store {
             journal_capacity: usage.journal_capacity,
         }
     }
+}
 
-    fn verify_one(
-        &self,
-        name: &str,
-        checkpoint: &std::sync::Arc<permafrost_pmem::Checkpoint>,
-        manifest: &Manifest,
-        result: &mut control::Verified,
-        total: u64,
-        progress: Progress<'_>,
-    ) -> Result<(), StoreError> {
-        for image in &manifest.images {
-            let map = checkpoint.map(&map_root(&image.map_root)?);
-            verify_map(
-                &map,
-                |_| format!("{name}: image {}", image.name),
-                result,
-                &mut |_| {},
-            );
+struct Verification<'a> {
+    result: control::Verified,
+    total: u64,
+    progress: Progress<'a>,
+}
+
+impl Verification<'_> {
+    fn read(&mut self, reader: &Reader) -> Result<(), StoreError> {
+        for image in &reader.manifest.images {
+            self.read_map(&reader.image_map(image)?, |_, error| {
+                reader.corrupt_image(image, error)
+            });
         }
-        for space in &manifest.spaces {
-            let map = checkpoint.map(&map_root(&space.map_root)?);
-            let place = |index: u64| {
-                format!(
-                    "{name}: {} address {:#x}",
-                    space_name(space),
-                    index * PAGE_BYTES
-                )
-            };
-            verify_map(&map, place, result, &mut |pages| {
-                progress(pages * PAGE_BYTES, total)
+        for space in &reader.manifest.spaces {
+            self.read_map(&reader.map(space)?, |index, error| {
+                reader.corrupt(space, index, error)
             });
         }
         Ok(())
     }
-}
 
-/// Reads every run of a map; what fails is noted by its place, and the next run is read.
-fn verify_map(
-    map: &PageMap,
-    place: impl Fn(u64) -> String,
-    result: &mut control::Verified,
-    seen: &mut dyn FnMut(u64),
-) {
-    for run in map.runs() {
-        match run {
-            Ok(run) => {
-                result.pages += u64::from(run.pages);
-                if !matches!(run.kind, RunKind::Zero)
-                    && let Err(error) = map.read(&run)
-                {
-                    result.damage.push(format!(
-                        "{}: {error}",
-                        place(index_of(&error).unwrap_or(run.first_index))
-                    ));
+    /// Reads every run of a map. One that fails is noted, and the next is read; what lies behind a damaged map
+    /// page cannot even be named.
+    fn read_map(&mut self, map: &PageMap, damage: impl Fn(u64, PageError) -> StoreError) {
+        for run in map.runs() {
+            let run = match run {
+                Ok(run) => run,
+                Err(error) => {
+                    self.result.damage.push(damage(0, error).to_string());
+                    return;
                 }
-                seen(result.pages);
-            }
-            Err(error) => {
-                // What lies behind a damaged map page cannot even be named.
-                result
+            };
+            self.result.pages += u64::from(run.pages);
+            if !matches!(run.kind, RunKind::Zero)
+                && let Err(error) = map.read(&run)
+            {
+                self.result
                     .damage
-                    .push(format!("{}: {error}", place(index_of(&error).unwrap_or(0))));
-                return;
+                    .push(damage(run.first_index, error).to_string());
             }
+            (self.progress)((self.result.pages * PAGE_BYTES).min(self.total), self.total);
         }
-    }
-}
-
-/// How people name it.
-pub(super) fn checkpoint_name(record: &control::Checkpoint) -> String {
-    if record.generation == 0 {
-        format!("session {}", record.session)
-    } else {
-        format!("{}@{}", record.job, record.generation)
-    }
-}
-
-pub(super) fn space_name(space: &AddressSpace) -> String {
-    match space.space_type() {
-        SpaceType::Process => format!("process {}", space.id),
-        SpaceType::SharedMemory => format!("shared memory {}", space.id),
     }
 }

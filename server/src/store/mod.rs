@@ -9,8 +9,10 @@ mod images;
 mod import;
 mod inspect;
 mod jobs;
+mod reader;
 mod seal;
 mod session;
+mod stream;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

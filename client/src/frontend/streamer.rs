@@ -1,0 +1,194 @@
+//! The image-streamer front end: gives a restoring CRIU its images through pipes, so that nothing has to be
+//! copied into an images directory first.
+//!
+//! CRIU reads the pages of each process from a pipe of its own, in order, and several processes at once: each
+//! file is written by a thread of its own, which lives until CRIU has read it or has closed its end.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use permafrost_protocol::streamer::{FileReply, FileRequest};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::framing::{self, FramingError};
+
+/// Asked for each pipe; the default of 64 KiB makes the two sides take turns. What a user without
+/// privileges may have (fs.pipe-max-size).
+const PIPE_BYTES: usize = 1 << 20;
+
+/// What a restoring CRIU is served from.
+pub trait ImageSource: Sync {
+    /// One image.
+    type Image: Send;
+    /// Why an image cannot be given.
+    type Error: Send;
+
+    /// The image of that name, if there is one.
+    fn find(&self, name: &str) -> Option<Self::Image>;
+
+    /// Writes an image, verified, to `out`; bytes written.
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    fn write(
+        &self,
+        image: &Self::Image,
+        out: &mut dyn Write,
+    ) -> Result<u64, ImageError<Self::Error>>;
+}
+
+/// Why an image could not be given.
+#[derive(Debug)]
+pub enum ImageError<E> {
+    /// It could not be read.
+    Source(E),
+    /// It could not be written.
+    Out(io::Error),
+}
+
+impl<E> From<io::Error> for ImageError<E> {
+    fn from(error: io::Error) -> Self {
+        Self::Out(error)
+    }
+}
+
+/// What was served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streamed {
+    /// Files.
+    pub files: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Why serving ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError<E> {
+    /// CRIU did not connect: its caller hung up, or time was up.
+    #[error("CRIU did not come for the images")]
+    NobodyCame,
+    /// The listening socket or a pipe failed.
+    #[error("serve images to CRIU: {0}")]
+    Io(#[from] io::Error),
+    /// CRIU's requests do not decode.
+    #[error("CRIU's request for an image: {0}")]
+    Request(#[from] FramingError),
+    /// An image is damaged; CRIU saw its pipe end early.
+    #[error("an image is damaged")]
+    Source(E),
+}
+
+/// Waits for CRIU to connect, for `patience` at most or until `caller` has nothing more to say.
+///
+/// # Errors
+/// [`StreamError::NobodyCame`], or the socket fails.
+pub fn accept<E>(
+    listener: &UnixListener,
+    caller: &UnixStream,
+    patience: Duration,
+) -> Result<UnixStream, StreamError<E>> {
+    listener.set_nonblocking(true)?;
+    let seconds = i64::try_from(patience.as_secs()).unwrap_or(i64::MAX);
+    let timeout = Timespec {
+        tv_sec: seconds,
+        tv_nsec: 0,
+    };
+    loop {
+        let mut fds = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(caller, PollFlags::RDHUP | PollFlags::HUP),
+        ];
+        match poll(&mut fds, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => continue,
+            ready => ready.map_err(io::Error::from)?,
+        };
+        if fds[0].revents().contains(PollFlags::IN) {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(false)?;
+                    return Ok(stream);
+                }
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        return Err(StreamError::NobodyCame);
+    }
+}
+
+/// Serves one restore until CRIU hangs up. `progress` is told the bytes served so far now and then.
+///
+/// # Errors
+/// See [`StreamError`]; the first failure counts.
+pub fn stream<S: ImageSource>(
+    criu: &UnixStream,
+    source: &S,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Streamed, StreamError<S::Error>> {
+    let served = AtomicU64::new(0);
+    let failure = Mutex::new(None);
+    let mut files = 0;
+    let requests = std::thread::scope(|scope| {
+        while let Some((request, _)) = framing::recv::<FileRequest>(criu)? {
+            let image = source.find(&request.filename);
+            framing::send(
+                criu,
+                &FileReply {
+                    exists: image.is_some(),
+                },
+                &[],
+            )?;
+            let Some(image) = image else { continue };
+            let pipe = framing::recv_fd(criu)?;
+            files += 1;
+            progress(served.load(Ordering::Relaxed));
+            let (served, failure) = (&served, &failure);
+            scope.spawn(move || {
+                if let Err(error) = give(source, &image, pipe, served) {
+                    failure
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .get_or_insert(error);
+                }
+            });
+        }
+        Ok(())
+    });
+    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    requests.map(|()| Streamed {
+        files,
+        bytes: served.into_inner(),
+    })
+}
+
+fn give<S: ImageSource>(
+    source: &S,
+    image: &S::Image,
+    pipe: OwnedFd,
+    served: &AtomicU64,
+) -> Result<(), StreamError<S::Error>> {
+    if let Err(error) = rustix::pipe::fcntl_setpipe_size(pipe.as_fd(), PIPE_BYTES) {
+        tracing::debug!(%error, "pipe left at its default size");
+    }
+    match source.write(image, &mut File::from(pipe)) {
+        Ok(bytes) => {
+            served.fetch_add(bytes, Ordering::Relaxed);
+            Ok(())
+        }
+        Err(ImageError::Source(error)) => Err(StreamError::Source(error)),
+        // CRIU reads no further than it needs: the head of an inventory, nothing of a file it only asked for.
+        Err(ImageError::Out(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(ImageError::Out(error)) => Err(error.into()),
+    }
+}

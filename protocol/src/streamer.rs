@@ -1,0 +1,28 @@
+//! CRIU's image-streamer protocol, restoring side (`criu restore --stream`; `criu/img-streamer.c` and
+//! `images/img-streamer.proto` of CRIU 4.2).
+//!
+//! CRIU connects to `streamer-serve.sock` in its images directory and asks for one file after another by
+//! name, files that are not there too. A message is a little-endian `u32` length and a protobuf, as on
+//! the control socket. After a [`FileReply`] that says `exists` CRIU sends one byte with the write end of a
+//! pipe riding on it, and reads the file from the other end. The end of the connection ends the session.
+
+use prost::Message;
+
+/// Name of the socket that CRIU connects to, in its images directory.
+pub const SERVE_SOCKET: &str = "streamer-serve.sock";
+
+/// CRIU asks for a file.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct FileRequest {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub filename: String,
+}
+
+/// Whether there is such a file.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct FileReply {
+    /// There is.
+    #[prost(bool, tag = "1")]
+    pub exists: bool,
+}

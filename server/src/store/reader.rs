@@ -1,0 +1,135 @@
+//! Reading a sealed checkpoint by what its manifest names.
+
+use std::io;
+use std::sync::Arc;
+
+use permafrost_pmem::{BlobError, Checkpoint, PAGE_SIZE, PageError, PageMap};
+use permafrost_protocol::control;
+use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
+use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, SpaceType};
+
+use super::dump::map_root;
+use super::{Store, StoreError, manifest_of};
+
+pub(super) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
+
+/// A checkpoint that is being read; its segments stay while it is.
+pub(super) struct Reader {
+    /// How people name it.
+    pub(super) name: String,
+    /// Its line of the listing.
+    pub(super) record: control::Checkpoint,
+    /// Its manifest.
+    pub(super) manifest: Manifest,
+    checkpoint: Arc<Checkpoint>,
+}
+
+/// Why an image could not be passed on.
+pub(super) enum ReadError {
+    /// The store's side: damage.
+    Store(StoreError),
+    /// The side it was written to.
+    Sink(io::Error),
+}
+
+impl From<StoreError> for ReadError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        Self::Sink(error)
+    }
+}
+
+impl Reader {
+    pub(super) fn open(store: &Store, record: control::Checkpoint) -> Result<Self, StoreError> {
+        let checkpoint = store.checkpoint(&record.id)?;
+        let manifest = manifest_of(&checkpoint)?;
+        Ok(Self {
+            name: checkpoint_name(&record),
+            record,
+            manifest,
+            checkpoint,
+        })
+    }
+
+    /// Passes a small image on, piece by piece, verified.
+    pub(super) fn small(
+        &self,
+        image: &Image,
+        sink: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
+        let map = self.checkpoint.map(&map_root(&image.map_root)?);
+        map.read_blob(image.len_bytes, sink)
+            .map_err(|error| match error {
+                BlobError::Page(source) => ReadError::Store(self.corrupt_image(image, source)),
+                BlobError::Sink(error) => ReadError::Sink(error),
+                other => ReadError::Sink(io::Error::other(other)),
+            })
+    }
+
+    /// The pages of a small image.
+    pub(super) fn image_map(&self, image: &Image) -> Result<PageMap, StoreError> {
+        Ok(self.checkpoint.map(&map_root(&image.map_root)?))
+    }
+
+    /// The pages of an address space.
+    pub(super) fn map(&self, space: &AddressSpace) -> Result<PageMap, StoreError> {
+        Ok(self.checkpoint.map(&map_root(&space.map_root)?))
+    }
+
+    /// The pagemap image of an address space.
+    pub(super) fn pagemap(&self, space: &AddressSpace) -> Result<Vec<u8>, StoreError> {
+        let mut pagemap = PagemapWriter::new(space.pages_id);
+        for run in self.map(space)?.runs() {
+            let run = run.map_err(|source| self.corrupt(space, 0, source))?;
+            pagemap.push(PagemapEntry {
+                vaddr: run.first_index * PAGE_BYTES,
+                nr_pages: u64::from(run.pages),
+                flags: run.flags,
+            });
+        }
+        Ok(pagemap.finish())
+    }
+
+    /// Damage in an address space, by name and address; `index` is the page's where the damage does not say.
+    pub(super) fn corrupt(
+        &self,
+        space: &AddressSpace,
+        index: u64,
+        source: PageError,
+    ) -> StoreError {
+        let index = match &source {
+            PageError::Corrupt { index, .. } => *index,
+            _ => index,
+        };
+        let space = match space.space_type() {
+            SpaceType::Process => format!("process {}", space.id),
+            SpaceType::SharedMemory => format!("shared memory {}", space.id),
+        };
+        StoreError::Corrupt {
+            what: format!("{}: {space} address {:#x}", self.name, index * PAGE_BYTES),
+            source,
+        }
+    }
+
+    /// Damage in a small image.
+    pub(super) fn corrupt_image(&self, image: &Image, source: PageError) -> StoreError {
+        StoreError::Corrupt {
+            what: format!("{}: image {}", self.name, image.name),
+            source,
+        }
+    }
+}
+
+/// How people name it.
+pub(super) fn checkpoint_name(record: &control::Checkpoint) -> String {
+    if record.generation == 0 {
+        format!("session {}", record.session)
+    } else {
+        format!("{}@{}", record.job, record.generation)
+    }
+}
