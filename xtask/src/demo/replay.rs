@@ -14,8 +14,8 @@ use crate::{paths, table, ui};
 
 const PAGE_BYTES: usize = 4096;
 
-/// Sends the recording to the well-known port, adopts the session with the recorded small images, reads it
-/// back, sends it again as a second dump.
+/// Opens a session, sends it the recording, adopts it with the recorded small images; then the same again as
+/// a second dump; and reads it back.
 pub(super) fn run(dir: &Path, daemon: &Daemon, interrupt: &Interrupt) -> Result<()> {
     let fixtures = paths::workspace().join("protocol/tests/fixtures");
     let recording = fixtures.join("criu-4.2.1.conversation");
@@ -38,15 +38,25 @@ pub(super) fn run(dir: &Path, daemon: &Daemon, interrupt: &Interrupt) -> Result<
     for name in ["first dump", "second dump"] {
         interrupt.check()?;
         let task = ui::Task::begin(&format!("replay ({name})"));
+        let opened = daemon.json(&["open", "--job", "demo"])?;
+        let text = |field: &str| {
+            let value = rig::field(&opened, field).and_then(serde_json::Value::as_str);
+            value
+                .map(str::to_owned)
+                .with_context(|| format!("`permafrost open` names no {field}"))
+        };
+        let (session, address) = (text("session")?, text("address")?);
         let start = Instant::now();
-        hold(&conversation, daemon.address())?;
+        hold(&conversation, &address)?;
         let took = start.elapsed();
+        // The recording keeps no image of the tasks' registers, so this can only be a pre-dump.
         daemon.run(&[
             "adopt".as_ref(),
             "--job".as_ref(),
             "demo".as_ref(),
             "--images-dir".as_ref(),
             images.as_os_str(),
+            session.as_ref(),
         ])?;
         let checkpoint = daemon.json(&["show", "demo"])?;
         task.done("stored, adopted");
