@@ -124,6 +124,7 @@ calls! {
     Verify -> Verified,
     Export -> Exported,
     Import -> Checkpoint,
+    Stream -> Exported,
     Status -> ServerStatus,
 }
 
@@ -169,22 +170,52 @@ impl Connection {
         self.call_with(request, None, &mut |_| {})
     }
 
-    /// Sends a request, with the descriptor of the directory it is about, and waits for its answer.
-    /// Progress goes to `on_progress` as it comes.
+    /// Sends a request, with the descriptor it is about, and waits for its answer. Progress goes to
+    /// `on_progress` as it comes.
     ///
     /// # Errors
     /// See [`ControlError`]; a refusal leaves the connection usable.
     pub fn call_with<C: Call>(
         &mut self,
         request: C,
-        directory: Option<BorrowedFd<'_>>,
+        descriptor: Option<BorrowedFd<'_>>,
         on_progress: &mut dyn FnMut(&Progress),
     ) -> Result<C::Answer, ControlError> {
+        self.begin(request, descriptor)?;
+        self.finish::<C>(on_progress)
+    }
+
+    /// Sends a request whose answer [`Connection::finish`] waits for: in between, the caller does what the
+    /// daemon needs to answer it.
+    ///
+    /// # Errors
+    /// [`ControlError::Send`].
+    pub fn begin<C: Call>(
+        &mut self,
+        request: C,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ControlError> {
         let request = Request {
             version: control::VERSION,
             body: Some(request.into_body()),
         };
-        framing::send(&self.stream, &request, directory.as_slice()).map_err(ControlError::Send)?;
+        framing::send(&self.stream, &request, descriptor.as_slice()).map_err(ControlError::Send)
+    }
+
+    /// Says that no other request follows; the answer that is due still comes.
+    pub fn end_requests(&self) {
+        // NotConnected is the only failure here: the daemon is gone, which the answer will tell.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Waits for the answer to the request begun.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; a refusal leaves the connection usable.
+    pub fn finish<C: Call>(
+        &mut self,
+        on_progress: &mut dyn FnMut(&Progress),
+    ) -> Result<C::Answer, ControlError> {
         loop {
             let (reply, _fds) =
                 framing::recv::<Reply>(&self.stream)?.ok_or(ControlError::Closed)?;

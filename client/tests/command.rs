@@ -1017,18 +1017,25 @@ fn an_interrupt_ends_the_session_and_lets_criu_roll_back() {
     );
 }
 
+fn with_options(detail: reply::Body, options: &[String]) -> reply::Body {
+    let reply::Body::Detail(mut detail) = detail else {
+        panic!("{detail:?}")
+    };
+    detail.manifest.get_or_insert_default().origin = Some(Origin {
+        restore_options: options.to_vec(),
+        ..Origin::default()
+    });
+    reply::Body::Detail(detail)
+}
+
 fn for_restores(options: &[&str]) -> Daemon {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
     Daemon::start(move |request| {
         vec![match request {
-            request::Body::Show(_) => detail(3, None),
-            request::Body::Export(_) => reply::Body::Exported(Exported {
-                origin: Some(Origin {
-                    restore_options: options.clone(),
-                    ..Origin::default()
-                }),
-                ..Exported::default()
-            }),
+            request::Body::Show(_) => with_options(detail(3, None), &options),
+            request::Body::Export(_) | request::Body::Stream(_) => {
+                reply::Body::Exported(Exported::default())
+            }
             other => panic!("{other:?}"),
         }]
     })
@@ -1040,7 +1047,14 @@ fn restore_repeats_the_options_of_the_dump_and_prints_the_pid() {
     daemon.criu(
         "test -e \"$images/inventory.img\" || exit 6\nprintf 4242 >\"$work/pid\"\necho \"$images\" >@HERE@/images",
     );
-    let output = daemon.run(&["restore", "train", "--json", "--", "--manage-cgroups=soft"]);
+    let output = daemon.run(&[
+        "restore",
+        "train",
+        "--no-stream",
+        "--json",
+        "--",
+        "--manage-cgroups=soft",
+    ]);
     assert_exit(&output, 0);
     let report = json(&output.stdout);
     assert_eq!(report["pid"], 4242);
@@ -1063,6 +1077,42 @@ fn restore_repeats_the_options_of_the_dump_and_prints_the_pid() {
     }
     let images = fs::read_to_string(daemon.path().join("images")).unwrap();
     assert!(!Path::new(images.trim()).exists(), "images are removed");
+}
+
+#[test]
+fn a_restore_is_streamed_unless_told_otherwise() {
+    let daemon = for_restores(&[]);
+    daemon.criu("test -S \"$images/streamer-serve.sock\" || exit 6\nprintf 4242 >\"$work/pid\"");
+    let output = daemon.run(&["restore", "train", "--json"]);
+    assert_exit(&output, 0);
+    assert_eq!(json(&output.stdout)["streamed"], true);
+    let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
+    assert!(arguments.contains(" --stream"), "{arguments}");
+    let (request, carries) = &daemon.requests()[1];
+    assert!(matches!(request, request::Body::Stream(stream) if stream.checkpoint == "train@3"));
+    assert!(*carries, "the listening socket rides along");
+}
+
+#[test]
+fn damage_found_while_streaming_is_the_reason_of_a_failed_restore() {
+    let daemon = Daemon::start(|request| {
+        vec![match request {
+            request::Body::Show(_) => detail(3, None),
+            _ => reply::Body::Error(control::Error {
+                code: ErrorCode::Corrupt.into(),
+                message: "train@3: process 7 address 0x1000: damaged".to_owned(),
+                hint: String::new(),
+            }),
+        }]
+    });
+    daemon.criu("exit 1");
+    let output = daemon.run(&["restore", "train"]);
+    assert_exit(&output, 7);
+    assert!(
+        stderr(&output).contains("address 0x1000"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]

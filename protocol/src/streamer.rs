@@ -15,14 +15,27 @@ pub const SERVE_SOCKET: &str = "streamer-serve.sock";
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileRequest {
     /// Its name.
-    #[prost(string, tag = "1")]
+    #[prost(string, required, tag = "1")]
     pub filename: String,
 }
 
 /// Whether there is such a file.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileReply {
-    /// There is.
-    #[prost(bool, tag = "1")]
+    /// There is. Required, in proto2's sense: CRIU does not take a "no" that is left out as the default.
+    #[prost(bool, required, tag = "1")]
     pub exists: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_no_is_spelled_out() {
+        assert_eq!(FileReply { exists: false }.encode_to_vec(), [8, 0]);
+        assert_eq!(FileReply { exists: true }.encode_to_vec(), [8, 1]);
+        let request = FileRequest::decode([10, 3, b'a', b'b', b'c'].as_slice()).unwrap();
+        assert_eq!(request.filename, "abc");
+    }
 }

@@ -176,10 +176,14 @@ pub(crate) struct RestoreArguments {
     /// Wait until the process ends.
     #[arg(long)]
     pub(crate) foreground: bool,
-    /// Leave the images directory and the log, and print where.
+    /// Build a whole images directory first, instead of letting CRIU read the images from the store. Takes
+    /// memory for all pages once more; for a CRIU whose --stream does not work.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
+    /// Leave the images directory and the log, and print where. Implies --no-stream.
     #[arg(long)]
     pub(crate) keep_images: bool,
-    /// Build the images directory in this one instead of in memory.
+    /// Build the images directory in this one instead of in memory. Implies --no-stream.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
     /// Options for CRIU.

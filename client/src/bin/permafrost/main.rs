@@ -4,6 +4,7 @@
 
 mod cli;
 mod context;
+mod delivery;
 mod dump;
 mod failure;
 mod human;

@@ -1,7 +1,6 @@
 //! `permafrost restore`: builds the images directory in memory, and lets CRIU read it.
 
-use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use permafrost_client::criu::options::{Operation, PassedOn};
 use permafrost_client::criu::{Criu, Finished, Run};
 use permafrost_client::origin::ProcessStat;
 use permafrost_client::scratch::Scratch;
-use permafrost_protocol::control::{Checkpoint, Detail, Exported, request};
+use permafrost_protocol::control::{Checkpoint, Detail, request};
 use permafrost_protocol::images::RestoreStats;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use rustix::process::{Pid, WaitOptions};
@@ -18,15 +17,12 @@ use serde::Serialize;
 
 use crate::cli::RestoreArguments;
 use crate::context::Context;
+use crate::delivery::{self, Delivered, Delivery};
 use crate::dump::name_of;
 use crate::failure::{Code, Failure};
 use crate::human;
 use crate::interrupt::Interrupts;
-use crate::progress::Progress;
 use crate::table::facts;
-
-/// How often interrupts are looked at while CRIU runs.
-const TICK: Duration = Duration::from_millis(250);
 
 /// How long a dead process may hold the pid of one that is restored.
 const REAP_PATIENCE: Duration = Duration::from_secs(3);
@@ -37,6 +33,8 @@ struct Report {
     /// Root of the restored tree.
     pid: u32,
     checkpoint: Checkpoint,
+    /// CRIU read the images from the store, and not from a directory.
+    streamed: bool,
     /// Building the images directory.
     fetch_us: u64,
     /// Waiting until the dead of the dump had given their pids back.
@@ -87,8 +85,10 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     }
 
     let purpose = format!("restore-{}", checkpoint.job);
+    let streamed = !(arguments.no_stream || arguments.keep_images || arguments.work_dir.is_some());
     let scratch = match &arguments.work_dir {
-        None => Scratch::in_memory(&purpose, checkpoint.memory_bytes)?,
+        // CRIU's log is all that a streamed restore writes.
+        None => Scratch::in_memory(&purpose, if streamed { 0 } else { checkpoint.memory_bytes })?,
         Some(directory) => {
             let directory = fs::canonicalize(directory)
                 .map_err(|error| Failure::io("use", directory, &error))?;
@@ -102,12 +102,16 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     };
     let (images, work) = (make("images")?, make("work")?);
 
-    let exported = fetch(context, &mut connection, &name, &images, &interrupts)?;
-    drop(connection);
-    let fetch_us = micros(started.elapsed());
-    let waited = wait_until_reaped(&manifest.unwrap_or_default());
+    let delivery = if streamed {
+        Delivery::stream(&images)?
+    } else {
+        Delivery::Directory
+    };
+    let streamed = delivery.is_stream();
 
-    let recorded = exported.origin.unwrap_or_default().restore_options;
+    let manifest = manifest.unwrap_or_default();
+    let waited = wait_until_reaped(&manifest);
+    let recorded = manifest.origin.unwrap_or_default().restore_options;
     let pidfile = work.join("pid");
     let mut run = Run::new(&criu, "restore", &images, &work);
     run.arg("--restore-detached").arg("--pidfile").arg(&pidfile);
@@ -116,13 +120,29 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         run.arg("--restore-sibling");
     }
     run.args(passed_on.on_top_of(&recorded));
-    let finished = run.start(&criu)?.wait(TICK, || {})?;
+    let Delivered {
+        finished,
+        fetch,
+        refusal,
+    } = delivery.run(
+        context,
+        &interrupts,
+        connection,
+        &name,
+        &images,
+        (run, &criu),
+    )?;
     let pid = finished
         .status
         .success()
         .then(|| read_pid(&pidfile))
         .flatten();
     let Some(pid) = pid else {
+        if let Some(refusal) = refusal.filter(delivery::explains) {
+            return Err(interrupts
+                .explain(refusal.into())
+                .during(format!("restore {name}")));
+        }
         return Err(failed(
             &name,
             &checkpoint,
@@ -143,7 +163,8 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     let mut report = Report {
         pid,
         checkpoint,
-        fetch_us,
+        streamed,
+        fetch_us: micros(fetch),
         wait_us: micros(waited),
         criu_us: micros(finished.elapsed),
         total_us: micros(started.elapsed()),
@@ -160,30 +181,6 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         return context.print(&report, human_end);
     }
     context.print(&report, human_report)
-}
-
-fn fetch(
-    context: &Context,
-    connection: &mut permafrost_client::control::Connection,
-    name: &str,
-    images: &Path,
-    interrupts: &Interrupts,
-) -> Result<Exported, Failure> {
-    let directory = File::open(images).map_err(|error| Failure::io("open", images, &error))?;
-    let mut progress = Progress::new(context, format!("fetch {name}"));
-    let export = request::Export {
-        checkpoint: name.to_owned(),
-        small_images_only: false,
-    };
-    connection
-        .call_with(export, Some(directory.as_fd()), &mut |so_far| {
-            progress.update(so_far.done_bytes, so_far.total_bytes);
-        })
-        .map_err(|error| {
-            interrupts
-                .explain(error.into())
-                .during(format!("fetch {name}"))
-        })
 }
 
 fn failed(
@@ -290,9 +287,13 @@ fn human_report(report: &Report) -> String {
             (
                 "in all",
                 format!(
-                    "{}: fetching {}, {}CRIU {}",
+                    "{}: {}{}CRIU {}",
                     human::micros(report.total_us),
-                    human::micros(report.fetch_us),
+                    if report.streamed {
+                        String::new()
+                    } else {
+                        format!("fetching {}, ", human::micros(report.fetch_us))
+                    },
                     if report.wait_us < 10_000 {
                         String::new()
                     } else {
