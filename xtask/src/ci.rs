@@ -177,11 +177,10 @@ fn tests(quick: bool) -> Result<Count> {
 /// Fails when the command does without any test having failed.
 pub(crate) fn run_counted(command: &mut Command) -> Result<Count> {
     let line: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
-    let line = format!(
-        "{} {}",
-        command.get_program().to_string_lossy(),
-        line.join(" ")
-    );
+    let program = std::path::Path::new(command.get_program())
+        .file_name()
+        .unwrap_or(command.get_program());
+    let line = format!("{} {}", program.to_string_lossy(), line.join(" "));
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

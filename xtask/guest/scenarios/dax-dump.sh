@@ -41,3 +41,15 @@ permafrost --json status >/tmp/status
 check "with a clean shutdown behind it" eval '[ "$(json_number unsafe_shutdowns </tmp/status)" = 0 ]'
 check "restore after the restart" permafrost restore guest
 check "sound again" verify
+kill -9 "$PID"
+check "its pid is free again" within 10 gone
+
+# Nothing of ours on CRIU's side: a bare dump of a tree to the well-known port, over TCP.
+start_workload --size-mib 16 --members 2 --shared-mib 4 --threads 2 --open-file
+mkdir -p /tmp/plain
+check "bare criu dump of a tree" criu dump -t "$PID" -D /tmp/plain --page-server --address 127.0.0.1 --port 7117
+check "the tree is gone" within 10 gone
+permafrost ls
+check "adopt" permafrost adopt --job plain --images-dir /tmp/plain
+check "restore of the adopted" permafrost restore plain
+check "the tree is sound" verify
