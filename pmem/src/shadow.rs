@@ -81,8 +81,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Refers to pages that the parent has at the same indices, without reading them. Every one must
-    /// be there.
+    /// Refers to pages that the parent has at the same indices, with the flags they have there, without
+    /// reading them. Every one must be there.
     ///
     /// # Errors
     /// [`ShadowError::MissingInParent`] names the first page that is not; others as for
@@ -92,7 +92,6 @@ impl Shadow {
         w: &mut MapWriter,
         first_index: u64,
         pages: u64,
-        flags: u16,
         parent: &mut MapCursor,
     ) -> Result<(), ShadowError> {
         w.admit(first_index, pages)?;
@@ -104,6 +103,7 @@ impl Shadow {
                 .lookup(index)?
                 .ok_or(ShadowError::MissingInParent { index })?;
             let (skip, part) = (index - run.first_index, run.end_index().min(end) - index);
+            let flags = run.flags;
             match run.kind {
                 RunKind::Zero => w.push_zero(&mut self.out, index, flags, part)?,
                 RunKind::Stored { location, .. } => {

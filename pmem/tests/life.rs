@@ -128,7 +128,7 @@ fn equal_pages_are_stored_once_and_outlive_their_parent() {
     shadow
         .append(&mut map, 0, 0, &pages(&[1, 9, 0]), Some(&mut cursor))
         .unwrap();
-    shadow.reference(&mut map, 3, 2, 0, &mut cursor).unwrap();
+    shadow.reference(&mut map, 3, 2, &mut cursor).unwrap();
     shadow
         .append(&mut map, 5, 0, &pages(&[6, 7]), Some(&mut cursor))
         .unwrap();
@@ -182,7 +182,7 @@ fn holes_that_the_parent_lacks_are_refused() {
     ] {
         let mut shadow = region.begin();
         let mut map = shadow.map();
-        let refused = shadow.reference(&mut map, index, pages, 0, &mut first.map(&root).cursor());
+        let refused = shadow.reference(&mut map, index, pages, &mut first.map(&root).cursor());
         assert!(
             matches!(refused, Err(ShadowError::MissingInParent { index }) if index == missing),
             "{refused:?}"

@@ -289,9 +289,9 @@ impl Player {
             Some((cursor, old)) => (Some(cursor), old),
             None => (None, Vec::new()),
         };
-        let old: BTreeMap<u64, Salt> = old
+        let old: BTreeMap<u64, (u16, Salt)> = old
             .into_iter()
-            .map(|(index, _, salt)| (index, salt))
+            .map(|(index, flags, salt)| (index, (flags, salt)))
             .collect();
         let mut index = 0;
         for _ in 0..self.rng.below(24) {
@@ -303,13 +303,13 @@ impl Player {
             let flags = u16::from(self.rng.one_in(5));
             let salt = match (self.rng.below(4), old.get(&index)) {
                 (0, _) => 0,
-                (1 | 2, Some(&old)) => old,
+                (1 | 2, Some(&(_, old))) => old,
                 _ => self.rng.next(),
             };
             match (&mut cursor, old.get(&index)) {
-                (Some(cursor), Some(&old)) if self.rng.one_in(2) => {
-                    shadow.reference(&mut map, index, 1, flags, cursor)?;
-                    pages.push((index, flags, old));
+                (Some(cursor), Some(&(old_flags, old))) if self.rng.one_in(2) => {
+                    shadow.reference(&mut map, index, 1, cursor)?;
+                    pages.push((index, old_flags, old));
                 }
                 (cursor, _) => {
                     shadow.append(&mut map, index, flags, &page(salt), cursor.as_mut())?;

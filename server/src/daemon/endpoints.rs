@@ -122,8 +122,12 @@ fn serve(shared: &Arc<Shared>, session: Arc<Session>, connection: Connection, on
                     });
             match outcome {
                 Ok(Outcome::Closed) => tracing::debug!(session = %session.id, "pages complete"),
-                Ok(Outcome::Empty) if once => store.forget_session(&session.id),
-                Ok(Outcome::Empty) => session.reopen(),
+                Ok(Outcome::Empty) => {
+                    session.reopen();
+                    if once {
+                        store.forget_session(&session.id);
+                    }
+                }
                 // The sink has noted why.
                 Ok(Outcome::Refused(_)) => {}
                 Err(error) => session.fail(ErrorCode::SessionFailed, &error.to_string()),

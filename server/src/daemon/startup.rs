@@ -75,7 +75,7 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
     let (catalog, opened) = SledCatalog::open_or_replace(&config.data_dir.join("catalog"))?;
     let origin = match opened {
         Opened::Existing => "opened".to_owned(),
-        Opened::Created => "rebuilt: there was none".to_owned(),
+        Opened::Created => "built: there was none".to_owned(),
         Opened::Replaced { aside, reason } => {
             tracing::warn!(%reason, aside = %aside.display(), "catalog put aside and rebuilt from the region");
             format!(
@@ -96,7 +96,6 @@ fn open_region(config: &Config, path: &Path) -> Result<(Arc<Region>, Guarantee),
     let options = OpenOptions {
         require_dax: config.require_dax,
         populate: true,
-        ..OpenOptions::default()
     };
     let medium = open_medium(path, size_bytes, &options).map_err(|source| StartError::Medium {
         path: path.to_owned(),
@@ -137,12 +136,10 @@ pub(super) fn prepare_run_dir(path: &Path) -> Result<(), StartError> {
     let sessions = path.join("sessions");
     // Endpoints of a daemon that is gone.
     match std::fs::remove_dir_all(&sessions) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            return Err(StartError::Directory {
-                path: sessions,
-                source,
-            });
-        }
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StartError::Directory {
+            path: sessions,
+            source,
+        }),
         _ => make_private_dir(&sessions),
     }
 }

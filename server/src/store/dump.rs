@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use permafrost_pmem::{Checkpoint, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Region, Shadow};
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
-use permafrost_protocol::manifest::{AddressSpace, Manifest};
-use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
+use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
+use permafrost_protocol::pageserver::SpaceId;
 
 use super::StoreError;
 
@@ -21,26 +21,29 @@ pub struct Parent {
 }
 
 impl Parent {
-    fn space(&self, id: SpaceId) -> Option<&AddressSpace> {
-        let wanted = i32::from(id.space_type);
-        self.manifest
-            .spaces
-            .iter()
-            .find(|space| space.space_type == wanted && space.id == id.id)
-    }
-
     /// Whether it has that address space.
     #[must_use]
     pub(super) fn has(&self, id: SpaceId) -> bool {
         self.space(id).is_some()
     }
 
-    fn cursor(&self, id: SpaceId) -> Result<Option<MapCursor>, StoreError> {
-        let Some(space) = self.space(id) else {
-            return Ok(None);
-        };
-        let root = map_root(&space.map_root)?;
-        Ok(Some(self.checkpoint.map(&root).cursor()))
+    fn space(&self, id: SpaceId) -> Option<&AddressSpace> {
+        let mut spaces = self.manifest.spaces.iter();
+        spaces.find(|space| space.space_type() == id.space_type && space.id == id.id)
+    }
+
+    /// What to compare a space with: its namesake, or for shared memory, whose ids are new after every
+    /// restore, the one that came at the same place in the dump. A wrong guess finds little equal, and costs
+    /// a comparison of checksums.
+    fn counterpart(&self, id: SpaceId, shared_before: usize) -> Option<&AddressSpace> {
+        let shared = SpaceType::SharedMemory;
+        self.space(id).or_else(|| {
+            let mut spaces = self.manifest.spaces.iter();
+            let mut at_same_place = spaces.by_ref().filter(|space| space.space_type() == shared);
+            at_same_place
+                .nth(shared_before)
+                .filter(|_| id.space_type == shared)
+        })
     }
 }
 
@@ -64,7 +67,10 @@ struct Current {
     id: SpaceId,
     pages_id: u32,
     map: MapWriter,
+    /// What its pages are compared with.
     parent: Option<MapCursor>,
+    /// Whether that is the same space, so that holes may refer to it.
+    has_parent: bool,
 }
 
 /// All pages are in; what is missing is the small images and the seal.
@@ -94,20 +100,23 @@ impl DumpBuilder {
     /// No room for the finished space's map.
     pub(super) fn open(&mut self, id: SpaceId, pages_id: Option<u32>) -> Result<bool, StoreError> {
         self.finish_space()?;
-        let parent = self
-            .parent
-            .as_ref()
-            .map(|parent| parent.cursor(id))
-            .transpose()?
-            .flatten();
-        let has_parent = parent.is_some();
+        let mut cursor = None;
+        if let Some(parent) = &self.parent {
+            let shared = |space: &&AddressSpace| space.space_type() == SpaceType::SharedMemory;
+            let shared_before = self.spaces.iter().filter(shared).count();
+            if let Some(space) = parent.counterpart(id, shared_before) {
+                cursor = Some(parent.checkpoint.map(&map_root(&space.map_root)?).cursor());
+            }
+        }
         let counted = u32::try_from(self.spaces.len()).unwrap_or(u32::MAX);
         let pages_id = pages_id.unwrap_or(FIRST_SERVED_PAGES_ID.saturating_add(counted));
+        let has_parent = self.has_parent(id);
         self.current = Some(Current {
             id,
             pages_id,
             map: self.shadow.map(),
-            parent,
+            parent: cursor,
+            has_parent,
         });
         Ok(has_parent)
     }
@@ -141,7 +150,7 @@ impl DumpBuilder {
     pub(super) fn hole(&mut self, vaddr: u64, nr_pages: u64) -> Result<(), StoreError> {
         let current = self.current.as_mut().ok_or_else(no_space_open)?;
         let id = current.id;
-        let Some(parent) = current.parent.as_mut() else {
+        let Some(parent) = current.parent.as_mut().filter(|_| current.has_parent) else {
             return Err(StoreError::Invalid {
                 message: format!(
                     "hole of {nr_pages} pages at {vaddr:#x} of {id}, which the parent does not have"
@@ -149,13 +158,8 @@ impl DumpBuilder {
                 hint: "dump without --prev-images-dir, or into a session of the job that has the parent",
             });
         };
-        self.shadow.reference(
-            &mut current.map,
-            vaddr / PAGE_BYTES,
-            nr_pages,
-            PE_PRESENT,
-            parent,
-        )?;
+        self.shadow
+            .reference(&mut current.map, vaddr / PAGE_BYTES, nr_pages, parent)?;
         Ok(())
     }
 

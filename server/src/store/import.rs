@@ -227,12 +227,9 @@ impl Chain<'_> {
             let stretch = (entry.nr_pages * PAGE_BYTES - (at - entry.vaddr)).min(end - at);
             if entry.flags & PE_PRESENT != 0 {
                 let from = entry.at + (at - entry.vaddr);
-                copy(
-                    &self.layers[depth].pages,
-                    from,
-                    stretch,
-                    &mut |done, bytes| take(at + done, flags & !PE_PARENT | PE_PRESENT, bytes),
-                )?;
+                copy(&self.layers[depth].pages, from, stretch, |done, bytes| {
+                    take(at + done, flags & !PE_PARENT | PE_PRESENT, bytes)
+                })?;
             } else if entry.flags & PE_PARENT != 0 {
                 self.open_parent(top, depth)?;
                 self.read(top, depth + 1, at, stretch / PAGE_BYTES, flags, take)?;
@@ -274,7 +271,7 @@ fn copy(
     pages: &File,
     from: u64,
     len: u64,
-    take: &mut dyn FnMut(u64, &[u8]) -> Result<(), StoreError>,
+    mut take: impl FnMut(u64, &[u8]) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     let mut buffer = vec![0_u8; usize::try_from(CHUNK_BYTES.min(len)).unwrap_or(PAGE_SIZE)];
     let mut done = 0;

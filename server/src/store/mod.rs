@@ -31,6 +31,9 @@ use crate::catalog::{Catalog, reconcile};
 pub use error::StoreError;
 pub use session::{Session, SessionRequest, SessionSink};
 
+/// Failed sessions that `permafrost status` can show.
+const MAX_FAILED_SESSIONS: usize = 64;
+
 /// How far a long operation is: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
@@ -131,8 +134,9 @@ impl Store {
             (Some(guard), parent)
         };
         let session = Session::new(request, parent, guard);
-        self.sessions()
-            .insert(session.id.clone(), Arc::clone(&session));
+        let mut sessions = self.sessions();
+        forget_old_failures(&mut sessions);
+        sessions.insert(session.id.clone(), Arc::clone(&session));
         Ok(session)
     }
 
@@ -325,6 +329,19 @@ impl Store {
         self.region.delete(checkpoint.id())?;
         self.catalog.remove(record)?;
         Ok(())
+    }
+}
+
+/// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory.
+fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
+    let failed = sessions
+        .values()
+        .filter(|session| matches!(*session.phase(), Phase::Failed { .. }));
+    if failed.clone().count() >= MAX_FAILED_SESSIONS
+        && let Some(oldest) = failed.min_by_key(|session| session.opened)
+    {
+        let id = oldest.id.clone();
+        sessions.remove(&id);
     }
 }
 

@@ -148,7 +148,7 @@ impl Store {
             } else {
                 0
             },
-            origin: origin.or(manifest.origin),
+            origin: merged(manifest.origin, origin),
             images,
             spaces: manifest.spaces,
             session: manifest.session,
@@ -236,6 +236,18 @@ impl Store {
         }
         Ok(summary)
     }
+}
+
+/// What was known when the session was opened, and what whoever adopts it adds.
+fn merged(known: Option<Origin>, added: Option<Origin>) -> Option<Origin> {
+    let (Some(mut known), Some(added)) = (known.clone(), added.clone()) else {
+        return added.or(known);
+    };
+    known.restore_options.extend(added.restore_options);
+    if known.criu_version.is_empty() {
+        known.criu_version = added.criu_version;
+    }
+    Some(known)
 }
 
 /// A directory that does not belong to the pages would make a checkpoint that cannot be restored; better now

@@ -98,6 +98,10 @@ impl Session {
         self.ended.subscribe()
     }
 
+    fn is_over(&self) -> bool {
+        *self.ended.borrow()
+    }
+
     pub(super) fn end(&self) {
         self.ended.send_replace(true);
     }
@@ -244,10 +248,11 @@ impl SessionSink {
         &mut self,
         take: impl FnOnce(&mut DumpBuilder) -> Result<T, StoreError>,
     ) -> Result<T, SinkError> {
-        let taken = match &mut self.builder {
-            Some(builder) => take(builder),
-            None => return Err(over()),
-        };
+        if self.session.is_over() {
+            // Discarded from outside in mid-dump: what it holds is wanted by others.
+            self.builder = None;
+        }
+        let taken = take(self.builder.as_mut().ok_or_else(over)?);
         self.refused(taken)
     }
 
@@ -302,5 +307,15 @@ impl PageSink for SessionSink {
     fn abort(&mut self, reason: &str) {
         self.builder = None;
         self.session.fail(self.failure, reason);
+    }
+}
+
+impl Drop for SessionSink {
+    fn drop(&mut self) {
+        // A thread that dies of a defect must not leave the job locked.
+        if matches!(*self.session.phase(), Phase::Receiving) {
+            self.session
+                .fail(ErrorCode::Internal, "its connection was dropped");
+        }
     }
 }
