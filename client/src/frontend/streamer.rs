@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -31,15 +31,67 @@ pub trait ImageSource: Sync {
     /// The image of that name, if there is one.
     fn find(&self, name: &str) -> Option<Self::Image>;
 
-    /// Writes an image, verified, to `out`; bytes written.
+    /// Writes an image, verified, to `pipe`; bytes written.
     ///
     /// # Errors
     /// See [`ImageError`].
-    fn write(
-        &self,
-        image: &Self::Image,
-        out: &mut dyn Write,
-    ) -> Result<u64, ImageError<Self::Error>>;
+    fn write(&self, image: &Self::Image, pipe: &mut Pipe) -> Result<u64, ImageError<Self::Error>>;
+}
+
+/// What CRIU reads an image from.
+pub struct Pipe {
+    end: File,
+    capacity_bytes: u64,
+}
+
+impl Pipe {
+    fn new(end: OwnedFd) -> io::Result<Self> {
+        // A user's pipes may be at their limit already; the size it has is then good enough.
+        if let Err(error) = rustix::pipe::fcntl_setpipe_size(&end, PIPE_BYTES) {
+            tracing::debug!(%error, "pipe left at its default size");
+        }
+        let capacity = rustix::pipe::fcntl_getpipe_size(&end)?;
+        Ok(Self {
+            end: File::from(end),
+            capacity_bytes: capacity as u64,
+        })
+    }
+
+    /// How much can be in the pipe, unread.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// Lets the pipe refer to `len_bytes` bytes at `at` of `file`, without copying them: they must not change
+    /// until CRIU has read them. That is so, at the latest, when [`Pipe::capacity_bytes`] more bytes have been
+    /// written.
+    ///
+    /// # Errors
+    /// CRIU has closed its end, or `file` ends early.
+    pub fn splice(&mut self, file: BorrowedFd<'_>, at: u64, len_bytes: u64) -> io::Result<()> {
+        let (mut at, end) = (at, at + len_bytes);
+        while at < end {
+            let len = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let flags = rustix::pipe::SpliceFlags::empty();
+            match rustix::pipe::splice(file, Some(&mut at), &self.end, None, len, flags) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.end.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Why an image could not be given.
@@ -178,10 +230,7 @@ fn give<S: ImageSource>(
     pipe: OwnedFd,
     served: &AtomicU64,
 ) -> Result<(), StreamError<S::Error>> {
-    if let Err(error) = rustix::pipe::fcntl_setpipe_size(pipe.as_fd(), PIPE_BYTES) {
-        tracing::debug!(%error, "pipe left at its default size");
-    }
-    match source.write(image, &mut File::from(pipe)) {
+    match source.write(image, &mut Pipe::new(pipe)?) {
         Ok(bytes) => {
             served.fetch_add(bytes, Ordering::Relaxed);
             Ok(())

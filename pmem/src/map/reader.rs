@@ -1,6 +1,7 @@
 //! Reading a checkpoint's pages through a map.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use zerocopy::IntoBytes;
@@ -126,6 +127,26 @@ impl PageMap {
             }
         }
         Ok(bytes)
+    }
+
+    /// Where a run's pages are in the medium's file, once every one of them was verified: `None` where there is
+    /// no file, or for zeros. For `splice`, after which the pipe refers to the pages themselves: the checkpoint
+    /// must be kept until they have been read out of it.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn splice_source(&self, run: &Run) -> Result<Option<(BorrowedFd<'_>, u64)>, PageError> {
+        let space = self.checkpoint.space();
+        let (Some(file), RunKind::Stored { location, .. }) = (space.medium.file(), run.kind) else {
+            return Ok(None);
+        };
+        self.read(run)?;
+        let place = space
+            .geometry
+            .place(location, run.pages)
+            .map_err(|_| outside(location))?;
+        let at = space.geometry.segment_at(place.segment) + u64::from(place.page) * PAGE_BYTES;
+        Ok(Some((file, at)))
     }
 
     /// Passes on a blob's bytes, `len_bytes` of them, in pieces of at most a segment.

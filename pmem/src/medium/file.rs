@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapRaw;
@@ -25,6 +26,8 @@ pub(super) struct MappedFile {
     map: Arc<MmapRaw>,
     /// Also keeps the lock on the region.
     file: File,
+    /// The same file for reading only, to be lent; `None` where `/proc` is not there to open it by.
+    reading: Option<File>,
     guarantee: Guarantee,
     /// Page-aligned (start, end) flushed and not yet fenced.
     pending: Mutex<Vec<(u64, u64)>>,
@@ -40,6 +43,7 @@ impl MappedFile {
             .len(to_usize(len_bytes))
             .map_raw(&file)?;
         let map = Arc::new(map);
+        let reading = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
         Ok(Self {
             // SAFETY: mapped readable and writable for as long as `map` lives, beside it. The file was
             // allocated to its length and is locked; who truncates it all the same breaks the contract
@@ -47,6 +51,7 @@ impl MappedFile {
             raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len()) },
             map,
             file,
+            reading,
             guarantee,
             pending: Mutex::default(),
             failed: Mutex::default(),
@@ -89,6 +94,10 @@ impl Medium for MappedFile {
 
     fn guarantee(&self) -> &Guarantee {
         &self.guarantee
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.reading.as_ref().map(File::as_fd)
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
@@ -147,7 +156,6 @@ impl Medium for MappedFile {
 
 /// `sync_file_range(SYNC_FILE_RANGE_WRITE)`, which neither rustix nor memmap2 has.
 fn start_write_back(file: &File, start: u64, len_bytes: u64) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
     let (Ok(start), Ok(len)) = (i64::try_from(start), i64::try_from(len_bytes)) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };

@@ -12,6 +12,7 @@ pub mod sim;
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 
 pub use open::{OpenOptions, create_medium_in_memory, open_medium};
 
@@ -90,6 +91,12 @@ pub trait Medium: Send + Sync {
 
     /// What durability means here.
     fn guarantee(&self) -> &Guarantee;
+
+    /// The file behind the medium, for reading only, at the same offsets: for `splice`, which moves pages
+    /// into a pipe without copying them.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Copies bytes out.
     ///

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use permafrost_client::frontend::{self, ImageError, ImageSource, StreamError};
+use permafrost_client::frontend::{self, ImageError, ImageSource, Pipe, StreamError};
 use permafrost_pmem::RunKind;
 use permafrost_protocol::control;
 use permafrost_protocol::images::ImageName;
@@ -92,11 +92,11 @@ impl ImageSource for Reader {
         }
     }
 
-    fn write(&self, wanted: &Wanted, out: &mut dyn Write) -> Result<u64, ImageError<StoreError>> {
+    fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<StoreError>> {
         match *wanted {
             Wanted::Small(at) => {
                 let image = &self.manifest.images[at];
-                self.small(image, |bytes| out.write_all(bytes))
+                self.small(image, |bytes| pipe.write_all(bytes))
                     .map_err(|error| match error {
                         ReadError::Store(error) => ImageError::Source(error),
                         ReadError::Sink(error) => ImageError::Out(error),
@@ -107,10 +107,10 @@ impl ImageSource for Reader {
                 let pagemap = self
                     .pagemap(&self.manifest.spaces[at])
                     .map_err(ImageError::Source)?;
-                out.write_all(&pagemap)?;
+                pipe.write_all(&pagemap)?;
                 Ok(pagemap.len() as u64)
             }
-            Wanted::Pages(at) => write_pages(self, &self.manifest.spaces[at], out),
+            Wanted::Pages(at) => write_pages(self, &self.manifest.spaces[at], pipe),
         }
     }
 }
@@ -118,33 +118,44 @@ impl ImageSource for Reader {
 fn write_pages(
     reader: &Reader,
     space: &AddressSpace,
-    out: &mut dyn Write,
+    pipe: &mut Pipe,
 ) -> Result<u64, ImageError<StoreError>> {
     let map = reader.map(space).map_err(ImageError::Source)?;
     let corrupt = |index, source| ImageError::Source(reader.corrupt(space, index, source));
+    let total = space.pages * PAGE_BYTES;
     let mut written = 0;
     for run in map.runs() {
         let run = run.map_err(|source| corrupt(0, source))?;
         let bytes = u64::from(run.pages) * PAGE_BYTES;
-        if matches!(run.kind, RunKind::Zero) {
-            write_zeros(out, bytes)?;
-        } else {
-            out.write_all(
-                map.read(&run)
-                    .map_err(|source| corrupt(run.first_index, source))?,
-            )?;
-        }
         written += bytes;
+        // Spliced pages are the region's own, which may change hands once the checkpoint is let go. So the last
+        // ones, a pipe full, are copied: when they are in, CRIU has read all that were not.
+        let spliced = if total.saturating_sub(written) >= pipe.capacity_bytes() {
+            map.splice_source(&run)
+                .map_err(|source| corrupt(run.first_index, source))?
+        } else {
+            None
+        };
+        match (spliced, &run.kind) {
+            (Some((file, at)), _) => pipe.splice(file, at, bytes)?,
+            (None, RunKind::Zero) => write_zeros(pipe, bytes)?,
+            (None, RunKind::Stored { .. }) => {
+                pipe.write_all(
+                    map.read(&run)
+                        .map_err(|source| corrupt(run.first_index, source))?,
+                )?;
+            }
+        }
     }
     Ok(written)
 }
 
-fn write_zeros(out: &mut dyn Write, mut bytes: u64) -> io::Result<()> {
+fn write_zeros(pipe: &mut Pipe, mut bytes: u64) -> io::Result<()> {
     while bytes > 0 {
         let chunk = usize::try_from(bytes)
             .unwrap_or(usize::MAX)
             .min(ZEROS.len());
-        out.write_all(&ZEROS[..chunk])?;
+        pipe.write_all(&ZEROS[..chunk])?;
         bytes -= chunk as u64;
     }
     Ok(())
