@@ -30,11 +30,8 @@ impl std::ops::AddAssign for Count {
 
 /// Runs everything; `quick` leaves out what takes minutes: fuzzing and the guest, and most crash cuts.
 ///
-/// The last line is the summary, alone on its line.
-///
-/// # Errors
-/// Fails when anything did.
-pub(crate) fn run(quick: bool) -> Result<()> {
+/// The last line of all output is the summary, alone on its line; whether all is well is the answer.
+pub(crate) fn run(quick: bool) -> Result<bool> {
     let mut total = Count::default();
     let mut failures = Vec::new();
     let begun = Instant::now();
@@ -70,10 +67,7 @@ pub(crate) fn run(quick: bool) -> Result<()> {
     };
     println!("{} passed, {} failed{skipped}", total.passed, total.failed);
     std::io::stdout().flush().context("write the summary")?;
-    if total.failed > 0 {
-        bail!("{} failed", failures.join(", "));
-    }
-    Ok(())
+    Ok(total.failed == 0)
 }
 
 type Step = Box<dyn FnOnce() -> Result<Count>>;

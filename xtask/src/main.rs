@@ -57,7 +57,12 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Soak(options) => soak::run(&options),
-        Task::Test { quick } => ci::run(quick),
+        Task::Test { quick } => match ci::run(quick) {
+            Ok(true) => Ok(()),
+            // It has said why, and its summary is to stay the last line.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error),
+        },
         Task::Fuzz { seconds } => run_fuzz(seconds),
         Task::Guest { scenarios } => guest(&scenarios),
     };
