@@ -147,7 +147,7 @@ pub enum OpenError {
     /// Blank, or a format that was cut short: no checkpoint was ever in it. Format it.
     #[error("no region here: the medium is blank or its first format did not finish")]
     NotARegion,
-    /// Neither superblock is usable.
+    /// Neither superblock is usable; if both are blank, there is something of a region behind them.
     #[error("both superblocks are damaged (first: {first}; second: {second})")]
     BothSuperblocksCorrupt {
         /// The first one's fault.

@@ -7,13 +7,17 @@ use crate::layout::{RECORD_BYTES, Superblock};
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// Bytes of the two superblocks, a page each.
-const SUPERBLOCKS_BYTES: u64 = 2 * PAGE_BYTES;
+pub(crate) const SUPERBLOCKS_BYTES: u64 = 2 * PAGE_BYTES;
 pub(crate) const MIN_SEGMENT_BYTES: u32 = 64 << 10;
 pub(crate) const MAX_SEGMENT_BYTES: u32 = 2 << 20;
 /// Records that fill a page: halves are whole pages.
 const RECORDS_PER_PAGE: u32 = 32;
 const _: () = assert!(RECORDS_PER_PAGE as usize * RECORD_BYTES == PAGE_SIZE);
 const MAX_JOURNAL_RECORDS: u32 = 1 << 20;
+/// Where segment 0 is at the latest.
+pub(crate) const LAST_SEGMENTS_AT: u64 = (SUPERBLOCKS_BYTES
+    + 2 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64)
+    .next_multiple_of(MAX_SEGMENT_BYTES as u64);
 
 /// Sizes and offsets of a region's parts, consistent by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,9 +8,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::PAGE_BYTES;
 use crate::convert::{to_u64, to_usize};
 use crate::error::{OpenError, SuperblockFault};
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, LAST_SEGMENTS_AT, MIN_SEGMENT_BYTES, SUPERBLOCKS_BYTES};
 use crate::ids::RegionUuid;
-use crate::layout::{FORMAT_VERSION, STATE_CLEAN, STATE_OPEN, SUPERBLOCK_MAGIC, Superblock};
+use crate::layout::{
+    FORMAT_VERSION, RECORD_BYTES, STATE_CLEAN, STATE_OPEN, SUPERBLOCK_MAGIC, Superblock,
+};
 use crate::medium::Medium;
 
 /// What the superblocks say, and which of them says it.
@@ -116,11 +118,14 @@ pub(crate) fn load(medium: &dyn Medium) -> Result<Chosen, OpenError> {
             state,
             other_damaged: true,
         }),
-        // The first format was cut short before or while its first superblock was written. Later on
-        // the second slot is never blank again before anything is sealed.
-        (Err(_), Err(SuperblockFault::Blank)) if is_unfinished(medium)? => {
+        // The first format was cut short before or while its first superblock was written: the second slot
+        // is blank until the first open, and nothing is sealed before that.
+        (Err(_), Err(SuperblockFault::Blank))
+            if is_unfinished(medium)? && is_blank_behind(medium)? =>
+        {
             Err(OpenError::NotARegion)
         }
+        // Also both blank with something of a region behind them: lost, by no crash.
         (Err(first), Err(second)) => Err(OpenError::BothSuperblocksCorrupt { first, second }),
     }
 }
@@ -132,8 +137,37 @@ fn is_unfinished(medium: &dyn Medium) -> Result<bool, OpenError> {
     medium.read(0, &mut page)?;
     let (block, rest) = page.split_at(size_of::<Superblock>());
     let magic = &block[..SUPERBLOCK_MAGIC.len()];
-    let ours = magic == SUPERBLOCK_MAGIC || magic.iter().all(|&b| b == 0);
-    Ok(ours && rest.iter().all(|&b| b == 0))
+    let ours = magic == SUPERBLOCK_MAGIC || is_zero(magic);
+    Ok(ours && is_zero(rest))
+}
+
+/// Whether there is nothing behind the superblocks but what a first format writes: the first journal
+/// half's header.
+///
+/// Looks where anything that was ever sealed has left something, whatever the geometry: the first
+/// records of the first half (a compaction into the other one erases its header only), and every place where
+/// segment 0 can begin, which is the first to be allocated and whose header is never erased. Reads at most
+/// 4128 pages.
+fn is_blank_behind(medium: &dyn Medium) -> Result<bool, OpenError> {
+    let step = u64::from(MIN_SEGMENT_BYTES);
+    let end = medium.capacity_bytes().min(LAST_SEGMENTS_AT + PAGE_BYTES);
+    let mut journal = vec![0; to_usize(end.min(step).saturating_sub(SUPERBLOCKS_BYTES))];
+    medium.read(SUPERBLOCKS_BYTES, &mut journal)?;
+    if !is_zero(journal.get(RECORD_BYTES..).unwrap_or_default()) {
+        return Ok(false);
+    }
+    let mut page = vec![0; to_usize(PAGE_BYTES)];
+    for at in (step..end).step_by(to_usize(step)) {
+        medium.read(at, &mut page)?;
+        if !is_zero(&page) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&b| b == 0)
 }
 
 fn load_slot(
@@ -145,7 +179,7 @@ fn load_slot(
     let Ok((block, _)) = Superblock::read_from_prefix(&page) else {
         return Ok(Err(SuperblockFault::Blank));
     };
-    if page.iter().all(|&b| b == 0) {
+    if is_zero(&page) {
         return Ok(Err(SuperblockFault::Blank));
     }
     if block.magic != SUPERBLOCK_MAGIC {

@@ -7,12 +7,13 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use permafrost_pmem::layout::{
-    FORMAT_VERSION, NODE_MAGIC, RECORD_BYTES, ROOT_MAGIC, RecordCopy, SEGMENT_MAGIC, Superblock,
+    FORMAT_VERSION, NODE_MAGIC, RECORD_BYTES, ROOT_MAGIC, RecordCopy, SEGMENT_MAGIC,
+    SUPERBLOCK_MAGIC, Superblock,
 };
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
     CheckpointId, FormatOptions, JournalFault, MapRoot, Medium, OpenError, OpenOptions, PAGE_SIZE,
-    PageError, RecoveryReport, Region, RunKind, open_medium,
+    PageError, RecoveryReport, Region, RunKind, SuperblockFault, open_medium,
 };
 
 const FORMAT: FormatOptions = FormatOptions {
@@ -172,6 +173,62 @@ fn blank_and_foreign_media_are_no_regions() {
     foreign[..100].fill(0);
     foreign[32..48].fill(7);
     assert!(matches!(open(&foreign), Err(OpenError::NotARegion)));
+}
+
+#[test]
+fn lost_superblocks_are_refused_while_anything_of_a_region_is_left() {
+    let (image, _) = sealed();
+    let (journal, segments) = (2 * PAGE_SIZE, 64 << 10);
+    assert!(image[segments..].starts_with(&SEGMENT_MAGIC));
+    let refused = |image: &[u8], what: &str| {
+        let error = open(image).map(|_| ()).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                OpenError::BothSuperblocksCorrupt {
+                    second: SuperblockFault::Blank,
+                    ..
+                }
+            ),
+            "{what}: {error}"
+        );
+    };
+    // As by `dd if=/dev/zero bs=8k count=1`.
+    let mut blanked = image.clone();
+    blanked[..journal].fill(0);
+    refused(&blanked, "superblocks blank");
+    let mut torn = blanked.clone();
+    torn[..8].copy_from_slice(&SUPERBLOCK_MAGIC);
+    refused(&torn, "superblock torn");
+    let mut no_journal = image.clone();
+    no_journal[..segments].fill(0);
+    refused(&no_journal, "journal blank, too");
+    let mut no_segments = blanked.clone();
+    no_segments[segments..].fill(0);
+    refused(&no_segments, "segments blank, too");
+    // The second half in force, and the extents of the first lost with the superblocks.
+    no_segments[journal..journal + 32 * RECORD_BYTES].fill(0);
+    no_segments[journal + 32 * RECORD_BYTES..][..RECORD_BYTES].fill(7);
+    refused(&no_segments, "only a header of the second half left");
+    // A larger segment size moves the first one, the journal's size does, too.
+    for segments in [128 << 10, 5 << 16] {
+        let mut later = vec![0; CAPACITY];
+        later[segments..segments + 8].copy_from_slice(&SEGMENT_MAGIC);
+        refused(&later, "a segment further back");
+    }
+}
+
+#[test]
+fn an_unfinished_first_format_is_no_region() {
+    let medium = Arc::new(SimMedium::new(CAPACITY));
+    Region::format(Arc::clone(&medium) as Arc<dyn Medium>, &FORMAT).unwrap();
+    let mut image = medium.image();
+    assert!(image[2 * PAGE_SIZE..][..RECORD_BYTES] != [0; RECORD_BYTES]);
+    // The journal is written, the first superblock not at all, or in part.
+    image[32..40].fill(0);
+    assert!(matches!(open(&image), Err(OpenError::NotARegion)));
+    image[..PAGE_SIZE].fill(0);
+    assert!(matches!(open(&image), Err(OpenError::NotARegion)));
 }
 
 /// Changes a superblock and makes its checksum right again.
