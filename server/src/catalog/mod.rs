@@ -3,12 +3,12 @@
 //! On one machine it is an index over the regions and nothing more: what it says and a region does not is
 //! wrong, and [`reconcile`] makes it right at every start.
 
+mod reconcile;
 mod sled;
-
-use std::collections::HashMap;
 
 use permafrost_protocol::control::Checkpoint;
 
+pub use self::reconcile::{Hidden, Reconciled, reconcile};
 pub use self::sled::{Opened, SledCatalog};
 
 /// An index of checkpoints. Parked ones (no job yet) are found by their session.
@@ -72,36 +72,4 @@ pub enum CatalogError {
         #[source]
         source: prost::DecodeError,
     },
-}
-
-/// Makes the index say what the regions say: `truth` are the regions' checkpoints by id, and `load` reads the
-/// summary of one that the index lacks or has differently. Returns how many records had to be changed.
-///
-/// A difference is what a crash between a region's journal record and the index leaves behind, or a lost index.
-///
-/// # Errors
-/// The index cannot be read or written, or `load` fails.
-pub fn reconcile<E: From<CatalogError>>(
-    catalog: &dyn Catalog,
-    truth: &HashMap<String, bool>,
-    mut load: impl FnMut(&str) -> Result<Checkpoint, E>,
-) -> Result<usize, E> {
-    let mut changed = 0;
-    let mut known = HashMap::new();
-    for record in catalog.list(None)? {
-        match truth.get(&record.id) {
-            Some(&pinned) if pinned == record.pinned => {
-                known.insert(record.id, ());
-            }
-            _ => {
-                catalog.remove(&record)?;
-                changed += 1;
-            }
-        }
-    }
-    for id in truth.keys().filter(|id| !known.contains_key(*id)) {
-        catalog.put(&load(id)?)?;
-        changed += 1;
-    }
-    Ok(changed)
 }

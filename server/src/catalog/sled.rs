@@ -253,40 +253,4 @@ mod tests {
         assert!(aside.join("conf").exists());
         assert!(catalog.list(None).unwrap().is_empty());
     }
-
-    #[test]
-    fn reconciling_follows_the_regions() {
-        let dir = tempfile::tempdir().unwrap();
-        let (catalog, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
-        for generation in 1..=3 {
-            catalog.put(&sealed("a", generation)).unwrap();
-        }
-        // The region: a@2 is gone, a@3 was pinned, b@1 is new.
-        let truth = [("a-1", false), ("a-3", true), ("b-1", false)]
-            .map(|(id, pinned)| (id.to_owned(), pinned))
-            .into();
-        let changed = super::super::reconcile(&catalog, &truth, |id| {
-            let (job, generation) = id.split_once('-').unwrap();
-            Ok::<_, CatalogError>(Checkpoint {
-                pinned: truth[id],
-                ..sealed(job, generation.parse().unwrap())
-            })
-        });
-        // Gone, changed (removed and added), added.
-        assert_eq!(changed.unwrap(), 4);
-        let listed: Vec<_> = catalog
-            .list(None)
-            .unwrap()
-            .into_iter()
-            .map(|c| (c.id, c.pinned))
-            .collect();
-        assert_eq!(
-            listed,
-            [
-                ("a-1".into(), false),
-                ("a-3".into(), true),
-                ("b-1".into(), false)
-            ]
-        );
-    }
 }

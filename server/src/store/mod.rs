@@ -79,14 +79,14 @@ impl Store {
     /// Cost: a manifest read for every checkpoint that the catalog lacks.
     ///
     /// # Errors
-    /// The catalog cannot be read or written, or a manifest is damaged.
+    /// The catalog cannot be read or written. A checkpoint whose manifest is damaged is logged and not listed.
     pub fn new(
         region: Arc<Region>,
         place: Place,
         catalog: Box<dyn Catalog>,
         retention: Retention,
     ) -> Result<Arc<Self>, StoreError> {
-        let truth: HashMap<String, bool> = region
+        let truth: Vec<(String, bool)> = region
             .checkpoints()
             .iter()
             .map(|c| (c.id().to_string(), c.attrs() & ATTR_PINNED != 0))
@@ -99,13 +99,23 @@ impl Store {
             sessions: Mutex::default(),
             retention,
         };
-        let changed = reconcile(&*store.catalog, &truth, |id| {
+        let done = reconcile(&*store.catalog, &truth, |id| {
             let checkpoint = store.checkpoint(id)?;
             let manifest = manifest_of(&checkpoint)?;
             Ok::<_, StoreError>(store.summary(&checkpoint, &manifest))
         })?;
-        if changed > 0 {
+        if done.changed > 0 {
+            let changed = done.changed;
             tracing::info!(changed, "catalog made to agree with the region");
+        }
+        for (id, error) in &done.unreadable {
+            let error = error as &dyn std::error::Error;
+            tracing::error!(%id, error, "checkpoint is damaged and not listed; it stays in the region");
+        }
+        for hidden in &done.hidden {
+            let (id, by) = (&hidden.id, &hidden.by);
+            let (job, generation) = (&hidden.job, hidden.generation);
+            tracing::error!(%id, %by, job, generation, "checkpoint is not listed: a later one has its number; it stays in the region");
         }
         Ok(Arc::new(store))
     }
