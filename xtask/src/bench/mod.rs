@@ -4,9 +4,12 @@ mod contenders;
 mod recovery;
 mod report;
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use permafrost_tests::contents::Contents;
 use permafrost_tests::daemon::{self, Daemon};
+use permafrost_tests::process;
 use permafrost_tests::workload::{self, Workload};
 
 use self::contenders::{Contender, Sample};
@@ -40,6 +43,25 @@ struct Measured {
     samples: Vec<(Contender, Vec<Sample>)>,
 }
 
+/// Waits until the daemon has nothing to do: it maps its region's pages in the background after it has started,
+/// and on two processors that would be measured too.
+fn settle(daemon: &Daemon) -> Result<()> {
+    const QUIET: Duration = Duration::from_millis(500);
+    let task = ui::Task::begin("let permafrostd map its region");
+    let mut used = process::cpu_time(daemon.pid())?;
+    process::wait_for(
+        "permafrostd's coming to rest",
+        Duration::from_secs(60),
+        || {
+            std::thread::sleep(QUIET);
+            let before = std::mem::replace(&mut used, process::cpu_time(daemon.pid())?);
+            Ok((before == used).then_some(()))
+        },
+    )?;
+    task.done("at rest");
+    Ok(())
+}
+
 /// Runs the benches and prints what they found.
 ///
 /// # Errors
@@ -62,6 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ..daemon::Options::default()
     };
     let daemon = Daemon::start(dir.path(), &region)?;
+    settle(&daemon)?;
     let mut measured = Vec::new();
     for &size_mib in &options.sizes {
         let mut samples: Vec<(Contender, Vec<Sample>)> = Contender::ALL
