@@ -106,6 +106,39 @@ fn a_corrupt_catalog_is_put_aside_and_rebuilt_from_the_region() {
 }
 
 #[test]
+fn a_damaged_manifest_costs_its_checkpoint_only() {
+    let scene = Scene::new();
+    let daemon = scene.start().unwrap();
+    let job = "damaged-job";
+    dump_and_adopt(&daemon, scene.work.path(), job, BASE, &pages(8, 20));
+    daemon.stop().unwrap();
+    std::fs::remove_dir_all(scene.work.path().join("data/catalog")).unwrap();
+    // The job's name is in its manifests only: in that of the parked checkpoint that it once was, perhaps, too.
+    let region = std::fs::read(scene.region()).unwrap();
+    let named = region
+        .windows(job.len())
+        .enumerate()
+        .filter(|(_, bytes)| *bytes == job.as_bytes());
+    let places: Vec<_> = named.map(|(at, _)| at as u64).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        scene.flip(at);
+    }
+
+    let daemon = scene.start().unwrap();
+    scene.assert_kept(&daemon);
+    assert_eq!(listing(&daemon).len(), 1);
+    let log = std::fs::read_to_string(daemon.log()).unwrap();
+    assert!(
+        log.contains("checkpoint is damaged and not listed"),
+        "{log}"
+    );
+    // The job goes on.
+    dump_and_adopt(&daemon, scene.work.path(), job, BASE, &pages(9, 20));
+    assert_eq!(listing(&daemon).len(), 2);
+}
+
+#[test]
 fn a_stale_catalog_is_made_to_agree_with_the_region() {
     let scene = Scene::new();
     let (catalog, old) = (
