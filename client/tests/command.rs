@@ -872,7 +872,7 @@ fn pre_dump_seals_by_itself_and_the_next_dump_leaves_clean_pages_out() {
         "the seal carries the images directory"
     );
     let open = opened(&daemon);
-    assert!(open.pre_dump && !open.seal_follows && !open.parent_images);
+    assert!(open.pre_dump && open.seal_follows && !open.parent_images);
     let origin = open.origin.unwrap();
     assert!(origin.tracked);
     let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();

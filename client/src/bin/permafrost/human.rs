@@ -33,6 +33,11 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// Whole microseconds, as JSON has them.
+pub(crate) fn whole_micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// [`duration`] of microseconds.
 pub(crate) fn micros(micros: u64) -> String {
     duration(Duration::from_micros(micros))

@@ -1,4 +1,8 @@
-//! `permafrost restore`: builds the images directory in memory, and lets CRIU read it.
+//! `permafrost restore`: CRIU reads the images from the daemon while it runs (`--stream`), or from a whole images
+//! directory that is built in memory first (`--no-stream`, `--keep-images`, `--work-dir`).
+//!
+//! Streamed, CRIU may have read what it took for whole images and succeeded although the daemon found damage or
+//! went away: the daemon's word counts too, and such a restore has failed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -164,10 +168,10 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         pid,
         checkpoint,
         streamed,
-        fetch_us: micros(fetch),
-        wait_us: micros(waited),
-        criu_us: micros(finished.elapsed),
-        total_us: micros(started.elapsed()),
+        fetch_us: human::whole_micros(fetch),
+        wait_us: human::whole_micros(waited),
+        criu_us: human::whole_micros(finished.elapsed),
+        total_us: human::whole_micros(started.elapsed()),
         stats,
         exit_status: None,
         signal: None,
@@ -269,10 +273,6 @@ fn wait(pid: u32, interrupts: &Interrupts, report: &mut Report) -> Result<(), Fa
     report.exit_status = status.exit_status();
     report.signal = status.terminating_signal();
     Ok(())
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn human_report(report: &Report) -> String {

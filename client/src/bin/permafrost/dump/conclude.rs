@@ -10,9 +10,11 @@ use permafrost_client::origin::ProcessStat;
 use permafrost_client::verdict::Verdict;
 use permafrost_protocol::control::{Checkpoint, ErrorCode, SessionOpened, request};
 
-use super::{Places, Plan, Sealed, micros, open_directory};
+use super::{Places, Plan, Sealed};
 use crate::failure::{Code, Failure};
+use crate::human;
 use crate::interrupt::Interrupts;
+use crate::transfer::open_directory;
 
 impl Plan<'_> {
     /// Puts together what CRIU's exit status and the action script's verdict say.
@@ -34,7 +36,7 @@ impl Plan<'_> {
                 Ok(Sealed {
                     finished,
                     checkpoint,
-                    seal_us: micros(elapsed),
+                    seal_us: human::whole_micros(elapsed),
                 })
             }
             // A pre-dump calls no scripts; a wrapper around CRIU may have dropped the environment.
@@ -50,7 +52,7 @@ impl Plan<'_> {
                 Ok(Sealed {
                     finished,
                     checkpoint,
-                    seal_us: micros(start.elapsed()),
+                    seal_us: human::whole_micros(start.elapsed()),
                 })
             }
             (false, Some(Verdict::Sealed { name, .. })) => {

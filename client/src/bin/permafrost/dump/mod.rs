@@ -6,6 +6,8 @@
 //!                        └ exits 0: tasks end or go on            exits 1: CRIU rolls back, they go on
 //! ```
 //!
+//! A pre-dump calls no scripts, and no task dies of it: this command seals it after CRIU has ended.
+//!
 //! The control connection stays open for the whole dump, and the session is bound to it: however this
 //! command ends, no half-done session stays behind.
 
@@ -13,10 +15,10 @@ mod conclude;
 mod report;
 mod run;
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
 
 use permafrost_client::control::{Connection, ControlError};
 use permafrost_client::criu::options::{Operation, PassedOn};
@@ -31,6 +33,7 @@ use self::report::Report;
 use crate::cli::DumpArguments;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::human;
 use crate::interrupt::Interrupts;
 
 /// Memory for the images of a dump: everything but the pages. Ghost files may add to it.
@@ -100,8 +103,8 @@ pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), F
     }
     let report = Report {
         stats: report::read_stats(&sealed.finished.work_dir),
-        total_us: micros(started.elapsed()),
-        criu_us: micros(sealed.finished.elapsed),
+        total_us: human::whole_micros(started.elapsed()),
+        criu_us: human::whole_micros(sealed.finished.elapsed),
         seal_us: sealed.seal_us,
         checkpoint: sealed.checkpoint,
         incremental: plan.parent.is_some(),
@@ -263,14 +266,6 @@ fn action_program(arguments: &DumpArguments) -> Result<PathBuf, Failure> {
     }
 }
 
-fn open_directory(path: &Path) -> Result<File, Failure> {
-    File::open(path).map_err(|error| Failure::io("open", path, &error))
-}
-
 pub(crate) fn name_of(checkpoint: &Checkpoint) -> String {
     format!("{}@{}", checkpoint.job, checkpoint.generation)
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

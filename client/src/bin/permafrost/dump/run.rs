@@ -11,11 +11,12 @@ use permafrost_client::scratch;
 use permafrost_client::verdict;
 use permafrost_protocol::control::{SessionOpened, request};
 
-use super::{Parent, Places, Plan, Sealed, open_directory};
+use super::{Parent, Places, Plan, Sealed};
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::interrupt::Interrupts;
 use crate::progress::Progress;
+use crate::transfer::open_directory;
 
 /// How often progress is looked at while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
@@ -68,7 +69,8 @@ impl Plan<'_> {
         let opened = connection.call(request::Open {
             job: self.arguments.job.clone(),
             pre_dump: self.arguments.pre_dump,
-            seal_follows: !self.arguments.pre_dump,
+            // After a pre-dump too: nothing dies of one, and its pages are never left parked.
+            seal_follows: true,
             origin: Some(self.origin.clone()),
             no_parent: self.arguments.full,
             bound_to_connection: true,
