@@ -37,7 +37,8 @@ impl Shadow {
 
     /// Appends whole pages of an object, ascending: the first has index `first_index`, the others
     /// follow. A page of zeros is not stored; one that equals the parent's at the same index (checksum
-    /// first, then every byte) is referred to; any other is stored.
+    /// first, then every byte) is referred to; any other is stored, and so is one that cannot be compared
+    /// because the parent is damaged there, which [`MapStats::parent_damaged`] counts.
     ///
     /// Meant for a buffer that is still in the cache: each page is read for its checksum and then
     /// copied around the cache, in chunks of a page.
@@ -85,7 +86,8 @@ impl Shadow {
     /// reading them. Every one must be there.
     ///
     /// # Errors
-    /// [`ShadowError::MissingInParent`] names the first page that is not; others as for
+    /// [`ShadowError::MissingInParent`] names the first page that is not, [`ShadowError::Corrupt`] the damage
+    /// in the parent's map: without these pages there is no checkpoint. Others as for
     /// [`append`](Self::append).
     pub fn reference(
         &mut self,
@@ -187,7 +189,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Refers to the parent's page if it equals `page`; tells whether it does.
+    /// Refers to the parent's page if it equals `page`; tells whether it does. Comparing saves space and no
+    /// more, so damage in the parent is counted: what is stored instead is whole.
     fn refer_if_equal(
         &mut self,
         w: &mut MapWriter,
@@ -197,13 +200,19 @@ impl Shadow {
         page: &[u8; PAGE_SIZE],
         crc: u32,
     ) -> Result<bool, ShadowError> {
-        let Some(ParentPage::Stored {
-            location,
-            place,
-            crc: theirs,
-        }) = parent.page(index)?
-        else {
-            return Ok(false);
+        let (location, place, theirs) = match parent.page(index) {
+            Ok(Some(ParentPage::Stored {
+                location,
+                place,
+                crc,
+            })) => (location, place, crc),
+            Ok(_) => return Ok(false),
+            // Tried again at the next page: that costs no more than a node's checksum, and what follows
+            // may be under another node.
+            Err(_) => {
+                w.stats.parent_damaged += 1;
+                return Ok(false);
+            }
         };
         if theirs.get() != crc {
             return Ok(false);
@@ -213,7 +222,8 @@ impl Shadow {
         // read) and lives as long as the cursor; sealed segments are not written to.
         let old = unsafe { self.out.space().medium.bytes(at, PAGE_SIZE) }.map_err(PageError::Io)?;
         if old != page {
-            // Another page with the same checksum, or a damaged one: either way ours is stored.
+            // Another page with the same checksum, or far more likely a damaged one.
+            w.stats.parent_damaged += u64::from(crc32fast::hash(old) != crc);
             return Ok(false);
         }
         self.out.holdings().share(place.segment);

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use permafrost_pmem::layout::{
     FORMAT_VERSION, NODE_MAGIC, RECORD_BYTES, ROOT_MAGIC, RecordCopy, SEGMENT_MAGIC,
-    SUPERBLOCK_MAGIC, Superblock,
+    SUPERBLOCK_MAGIC, SegmentHeader, Superblock,
 };
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
-    CheckpointId, FormatOptions, JournalFault, MapRoot, Medium, OpenError, OpenOptions, PAGE_SIZE,
-    PageError, RecoveryReport, Region, RunKind, SuperblockFault, open_medium,
+    CheckpointId, FormatOptions, JournalFault, MapRoot, MapStats, Medium, OpenError, OpenOptions,
+    PAGE_SIZE, PageError, RecoveryReport, Region, RunKind, ShadowError, SuperblockFault,
+    open_medium,
 };
 
 const FORMAT: FormatOptions = FormatOptions {
@@ -449,5 +450,85 @@ fn a_root_damaged_in_both_copies_is_refused_by_name() {
     }
     assert!(
         matches!(open(&damaged), Err(OpenError::RootCorrupt { id, .. }) if id == CheckpointId::new(1))
+    );
+}
+
+/// Dumps the content of checkpoint 2, compared with it, as checkpoint 3, and reads that back whole.
+fn child_of_damaged(image: &[u8], roots: &[MapRoot; 2]) -> MapStats {
+    let (region, _) = open(image).unwrap();
+    let parent = region.checkpoint(CheckpointId::new(2)).unwrap();
+    let mut cursor = parent.map(&roots[1]).cursor();
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    let salt = |index| if index % 4 == 0 { index + 200 } else { index };
+    for index in 0..PAGES {
+        let page = page(salt(index));
+        shadow
+            .append(&mut map, index, 0, &page, Some(&mut cursor))
+            .unwrap();
+    }
+    let (root, stats) = shadow.finish(map).unwrap();
+    let child = shadow.seal(CheckpointId::new(3), b"", None).unwrap();
+    let map = child.map(&root);
+    let mut next = 0;
+    for run in map.runs().map(Result::unwrap) {
+        assert_eq!(run.first_index, next);
+        next = run.end_index();
+        let bytes = map.read(&run).unwrap();
+        for (bytes, index) in bytes.chunks(PAGE_SIZE).zip(run.first_index..) {
+            assert!(bytes == page(salt(index)), "page {index}");
+        }
+    }
+    assert_eq!(next, PAGES);
+    assert_eq!(stats.parent + stats.stored, PAGES);
+    stats
+}
+
+#[test]
+fn a_damaged_parent_costs_a_compared_child_space_only() {
+    let (image, roots) = sealed();
+    let whole = child_of_damaged(&image, &roots);
+    assert_eq!((whole.parent, whole.parent_damaged), (PAGES, 0));
+
+    let (region, _) = open(&image).unwrap();
+    let parent = region.checkpoint(CheckpointId::new(2)).unwrap();
+    let run = parent.map(&roots[1]).lookup(5).unwrap().unwrap();
+    let RunKind::Stored { location, .. } = run.kind else {
+        panic!("{run:?}")
+    };
+    let at = (location.offset_bytes() + (5 - run.first_index) * PAGE_SIZE as u64) as usize;
+
+    // A page: stored anew, and only that one.
+    let mut damaged = image.clone();
+    damaged[at + 77] ^= 4;
+    let stats = child_of_damaged(&damaged, &roots);
+    assert_eq!((stats.stored, stats.parent_damaged), (1, 1));
+
+    // Its segment's checksums: all pages of the run.
+    let mut damaged = image.clone();
+    let (segment, place) = (at & !0xffff, at % (64 << 10) / PAGE_SIZE);
+    damaged[segment + offset_of!(SegmentHeader, crcs) + 4 * place] ^= 4;
+    let stats = child_of_damaged(&damaged, &roots);
+    assert_eq!(stats.stored, u64::from(run.pages));
+    assert_eq!(stats.parent_damaged, u64::from(run.pages));
+
+    // The map's only node: all pages, and a hole is refused.
+    let root = roots[1].to_bytes();
+    let node = u64::from_le_bytes(root[..8].try_into().unwrap()) as usize * PAGE_SIZE;
+    let mut damaged = image;
+    damaged[node + 100] ^= 4;
+    let stats = child_of_damaged(&damaged, &roots);
+    assert_eq!((stats.stored, stats.parent_damaged), (PAGES, PAGES));
+    let (region, _) = open(&damaged).unwrap();
+    let parent = region.checkpoint(CheckpointId::new(2)).unwrap();
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    let refused = shadow.reference(&mut map, 5, 1, &mut parent.map(&roots[1]).cursor());
+    assert!(
+        matches!(
+            refused,
+            Err(ShadowError::Corrupt(PageError::MapCorrupt { .. }))
+        ),
+        "{refused:?}"
     );
 }

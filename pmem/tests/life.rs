@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use permafrost_pmem::{
     ATTR_PINNED, Checkpoint, CheckpointId, FormatOptions, JournalError, MapRoot, MediumError,
-    MediumKind, OpenError, OpenOptions, PAGE_SIZE, Region, RunKind, SealError, ShadowError,
-    create_medium_in_memory, open_medium,
+    MediumKind, OpenError, OpenOptions, PAGE_SIZE, PageError, Region, RunKind, SealError,
+    ShadowError, create_medium_in_memory, open_medium,
 };
 
 const SMALL: FormatOptions = FormatOptions {
@@ -439,4 +439,63 @@ fn a_small_journal_is_compacted_and_fills_up() {
     }
     let usage = region.usage();
     assert_eq!(usage.free_bytes, usage.capacity_bytes);
+}
+
+#[test]
+fn splice_takes_verified_pages_from_the_mediums_file() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    let medium = open_medium(&path, 2 << 20, &OpenOptions::default()).unwrap();
+    Region::format(Arc::clone(&medium), &SMALL).unwrap();
+    let (region, _) = Region::open(medium).unwrap();
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    // Longer than a segment, with zeros: runs in two segments and one that is stored nowhere.
+    let salts: Vec<u8> = (1..=20).chain([0, 0]).collect();
+    shadow
+        .append(&mut map, 0x10, 3, &pages(&salts), None)
+        .unwrap();
+    let (root, _) = shadow.finish(map).unwrap();
+    let checkpoint = shadow.seal(CheckpointId::new(1), b"", None).unwrap();
+    let map = checkpoint.map(&root);
+    let runs: Vec<_> = map.runs().map(Result::unwrap).collect();
+    assert_eq!(runs.len(), 3);
+    for run in &runs {
+        let expected = map.read(run).unwrap().to_vec();
+        let source = map.splice_source(run).unwrap();
+        if run.kind == RunKind::Zero {
+            assert!(source.is_none());
+            continue;
+        }
+        let (file, at) = source.expect("a medium with a file");
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let mut spliced = Vec::new();
+        for page in 0..u64::from(run.pages) {
+            let mut from = at + page * PAGE_SIZE as u64;
+            let flags = rustix::pipe::SpliceFlags::empty();
+            let moved = rustix::pipe::splice(file, Some(&mut from), &write, None, PAGE_SIZE, flags)
+                .unwrap();
+            assert_eq!(moved, PAGE_SIZE);
+            let mut page = [0; PAGE_SIZE];
+            std::io::Read::read_exact(
+                &mut std::fs::File::from(read.try_clone().unwrap()),
+                &mut page,
+            )
+            .unwrap();
+            spliced.extend_from_slice(&page);
+        }
+        assert!(spliced == expected, "{run:?}");
+    }
+
+    // A damaged page is not handed out, nor are its neighbours in the run; other runs are.
+    let (_, at) = map.splice_source(&runs[0]).unwrap().unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(b"X", at + PAGE_SIZE as u64 + 5).unwrap();
+    let refused = map.splice_source(&runs[0]).map(|_| ());
+    assert!(
+        matches!(refused, Err(PageError::Corrupt { index: 0x11, .. })),
+        "{refused:?}"
+    );
+    assert!(map.splice_source(&runs[1]).unwrap().is_some());
 }

@@ -5,7 +5,6 @@ use zerocopy::little_endian::U32;
 
 use super::node::{Entry, NodeBuilder};
 use super::{MapRoot, Run, RunKind};
-use crate::convert::to_u64;
 use crate::error::ShadowError;
 use crate::ids::PageNo;
 use crate::segment::SegmentWriter;
@@ -21,6 +20,8 @@ pub struct MapStats {
     pub zero: u64,
     /// Of these, equal to the parent's (compared, or said to be), whether stored there or zero.
     pub parent: u64,
+    /// Of those stored, the ones that the parent may have as well: there it is damaged.
+    pub parent_damaged: u64,
     /// Runs they make.
     pub runs: u64,
 }
@@ -240,11 +241,5 @@ impl MapWriter {
             level += 1;
         }
         Ok((MapRoot::EMPTY, self.stats))
-    }
-
-    /// Bytes of the nodes held, for those who count memory.
-    #[must_use]
-    pub fn held_bytes(&self) -> u64 {
-        to_u64(self.levels.len() * crate::PAGE_SIZE)
     }
 }
