@@ -1115,6 +1115,92 @@ fn damage_found_while_streaming_is_the_reason_of_a_failed_restore() {
     );
 }
 
+/// Fails like CRIU when nobody listens on the streamer's socket any more, which `/proc/net/unix` says; gives up
+/// after 10 s.
+const COMES_FOR_IMAGES: &str = r#"for i in $(seq 500); do
+grep -q "$images/streamer-serve.sock" /proc/net/unix || exit 1
+sleep 0.02
+done
+printf 4242 >"$work/pid""#;
+
+#[test]
+fn a_daemon_that_does_not_serve_the_images_fails_the_restore() {
+    let daemon = Daemon::start(|request| {
+        vec![match request {
+            request::Body::Show(_) => detail(3, None),
+            _ => refusal(ErrorCode::NotFound),
+        }]
+    });
+    daemon.criu(COMES_FOR_IMAGES);
+    let output = daemon.run(&["restore", "train"]);
+    assert_exit(&output, 3);
+    assert!(
+        stderr(&output).contains("the daemon's reason"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_restore_that_criu_makes_of_damaged_images_has_failed() {
+    let daemon = Daemon::start(|request| {
+        vec![match request {
+            request::Body::Show(_) => detail(3, None),
+            _ => refusal(ErrorCode::Internal),
+        }]
+    });
+    // No number of a process: nothing is killed, but if it were it would not be a stranger.
+    daemon.criu("printf 5000000 >\"$work/pid\"");
+    let output = daemon.run(&["restore", "train"]);
+    assert_exit(&output, 7);
+    assert!(output.stdout.is_empty());
+    let text = stderr(&output);
+    assert!(
+        text.contains("the daemon's reason; process 5000000 runs from damaged"),
+        "{text}"
+    );
+    assert!(text.contains("end process 5000000"), "{text}");
+}
+
+#[test]
+fn an_interrupt_ends_a_restore_and_all_of_it() {
+    for how in ["--no-stream", "--quiet"] {
+        let daemon = for_restores(&[]);
+        daemon
+            .criu("sleep 600 & echo $! $$ >@HERE@/pids.new; mv @HERE@/pids.new @HERE@/pids; wait");
+        let child = daemon
+            .command(&["restore", "train", how])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pids = loop {
+            match fs::read_to_string(daemon.path().join("pids")) {
+                Ok(pids) => break pids,
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let pid = rustix::process::Pid::from_child(&child);
+        let group = |pid| rustix::process::getpgid(Some(pid)).unwrap();
+        let mut criu = pids
+            .split_whitespace()
+            .rev()
+            .map(|pid| pid.parse::<i32>().unwrap());
+        let criu = rustix::process::Pid::from_raw(criu.next().unwrap()).unwrap();
+        assert_ne!(
+            group(pid),
+            group(criu),
+            "a terminal's Ctrl-C is not for CRIU"
+        );
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_exit(&output, 130);
+        for pid in pids.split_whitespace() {
+            let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            assert!(state.is_empty() || state.contains(") Z "), "{state}");
+        }
+    }
+}
+
 #[test]
 fn restore_in_the_foreground_waits_for_its_child() {
     let daemon = for_restores(&[]);

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use permafrost_client::control::{Connection, ControlError};
-use permafrost_client::criu::{Criu, Finished, Run};
+use permafrost_client::criu::{Criu, Finished, Run, Running};
+use permafrost_client::processes;
 use permafrost_protocol::control::{ErrorCode, Exported, request};
 use permafrost_protocol::streamer::SERVE_SOCKET;
 
@@ -19,6 +20,9 @@ use crate::progress::Progress;
 
 /// How often interrupts are looked at while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
+
+/// How long CRIU may take to fail by itself after an interrupt, in ticks: 2 s.
+const GRACE_TICKS: u32 = 8;
 
 /// Longest path of an AF_UNIX socket, bytes (`sun_path`, with its end).
 const MAX_SOCKET_PATH: usize = 107;
@@ -36,7 +40,8 @@ pub(crate) struct Delivered {
     pub(crate) finished: Finished,
     /// Filling the directory; zero where the images were streamed.
     pub(crate) fetch: Duration,
-    /// What the daemon refused while it streamed: why CRIU failed, if it did.
+    /// What the daemon refused while it streamed. CRIU need not have noticed: an image that ends early can look
+    /// whole to it.
     pub(crate) refusal: Option<ControlError>,
 }
 
@@ -56,7 +61,7 @@ impl Delivery {
         matches!(self, Self::Stream(_))
     }
 
-    /// Runs CRIU, with the images of checkpoint `name` in its hands.
+    /// Runs CRIU, with the images of checkpoint `name` in its hands; `tasks` are the pids it will restore.
     pub(crate) fn run(
         self,
         context: &Context,
@@ -64,7 +69,7 @@ impl Delivery {
         mut connection: Connection,
         name: &str,
         images: &Path,
-        (mut run, criu): (Run, &Criu),
+        (mut run, criu, tasks): (Run, &Criu, &Tasks),
     ) -> Result<Delivered, Failure> {
         match self {
             Self::Directory => {
@@ -72,7 +77,8 @@ impl Delivery {
                 fetch(context, &mut connection, name, images, interrupts)?;
                 drop(connection);
                 let fetch = started.elapsed();
-                let finished = run.start(criu)?.wait(TICK, || {})?;
+                interrupts.check()?;
+                let finished = tasks.watch(run.start(criu)?, interrupts, context)?;
                 Ok(Delivered {
                     finished,
                     fetch,
@@ -81,12 +87,78 @@ impl Delivery {
             }
             Self::Stream(listener) => {
                 run.arg("--stream");
-                let (finished, refusal) = stream(connection, name, &listener, run, criu)?;
+                let request = request::Stream {
+                    checkpoint: name.to_owned(),
+                };
+                connection
+                    .begin(request, Some(listener.as_fd()))
+                    .map_err(|error| interrupts.explain(error.into()))?;
+                // The daemon's is the only one now: when it gives up, CRIU is refused, instead of waiting for an
+                // answer in the backlog of a socket that nobody serves.
+                drop(listener);
+                interrupts.check()?;
+                let finished = tasks.watch(run.start(criu)?, interrupts, context)?;
+                // A CRIU that failed before it came for its images must not be waited for. (What progress the
+                // daemon told meanwhile fits the socket's buffer many times over.)
+                connection.end_requests();
+                let served = connection.finish::<request::Stream>(&mut |_| {});
                 Ok(Delivered {
                     finished,
                     fetch: Duration::ZERO,
-                    refusal,
+                    refusal: served.err(),
                 })
+            }
+        }
+    }
+}
+
+/// The pids that CRIU restores, for what an interrupt does to them.
+pub(crate) struct Tasks(pub(crate) Vec<u32>);
+
+impl Tasks {
+    /// Waits for CRIU. On an interrupt it ends what CRIU has restored so far: CRIU sees its child die, undoes
+    /// the rest in its ordinary way (network locks, cgroups, files) and fails.
+    fn watch(
+        &self,
+        running: Running,
+        interrupts: &Interrupts,
+        context: &Context,
+    ) -> Result<Finished, Failure> {
+        let criu = running.pid();
+        // A CRIU that is killed leaves its children to us, and not to init.
+        if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
+            tracing::debug!(%error, "not a subreaper");
+        }
+        let mut ticks = 0;
+        let finished = running.wait(TICK, || {
+            if !interrupts.came() {
+                return;
+            }
+            if ticks == 0 {
+                context.remark("interrupted: ending what was restored so far");
+            }
+            ticks += 1;
+            self.end(criu);
+            if ticks > GRACE_TICKS {
+                // It has no child that could tell it, or waits for something else.
+                let left = processes::descendants(std::process::id());
+                left.into_iter().for_each(processes::kill);
+            }
+        })?;
+        if !finished.status.success() {
+            // Nothing, unless CRIU itself was killed.
+            self.end(criu);
+        }
+        Ok(finished)
+    }
+
+    /// Kills those of our descendants that are restored tasks. They are no others' processes: a pid that is
+    /// taken cannot be restored.
+    fn end(&self, criu: u32) {
+        for pid in processes::descendants(std::process::id()) {
+            if pid != criu && processes::innermost_pid(pid).is_some_and(|pid| self.0.contains(&pid))
+            {
+                processes::kill(pid);
             }
         }
     }
@@ -116,28 +188,9 @@ fn fetch(
         })
 }
 
-fn stream(
-    mut connection: Connection,
-    name: &str,
-    listener: &UnixListener,
-    run: Run,
-    criu: &Criu,
-) -> Result<(Finished, Option<ControlError>), Failure> {
-    let request = request::Stream {
-        checkpoint: name.to_owned(),
-    };
-    connection.begin(request, Some(listener.as_fd()))?;
-    let finished = run.start(criu)?.wait(TICK, || {})?;
-    // A CRIU that failed before it came for its images must not be waited for. (What progress the daemon told
-    // meanwhile fits the socket's buffer many times over.)
-    connection.end_requests();
-    let served = connection.finish::<request::Stream>(&mut |_| {});
-    Ok((finished, served.err()))
-}
-
-/// Whether a refusal is the store's own and explains a failed restore better than CRIU's log, in which the
-/// images just end.
-pub(crate) fn explains(refusal: &ControlError) -> bool {
+/// Whether a refusal is the store's own: it explains a failed restore better than CRIU's log, in which the images
+/// just end, and what CRIU restored in spite of it cannot be relied on. Otherwise CRIU never came.
+pub(crate) fn counts(refusal: &ControlError) -> bool {
     match refusal {
         ControlError::Refused { code, .. } => *code != ErrorCode::Conflict,
         _ => true,

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use permafrost_client::control::ControlError;
 use permafrost_client::criu::options::{Operation, PassedOn};
 use permafrost_client::criu::{Criu, Finished, Run};
 use permafrost_client::origin::ProcessStat;
+use permafrost_client::processes;
 use permafrost_client::scratch::Scratch;
 use permafrost_protocol::control::{Checkpoint, Detail, request};
 use permafrost_protocol::images::RestoreStats;
@@ -21,7 +23,7 @@ use serde::Serialize;
 
 use crate::cli::RestoreArguments;
 use crate::context::Context;
-use crate::delivery::{self, Delivered, Delivery};
+use crate::delivery::{self, Delivered, Delivery, Tasks};
 use crate::dump::name_of;
 use crate::failure::{Code, Failure};
 use crate::human;
@@ -115,7 +117,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
 
     let manifest = manifest.unwrap_or_default();
     let waited = wait_until_reaped(&manifest);
-    let recorded = manifest.origin.unwrap_or_default().restore_options;
+    let recorded = manifest.origin.clone().unwrap_or_default().restore_options;
     let pidfile = work.join("pid");
     let mut run = Run::new(&criu, "restore", &images, &work);
     run.arg("--restore-detached").arg("--pidfile").arg(&pidfile);
@@ -123,7 +125,13 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         // As our own child, so that it can be waited for, and the images can go meanwhile.
         run.arg("--restore-sibling");
     }
-    run.args(passed_on.on_top_of(&recorded));
+    let options = passed_on.on_top_of(&recorded);
+    if !options.iter().any(|option| option == "--shell-job") {
+        // A terminal's Ctrl-C reaches only us, and CRIU is ended in order. A shell job is restored into CRIU's
+        // group, which has to be the terminal's.
+        run.own_process_group();
+    }
+    run.args(options);
     let Delivered {
         finished,
         fetch,
@@ -134,18 +142,26 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         connection,
         &name,
         &images,
-        (run, &criu),
+        (run, &criu, &Tasks(tasks_of(&manifest))),
     )?;
     let pid = finished
         .status
         .success()
         .then(|| read_pid(&pidfile))
         .flatten();
+    if interrupts.came() {
+        // It may have come when CRIU was through already.
+        for pid in pid.into_iter().flat_map(tree) {
+            processes::kill(pid);
+        }
+        return Err(Failure::interrupted(format!(
+            "restore {name}: interrupted, nothing of it runs"
+        )));
+    }
+    let refusal = refusal.filter(delivery::counts);
     let Some(pid) = pid else {
-        if let Some(refusal) = refusal.filter(delivery::explains) {
-            return Err(interrupts
-                .explain(refusal.into())
-                .during(format!("restore {name}")));
+        if let Some(refusal) = refusal {
+            return Err(Failure::from(refusal).during(format!("restore {name}")));
         }
         return Err(failed(
             &name,
@@ -155,6 +171,9 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
             arguments.keep_images,
         ));
     };
+    if let Some(refusal) = refusal {
+        return Err(unreliable(&name, pid, refusal));
+    }
     let stats = fs::read(finished.work_dir.join("stats-restore"))
         .ok()
         .and_then(|bytes| RestoreStats::read(&bytes).ok());
@@ -185,6 +204,21 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         return context.print(&report, human_end);
     }
     context.print(&report, human_report)
+}
+
+/// CRIU succeeded, but the daemon did not. Not killed: whoever called may want to look at it first.
+fn unreliable(name: &str, pid: u32, refusal: ControlError) -> Failure {
+    let cause = Failure::from(refusal);
+    Failure::new(
+        Code::Corrupt,
+        format!(
+            "restore {name}: {}; process {pid} runs from damaged or incomplete images",
+            cause.message
+        ),
+    )
+    .hint(format!(
+        "end process {pid} (kill -9 {pid}, and its children); restore an older generation, see permafrost verify"
+    ))
 }
 
 fn failed(
@@ -231,19 +265,29 @@ fn failed(
     failure
 }
 
+/// The pids of the processes in a checkpoint, each in its own namespace.
+fn tasks_of(manifest: &Manifest) -> Vec<u32> {
+    let spaces = manifest.spaces.iter();
+    spaces
+        .filter(|space| space.space_type() == SpaceType::Process)
+        .filter_map(|space| u32::try_from(space.id).ok())
+        .collect()
+}
+
+/// A process and its descendants.
+fn tree(root: u32) -> Vec<u32> {
+    let mut tree = processes::descendants(root);
+    tree.push(root);
+    tree
+}
+
 /// Waits for the dead of the dump to be reaped, in bounds: right after a dump their parent may not have
 /// got to it, and until then they hold their pids.
 fn wait_until_reaped(manifest: &Manifest) -> Duration {
     let start = Instant::now();
     let dead = |pid: u32| matches!(ProcessStat::read(pid), Ok(stat) if stat.state == 'Z');
-    for space in &manifest.spaces {
-        let Ok(pid) = u32::try_from(space.id) else {
-            continue;
-        };
-        while space.space_type() == SpaceType::Process
-            && dead(pid)
-            && start.elapsed() < REAP_PATIENCE
-        {
+    for pid in tasks_of(manifest) {
+        while dead(pid) && start.elapsed() < REAP_PATIENCE {
             thread::sleep(Duration::from_millis(10));
         }
     }
