@@ -23,8 +23,9 @@ pub struct Config {
     /// Sockets are made here, 0600 in a directory of 0700. Default `/run/permafrost`.
     pub run_dir: PathBuf,
     /// The well-known page-server port; port 0 takes any. Anyone who reaches it can store pages, so it is on the
-    /// loopback interface by default: `127.0.0.1:7117`. The ports of sessions are on the same address.
-    pub listen: SocketAddr,
+    /// loopback interface by default: `127.0.0.1:7117`. The ports of sessions are on the same address. `None`: no
+    /// ports at all, AF_UNIX sockets only.
+    pub listen: Option<SocketAddr>,
     /// How long things are kept that nobody asks for.
     pub retention: Retention,
     /// A connection that brings a dump and is silent for so long is given up. The task is frozen meanwhile, so
@@ -40,7 +41,7 @@ impl Default for Config {
             region_size_bytes: None,
             require_dax: false,
             run_dir: PathBuf::from("/run/permafrost"),
-            listen: SocketAddr::from(([127, 0, 0, 1], 7117)),
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], 7117))),
             retention: Retention::default(),
             idle_connection: Duration::from_secs(600),
         }

@@ -43,9 +43,10 @@ struct Args {
     /// Directory of the sockets.
     #[arg(long, value_name = "DIR", default_value = "/run/permafrost")]
     run_dir: PathBuf,
-    /// Well-known page-server port; port 0 takes any. Whoever reaches it can store pages: keep it on loopback.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117")]
-    listen: SocketAddr,
+    /// Well-known page-server port; port 0 takes any, `none` opens no port at all. Whoever reaches it can store
+    /// pages: keep it on loopback.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117", value_parser = parse_listen)]
+    listen: Listen,
     /// How long a dump is kept that CRIU closed and nobody adopted, such as 90m, 24h, 7d.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     park_ttl: Duration,
@@ -85,7 +86,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         region_size_bytes: args.region_size,
         require_dax: args.require_dax,
         run_dir: args.run_dir,
-        listen: args.listen,
+        listen: args.listen.0,
         retention: Retention {
             parked: args.park_ttl,
             idle_session: args.session_ttl,
@@ -105,7 +106,9 @@ fn run(args: Args) -> anyhow::Result<()> {
         let ready = format!(
             "permafrostd ready: control={} page-server={}",
             daemon.control_socket().display(),
-            daemon.address()
+            daemon
+                .address()
+                .map_or_else(|| "none".to_owned(), |address| address.to_string())
         );
         // Whoever started us may not read it: that is no reason to die.
         if writeln!(std::io::stdout(), "{ready}").is_err() {
@@ -128,6 +131,20 @@ fn init_log(format: LogFormat) {
     match format {
         LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => log.json().init(),
+    }
+}
+
+/// A wrapper, as clap gives an `Option` a meaning of its own.
+#[derive(Clone)]
+struct Listen(Option<SocketAddr>);
+
+fn parse_listen(text: &str) -> Result<Listen, String> {
+    match text {
+        "none" => Ok(Listen(None)),
+        address => address
+            .parse()
+            .map(|address| Listen(Some(address)))
+            .map_err(|_| format!("{text:?} is neither ADDRESS:PORT nor none")),
     }
 }
 

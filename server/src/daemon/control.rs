@@ -183,7 +183,9 @@ impl Handler<'_> {
             no_parent: open.no_parent,
             parent_images: open.parent_images,
         })?;
-        let (socket, address) = match endpoints::listen_for(self.shared, &session) {
+        // Whoever is bound to its connection is on this host, and needs no port.
+        let tcp = !open.bound_to_connection;
+        let endpoints = match endpoints::listen_for(self.shared, &session, tcp) {
             Ok(endpoints) => endpoints,
             Err(error) => {
                 store.drop_session(&session.id);
@@ -195,16 +197,12 @@ impl Handler<'_> {
         }
         Ok(control::SessionOpened {
             session: session.id.clone(),
-            socket: socket.to_string_lossy().into_owned(),
-            address: address.to_string(),
-            parent_generation: session
-                .parent
-                .as_ref()
-                .map_or(0, |parent| parent.manifest.generation),
-            parent_origin: session
-                .parent
-                .as_ref()
-                .and_then(|parent| parent.manifest.origin.clone()),
+            socket: endpoints.socket.to_string_lossy().into_owned(),
+            address: endpoints
+                .address
+                .map_or_else(String::new, |address| address.to_string()),
+            parent_generation: session.parent_generation,
+            parent_origin: session.parent_origin.clone(),
         })
     }
 
@@ -219,7 +217,10 @@ impl Handler<'_> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_s: self.shared.started.elapsed().as_secs(),
-            address: self.shared.address.to_string(),
+            address: self
+                .shared
+                .address
+                .map_or_else(String::new, |address| address.to_string()),
             socket: self
                 .shared
                 .page_server_socket()

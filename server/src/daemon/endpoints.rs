@@ -1,21 +1,26 @@
 //! Page-server endpoints: the well-known port and socket for anonymous dumps, and a pair for each session.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use permafrost_client::frontend::{self, Outcome};
-use permafrost_protocol::control::ErrorCode;
+use permafrost_client::frontend;
+use rustix::net::RecvFlags;
 use tokio::net::{TcpListener, UnixListener};
 
 use super::{Shared, bind_unix, remove_socket};
-use crate::store::{Session, SessionRequest};
+use crate::store::{Session, SessionRequest, Store, StoreError};
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections that bring dumps, at most: each has a thread and a buffer of its own.
+const MAX_CONNECTIONS: usize = 1024;
 
 /// A connection that may bring a dump.
 pub(super) enum Connection {
@@ -24,19 +29,50 @@ pub(super) enum Connection {
 }
 
 impl Connection {
-    fn prepare(&self, idle: Duration) -> io::Result<()> {
+    /// Waits for the peer's first byte; false when it leaves without one.
+    fn first_byte(&self, idle: Duration) -> io::Result<bool> {
         match self {
             Self::Unix(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_read_timeout(Some(idle))?;
-                stream.set_write_timeout(Some(idle))
+                stream.set_write_timeout(Some(idle))?;
             }
             Self::Tcp(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(idle))?;
-                stream.set_write_timeout(Some(idle))
+                stream.set_write_timeout(Some(idle))?;
             }
+        }
+        loop {
+            match rustix::net::recv(self, &mut [0_u8; 1], RecvFlags::PEEK) {
+                Err(rustix::io::Errno::INTR) => {}
+                peeked => return Ok(peeked?.1 > 0),
+            }
+        }
+    }
+
+    /// What ends it from another thread.
+    fn hang_up(&self) -> io::Result<Box<dyn FnOnce() + Send>> {
+        // It may have ended already, which is just as well.
+        Ok(match self {
+            Self::Unix(stream) => {
+                let stream = stream.try_clone()?;
+                Box::new(move || drop(stream.shutdown(Shutdown::Both)))
+            }
+            Self::Tcp(stream) => {
+                let stream = stream.try_clone()?;
+                Box::new(move || drop(stream.shutdown(Shutdown::Both)))
+            }
+        })
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
         }
     }
 }
@@ -48,7 +84,10 @@ pub(super) async fn accept_tcp(shared: Arc<Shared>, listener: TcpListener) {
             .await
             .and_then(|(stream, peer)| Ok((stream.into_std()?, peer)))
         {
-            Ok((stream, peer)) => anonymous(&shared, Connection::Tcp(stream), &peer.to_string()),
+            Ok((stream, peer)) => {
+                tracing::debug!(%peer, "page-server connection");
+                serve(&shared, None, Connection::Tcp(stream));
+            }
             Err(error) => accept_failed(&error).await,
         }
     }
@@ -57,7 +96,7 @@ pub(super) async fn accept_tcp(shared: Arc<Shared>, listener: TcpListener) {
 pub(super) async fn accept_unix(shared: Arc<Shared>, listener: UnixListener) {
     loop {
         match accept_owner(&listener).await {
-            Ok(stream) => anonymous(&shared, Connection::Unix(stream), "unix"),
+            Ok(stream) => serve(&shared, None, Connection::Unix(stream)),
             Err(error) => accept_failed(&error).await,
         }
     }
@@ -80,62 +119,86 @@ pub(super) async fn accept_failed(error: &io::Error) {
 }
 
 /// A dump that names nothing: it gets a session of its own, which is parked at CLOSE.
-fn anonymous(shared: &Arc<Shared>, connection: Connection, peer: &str) {
-    let request = SessionRequest {
+fn anonymous(store: &Store) -> Result<Arc<Session>, StoreError> {
+    store.open_session(SessionRequest {
         job: String::new(),
         pre_dump: false,
         seal_follows: false,
         origin: None,
         no_parent: true,
         parent_images: false,
-    };
-    match shared.store.open_session(request) {
-        Ok(session) => {
-            tracing::debug!(session = %session.id, peer, "anonymous session");
-            serve(shared, session, connection, true);
-        }
-        Err(error) => tracing::warn!(%error, peer, "anonymous session not opened"),
-    }
+    })
 }
 
-/// Serves one connection on a thread of its own. `once`: the session is over when the connection is.
-fn serve(shared: &Arc<Shared>, session: Arc<Session>, connection: Connection, once: bool) {
-    let store = Arc::clone(&shared.store);
-    let idle = shared.config.idle_connection;
-    let spawned = std::thread::Builder::new()
-        .name("page-server".to_owned())
-        .spawn(move || {
-            let mut sink = match session.start(&store) {
-                Ok(sink) => sink,
-                Err(error) => {
-                    tracing::warn!(session = %session.id, %error, "connection refused");
-                    return;
-                }
-            };
-            let outcome =
-                connection
-                    .prepare(idle)
-                    .map_err(Into::into)
-                    .and_then(|()| match connection {
-                        Connection::Unix(mut stream) => frontend::serve(&mut stream, &mut sink),
-                        Connection::Tcp(mut stream) => frontend::serve(&mut stream, &mut sink),
-                    });
-            match outcome {
-                Ok(Outcome::Closed) => tracing::debug!(session = %session.id, "pages complete"),
-                Ok(Outcome::Empty) => {
-                    session.reopen();
-                    if once {
-                        store.forget_session(&session.id);
-                    }
-                }
-                // The sink has noted why.
-                Ok(Outcome::Refused(_)) => {}
-                Err(error) => session.fail(ErrorCode::SessionFailed, &error.to_string()),
+/// Serves one connection on a thread of its own, for `session` or an anonymous one.
+fn serve(shared: &Arc<Shared>, session: Option<Arc<Session>>, connection: Connection) {
+    let Some(place) = Place::take(shared) else {
+        tracing::warn!("connection refused: {MAX_CONNECTIONS} are being served");
+        return;
+    };
+    let shared = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("page-server".to_owned());
+    let spawned = thread.spawn(move || {
+        let _place = place;
+        // A connection that says nothing takes nobody's session.
+        match connection.first_byte(shared.config.idle_connection) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                tracing::debug!(%error, "connection given up");
+                return;
             }
-        });
+        }
+        if let Err(error) = converse(&shared.store, session, connection) {
+            tracing::warn!(%error, "connection refused");
+        }
+    });
     if let Err(error) = spawned {
         tracing::error!(%error, "no thread for a connection");
     }
+}
+
+fn converse(
+    store: &Arc<Store>,
+    session: Option<Arc<Session>>,
+    connection: Connection,
+) -> Result<(), StoreError> {
+    let hang_up = connection
+        .hang_up()
+        .map_err(StoreError::io("duplicate a descriptor"))?;
+    let session = session.map_or_else(|| anonymous(store), Ok)?;
+    let mut sink = session.start(store, hang_up)?;
+    let outcome = match connection {
+        Connection::Unix(mut stream) => frontend::serve(&mut stream, &mut sink),
+        Connection::Tcp(mut stream) => frontend::serve(&mut stream, &mut sink),
+    };
+    // Whatever went wrong, the sink was told and the session has noted it.
+    tracing::debug!(session = %session.id, ?outcome, "conversation over");
+    Ok(())
+}
+
+/// One of [`MAX_CONNECTIONS`].
+struct Place(Arc<Shared>);
+
+impl Place {
+    fn take(shared: &Arc<Shared>) -> Option<Self> {
+        // Given back by the drop when there was none.
+        let place = Self(Arc::clone(shared));
+        (shared.connections.fetch_add(1, Ordering::Relaxed) < MAX_CONNECTIONS).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Where a session listens.
+pub(super) struct Endpoints {
+    pub(super) socket: PathBuf,
+    /// For CRIU run by hand; `permafrost dump` uses the socket.
+    pub(super) address: Option<SocketAddr>,
 }
 
 /// Listens for the one dump of a named session, until the session takes no more pages.
@@ -145,46 +208,59 @@ fn serve(shared: &Arc<Shared>, session: Arc<Session>, connection: Connection, on
 pub(super) fn listen_for(
     shared: &Arc<Shared>,
     session: &Arc<Session>,
-) -> io::Result<(PathBuf, SocketAddr)> {
-    let path = shared
+    tcp: bool,
+) -> io::Result<Endpoints> {
+    let _runtime = shared.runtime.enter();
+    let tcp = match shared.address.filter(|_| tcp) {
+        Some(address) => {
+            let listener = std::net::TcpListener::bind((address.ip(), 0))?;
+            listener.set_nonblocking(true)?;
+            Some(TcpListener::from_std(listener)?)
+        }
+        None => None,
+    };
+    let address = tcp.as_ref().map(TcpListener::local_addr).transpose()?;
+    let socket = shared
         .config
         .run_dir
         .join("sessions")
         .join(format!("{}.sock", session.id));
-    let _runtime = shared.runtime.enter();
-    let unix = bind_unix(&path)?;
-    let tcp = std::net::TcpListener::bind((shared.config.listen.ip(), 0))?;
-    tcp.set_nonblocking(true)?;
-    let tcp = TcpListener::from_std(tcp)?;
-    let address = tcp.local_addr()?;
+    let unix = bind_unix(&socket)?;
     shared.runtime.spawn(endpoint(
         Arc::clone(shared),
         Arc::clone(session),
         unix,
         tcp,
-        path.clone(),
+        socket.clone(),
     ));
-    Ok((path, address))
+    Ok(Endpoints { socket, address })
 }
 
 async fn endpoint(
     shared: Arc<Shared>,
     session: Arc<Session>,
     unix: UnixListener,
-    tcp: TcpListener,
+    tcp: Option<TcpListener>,
     path: PathBuf,
 ) {
     let mut ended = session.ended();
     loop {
         let connection = tokio::select! {
             accepted = accept_owner(&unix) => accepted.map(Connection::Unix),
-            accepted = tcp.accept() => accepted.and_then(|(stream, _)| stream.into_std()).map(Connection::Tcp),
+            accepted = accept_if_any(tcp.as_ref()) => accepted.map(Connection::Tcp),
             _ = ended.wait_for(|ended| *ended) => break,
         };
         match connection {
-            Ok(connection) => serve(&shared, Arc::clone(&session), connection, false),
+            Ok(connection) => serve(&shared, Some(Arc::clone(&session)), connection),
             Err(error) => accept_failed(&error).await,
         }
     }
     remove_socket(&path);
+}
+
+async fn accept_if_any(listener: Option<&TcpListener>) -> io::Result<std::net::TcpStream> {
+    match listener {
+        Some(listener) => listener.accept().await?.0.into_std(),
+        None => std::future::pending().await,
+    }
 }

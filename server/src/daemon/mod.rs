@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, UnixListener};
@@ -30,8 +31,10 @@ const EXPIRY_PERIOD: Duration = Duration::from_secs(10);
 pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) config: Config,
-    /// Where the well-known port really is (the configured one may be 0).
-    pub(crate) address: SocketAddr,
+    /// Where the well-known port really is (the configured one may be 0), if there is one.
+    pub(crate) address: Option<SocketAddr>,
+    /// Page-server connections being served.
+    pub(crate) connections: AtomicUsize,
     pub(crate) started: Instant,
     /// Where the catalog came from, in words.
     pub(crate) catalog_origin: String,
@@ -63,33 +66,48 @@ impl Daemon {
             bind_unix(&config.run_dir.join("control.sock")).map_err(listen("control socket"))?;
         let unix = bind_unix(&config.run_dir.join("page-server.sock"))
             .map_err(listen("page-server socket"))?;
-        let tcp = TcpListener::bind(config.listen)
-            .await
-            .map_err(listen("page-server port"))?;
-        let address = tcp.local_addr().map_err(listen("page-server port"))?;
-        if !address.ip().is_loopback() {
-            tracing::warn!(%address, "the page-server port is open to the network: anyone who reaches it can store pages");
+        let port = listen("page-server port");
+        let tcp = match config.listen {
+            Some(address) => Some(TcpListener::bind(address).await.map_err(port)?),
+            None => None,
+        };
+        let address = tcp
+            .as_ref()
+            .map(TcpListener::local_addr)
+            .transpose()
+            .map_err(port)?;
+        if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+            tracing::warn!(
+                %address,
+                "the page-server port is open to the network: anyone who reaches it can store pages"
+            );
         }
         let shared = Arc::new(Shared {
             store,
             config,
             address,
+            connections: AtomicUsize::new(0),
             started: Instant::now(),
             catalog_origin,
             runtime: Handle::current(),
         });
-        let accepting = vec![
+        let mut accepting = vec![
             tokio::spawn(control::accept(Arc::clone(&shared), control)),
             tokio::spawn(endpoints::accept_unix(Arc::clone(&shared), unix)),
-            tokio::spawn(endpoints::accept_tcp(Arc::clone(&shared), tcp)),
             tokio::spawn(expire(Arc::clone(&shared))),
         ];
+        if let Some(tcp) = tcp {
+            accepting.push(tokio::spawn(endpoints::accept_tcp(
+                Arc::clone(&shared),
+                tcp,
+            )));
+        }
         Ok(Self { shared, accepting })
     }
 
-    /// Where the well-known page-server port is.
+    /// Where the well-known page-server port is, if there is one.
     #[must_use]
-    pub fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> Option<SocketAddr> {
         self.shared.address
     }
 

@@ -13,11 +13,11 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// The checkpoint that a dump is compared with.
 #[derive(Clone)]
-pub struct Parent {
+pub(super) struct Parent {
     /// Keeps its segments from being reused while the dump refers to them.
-    pub checkpoint: Arc<Checkpoint>,
+    pub(super) checkpoint: Arc<Checkpoint>,
     /// Its manifest.
-    pub manifest: Manifest,
+    pub(super) manifest: Manifest,
 }
 
 impl Parent {

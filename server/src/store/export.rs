@@ -46,18 +46,14 @@ impl Store {
             },
             done_bytes: 0,
             written_bytes: 0,
-            files: 0,
+            created: Vec::new(),
             reader: &reader,
         };
-        for image in &reader.manifest.images {
-            export.small_image(image)?;
+        if let Err(error) = export.all(small_images_only, progress) {
+            export.undo();
+            return Err(error);
         }
-        if !small_images_only {
-            for space in &reader.manifest.spaces {
-                export.space(space, progress)?;
-            }
-        }
-        let (files, bytes) = (export.files, export.written_bytes);
+        let (files, bytes) = (export.created.len() as u64, export.written_bytes);
         Ok(control::Exported {
             checkpoint: Some(reader.record),
             files,
@@ -73,12 +69,47 @@ struct Export<'a> {
     total_bytes: u64,
     done_bytes: u64,
     written_bytes: u64,
-    files: u64,
+    /// Names of the files made.
+    created: Vec<String>,
 }
 
 impl Export<'_> {
+    fn all(&mut self, small_images_only: bool, progress: Progress<'_>) -> Result<(), StoreError> {
+        // Nothing takes a directory without an inventory for images, so it comes when all else is there.
+        let is_last = |image: &&Image| image.name == "inventory.img";
+        let (last, first): (Vec<_>, Vec<_>) = self.reader.manifest.images.iter().partition(is_last);
+        for image in first {
+            self.small_image(image)?;
+        }
+        if !small_images_only {
+            for space in &self.reader.manifest.spaces {
+                self.space(space, progress)?;
+            }
+        }
+        for image in last {
+            self.small_image(image)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what was made: half a checkpoint, or one with holes where the damage is, must not be taken for
+    /// a whole one.
+    fn undo(&self) {
+        for name in &self.created {
+            if let Err(error) = self.directory.remove(name) {
+                tracing::warn!(name, %error, "image not removed");
+            }
+        }
+    }
+
+    fn create(&mut self, name: &str) -> Result<File, StoreError> {
+        let file = self.directory.create(name)?;
+        self.created.push(name.to_owned());
+        Ok(file)
+    }
+
     fn small_image(&mut self, image: &Image) -> Result<(), StoreError> {
-        let file = self.directory.create(&image.name)?;
+        let file = self.create(&image.name)?;
         let mut at = 0;
         let written = self.reader.small(image, |bytes| {
             file.write_all_at(bytes, at)?;
@@ -89,7 +120,6 @@ impl Export<'_> {
             ReadError::Store(error) => error,
             ReadError::Sink(error) => StoreError::io(format!("write image {}", image.name))(error),
         })?;
-        self.files += 1;
         self.written_bytes += image.len_bytes;
         Ok(())
     }
@@ -100,12 +130,12 @@ impl Export<'_> {
             space_type: space.space_type(),
             id: space.id,
         });
-        let file = self.directory.create(&name)?;
+        let file = self.create(&name)?;
         file.write_all_at(&pagemap, 0)
             .map_err(StoreError::io(format!("write image {name}")))?;
 
         let name = pages_name(space.pages_id);
-        let pages = self.directory.create(&name)?;
+        let pages = self.create(&name)?;
         let map = self.reader.map(space)?;
         let mut round = Vec::new();
         let (mut round_bytes, mut at) = (0, 0);
@@ -130,7 +160,6 @@ impl Export<'_> {
         pages
             .set_len(at)
             .map_err(StoreError::io(format!("write image {name}")))?;
-        self.files += 2;
         self.written_bytes += at + pagemap.len() as u64;
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! A CRIU images directory that a caller handed over as a descriptor.
 //!
-//! Files are opened relative to it and never through a symbolic link, so that the daemon reaches nothing the
-//! caller could not.
+//! Files are opened relative to it and never through a symbolic link. The one link followed is `parent`, which
+//! CRIU itself makes in an incremental dump; whoever may ask is root or the daemon's own user, so it leads
+//! nowhere that they could not go.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use permafrost_pmem::Shadow;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{AddressSpace, Image};
-use rustix::fs::{Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 use super::StoreError;
 
@@ -51,7 +52,7 @@ impl ImagesDir {
                     FileType::RegularFile => true,
                     // Some file systems do not say.
                     FileType::Unknown => {
-                        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+                        let flags = AtFlags::SYMLINK_NOFOLLOW;
                         let stat = rustix::fs::statat(&self.0, name, flags)?;
                         FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
                     }
@@ -91,6 +92,24 @@ impl ImagesDir {
         made.map(File::from)
             .map_err(io::Error::from)
             .map_err(StoreError::io(format!("create image {name}")))
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.0, name, AtFlags::empty())?)
+    }
+
+    /// What tells it from any other directory: device and inode.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub(super) fn identity(&self) -> Result<(u64, u64), StoreError> {
+        let stat = rustix::fs::fstat(&self.0).map_err(io::Error::from);
+        let stat = stat.map_err(StoreError::io("stat images directory"))?;
+        Ok((stat.st_dev, stat.st_ino))
     }
 
     /// The parent images directory of an incremental dump (the link `parent` that CRIU makes), if there is one.

@@ -24,8 +24,8 @@ const CHUNK_BYTES: u64 = 256 << 10;
 /// of terabytes.
 const MAX_PAGEMAP_BYTES: u64 = 256 << 20;
 
-/// Deepest chain of `parent` links followed: a longer one is taken for a loop.
-const MAX_PARENTS: usize = 4096;
+/// Deepest chain of `parent` links followed: each has a pages file and a directory open.
+const MAX_PARENTS: usize = 256;
 
 impl Store {
     /// Reads a CRIU images directory as the next checkpoint of a job. Pages that an incremental dump left in its
@@ -42,7 +42,11 @@ impl Store {
     ) -> Result<control::Checkpoint, StoreError> {
         check_job(job)?;
         let _guard = self.lock_job(job, "an import")?;
-        let parent = if no_parent { None } else { self.head(job)? };
+        let parent = if no_parent {
+            None
+        } else {
+            self.parent_of(job)?
+        };
         let parent_generation = parent
             .as_ref()
             .map_or(0, |parent| parent.manifest.generation);
@@ -250,16 +254,22 @@ impl Chain<'_> {
         }
         if depth >= MAX_PARENTS {
             return Err(invalid(format!(
-                "more than {MAX_PARENTS} parent directories: a loop?"
+                "more than {MAX_PARENTS} parent directories"
             )));
         }
         let directory = self.directories.last().unwrap_or(top);
         let parent = directory.parent()?.ok_or_else(|| {
+            let name = self.name;
             invalid(format!(
-                "{}: pages are in a parent directory, and there is no link `parent`",
-                self.name
+                "{name}: pages are in a parent directory, and there is no link `parent`"
             ))
         })?;
+        let identity = parent.identity()?;
+        for earlier in std::iter::once(top).chain(&self.directories) {
+            if earlier.identity()? == identity {
+                return Err(invalid("the links `parent` lead in a circle".to_owned()));
+            }
+        }
         self.layers.push(Layer::open(&parent, self.name)?);
         self.directories.push(parent);
         Ok(())

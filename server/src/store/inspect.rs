@@ -4,7 +4,7 @@ use permafrost_pmem::{ATTR_PINNED, MediumKind, PageError, PageMap, RunKind};
 use permafrost_protocol::control;
 
 use super::reader::{PAGE_BYTES, Reader, checkpoint_name};
-use super::{Progress, Store, StoreError, manifest_of};
+use super::{Progress, Store, StoreError, manifest_of, unix_ms};
 
 impl Store {
     /// Checkpoints of a job, or all with an empty name, by job and generation, parked ones last.
@@ -12,7 +12,15 @@ impl Store {
     /// # Errors
     /// No such job, or the catalog cannot be read.
     pub fn list(&self, job: &str) -> Result<Vec<control::Checkpoint>, StoreError> {
-        let listed = self.catalog.list((!job.is_empty()).then_some(job))?;
+        let mut listed = self.catalog.list((!job.is_empty()).then_some(job))?;
+        for parked in listed.iter_mut().filter(|record| record.generation == 0) {
+            let left = self
+                .retention
+                .parked
+                .saturating_sub(self.parked_for(&parked.id));
+            parked.expires_unix_ms =
+                unix_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        }
         if listed.is_empty() && !job.is_empty() {
             return Err(StoreError::NotFound {
                 what: format!("job {job}"),
@@ -71,6 +79,7 @@ impl Store {
     /// # Errors
     /// No such checkpoint; the journal cannot be written.
     pub fn pin(&self, reference: &str, pinned: bool) -> Result<control::Checkpoint, StoreError> {
+        let _index = self.index();
         let mut record = self.resolve(reference)?;
         let checkpoint = self.checkpoint(&record.id)?;
         let attrs = if pinned {

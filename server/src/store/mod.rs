@@ -17,7 +17,7 @@ mod stream;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
@@ -25,8 +25,7 @@ use permafrost_protocol::manifest::{CheckpointRef, Kind, Manifest, check_job_nam
 
 use self::dump::Parent;
 use self::jobs::JobLocks;
-use self::session::Phase;
-use crate::catalog::{Catalog, reconcile};
+use crate::catalog::{Catalog, CatalogError, reconcile};
 
 pub use error::StoreError;
 pub use session::{Session, SessionRequest, SessionSink};
@@ -70,6 +69,9 @@ pub struct Store {
     catalog: Box<dyn Catalog>,
     jobs: JobLocks,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
+    /// Parked checkpoints by id, and when this daemon first saw each.
+    parked_since: Mutex<HashMap<String, Instant>>,
+    index: Mutex<Index>,
     retention: Retention,
 }
 
@@ -97,6 +99,8 @@ impl Store {
             catalog,
             jobs: JobLocks::default(),
             sessions: Mutex::default(),
+            parked_since: Mutex::default(),
+            index: Mutex::default(),
             retention,
         };
         let done = reconcile(&*store.catalog, &truth, |id| {
@@ -129,7 +133,7 @@ impl Store {
     /// Opens a session; it takes pages once a connection has come.
     ///
     /// # Errors
-    /// A bad job name, a dump of the job that is open already, a damaged parent.
+    /// A bad job name, a dump of the job that is open already, a catalog that cannot be read.
     pub fn open_session(&self, request: SessionRequest) -> Result<Arc<Session>, StoreError> {
         let (guard, parent) = if request.job.is_empty() {
             (None, None)
@@ -139,7 +143,7 @@ impl Store {
             let parent = if request.no_parent {
                 None
             } else {
-                self.head(&request.job)?
+                self.parent_of(&request.job)?
             };
             (Some(guard), parent)
         };
@@ -157,13 +161,12 @@ impl Store {
     pub fn abort_session(&self, id: &str) -> Result<(), StoreError> {
         let session = self.sessions().get(id).cloned();
         if let Some(session) = session {
-            if matches!(*session.phase(), Phase::Sealing) {
+            if !session.discard(ErrorCode::SessionFailed, "discarded on request") {
                 return Err(StoreError::Conflict {
                     message: format!("session {id} is being sealed"),
                     hint: "remove the checkpoint when it is there",
                 });
             }
-            session.fail(ErrorCode::SessionFailed, "discarded on request");
             self.sessions().remove(id);
             return Ok(());
         }
@@ -174,55 +177,55 @@ impl Store {
         self.delete(&parked)
     }
 
-    /// Forgets a session that nothing came of.
-    pub fn forget_session(&self, id: &str) {
-        self.sessions().remove(id);
-    }
-
     /// The one who opened a session is gone: discards it unless it is being sealed this very moment.
     pub fn drop_session(&self, id: &str) {
         let session = self.sessions().get(id).cloned();
-        if let Some(session) = session
-            && !matches!(*session.phase(), Phase::Sealing)
+        if session
+            .is_some_and(|session| session.discard(ErrorCode::SessionFailed, "its opener has gone"))
         {
-            session.fail(ErrorCode::SessionFailed, "its opener has gone");
             self.sessions().remove(id);
         }
     }
 
     /// Ends every session that is not sealed; part of stopping.
     pub fn stop(&self) {
-        for (_, session) in self.sessions().drain() {
-            session.fail(ErrorCode::SessionFailed, "permafrostd is stopping");
+        let sessions: Vec<_> = self.sessions().drain().collect();
+        for (_, session) in sessions {
+            session.discard(ErrorCode::SessionFailed, "permafrostd is stopping");
         }
     }
 
-    /// Discards what has outlived its retention: sessions that nobody came to, parked checkpoints that nobody adopted.
+    /// Discards what has outlived its retention: sessions that nobody came to, parked checkpoints that nobody
+    /// adopted.
     pub fn expire(&self) {
-        let expired: Vec<_> = {
-            let sessions = self.sessions();
-            let old = sessions
-                .values()
-                .filter(|session| session.opened.elapsed() >= self.retention.idle_session);
-            old.filter(|session| !matches!(*session.phase(), Phase::Receiving | Phase::Sealing))
-                .cloned()
-                .collect()
-        };
-        for session in expired {
-            session.fail(ErrorCode::SessionFailed, "nobody came for it in time");
-            self.sessions().remove(&session.id);
+        let sessions: Vec<_> = self.sessions().values().cloned().collect();
+        for session in sessions {
+            if session.discard_if_idle(self.retention.idle_session) {
+                self.sessions().remove(&session.id);
+            }
         }
-        let now = unix_ms();
         let listed = self.catalog.list(None).unwrap_or_default();
-        for parked in listed
-            .into_iter()
-            .filter(|c| c.expires_unix_ms != 0 && c.expires_unix_ms <= now && !c.pinned)
-        {
+        for parked in listed.into_iter().filter(|record| record.generation == 0) {
+            if self.parked_for(&parked.id) < self.retention.parked {
+                continue;
+            }
             tracing::warn!(session = %parked.session, "parked session discarded: nobody adopted it in time");
             if let Err(error) = self.delete(&parked) {
                 tracing::error!(session = %parked.session, %error, "parked session not discarded");
             }
         }
+    }
+
+    /// How long this daemon has known a parked checkpoint. The wall clock is not asked: a step of it must not
+    /// cost anybody the only copy of a task. So a restart of the daemon begins the time anew.
+    fn parked_for(&self, id: &str) -> Duration {
+        let mut seen = self
+            .parked_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        seen.entry(id.to_owned())
+            .or_insert_with(Instant::now)
+            .elapsed()
     }
 
     /// States of the sessions that are not sealed.
@@ -260,16 +263,27 @@ impl Store {
         })
     }
 
-    fn head(&self, job: &str) -> Result<Option<Parent>, StoreError> {
+    /// What a job's next dump is compared with. A damaged one is left alone: comparing saves space, and must
+    /// not keep a task from being stored.
+    fn parent_of(&self, job: &str) -> Result<Option<Parent>, StoreError> {
         let Some(head) = self.catalog.head(job)? else {
             return Ok(None);
         };
-        let checkpoint = self.checkpoint(&head.id)?;
-        let manifest = manifest_of(&checkpoint)?;
-        Ok(Some(Parent {
-            checkpoint,
-            manifest,
-        }))
+        let read = || {
+            let checkpoint = self.checkpoint(&head.id)?;
+            let manifest = manifest_of(&checkpoint)?;
+            Ok::<_, StoreError>(Parent {
+                checkpoint,
+                manifest,
+            })
+        };
+        match read() {
+            Ok(parent) => Ok(Some(parent)),
+            Err(error) => {
+                tracing::error!(job, generation = head.generation, %error, "not compared with: damaged");
+                Ok(None)
+            }
+        }
     }
 
     /// The checkpoint that `JOB` or `JOB@GEN` names.
@@ -309,7 +323,6 @@ impl Store {
             .iter()
             .filter(|space| space.space_type == 0)
             .count();
-        let parked_ms = u64::try_from(self.retention.parked.as_millis()).unwrap_or(u64::MAX);
         control::Checkpoint {
             job: manifest.job.clone(),
             generation: manifest.generation,
@@ -321,11 +334,8 @@ impl Store {
             pinned: checkpoint.attrs() & ATTR_PINNED != 0,
             processes: u32::try_from(processes).unwrap_or(u32::MAX),
             session: manifest.session.clone(),
-            expires_unix_ms: if manifest.generation == 0 {
-                manifest.created_unix_ms.saturating_add(parked_ms)
-            } else {
-                0
-            },
+            // Told when it is listed: see `Store::list`.
+            expires_unix_ms: 0,
             parent_generation: manifest.parent_generation,
             parent_bytes: sum(|space| space.parent_pages),
             zero_bytes: sum(|space| space.zero_pages),
@@ -333,25 +343,58 @@ impl Store {
     }
 
     /// Removes from the region, then from the catalog: in between, the catalog names what is not there, which
-    /// reads as "not found" and is mended at the next start.
+    /// reads as "not found" and is mended here or at the next start.
     fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
-        let checkpoint = self.checkpoint(&record.id)?;
-        self.region.delete(checkpoint.id())?;
+        let _index = self.index();
+        if let Ok(checkpoint) = self.checkpoint(&record.id) {
+            self.region.delete(checkpoint.id())?;
+        }
         self.catalog.remove(record)?;
+        self.parked_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&record.id);
         Ok(())
+    }
+
+    /// Held while region and catalog are changed together, so that they change in the same order.
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the catalog can be trusted to give out numbers.
+#[derive(Default)]
+struct Index {
+    lost: bool,
+}
+
+impl Index {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.lost {
+            return Err(StoreError::Conflict {
+                message: "the catalog failed earlier and lacks a checkpoint".to_owned(),
+                hint: "restart permafrostd: it makes the catalog agree with the region",
+            });
+        }
+        Ok(())
+    }
+
+    fn lost_track(&mut self, error: &CatalogError) {
+        tracing::error!(%error, "the catalog lacks a checkpoint; nothing is sealed until permafrostd is restarted");
+        self.lost = true;
     }
 }
 
 /// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory.
 fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
-    let failed = sessions
+    let mut failed: Vec<_> = sessions
         .values()
-        .filter(|session| matches!(*session.phase(), Phase::Failed { .. }));
-    if failed.clone().count() >= MAX_FAILED_SESSIONS
-        && let Some(oldest) = failed.min_by_key(|session| session.opened)
-    {
-        let id = oldest.id.clone();
-        sessions.remove(&id);
+        .filter_map(|session| Some((session.failed_since()?, session.id.clone())))
+        .collect();
+    if failed.len() >= MAX_FAILED_SESSIONS {
+        failed.sort_unstable();
+        sessions.remove(&failed[0].1);
     }
 }
 

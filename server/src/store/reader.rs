@@ -56,19 +56,21 @@ impl Reader {
         })
     }
 
-    /// Passes a small image on, piece by piece, verified.
+    /// Passes a small image on, piece by piece. All of it is verified before the first piece: CRIU takes some
+    /// images that just end for whole.
     pub(super) fn small(
         &self,
         image: &Image,
         sink: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), ReadError> {
-        let map = self.checkpoint.map(&map_root(&image.map_root)?);
-        map.read_blob(image.len_bytes, sink)
-            .map_err(|error| match error {
-                BlobError::Page(source) => ReadError::Store(self.corrupt_image(image, source)),
-                BlobError::Sink(error) => ReadError::Sink(error),
-                other => ReadError::Sink(io::Error::other(other)),
-            })
+        let map = self.image_map(image)?;
+        let told = |error| match error {
+            BlobError::Page(source) => ReadError::Store(self.corrupt_image(image, source)),
+            BlobError::Sink(error) => ReadError::Sink(error),
+            other => ReadError::Sink(io::Error::other(other)),
+        };
+        map.read_blob(image.len_bytes, |_| Ok(())).map_err(told)?;
+        map.read_blob(image.len_bytes, sink).map_err(told)
     }
 
     /// The pages of a small image.

@@ -26,7 +26,8 @@ pub(super) struct Contents {
 
 impl Store {
     /// Makes a closed session a checkpoint, with the small images of the directory. When it fails, the session
-    /// is over and what it held is free.
+    /// is over and what it held is free. Sealing what is sealed already answers with the checkpoint: whoever
+    /// lost the first answer asks again.
     ///
     /// # Errors
     /// The session is not closed, the directory does not fit its pages, the region is full or fails.
@@ -37,22 +38,27 @@ impl Store {
     ) -> Result<control::Checkpoint, StoreError> {
         let session = self.sessions().get(id).cloned();
         let Some(session) = session else {
-            // CLOSE was its last word, so it is parked; it knows its job.
-            let parked = self.catalog.parked(id)?;
-            let parked = parked.ok_or_else(|| StoreError::NotFound {
+            if let Some(parked) = self.catalog.parked(id)? {
+                // CLOSE was its last word; it knows its job.
+                return self.adopt(id, &parked.job, None, images);
+            }
+            let sealed = self
+                .catalog
+                .list(None)?
+                .into_iter()
+                .find(|record| record.session == id);
+            return sealed.ok_or_else(|| StoreError::NotFound {
                 what: format!("session {id}"),
-            })?;
-            return self.adopt(id, &parked.job, None, images);
+            });
         };
-        let dump = session.take_closed()?;
+        let (dump, sealing) = session.begin_seal()?;
         let sealed = self.seal_dump(&session, dump, images);
         match &sealed {
             Ok(_) => {
-                session.release_job();
-                session.end();
+                sealing.done();
                 self.sessions().remove(id);
             }
-            Err(error) => session.fail(error.code(), &error.to_string()),
+            Err(error) => sealing.failed(error),
         }
         sealed
     }
@@ -74,10 +80,7 @@ impl Store {
         let contents = Contents {
             job: session.request.job.clone(),
             kind,
-            parent_generation: session
-                .parent
-                .as_ref()
-                .map_or(0, |parent| parent.manifest.generation),
+            parent_generation: session.parent_generation,
             origin: session.request.origin.clone(),
             images,
             spaces,
@@ -91,10 +94,7 @@ impl Store {
         let contents = Contents {
             job: session.request.job.clone(),
             kind: Kind::Parked,
-            parent_generation: session
-                .parent
-                .as_ref()
-                .map_or(0, |parent| parent.manifest.generation),
+            parent_generation: session.parent_generation,
             origin: session.request.origin.clone(),
             images: Vec::new(),
             spaces: dump.spaces,
@@ -102,7 +102,6 @@ impl Store {
         };
         let parked = self.commit(dump.shadow, contents, None)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
-        session.release_job();
         self.sessions().remove(&session.id);
         Ok(())
     }
@@ -153,9 +152,12 @@ impl Store {
             spaces: manifest.spaces,
             session: manifest.session,
         };
-        let adopted = self.commit(shadow, contents, Some((parked.id(), manifest.added_bytes)))?;
-        self.catalog.remove(&record)?;
-        Ok(adopted)
+        let replaced = Replaced {
+            id: parked.id(),
+            record,
+            added_bytes: manifest.added_bytes,
+        };
+        self.commit(shadow, contents, Some(replaced))
     }
 
     /// The one parked session that holds exactly the processes of an images directory.
@@ -199,8 +201,10 @@ impl Store {
         &self,
         shadow: Shadow,
         contents: Contents,
-        replaces: Option<(CheckpointId, u64)>,
+        replaced: Option<Replaced>,
     ) -> Result<control::Checkpoint, StoreError> {
+        let mut index = self.index();
+        index.check()?;
         let parked = contents.kind == Kind::Parked;
         let generation = if parked {
             0
@@ -218,24 +222,44 @@ impl Store {
             images: contents.images,
             spaces: contents.spaces,
             session: contents.session,
-            added_bytes: shadow.added_bytes() + replaces.map_or(0, |(_, added_bytes)| added_bytes),
+            added_bytes: shadow.added_bytes()
+                + replaced.as_ref().map_or(0, |replaced| replaced.added_bytes),
         };
         let id = CheckpointId::random();
         let bytes = manifest
             .encode_checked()
             .map_err(|source| StoreError::Manifest { id, source })?;
-        let sealed = shadow.seal(id, &bytes, replaces.map(|(id, _)| id))?;
+        let sealed = shadow.seal(id, &bytes, replaced.as_ref().map(|replaced| replaced.id))?;
         let summary = self.summary(&sealed, &manifest);
-        if let Err(error) = self.catalog.put(&summary) {
-            // Nobody could find it, so it must not count as done: the caller rolls back, and so do we. An adopted
-            // session's pages are the only copy there is; they stay, and the next start finds them.
-            if replaces.is_none() {
-                self.region.delete(sealed.id())?;
+        match (self.catalog.put(&summary), &replaced) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(replaced)) => {
+                // A row too many reads as "not found", and goes at the next start.
+                if let Err(error) = self.catalog.remove(&replaced.record) {
+                    tracing::error!(%error, "the adopted session is still listed");
+                }
             }
-            return Err(error.into());
+            // Nobody could find it, so it must not count as done: the caller rolls back, and so do we.
+            (Err(error), None) => {
+                self.region.delete(id)?;
+                return Err(error.into());
+            }
+            // The pages of an adopted session are the only copy there is: they stay, and the next start finds
+            // them. Until then nothing may take the same number.
+            (Err(error), Some(_)) => {
+                index.lost_track(&error);
+                return Err(error.into());
+            }
         }
         Ok(summary)
     }
+}
+
+/// A parked checkpoint that an adopted one takes the place of.
+pub(super) struct Replaced {
+    id: CheckpointId,
+    record: control::Checkpoint,
+    added_bytes: u64,
 }
 
 /// What was known when the session was opened, and what whoever adopts it adds.

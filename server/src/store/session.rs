@@ -1,16 +1,20 @@
 //! A session: a dump that is not sealed yet, from its opening to its end.
 //!
 //! ```text
-//! Open ──connect──▶ Receiving ──CLOSE──▶ Closed ──Seal──▶ Sealing ──▶ (gone: a checkpoint)
-//!   ▲                │   │                  │                │
-//!   └──left silent───┘   └──error, EOF──▶ Failed ◀──refused──┘
+//! Open ──first byte──▶ Receiving ──CLOSE──▶ Closed ──Seal──▶ Sealing ──▶ (gone: a checkpoint)
+//!   │                    │     └────CLOSE, nobody seals──────▶ │
+//!   └──────discarded─────┴──────error, EOF, discarded──┬───────┘ failed
+//!                                                      ▼
+//!                                                   Failed
 //! ```
 //!
-//! A session whose CLOSE is CRIU's last word is made a parked checkpoint before CLOSE is answered, and is gone too.
+//! A session whose CLOSE is CRIU's last word is sealed as a parked checkpoint before CLOSE is answered. While
+//! it is being sealed nobody but the sealing thread ends it: what is sealed and what was discarded are never the
+//! same session.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use permafrost_client::frontend::{PageSink, SinkError};
 use permafrost_protocol::control::{ErrorCode, SessionStatus};
@@ -44,17 +48,28 @@ pub struct Session {
     pub id: String,
     /// What it was opened with.
     pub request: SessionRequest,
-    /// What it is compared with.
-    pub parent: Option<Parent>,
-    /// Keeps other dumps of the job away until the session is over.
-    job_guard: Mutex<Option<JobGuard>>,
-    pub(super) opened: Instant,
+    /// Generation that it is compared with, 0 for none.
+    pub parent_generation: u64,
+    /// Origin of that generation.
+    pub parent_origin: Option<Origin>,
+    opened: Instant,
     received: AtomicU64,
-    phase: Mutex<Phase>,
+    state: Mutex<State>,
     ended: watch::Sender<bool>,
 }
 
-pub(super) enum Phase {
+struct State {
+    phase: Phase,
+    since: Instant,
+    /// Keeps the parent's segments; goes to the dump when it starts.
+    parent: Option<Parent>,
+    /// Keeps other dumps of the job away until the session is over.
+    job_guard: Option<JobGuard>,
+    /// Ends the connection that brings the pages.
+    hang_up: Option<Box<dyn FnOnce() + Send>>,
+}
+
+enum Phase {
     Open,
     Receiving,
     Closed(Box<Dump>),
@@ -74,20 +89,47 @@ impl Phase {
     }
 }
 
+impl State {
+    fn enter(&mut self, phase: Phase) -> Phase {
+        self.since = Instant::now();
+        std::mem::replace(&mut self.phase, phase)
+    }
+
+    fn fail(&mut self, code: ErrorCode, reason: &str) {
+        self.enter(Phase::Failed {
+            code,
+            reason: reason.to_owned(),
+        });
+        self.parent = None;
+        self.job_guard = None;
+    }
+}
+
 impl Session {
     pub(super) fn new(
         request: SessionRequest,
         parent: Option<Parent>,
         job_guard: Option<JobGuard>,
     ) -> Arc<Self> {
+        let now = Instant::now();
         Arc::new(Self {
             id: uuid::Uuid::new_v4().simple().to_string(),
             request,
-            parent,
-            job_guard: Mutex::new(job_guard),
-            opened: Instant::now(),
+            parent_generation: parent
+                .as_ref()
+                .map_or(0, |parent| parent.manifest.generation),
+            parent_origin: parent
+                .as_ref()
+                .and_then(|parent| parent.manifest.origin.clone()),
+            opened: now,
             received: AtomicU64::new(0),
-            phase: Mutex::new(Phase::Open),
+            state: Mutex::new(State {
+                phase: Phase::Open,
+                since: now,
+                parent,
+                job_guard,
+                hang_up: None,
+            }),
             ended: watch::Sender::new(false),
         })
     }
@@ -98,32 +140,16 @@ impl Session {
         self.ended.subscribe()
     }
 
-    fn is_over(&self) -> bool {
-        *self.ended.borrow()
-    }
-
-    pub(super) fn end(&self) {
-        self.ended.send_replace(true);
-    }
-
-    /// Lets the next dump of the job begin.
-    pub(super) fn release_job(&self) {
-        self.job_guard
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-    }
-
     /// Its state for people.
     #[must_use]
     pub fn status(&self) -> SessionStatus {
-        let phase = self.phase();
+        let state = self.state();
         SessionStatus {
             session: self.id.clone(),
             job: self.request.job.clone(),
-            state: phase.name().to_owned(),
+            state: state.phase.name().to_owned(),
             received_bytes: self.received.load(Ordering::Relaxed),
-            error: if let Phase::Failed { reason, .. } = &*phase {
+            error: if let Phase::Failed { reason, .. } = &state.phase {
                 reason.clone()
             } else {
                 String::new()
@@ -132,29 +158,29 @@ impl Session {
         }
     }
 
-    pub(super) fn phase(&self) -> MutexGuard<'_, Phase> {
-        // A phase is replaced in one assignment, so it is whole even if a thread died holding it.
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The session, for the one connection that brings its pages.
+    /// The session, for the one connection that brings its pages; `hang_up` ends that connection.
     ///
     /// # Errors
     /// Another connection is or was at it.
-    pub fn start(self: &Arc<Self>, store: &Arc<Store>) -> Result<SessionSink, StoreError> {
-        let mut phase = self.phase();
-        if !matches!(*phase, Phase::Open) {
+    pub fn start(
+        self: &Arc<Self>,
+        store: &Arc<Store>,
+        hang_up: Box<dyn FnOnce() + Send>,
+    ) -> Result<SessionSink, StoreError> {
+        let mut state = self.state();
+        if !matches!(state.phase, Phase::Open) {
             return Err(StoreError::Conflict {
                 message: format!(
                     "session {} is {} and takes no other connection",
                     self.id,
-                    phase.name()
+                    state.phase.name()
                 ),
                 hint: "open a session for every dump",
             });
         }
-        *phase = Phase::Receiving;
-        let builder = DumpBuilder::new(store.region(), self.parent.clone());
+        state.enter(Phase::Receiving);
+        state.hang_up = Some(hang_up);
+        let builder = DumpBuilder::new(store.region(), state.parent.take());
         Ok(SessionSink {
             store: Arc::clone(store),
             session: Arc::clone(self),
@@ -163,43 +189,56 @@ impl Session {
         })
     }
 
-    /// The connection left without a word: the next one may try.
-    pub fn reopen(&self) {
-        let mut phase = self.phase();
-        if matches!(*phase, Phase::Receiving) {
-            *phase = Phase::Open;
+    /// Ends a session from outside: frees what it holds and hangs up on whoever brings its pages. False when it
+    /// is just being sealed, and goes on.
+    pub(super) fn discard(&self, code: ErrorCode, reason: &str) -> bool {
+        let hang_up = {
+            let mut state = self.state();
+            match state.phase {
+                Phase::Sealing => return false,
+                Phase::Failed { .. } => return true,
+                _ => state.fail(code, reason),
+            }
+            state.hang_up.take()
+        };
+        if let Some(hang_up) = hang_up {
+            hang_up();
         }
+        self.log_failure(reason);
+        true
     }
 
-    /// Notes the failure that the session ends with; the first one counts.
-    pub fn fail(&self, code: ErrorCode, reason: &str) {
-        {
-            let mut phase = self.phase();
-            if matches!(*phase, Phase::Failed { .. }) {
-                return;
-            }
-            *phase = Phase::Failed {
-                code,
-                reason: reason.to_owned(),
-            };
-        }
-        self.release_job();
-        tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
-        self.end();
+    /// Discards it if it has been waiting for `limit`: for its dump, or for its seal.
+    pub(super) fn discard_if_idle(&self, limit: Duration) -> bool {
+        let idle = {
+            let state = self.state();
+            !matches!(state.phase, Phase::Receiving | Phase::Sealing)
+                && state.since.elapsed() >= limit
+        };
+        // Were it taken up in between, it would be discarded for being late by a moment: an error its client sees.
+        idle && self.discard(ErrorCode::SessionFailed, "nobody came for it in time")
+    }
+
+    /// When it failed, if it did.
+    pub(super) fn failed_since(&self) -> Option<Instant> {
+        let state = self.state();
+        matches!(state.phase, Phase::Failed { .. }).then_some(state.since)
     }
 
     /// Takes the dump for sealing.
-    pub(super) fn take_closed(&self) -> Result<Dump, StoreError> {
-        let mut phase = self.phase();
-        match std::mem::replace(&mut *phase, Phase::Sealing) {
-            Phase::Closed(dump) => Ok(*dump),
+    pub(super) fn begin_seal(&self) -> Result<(Dump, Sealing<'_>), StoreError> {
+        let mut state = self.state();
+        match state.enter(Phase::Sealing) {
+            Phase::Closed(dump) => Ok((
+                *dump,
+                Sealing {
+                    session: self,
+                    done: false,
+                },
+            )),
             other => {
                 let error = match &other {
-                    Phase::Failed { code, reason } => StoreError::SessionFailed {
-                        session: self.id.clone(),
-                        code: *code,
-                        reason: reason.clone(),
-                    },
+                    Phase::Failed { code, reason } => self.failed(*code, reason),
                     unready => StoreError::Conflict {
                         message: format!(
                             "session {} is {}, not closed: CRIU's CLOSE has not come",
@@ -209,9 +248,78 @@ impl Session {
                         hint: "seal after CRIU has sent all pages (the post-dump action)",
                     },
                 };
-                *phase = other;
+                state.enter(other);
                 Err(error)
             }
+        }
+    }
+
+    /// From receiving on to `next`, unless it was discarded meanwhile.
+    fn leave_receiving(&self, next: Phase) -> Result<(), StoreError> {
+        let mut state = self.state();
+        match &state.phase {
+            Phase::Failed { code, reason } => Err(self.failed(*code, reason)),
+            _ => {
+                state.enter(next);
+                Ok(())
+            }
+        }
+    }
+
+    fn failed(&self, code: ErrorCode, reason: &str) -> StoreError {
+        StoreError::SessionFailed {
+            session: self.id.clone(),
+            code,
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        *self.ended.borrow()
+    }
+
+    fn log_failure(&self, reason: &str) {
+        tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
+        self.ended.send_replace(true);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A state is changed by assignments, so it is whole even if a thread died holding it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A session that is being sealed. Dropped before [`Sealing::done`] (an error, a panic), the session has failed,
+/// and lets go of its job.
+pub(super) struct Sealing<'a> {
+    session: &'a Session,
+    done: bool,
+}
+
+impl Sealing<'_> {
+    /// It is a checkpoint now; the next dump of the job may begin.
+    pub(super) fn done(mut self) {
+        self.done = true;
+        self.session.state().job_guard = None;
+        self.session.ended.send_replace(true);
+    }
+
+    /// It did not become one.
+    pub(super) fn failed(mut self, error: &StoreError) {
+        self.fail(error.code(), &error.to_string());
+    }
+
+    fn fail(&mut self, code: ErrorCode, reason: &str) {
+        self.done = true;
+        self.session.state().fail(code, reason);
+        self.session.log_failure(reason);
+    }
+}
+
+impl Drop for Sealing<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.fail(ErrorCode::Internal, "the sealing thread died");
         }
     }
 }
@@ -229,19 +337,27 @@ impl SessionSink {
     /// What CLOSE asks for: the pages durable, and either waiting for their seal or parked.
     fn finish(&self, builder: DumpBuilder) -> Result<(), StoreError> {
         let dump = builder.finish()?;
-        if !self.session.request.seal_follows {
-            return self.store.park(&self.session, dump);
+        if self.session.request.seal_follows {
+            self.session
+                .leave_receiving(Phase::Closed(Box::new(dump)))?;
+            self.session.ended.send_replace(true);
+            return Ok(());
         }
-        let mut phase = self.session.phase();
-        if let Phase::Failed { code, reason } = &*phase {
-            return Err(StoreError::SessionFailed {
-                session: self.session.id.clone(),
-                code: *code,
-                reason: reason.clone(),
-            });
+        self.session.leave_receiving(Phase::Sealing)?;
+        let sealing = Sealing {
+            session: &self.session,
+            done: false,
+        };
+        match self.store.park(&self.session, dump) {
+            Ok(()) => {
+                sealing.done();
+                Ok(())
+            }
+            Err(error) => {
+                sealing.failed(&error);
+                Err(error)
+            }
         }
-        *phase = Phase::Closed(Box::new(dump));
-        Ok(())
     }
 
     fn with<T>(
@@ -299,23 +415,25 @@ impl PageSink for SessionSink {
     fn close(&mut self) -> Result<(), SinkError> {
         let builder = self.builder.take().ok_or_else(over)?;
         let closed = self.finish(builder);
-        self.refused(closed)?;
-        self.session.end();
-        Ok(())
+        self.refused(closed)
     }
 
     fn abort(&mut self, reason: &str) {
         self.builder = None;
-        self.session.fail(self.failure, reason);
+        let mut state = self.session.state();
+        if matches!(state.phase, Phase::Receiving) {
+            state.fail(self.failure, reason);
+            drop(state);
+            self.session.log_failure(reason);
+        }
     }
 }
 
 impl Drop for SessionSink {
     fn drop(&mut self) {
         // A thread that dies of a defect must not leave the job locked.
-        if matches!(*self.session.phase(), Phase::Receiving) {
-            self.session
-                .fail(ErrorCode::Internal, "its connection was dropped");
-        }
+        self.abort("its connection was dropped");
+        // It holds the connection open.
+        self.session.state().hang_up = None;
     }
 }
