@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use common::*;
+use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
+use permafrost_tests::workload::{self, Workload};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -139,6 +141,86 @@ fn a_damaged_manifest_costs_its_checkpoint_only() {
 }
 
 #[test]
+fn a_region_that_has_gone_is_not_replaced() {
+    let scene = Scene::new();
+    let away = scene.work.path().join("unmounted");
+    std::fs::rename(scene.region(), &away).unwrap();
+    let refused = format!("{:#}", scene.start().expect_err("must not start"));
+    let catalog = scene.work.path().join("data/catalog");
+    let hint = format!("remove {}", catalog.display());
+    assert!(
+        refused.contains("mount") && refused.contains(&hint),
+        "{refused}"
+    );
+    assert!(!scene.region().exists(), "a region was made");
+    // Blank, as after a format of the disk, and empty.
+    for bytes in [1 << 20, 0] {
+        std::fs::write(scene.region(), vec![0; bytes]).unwrap();
+        scene.assert_refused("mount");
+    }
+
+    // Mounted again, nothing was lost.
+    std::fs::rename(&away, scene.region()).unwrap();
+    let daemon = scene.start().unwrap();
+    scene.assert_kept(&daemon);
+    assert_eq!(catalog_of(&daemon), "opened");
+    daemon.stop().unwrap();
+    // Or begun anew, as the message says.
+    std::fs::remove_file(scene.region()).unwrap();
+    std::fs::remove_dir_all(&catalog).unwrap();
+    assert!(listing(&scene.start().unwrap()).is_empty());
+}
+
+#[test]
+fn superblocks_that_were_blanked_are_refused_and_nothing_is_written() {
+    let scene = Scene::new();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(scene.region())
+        .unwrap();
+    file.write_all_at(&[0; 8192], 0).unwrap();
+    scene.assert_refused("both superblocks");
+    // Not either without the catalog, which would tell that there was something.
+    std::fs::remove_dir_all(scene.work.path().join("data/catalog")).unwrap();
+    scene.assert_refused("both superblocks");
+}
+
+#[test]
+fn directories_that_are_open_to_others_are_refused_and_left_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    for name in ["data", "run"] {
+        let work = tempfile::tempdir().unwrap();
+        let dir = work.path().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let refused = format!(
+            "{:#}",
+            Daemon::start(work.path(), &Options::default()).expect_err("must not start")
+        );
+        assert!(refused.contains("chmod 700"), "{refused}");
+        let mode = std::fs::metadata(&dir).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+        assert!(!work.path().join("data/region").exists());
+    }
+}
+
+#[test]
+fn a_data_directory_has_one_daemon() {
+    let scene = Scene::new();
+    let first = scene.start().unwrap();
+    let options = Options {
+        region: Some(scene.work.path().join("another")),
+        ..Options::default()
+    };
+    let refused = format!(
+        "{:#}",
+        Daemon::start(scene.work.path(), &options).expect_err("must not start")
+    );
+    assert!(refused.contains("in use"), "{refused}");
+    scene.assert_kept(&first);
+}
+
+#[test]
 fn a_stale_catalog_is_made_to_agree_with_the_region() {
     let scene = Scene::new();
     let (catalog, old) = (
@@ -267,6 +349,50 @@ fn a_flipped_bit_in_a_page_is_refused_by_name_and_address() {
     assert!(damage[0].as_str().unwrap().contains(&address), "{verified}");
     // The rest is served.
     dump_and_adopt(&daemon, scene.work.path(), "other", BASE, &pages(9, 10));
+}
+
+#[test]
+fn a_task_is_not_restored_from_damaged_pages() {
+    if criu::for_test("a_task_is_not_restored_from_damaged_pages").is_none() {
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+    let mut workload = Workload::start(work.path(), &workload::Options::default()).unwrap();
+    let pid = workload.pid().to_string();
+    daemon
+        .json(&["dump", "--pid", &pid, "--job", "task"])
+        .unwrap();
+    workload.wait_until_gone().unwrap();
+    daemon.stop().unwrap();
+    // Somewhere in the random pages, which are most of the region's used part.
+    let region = work.path().join("data/region");
+    let used = std::fs::read(&region).unwrap();
+    let last = used.iter().rposition(|byte| *byte != 0).unwrap();
+    let file = std::fs::File::options().write(true).open(&region).unwrap();
+    let at = last / 2;
+    file.write_all_at(&[used[at] ^ 0x10], at as u64).unwrap();
+
+    let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+    for arguments in [
+        &["restore", "task"][..],
+        &["restore", "--no-stream", "task"],
+    ] {
+        let refused = daemon.try_run(arguments).unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(7), "{arguments:?}: {said}");
+        assert!(
+            said.contains("task@1") && said.contains("address 0x"),
+            "{said}"
+        );
+        assert!(!workload.is_running(), "{arguments:?}");
+    }
+    let target = work.path().join("out");
+    daemon
+        .try_run(&["get", "task", target.to_str().unwrap()])
+        .unwrap();
+    let left = std::fs::read_dir(&target).map_or(0, Iterator::count);
+    assert_eq!(left, 0, "half an export must not be taken for a whole one");
 }
 
 #[test]

@@ -6,6 +6,8 @@
 mod reconcile;
 mod sled;
 
+use std::path::PathBuf;
+
 use permafrost_protocol::control::Checkpoint;
 
 pub use self::reconcile::{Hidden, Reconciled, reconcile};
@@ -63,6 +65,12 @@ pub enum CatalogError {
     /// The embedded database failed.
     #[error("catalog database: {0}")]
     Database(#[from] ::sled::Error),
+    /// Another process has it open.
+    #[error("catalog {path} is in use by another process")]
+    InUse {
+        /// The catalog.
+        path: PathBuf,
+    },
     /// A record does not decode.
     #[error("catalog record {key:?} does not decode")]
     Record {

@@ -63,7 +63,11 @@ pub fn reconcile<E>(
             }
         }
     }
-    for (order, (id, _)) in truth.iter().enumerate().filter(|(order, _)| missing[*order]) {
+    for (order, (id, _)) in truth
+        .iter()
+        .enumerate()
+        .filter(|(order, _)| missing[*order])
+    {
         let checkpoint = match load(id) {
             Ok(checkpoint) => checkpoint,
             Err(error) => {

@@ -3,10 +3,13 @@
 //! Trees: `jobs` has `job NUL generation` (big-endian, so that a scan is in order), `parked` has the session id,
 //! `last` has the highest generation a job ever used. Values are protobuf [`Checkpoint`]s.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::Checkpoint;
 use prost::Message;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use sled::{Db, IVec, Tree};
 
 use super::{Catalog, CatalogError};
@@ -35,17 +38,23 @@ pub struct SledCatalog {
     jobs: Tree,
     parked: Tree,
     last: Tree,
-    // Last, so that the trees go first.
+    // Last but one, so that the trees go first.
     _db: Db,
+    /// Of the directory that the database is in, for as long as it is open.
+    _lock: Option<File>,
 }
 
 impl SledCatalog {
     /// Opens the database at `path`. One that does not open, or whose records do not decode, is put aside and
     /// replaced by an empty one: the caller reconciles it with the regions in any case.
     ///
+    /// Its directory is locked as long as it is open: a database in another's hands does not open either, and
+    /// must not be put aside under them.
+    ///
     /// # Errors
-    /// An empty database cannot be made there either.
+    /// Another process has it; an empty database cannot be made there either.
     pub fn open_or_replace(path: &Path) -> Result<(Self, Opened), CatalogError> {
+        let lock = lock_directory(path)?;
         let existed = path.exists();
         // sled is known to panic on some damaged files.
         let attempt = std::panic::catch_unwind(|| {
@@ -55,20 +64,21 @@ impl SledCatalog {
         });
         let reason = match attempt {
             Ok(Ok(catalog)) => {
-                return Ok((
-                    catalog,
-                    if existed {
-                        Opened::Existing
-                    } else {
-                        Opened::Created
-                    },
-                ));
+                let opened = if existed {
+                    Opened::Existing
+                } else {
+                    Opened::Created
+                };
+                return Ok((catalog.with(lock), opened));
             }
             Ok(Err(error)) => error.to_string(),
             Err(_) => "the database library panicked".to_owned(),
         };
         let aside = put_aside(path).map_err(sled::Error::from)?;
-        Ok((Self::open(path)?, Opened::Replaced { aside, reason }))
+        Ok((
+            Self::open(path)?.with(lock),
+            Opened::Replaced { aside, reason },
+        ))
     }
 
     fn open(path: &Path) -> Result<Self, CatalogError> {
@@ -81,7 +91,27 @@ impl SledCatalog {
             parked: db.open_tree("parked")?,
             last: db.open_tree("last")?,
             _db: db,
+            _lock: None,
         })
+    }
+
+    fn with(self, lock: File) -> Self {
+        Self {
+            _lock: Some(lock),
+            ..self
+        }
+    }
+}
+
+/// Locks the directory that `path` is in.
+fn lock_directory(path: &Path) -> Result<File, CatalogError> {
+    let lock = File::open(path.parent().unwrap_or(path)).map_err(sled::Error::from)?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(Errno::WOULDBLOCK) => Err(CatalogError::InUse {
+            path: path.to_owned(),
+        }),
+        Err(errno) => Err(sled::Error::from(std::io::Error::from(errno)).into()),
     }
 }
 
@@ -252,5 +282,22 @@ mod tests {
         };
         assert!(aside.join("conf").exists());
         assert!(catalog.list(None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_database_that_another_has_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("catalog");
+        let (first, _) = SledCatalog::open_or_replace(&path).unwrap();
+        first.put(&sealed("a", 1)).unwrap();
+        let refused = SledCatalog::open_or_replace(&path).map(|(_, opened)| opened);
+        assert!(
+            matches!(refused, Err(CatalogError::InUse { .. })),
+            "{refused:?}"
+        );
+        drop(first);
+        let (again, opened) = SledCatalog::open_or_replace(&path).unwrap();
+        assert_eq!(opened, Opened::Existing);
+        assert_eq!(again.list(None).unwrap().len(), 1);
     }
 }

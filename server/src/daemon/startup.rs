@@ -1,7 +1,7 @@
 //! From a configuration to an open store.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, Region, open_medium,
 };
 
-use crate::catalog::{CatalogError, Opened, SledCatalog};
+use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
 use crate::store::{Place, Store, StoreError};
 
@@ -19,13 +19,49 @@ const DEFAULT_REGION_BYTES: u64 = 4 << 30;
 /// Why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A directory cannot be made or is open to others.
+    /// A directory cannot be made or examined.
     #[error("prepare directory {path}")]
     Directory {
         /// Which.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
+    },
+    /// A directory is somebody else's, who could replace what is in it.
+    #[error(
+        "directory {path} belongs to user {owner}, permafrostd runs as {user}: name another one"
+    )]
+    DirectoryOwner {
+        /// Which.
+        path: PathBuf,
+        /// Its owner's id.
+        owner: u32,
+        /// Ours.
+        user: u32,
+    },
+    /// A directory that others can enter: one made for this is not, so it may have been named by mistake.
+    #[error(
+        "directory {path} is open to others (mode {mode:o}): chmod 700 it if it is permafrostd's own, or name another one"
+    )]
+    DirectoryOpen {
+        /// Which.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// There were checkpoints, and there is no region. To make a new one would hide the loss.
+    #[error(
+        "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"
+    )]
+    RegionGone {
+        /// Where it should be.
+        path: PathBuf,
+        /// What is there instead.
+        is: &'static str,
+        /// How many the catalog lists.
+        checkpoints: usize,
+        /// The catalog.
+        catalog: PathBuf,
     },
     /// The region's file cannot be opened or mapped.
     #[error("open region {path}")]
@@ -67,12 +103,23 @@ pub enum StartError {
     },
 }
 
-/// Opens region and catalog; the store, and where its catalog came from.
+/// Opens catalog and region; the store, and where its catalog came from.
 pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartError> {
+    // Both of them before anything is opened: a wrong one is a mistake on the command line.
     make_private_dir(&config.data_dir)?;
+    make_private_dir(&config.run_dir)?;
+    // The catalog first: it knows whether there must be a region.
+    let catalog_path = config.data_dir.join("catalog");
+    let (catalog, opened) = SledCatalog::open_or_replace(&catalog_path)?;
     let path = config.region_path();
-    let (region, guarantee) = open_region(config, &path)?;
-    let (catalog, opened) = SledCatalog::open_or_replace(&config.data_dir.join("catalog"))?;
+    let checkpoints = catalog.list(None)?.len();
+    let gone = |is| StartError::RegionGone {
+        path: path.clone(),
+        is,
+        checkpoints,
+        catalog: catalog_path.clone(),
+    };
+    let (region, guarantee) = open_region(config, &path, checkpoints > 0, gone)?;
     let origin = match opened {
         Opened::Existing => "opened".to_owned(),
         Opened::Created => "built: there was none".to_owned(),
@@ -89,7 +136,16 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
     Ok((store, origin))
 }
 
-fn open_region(config: &Config, path: &Path) -> Result<(Arc<Region>, Guarantee), StartError> {
+/// Opens the region. One that is missing or blank is made, unless it `must_exist`.
+fn open_region(
+    config: &Config,
+    path: &Path,
+    must_exist: bool,
+    gone: impl Fn(&'static str) -> StartError,
+) -> Result<(Arc<Region>, Guarantee), StartError> {
+    if must_exist && is_missing(path) {
+        return Err(gone("is not there"));
+    }
     let size_bytes = config
         .region_size_bytes
         .unwrap_or_else(|| default_size_bytes(path));
@@ -108,6 +164,7 @@ fn open_region(config: &Config, path: &Path) -> Result<(Arc<Region>, Guarantee),
         source,
     };
     let (region, report) = match Region::open(Arc::clone(&medium)) {
+        Err(OpenError::NotARegion) if must_exist => return Err(gone("is blank")),
         Err(OpenError::NotARegion) => {
             Region::format(Arc::clone(&medium), &FormatOptions::default()).map_err(|source| {
                 StartError::Format {
@@ -121,6 +178,15 @@ fn open_region(config: &Config, path: &Path) -> Result<(Arc<Region>, Guarantee),
     };
     tracing::info!(?report, "region open");
     Ok((region, guarantee))
+}
+
+/// Whether there is nothing that could be a region: an empty file is what an interrupted start leaves.
+fn is_missing(path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(file) => file.is_file() && file.len() == 0,
+        // Anything else shows when it is opened.
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
 }
 
 fn default_size_bytes(path: &Path) -> u64 {
@@ -144,6 +210,8 @@ pub(super) fn prepare_run_dir(path: &Path) -> Result<(), StartError> {
     }
 }
 
+/// Makes a directory for us alone, or sees that it is one. It is not made one: `/run`, named by mistake, stays
+/// what it is.
 fn make_private_dir(path: &Path) -> Result<(), StartError> {
     let directory = |source| StartError::Directory {
         path: path.to_owned(),
@@ -154,15 +222,68 @@ fn make_private_dir(path: &Path) -> Result<(), StartError> {
         .mode(0o700)
         .create(path)
         .map_err(directory)?;
-    let mode = std::fs::metadata(path)
-        .map_err(directory)?
-        .permissions()
-        .mode()
-        & 0o777;
+    let found = std::fs::metadata(path).map_err(directory)?;
+    let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(StartError::DirectoryOwner {
+            path: path.to_owned(),
+            owner,
+            user,
+        });
+    }
+    let mode = found.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
-        tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), "directory was open to others; made 0700");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
-            .map_err(directory)?;
+        return Err(StartError::DirectoryOpen {
+            path: path.to_owned(),
+            mode,
+        });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_directory_is_made_private_but_never_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("run/permafrost");
+        for _ in 0..2 {
+            make_private_dir(&own).unwrap();
+            assert_eq!(mode_of(&own), 0o700);
+        }
+        for mode in [0o755, 0o710, 0o701, 0o1777] {
+            std::fs::set_permissions(&own, std::fs::Permissions::from_mode(mode)).unwrap();
+            let refused = make_private_dir(&own).unwrap_err();
+            assert!(refused.to_string().contains("chmod 700"), "{refused}");
+            assert_eq!(mode_of(&own), mode);
+        }
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_refused() {
+        // One that is not ours whoever we are, without a chown, which needs a capability.
+        let others = if rustix::process::geteuid().is_root() {
+            let dir = tempfile::tempdir().unwrap();
+            if std::os::unix::fs::chown(dir.path(), Some(65534), None).is_err() {
+                return;
+            }
+            dir.keep()
+        } else {
+            PathBuf::from("/")
+        };
+        let refused = make_private_dir(&others);
+        assert!(
+            matches!(refused, Err(StartError::DirectoryOwner { .. })),
+            "{refused:?}"
+        );
+        if others != Path::new("/") {
+            std::fs::remove_dir(others).unwrap();
+        }
+    }
 }

@@ -2,7 +2,6 @@
 # dialect and knows from soft-dirty what it need not send.
 . /scenarios/lib.sh
 DATA=/mnt/pmem0/permafrost
-mkdir -p $DATA
 check "permafrostd starts with --require-dax" start_permafrostd --require-dax --region-size 400M
 permafrost --json status >/tmp/status; cat /tmp/status
 check "its region is DAX" eval 'json_has medium dax </tmp/status'

@@ -1,7 +1,6 @@
 # Seals two checkpoints, and stands in the middle of a third dump when the host pulls the plug.
 . /scenarios/lib.sh
 DATA=/mnt/pmem0/permafrost
-mkdir -p $DATA
 check "permafrostd starts with --require-dax" start_permafrostd --require-dax --region-size 400M
 start_workload --size-mib 32
 check "first dump" permafrost dump --pid "$PID" --job sealed --leave-running

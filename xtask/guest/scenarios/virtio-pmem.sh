@@ -2,7 +2,6 @@
 . /scenarios/lib.sh
 check "the device is mounted with DAX" grep -q '^/dev/pmem0 .*dax=always' /proc/mounts
 DATA=/mnt/pmem0/permafrost
-mkdir -p $DATA
 check "--require-dax is refused" eval '! start_permafrostd --require-dax --region-size 400M'
 check "and the errno said" grep -q 'EOPNOTSUPP\|(95)\|errno 95\|os error 95\| 95' /tmp/permafrostd.err
 check "without it permafrostd starts" start_permafrostd --region-size 400M
