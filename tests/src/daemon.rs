@@ -20,6 +20,8 @@ pub struct Options {
     pub region_mib: u64,
     /// Refuse anything but DAX. Default no.
     pub require_dax: bool,
+    /// The well-known page-server port. Default any free one of 127.0.0.1; `none` for none.
+    pub listen: String,
     /// Further arguments.
     pub extra: Vec<String>,
 }
@@ -30,6 +32,7 @@ impl Default for Options {
             region: None,
             region_mib: 256,
             require_dax: false,
+            listen: "127.0.0.1:0".to_owned(),
             extra: Vec::new(),
         }
     }
@@ -64,7 +67,7 @@ impl Daemon {
             .arg(dir.join("run"));
         command.args([
             "--listen",
-            "127.0.0.1:0",
+            &options.listen,
             "--region-size",
             &format!("{}M", options.region_mib),
         ]);

@@ -62,7 +62,15 @@ fn a_client_that_breaks_the_protocol_harms_nobody() {
             frame[..4].copy_from_slice(&0x77_u32.to_le_bytes());
             frame
         };
+        let unknown_type = {
+            let mut frame = opened.clone();
+            // The type is the lowest byte of dst_id, which ends the frame.
+            let at = frame.len() - 8;
+            frame[at] = 0x63;
+            frame
+        };
         let bad: Vec<(&str, Vec<u8>)> = vec![
+            ("an unknown type of address space", unknown_type),
             ("garbage", vec![0xA5; 4096]),
             ("zeros", vec![0; 4096]),
             (
@@ -119,36 +127,47 @@ fn a_client_that_breaks_the_protocol_harms_nobody() {
 #[test]
 fn a_dump_cut_off_anywhere_is_discarded() {
     let mut scene = Scene::new(64);
-    let encoder = Encoder::new(Dialect::V32);
-    let space = SpaceId::process(PID);
-    let mut whole = encoder.open(space).as_ref().to_vec();
-    let mut boundaries = vec![whole.len()];
-    for frame in 0..3_u64 {
-        whole.extend_from_slice(
-            encoder
-                .pages(space, BASE + frame * 0x10_0000, 4, PE_PRESENT)
-                .as_ref(),
-        );
+    for dialect in [Dialect::V24, Dialect::V32] {
+        let encoder = Encoder::new(dialect);
+        let space = SpaceId::process(PID);
+        let mut whole = encoder.open(space).as_ref().to_vec();
+        let mut boundaries = vec![whole.len()];
+        for frame in 0..3_u64 {
+            let vaddr = BASE + frame * 0x10_0000;
+            whole.extend_from_slice(encoder.pages(space, vaddr, 4, PE_PRESENT).as_ref());
+            boundaries.push(whole.len());
+            whole.extend_from_slice(&pages(3, 4));
+            boundaries.push(whole.len());
+        }
+        whole.extend_from_slice(encoder.close().as_ref());
         boundaries.push(whole.len());
-        whole.extend_from_slice(&pages(3, 4));
-        boundaries.push(whole.len());
-    }
-    // At each boundary, one byte beside it, and in the middle of a page.
-    let cuts = boundaries
-        .iter()
-        .flat_map(|&at| [at - 1, at, at + 1, at + 2000])
-        .filter(|&at| at < whole.len());
-    for cut in cuts {
-        let mut peer = Peer::anonymous(&scene.daemon, Dialect::V32);
-        peer.send(&whole[..cut]);
-        peer.leave();
-        let parked = listing(&scene.daemon)
-            .into_iter()
-            .filter(|c| c["generation"] == 0)
-            .count();
-        assert_eq!(parked, 0, "cut after {cut} bytes");
+        // At each boundary, one byte beside it, and in the middle of a page. The whole is a dump.
+        let around = boundaries
+            .iter()
+            .flat_map(|&at| [at - 1, at, at + 1, at + 2000]);
+        for cut in around.filter(|&at| at < whole.len()) {
+            let mut peer = Peer::anonymous(&scene.daemon, dialect);
+            peer.send(&whole[..cut]);
+            peer.leave();
+            let parked = listing(&scene.daemon)
+                .into_iter()
+                .filter(|c| c["generation"] == 0);
+            assert_eq!(parked.count(), 0, "cut after {cut} bytes");
+        }
     }
     scene.assert_unharmed("cut-off dumps");
+}
+
+#[test]
+fn a_client_that_never_reads_its_answers_holds_up_nobody() {
+    let mut scene = Scene::new(64);
+    let mut deaf = Peer::anonymous(&scene.daemon, Dialect::V32);
+    let question = deaf.encoder().query_parent(deaf.space).as_ref().to_vec();
+    // More answers than a socket's buffers hold, if the server lets us get that far.
+    deaf.send_until_stuck(&question.repeat(1000), 20_000);
+    scene.assert_unharmed("a client that does not read");
+    drop(deaf);
+    scene.assert_unharmed("a client that did not read");
 }
 
 #[test]

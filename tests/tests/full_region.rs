@@ -1,5 +1,9 @@
 //! When there is no room, CRIU is told so, and the task lives.
 
+mod common;
+
+use common::*;
+use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::workload::{self, Workload};
@@ -34,6 +38,47 @@ fn a_dump_that_does_not_fit_leaves_the_task_running() {
     assert!(workload.verify().unwrap().is_sound());
 
     // All that it took is free again.
+    let status = daemon.json(&["status"]).unwrap();
+    let region = &status["regions"][0];
+    assert_eq!(region["free_bytes"], region["capacity_bytes"], "{status}");
+}
+
+#[test]
+fn a_seal_that_does_not_fit_is_refused_and_frees_everything() {
+    let work = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(
+        work.path(),
+        &Options {
+            region_mib: 64,
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    let opened = daemon.json(&["open", "--job", "tight"]).unwrap();
+    let mut peer = Peer::tcp(opened["address"].as_str().unwrap(), Dialect::V32);
+    peer.open();
+    peer.pages(0x10_0000, &pages(1, 40 * 256));
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
+    let images = work.path().join("images");
+    fake_images(&images);
+    std::fs::write(images.join("ghost-file-1.img"), vec![7; 32 << 20]).unwrap();
+    let session = opened["session"].as_str().unwrap();
+    let adopt = [
+        "adopt",
+        "--job",
+        "tight",
+        "--images-dir",
+        images.to_str().unwrap(),
+        session,
+    ];
+    let refused = daemon.try_run(&adopt).unwrap();
+    assert_eq!(refused.status.code(), Some(6), "{refused:?}");
+    // The pages are parked still, and can be adopted once there is room.
+    assert_eq!(listing(&daemon).len(), 1);
+    std::fs::remove_file(images.join("ghost-file-1.img")).unwrap();
+    daemon.json(&adopt).unwrap();
+    daemon.run(&["rm", "tight@1"]).unwrap();
     let status = daemon.json(&["status"]).unwrap();
     let region = &status["regions"][0];
     assert_eq!(region["free_bytes"], region["capacity_bytes"], "{status}");

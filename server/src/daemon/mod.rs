@@ -24,8 +24,9 @@ use crate::store::{Store, StoreError};
 
 pub use startup::StartError;
 
-/// How often what has outlived its retention is looked for.
-const EXPIRY_PERIOD: Duration = Duration::from_secs(10);
+/// How often, at most and at least, what has outlived its retention is looked for: in between, twice in the
+/// shortest retention.
+const EXPIRY_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 /// What all connections share.
 pub(crate) struct Shared {
@@ -135,7 +136,9 @@ impl Daemon {
 }
 
 async fn expire(shared: Arc<Shared>) {
-    let mut ticks = tokio::time::interval(EXPIRY_PERIOD);
+    let retention = shared.config.retention;
+    let shortest = retention.parked.min(retention.idle_session);
+    let mut ticks = tokio::time::interval((shortest / 2).clamp(EXPIRY_PERIOD.0, EXPIRY_PERIOD.1));
     loop {
         ticks.tick().await;
         let store = Arc::clone(&shared.store);

@@ -1,7 +1,10 @@
 //! Looking at what is stored: listings, details, verification, and the small changes (remove, pin).
 
+use std::collections::HashSet;
+
 use permafrost_pmem::{ATTR_PINNED, MediumKind, PageError, PageMap, RunKind};
 use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
 
 use super::reader::{PAGE_BYTES, Reader, checkpoint_name};
 use super::{Progress, Store, StoreError, manifest_of, unix_ms};
@@ -102,7 +105,8 @@ impl Store {
         reference: &str,
         progress: Progress<'_>,
     ) -> Result<control::Verified, StoreError> {
-        let records = if reference.is_empty() {
+        let everything = reference.is_empty();
+        let records = if everything {
             self.catalog.list(None)?
         } else {
             vec![self.resolve(reference)?]
@@ -113,6 +117,7 @@ impl Store {
             total,
             progress,
         };
+        let listed: HashSet<String> = records.iter().map(|record| record.id.clone()).collect();
         for record in records {
             let name = checkpoint_name(&record);
             match Reader::open(self, record) {
@@ -123,7 +128,42 @@ impl Store {
             }
             verification.result.checkpoints += 1;
         }
+        if everything {
+            verification.result.damage.extend(self.unlisted(&listed));
+        }
         Ok(verification.result)
+    }
+
+    /// What the region has and the catalog has not: checkpoints whose manifest is damaged, or whose number is
+    /// another's. (One sealed this very moment is neither.)
+    fn unlisted(&self, listed: &HashSet<String>) -> Vec<String> {
+        let _index = self.index();
+        let mut damage = Vec::new();
+        for checkpoint in self.region.checkpoints() {
+            let id = checkpoint.id().to_string();
+            if listed.contains(&id) {
+                continue;
+            }
+            match manifest_of(&checkpoint) {
+                Ok(manifest) if self.names(&manifest, &id) => {}
+                Ok(manifest) => damage.push(format!(
+                    "checkpoint {id}: another one is {}@{}",
+                    manifest.job, manifest.generation
+                )),
+                Err(error) => damage.push(format!("checkpoint {id}, not listed: {error}")),
+            }
+        }
+        damage
+    }
+
+    /// Whether the catalog has that checkpoint.
+    fn names(&self, manifest: &Manifest, id: &str) -> bool {
+        let found = if manifest.generation == 0 {
+            self.catalog.parked(&manifest.session)
+        } else {
+            self.catalog.find(&manifest.job, manifest.generation)
+        };
+        matches!(found, Ok(Some(record)) if record.id == id)
     }
 
     /// State of the region.

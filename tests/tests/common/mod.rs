@@ -28,15 +28,24 @@ pub struct Peer {
 
 pub trait Stream: Read + Write {
     fn end_writing(&self);
+    fn set_write_limit(&self, limit: Duration);
 }
 
 impl Stream for TcpStream {
+    fn set_write_limit(&self, limit: Duration) {
+        self.set_write_timeout(Some(limit)).unwrap();
+    }
+
     fn end_writing(&self) {
         let _ = self.shutdown(std::net::Shutdown::Write);
     }
 }
 
 impl Stream for UnixStream {
+    fn set_write_limit(&self, limit: Duration) {
+        self.set_write_timeout(Some(limit)).unwrap();
+    }
+
     fn end_writing(&self) {
         let _ = self.shutdown(std::net::Shutdown::Write);
     }
@@ -80,6 +89,16 @@ impl Peer {
     /// Sends bytes as they are. A server that has hung up is no failure: that is what some scenarios are about.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
+    }
+
+    /// Sends the same over and over, until the server takes no more or it was sent `times` times.
+    pub fn send_until_stuck(&mut self, bytes: &[u8], times: usize) {
+        self.stream.set_write_limit(Duration::from_secs(1));
+        for _ in 0..times {
+            if self.stream.write_all(bytes).is_err() {
+                return;
+            }
+        }
     }
 
     /// OPEN2; the server's has_parent.
