@@ -133,23 +133,6 @@ pub fn create_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Where state of this user lies that must be found again until the next boot, or `None`. The same for
-/// every login and every environment.
-pub fn runtime_directory() -> Option<PathBuf> {
-    let uid = rustix::process::geteuid().as_raw();
-    [
-        PathBuf::from(format!("/run/permafrost-{uid}")),
-        PathBuf::from(format!("/run/user/{uid}/permafrost")),
-        PathBuf::from(format!("/dev/shm/permafrost-{uid}")),
-    ]
-    .into_iter()
-    .find(|path| {
-        path.parent()
-            .is_some_and(|parent| in_memory(parent).is_ok())
-            && create_private(path).is_ok()
-    })
-}
-
 /// Candidate parents, and whether others may write there too (with the sticky bit).
 fn candidates() -> Vec<(PathBuf, bool)> {
     let uid = rustix::process::geteuid().as_raw();

@@ -1,111 +1,261 @@
 //! Which checkpoint a process's soft-dirty bits refer to.
 //!
-//! A dump with `--track-mem` resets the bits, and the next one leaves out the pages that are clean since.
-//! That is right only if the *last* reset was the one of the very checkpoint that the next dump is
-//! compared with. It was not if, after it, a dump reset the bits and then failed, or belonged to another
-//! job: leaving out clean pages would then lose what the process wrote in between, and nothing could
-//! tell. So a marker in memory, gone with the boot as the bits are, names the checkpoint of the last
-//! reset. It is removed before CRIU runs with `--track-mem` and written when the seal is there.
+//! A dump with `--track-mem` resets the bits of a whole tree, and the next one leaves out the pages that are
+//! clean since. That is right only if the *last* reset was the one of the very checkpoint that the next dump
+//! is compared with. It was not if, after it, a dump reset the bits and then failed, or belonged to another
+//! job, or was one of a part of the tree, or of a larger tree: leaving out clean pages would then lose what
+//! the process wrote in between, and nothing could tell. So a marker for the root of each tracked tree names
+//! the checkpoint of its last reset:
 //!
-//! A `criu --track-mem` by hand is not seen here; whoever does that takes the next dump with `--full`.
+//! 1. *lock*: one tracked dump on this machine at a time, from the look at the marker to the new one;
+//! 2. *forget*, before CRIU runs: the markers of the root, of its ancestors and of its descendants go;
+//! 3. *record*, after the seal: the root's marker names the new checkpoint.
+//!
+//! A process that is forked between 2 and the freeze has no marker that could be wrong: only 3 makes one.
+//!
+//! The directory is one for the machine, and root's. Others may not dump with `--track-mem` at all: their
+//! resets could not outdate the markers of root, who trusts them. What is not seen here is a
+//! `criu --track-mem` by hand, and one inside of a container with a `/run` of its own; whoever does that takes
+//! the next dump with `--full`.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use permafrost_protocol::manifest::Origin;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
+use crate::processes::{self, Kinship};
 use crate::scratch;
 
-/// The marker of one process.
+/// Where the markers are.
+const DIRECTORY: &str = "/run/permafrost-tracking";
+
+/// The file in it that is locked.
+const LOCK: &str = "lock";
+
+/// How often a lock that another dump holds is tried again.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// The markers of this machine.
 #[derive(Debug)]
-pub struct Marker {
-    path: PathBuf,
+pub struct Markers {
+    directory: PathBuf,
 }
 
-impl Marker {
-    /// The marker of the process that `origin` names; `None` where nothing can be remembered, and so no
-    /// dump may leave anything out.
-    pub fn of(origin: &Origin) -> Option<Self> {
-        let directory = scratch::runtime_directory()?.join("tracked");
-        scratch::create_private(&directory).ok()?;
-        Some(Self::within(&directory, origin))
-    }
+/// The markers, locked until dropped (or until this process ends).
+#[derive(Debug)]
+pub struct Locked {
+    markers: Markers,
+    _lock: File,
+}
 
-    fn within(directory: &Path, origin: &Origin) -> Self {
-        Self {
-            path: directory.join(format!("{}-{}", origin.pid, origin.start_ticks)),
-        }
-    }
+/// Whether this user may dump with `--track-mem`.
+pub fn permitted() -> bool {
+    rustix::process::geteuid().is_root()
+}
 
-    /// Whether the bits were last reset by checkpoint `id`.
-    pub fn names(&self, id: &str) -> bool {
-        fs::read_to_string(&self.path).is_ok_and(|named| !id.is_empty() && named == id)
-    }
-
-    /// Forgets: the bits are about to be reset.
+impl Markers {
+    /// The markers of this machine.
     ///
     /// # Errors
-    /// The file system's; the dump must not go on then.
-    pub fn forget(&self) -> io::Result<()> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+    /// The directory cannot be made, or is not root's alone; a dump with `--track-mem` must not go on then.
+    pub fn of_this_machine() -> io::Result<Self> {
+        if !permitted() {
+            return Err(io::ErrorKind::PermissionDenied.into());
         }
+        Self::within(Path::new(DIRECTORY))
     }
 
-    /// Remembers that checkpoint `id` was the last to reset them.
+    fn within(directory: &Path) -> io::Result<Self> {
+        scratch::create_private(directory)?;
+        Ok(Self {
+            directory: directory.to_owned(),
+        })
+    }
+
+    /// Whether the bits of the process that `origin` names were last reset by checkpoint `id`.
+    pub fn names(&self, origin: &Origin, id: &str) -> bool {
+        !id.is_empty()
+            && fs::read_to_string(self.path(origin)).is_ok_and(|named| named == content(origin, id))
+    }
+
+    /// Locks them, and waits while another dump has them; `wait` is called now and then and ends that with
+    /// `false`: `None`.
     ///
     /// # Errors
-    /// The file system's; the next dump then leaves nothing out.
-    pub fn record(&self, id: &str) -> io::Result<()> {
-        self.remove_of_dead_processes();
-        fs::write(&self.path, id)
-    }
-
-    /// Best effort: it only saves memory.
-    fn remove_of_dead_processes(&self) {
-        let entries = self
-            .path
-            .parent()
-            .and_then(|directory| fs::read_dir(directory).ok());
-        for entry in entries.into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if let Some((pid, _)) = name.split_once('-')
-                && !Path::new("/proc").join(pid).exists()
-            {
-                let _ = fs::remove_file(entry.path());
+    /// The file system's.
+    pub fn lock(self, mut wait: impl FnMut() -> bool) -> io::Result<Option<Locked>> {
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(self.directory.join(LOCK))?;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    return Ok(Some(Locked {
+                        markers: self,
+                        _lock: lock,
+                    }));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if wait() => thread::sleep(RETRY),
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
         }
     }
+
+    fn path(&self, origin: &Origin) -> PathBuf {
+        self.directory
+            .join(format!("{}-{}", origin.pid, origin.start_ticks))
+    }
+}
+
+impl Locked {
+    /// See [`Markers::names`].
+    pub fn names(&self, origin: &Origin, id: &str) -> bool {
+        self.markers.names(origin, id)
+    }
+
+    /// Forgets what is known of the tree below `pid`, of the trees it is a part of, and of the dead: the bits
+    /// are about to be reset. When in doubt whether two are related, that is forgotten too. Costs a few
+    /// reads of `/proc` a marker.
+    ///
+    /// # Errors
+    /// The file system's; the dump must not go on then.
+    pub fn forget(&self, pid: u32) -> io::Result<()> {
+        for entry in fs::read_dir(&self.markers.directory)? {
+            let entry = entry?;
+            if entry.file_name() == LOCK {
+                continue;
+            }
+            let marked = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.split_once('-')?.0.parse().ok());
+            if marked.is_some_and(|marked| processes::kinship(pid, marked) == Kinship::None) {
+                continue;
+            }
+            fs::remove_file(entry.path())?;
+        }
+        Ok(())
+    }
+
+    /// Remembers that checkpoint `id` was the last to reset the bits of the tree below the process that
+    /// `origin` names.
+    ///
+    /// # Errors
+    /// The file system's; the next dump then leaves nothing out.
+    pub fn record(self, origin: &Origin, id: &str) -> io::Result<()> {
+        // A marker that is cut short names nothing.
+        fs::write(self.markers.path(origin), content(origin, id))
+    }
+}
+
+/// With the boot, which resets the bits: pid and start time may come again.
+fn content(origin: &Origin, id: &str) -> String {
+    format!("{} {id}", origin.boot_id)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+
     use super::*;
+
+    fn origin(pid: u32, start_ticks: u64) -> Origin {
+        Origin {
+            pid,
+            start_ticks,
+            boot_id: "boot".to_owned(),
+            ..Origin::default()
+        }
+    }
+
+    fn locked(directory: &Path) -> Locked {
+        let markers = Markers::within(directory).unwrap();
+        markers.lock(|| false).unwrap().unwrap()
+    }
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    fn directory() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        fs::remove_dir(directory.path()).unwrap();
+        directory
+    }
 
     #[test]
     fn a_marker_names_the_last_reset_of_one_process_only() {
-        let directory = tempfile::tempdir().unwrap();
-        let origin = Origin {
-            pid: 7,
-            start_ticks: 100,
-            ..Origin::default()
-        };
-        let marker = Marker::within(directory.path(), &origin);
-        assert!(!marker.names("a"));
-        marker.forget().unwrap();
-        marker.record("a").unwrap();
-        assert!(marker.names("a") && !marker.names("b") && !marker.names(""));
+        let directory = directory();
+        let one = origin(std::process::id(), 100);
+        let markers = locked(directory.path());
+        assert!(!markers.names(&one, "a"));
+        markers.forget(one.pid).unwrap();
+        markers.record(&one, "a").unwrap();
+        let markers = locked(directory.path());
+        assert!(markers.names(&one, "a") && !markers.names(&one, "b"));
         // The next dump failed: nothing is known any more.
-        marker.forget().unwrap();
-        assert!(!marker.names("a"));
-        marker.record("b").unwrap();
-        let reused = Origin {
-            start_ticks: 101,
-            ..origin
+        markers.forget(one.pid).unwrap();
+        assert!(!markers.names(&one, "a"));
+        markers.record(&one, "b").unwrap();
+        let markers = locked(directory.path());
+        assert!(!markers.names(&origin(one.pid, 101), "b"));
+        let rebooted = Origin {
+            boot_id: "another".to_owned(),
+            ..one
         };
-        assert!(!Marker::within(directory.path(), &reused).names("b"));
+        assert!(!markers.names(&rebooted, "b"));
+    }
+
+    #[test]
+    fn a_reset_outdates_ancestors_and_descendants_and_nobody_else() {
+        let directory = directory();
+        let (mut child, mut sibling) = (sleeper(), sleeper());
+        let root = origin(std::process::id(), 1);
+        let (child_origin, sibling_origin) = (origin(child.id(), 2), origin(sibling.id(), 3));
+        let mark = |origin: &Origin| locked(directory.path()).record(origin, "a").unwrap();
+        let marked = |origin: &Origin| locked(directory.path()).names(origin, "a");
+
+        mark(&root);
+        mark(&sibling_origin);
+        locked(directory.path()).forget(child.id()).unwrap();
+        assert!(!marked(&root), "the larger tree's marker is outdated");
+        assert!(marked(&sibling_origin));
+
+        mark(&child_origin);
+        locked(directory.path()).forget(root.pid).unwrap();
+        assert!(!marked(&child_origin), "so is that of a part");
+
+        mark(&child_origin);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        locked(directory.path()).forget(sibling.id()).unwrap();
+        assert!(!marked(&child_origin), "and the dead's");
+        sibling.kill().unwrap();
+        sibling.wait().unwrap();
+    }
+
+    #[test]
+    fn two_dumps_do_not_interleave() {
+        let directory = directory();
+        let first = locked(directory.path());
+        let mut asked = 0;
+        let second = Markers::within(directory.path()).unwrap().lock(|| {
+            asked += 1;
+            asked < 3
+        });
+        assert!(second.unwrap().is_none() && asked == 3);
+        first.record(&origin(7, 1), "a").unwrap();
+        assert!(locked(directory.path()).names(&origin(7, 1), "a"));
     }
 }

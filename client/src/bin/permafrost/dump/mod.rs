@@ -25,7 +25,7 @@ use permafrost_client::criu::options::{Operation, PassedOn};
 use permafrost_client::criu::{Criu, Finished};
 use permafrost_client::origin;
 use permafrost_client::scratch::Scratch;
-use permafrost_client::tracking::Marker;
+use permafrost_client::tracking::{self, Locked, Markers};
 use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::manifest::Origin;
 
@@ -57,7 +57,8 @@ struct Plan<'a> {
     leave_running: bool,
     origin: Origin,
     action: PathBuf,
-    marker: Option<Marker>,
+    /// With soft-dirty bits: what is known of them, and that nobody else resets any meanwhile.
+    tracking: Option<Locked>,
     parent: Option<Parent>,
 }
 
@@ -82,7 +83,10 @@ pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), F
     let interrupts = Interrupts::install()?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
-    plan.choose_parent(&mut connection)?;
+    if plan.origin.tracked {
+        plan.track(&interrupts)?;
+    }
+    plan.choose_parent(&mut connection, &interrupts)?;
 
     let places = plan.places()?;
     let result = plan
@@ -93,9 +97,8 @@ pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), F
         Err(failure) => return Err(plan.keep_log(failure, places)),
     };
 
-    if let Some(marker) = &plan.marker
-        && plan.origin.tracked
-        && let Err(error) = marker.record(&sealed.checkpoint.id)
+    if let Some(tracking) = plan.tracking.take()
+        && let Err(error) = tracking.record(&plan.origin, &sealed.checkpoint.id)
     {
         context.remark(&format!(
             "the next dump will not leave clean pages out: {error}"
@@ -131,6 +134,13 @@ impl<'a> Plan<'a> {
         origin.criu_version = criu.version()?;
         origin.tracked = tracked;
         origin.restore_options = passed_on.restore_options();
+        if tracked && !tracking::permitted() {
+            return Err(Failure::new(
+                Code::Denied,
+                "only root may dump with soft-dirty bits: root's next dump of the process would trust what this one resets",
+            )
+            .hint("leave --pre-dump and --track-mem out: a dump does not store pages equal to the last checkpoint's anyway"));
+        }
         if tracked && !criu.has_feature("mem_dirty_track")? {
             return Err(Failure::new(
                 Code::CriuFailed,
@@ -151,16 +161,44 @@ impl<'a> Plan<'a> {
             criu,
             passed_on,
             leave_running,
-            marker: Marker::of(&origin),
+            tracking: None,
             origin,
             action,
             parent: None,
         })
     }
 
+    /// Locks the markers; a tracked dump that runs now is waited for.
+    fn track(&mut self, interrupts: &Interrupts) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::new(
+                Code::Internal,
+                format!("lock the markers of tracked dumps: {error}"),
+            )
+        };
+        let mut told = false;
+        let locked = Markers::of_this_machine()
+            .map_err(failed)?
+            .lock(|| {
+                if !told {
+                    told = true;
+                    self.context
+                        .remark("waiting for another dump with soft-dirty bits");
+                }
+                !interrupts.came()
+            })
+            .map_err(failed)?;
+        self.tracking = Some(locked.ok_or_else(|| Failure::interrupted("interrupted"))?);
+        Ok(())
+    }
+
     /// The job's newest checkpoint is the parent of clean pages if it was the last to reset this
     /// process's soft-dirty bits. (Equal pages are found by comparison with it in any case.)
-    fn choose_parent(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+    fn choose_parent(
+        &mut self,
+        connection: &mut Connection,
+        interrupts: &Interrupts,
+    ) -> Result<(), Failure> {
         if self.arguments.full {
             return Ok(());
         }
@@ -185,17 +223,28 @@ impl<'a> Plan<'a> {
         let same = manifest
             .origin
             .is_some_and(|parent| parent.tracked && origin::same_process(&parent, &self.origin));
-        if same
-            && self
-                .marker
-                .as_ref()
-                .is_some_and(|marker| marker.names(&checkpoint.id))
+        if !same {
+            return Ok(());
+        }
+        let id = &checkpoint.id;
+        if self.tracking.is_none()
+            && Markers::of_this_machine().is_ok_and(|markers| markers.names(&self.origin, id))
+        {
+            self.track(interrupts)?;
+        }
+        // Once more, now that it stays as it is.
+        if self
+            .tracking
+            .as_ref()
+            .is_some_and(|tracking| tracking.names(&self.origin, id))
         {
             self.origin.tracked = true;
             self.parent = Some(Parent {
                 name: name_of(&checkpoint),
                 generation: checkpoint.generation,
             });
+        } else if !self.origin.tracked {
+            self.tracking = None;
         }
         Ok(())
     }

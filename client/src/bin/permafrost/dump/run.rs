@@ -37,16 +37,14 @@ impl Plan<'_> {
         let socket = UnixStream::connect(&opened.socket)
             .map_err(|error| Failure::io("connect to", Path::new(&opened.socket), &error))?;
 
-        if self.origin.tracked {
+        if let Some(tracking) = &self.tracking {
             // From here on nobody knows what the soft-dirty bits refer to, until the seal.
-            if let Some(marker) = &self.marker {
-                marker.forget().map_err(|error| {
-                    Failure::new(
-                        Code::Internal,
-                        format!("forget the last tracked dump: {error}"),
-                    )
-                })?;
-            }
+            tracking.forget(self.arguments.pid).map_err(|error| {
+                Failure::new(
+                    Code::Internal,
+                    format!("forget the last tracked dump: {error}"),
+                )
+            })?;
         }
         let run = self.criu_run(&opened, places, previous.as_deref(), socket);
         let running = run.start(&self.criu)?;
