@@ -5,6 +5,7 @@ pub mod control;
 pub mod criu;
 pub mod framing;
 pub mod frontend;
+pub mod handover;
 pub mod origin;
 pub mod processes;
 pub mod scratch;

@@ -1,15 +1,19 @@
 //! Private directories in memory for what CRIU reads and writes around a dump or a restore.
 //!
 //! Images hold the process's secrets, so they never touch a disk on the way: the directories lie on
-//! tmpfs, mode 0700, and go away with their [`Scratch`], on failure too. Only the log is kept then.
+//! tmpfs, mode 0700, and go away with their [`Scratch`], on failure too. Only the log is kept then. Those of an
+//! owner that was killed are removed by the next one: each owner holds a lock on its directory, and CRIU's
+//! command line names it.
 
-use std::ffi::OsStr;
-use std::fs::{self, DirBuilder};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{FlockOperation, OFlags};
 use tempfile::TempDir;
 
 /// `f_type` of tmpfs and ramfs (linux/magic.h).
@@ -17,6 +21,18 @@ const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// Left free beside the bytes asked for: logs, and what CRIU writes itself.
 const SLACK_BYTES: u64 = 16 << 20;
+
+/// Name prefix of directories in use, or left by an owner that was killed.
+const PREFIX: &str = "permafrost-";
+
+/// What follows it where images are built; other names with the prefix are of directories that hold these.
+const PURPOSES: [&str; 2] = ["dump-", "restore-"];
+
+/// Name prefix of directories that were left on purpose.
+const LEFT_PREFIX: &str = "kept-";
+
+/// How often a directory is made anew that another process took for a dead one's this very moment.
+const ATTEMPTS: u32 = 8;
 
 /// Name prefix of directories kept for their log.
 const KEPT_PREFIX: &str = "failed-";
@@ -49,6 +65,8 @@ pub enum ScratchError {
 #[derive(Debug)]
 pub struct Scratch {
     directory: TempDir,
+    /// Locked as long as its owner lives.
+    _lock: File,
 }
 
 impl Scratch {
@@ -58,6 +76,9 @@ impl Scratch {
     /// # Errors
     /// [`ScratchError::NoPlace`], naming each candidate.
     pub fn in_memory(purpose: &str, needed_bytes: u64) -> Result<Self, ScratchError> {
+        for (parent, _) in candidates() {
+            remove_abandoned(&parent);
+        }
         let mut tried = Vec::new();
         for (parent, shared) in candidates() {
             match usable(&parent, shared, needed_bytes).and_then(|()| make_in(&parent, purpose)) {
@@ -105,7 +126,7 @@ impl Scratch {
     pub fn keep_only(self, keep: &Path) -> io::Result<PathBuf> {
         let name = keep.file_name().unwrap_or(OsStr::new("log"));
         let own_name = self.path().file_name().unwrap_or(OsStr::new("scratch"));
-        let mut kept_name = std::ffi::OsString::from(KEPT_PREFIX);
+        let mut kept_name = OsString::from(KEPT_PREFIX);
         kept_name.push(own_name);
         let kept = self.path().with_file_name(kept_name);
         create_private(&kept)?;
@@ -116,9 +137,16 @@ impl Scratch {
         Ok(kept.join(name))
     }
 
-    /// Leaves it all where it is, and returns where.
+    /// Leaves it all, under a name that tells it from an abandoned one, and returns where.
     pub fn keep(self) -> PathBuf {
-        self.directory.keep()
+        let path = self.directory.keep();
+        let mut name = OsString::from(LEFT_PREFIX);
+        name.push(path.file_name().unwrap_or(OsStr::new("scratch")));
+        let kept = path.with_file_name(name);
+        match fs::rename(&path, &kept) {
+            Ok(()) => kept,
+            Err(_) => path,
+        }
     }
 }
 
@@ -186,12 +214,73 @@ fn make_in(parent: &Path, purpose: &str) -> io::Result<Scratch> {
         })
         .take(100)
         .collect();
-    // A name nobody else has: mkdir fails on one that exists.
-    let directory = tempfile::Builder::new()
-        .permissions(fs::Permissions::from_mode(0o700))
-        .prefix(&format!("permafrost-{purpose}-"))
-        .tempdir_in(parent)?;
-    Ok(Scratch { directory })
+    for _ in 0..ATTEMPTS {
+        // A name nobody else has: mkdir fails on one that exists.
+        let directory = tempfile::Builder::new()
+            .permissions(fs::Permissions::from_mode(0o700))
+            .prefix(&format!("{PREFIX}{purpose}-"))
+            .tempdir_in(parent)?;
+        if let Some(lock) = lock(directory.path())? {
+            return Ok(Scratch {
+                directory,
+                _lock: lock,
+            });
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// Locks a directory; `None` where somebody else has it, or removed it.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(i32::try_from(flags.bits()).unwrap_or_default())
+        .open(path);
+    let directory = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        locked => locked?,
+    }
+    // Whoever took it for abandoned may have removed it between mkdir and here.
+    let (ours, there) = (directory.metadata()?, fs::symlink_metadata(path));
+    Ok(there
+        .is_ok_and(|there| there.ino() == ours.ino() && there.dev() == ours.dev())
+        .then_some(directory))
+}
+
+/// Removes the directories in `parent` whose owners were killed. Best effort.
+fn remove_abandoned(parent: &Path) {
+    let own = rustix::process::geteuid().as_raw();
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let purpose = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let path = entry.path();
+        if purpose.is_some_and(|purpose| PURPOSES.iter().any(|known| purpose.starts_with(known)))
+            && entry
+                .metadata()
+                .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == own)
+            // Held until it is gone.
+            && let Ok(Some(_lock)) = lock(&path)
+            && !named_by_a_process(&path)
+        {
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
+}
+
+/// Whether a process was told of `path` on its command line: a CRIU that outlived its `permafrost` reads and
+/// writes there.
+fn named_by_a_process(path: &Path) -> bool {
+    let path = path.as_os_str().as_bytes();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().as_bytes()[0].is_ascii_digit())
+        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok())
+        .any(|line| line.windows(path.len()).any(|part| part == path))
 }
 
 fn check_private(path: &Path) -> io::Result<()> {
@@ -269,6 +358,37 @@ mod tests {
             fs::metadata(kept.parent().unwrap()).unwrap().mode() & 0o777,
             0o700
         );
+    }
+
+    #[test]
+    fn what_a_killed_owner_left_is_removed_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let make = |purpose| Scratch::within(parent.path(), purpose).unwrap();
+        // As by SIGKILL: the lock is gone, the directory is not.
+        let abandon = |scratch: Scratch| {
+            fs::create_dir(scratch.path().join("images")).unwrap();
+            scratch.directory.keep()
+        };
+        let dead = abandon(make("dump-train"));
+        let dead_too = abandon(make("restore-train"));
+        let alive = make("dump-train");
+        let kept = make("restore-train").keep();
+        let other = abandon(make("1000"));
+        let used = abandon(make("restore-train"));
+        let mut user = std::process::Command::new("sh")
+            .args(["-c", "read line", "criu", "--images-dir"])
+            .arg(used.join("images"))
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+
+        remove_abandoned(parent.path());
+        assert!(!dead.exists() && !dead_too.exists());
+        assert!(alive.path().exists() && kept.exists() && other.exists() && used.exists());
+        drop(user.stdin.take());
+        user.wait().unwrap();
+        remove_abandoned(parent.path());
+        assert!(!used.exists() && alive.path().exists() && kept.exists());
     }
 
     #[test]

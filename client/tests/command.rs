@@ -739,6 +739,74 @@ fn a_refused_seal_rolls_back_and_says_why() {
 }
 
 #[test]
+fn a_seal_that_fails_when_the_task_is_gone_leaves_the_images() {
+    let (daemon, _pages) = for_dumps(None, refusal(ErrorCode::NoSpace));
+    // Its action script never ran, and the process is gone.
+    daemon.criu(
+        "echo secret >\"$images/core-1.img\"\nps=$(echo \"$@\" | sed 's/.*--tree \\([0-9]*\\).*/\\1/')\nkill -9 $ps\nuntil grep -q ') Z' /proc/$ps/stat; do sleep 0.01; done",
+    );
+    daemon.script("action", SEALS);
+    let mut victim = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = victim.id().to_string();
+    let output = daemon.run(&["dump", "--pid", &pid, "--job", "train"]);
+    victim.wait().unwrap();
+    assert_exit(&output, 6);
+    let text = stderr(&output);
+    assert!(
+        text.contains("the process is gone: seal: the daemon's reason"),
+        "{text}"
+    );
+    let (_, images) = text
+        .lines()
+        .next()
+        .unwrap()
+        .split_once("images are left in ")
+        .unwrap();
+    assert!(Path::new(images).join("core-1.img").exists(), "{text}");
+    fs::remove_dir_all(Path::new(images).parent().unwrap()).unwrap();
+
+    // With the process there, nothing has to stay.
+    daemon.criu("echo secret >\"$images/core-1.img\"");
+    let victim = Victim::start();
+    let pid = victim.pid();
+    let output = daemon.run(&["dump", "--pid", &pid, "--job", "train", "--leave-running"]);
+    assert_exit(&output, 6);
+    assert!(
+        !stderr(&output).contains("images are left"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn the_session_is_named_beside_the_images_too() {
+    let (daemon, _pages) = for_dumps(None, sealed());
+    daemon.criu("cp \"$images/../session\" @HERE@/session\nstat -c '%a %s' \"$images/../session\" \"$images/../verdict\" >@HERE@/modes\nenv -i \"${PERMAFROST_ACTION}\" \"$images\"");
+    daemon.script(
+        "action",
+        "echo 'sealed train@7 00000000000000000000000000000007 812' >\"$1/../verdict\"",
+    );
+    let victim = Victim::start();
+    let output = daemon.run(&[
+        "dump",
+        "--pid",
+        &victim.pid(),
+        "--job",
+        "train",
+        "--leave-running",
+    ]);
+    assert_exit(&output, 0);
+    let named = fs::read(daemon.path().join("session")).unwrap();
+    assert_eq!(
+        named,
+        format!("5e55\0{}\0", daemon.socket().display()).as_bytes()
+    );
+    let modes = fs::read_to_string(daemon.path().join("modes")).unwrap();
+    assert_eq!(modes, format!("600 {}\n600 0\n", named.len()));
+    assert!(!names(&daemon).contains(&"seal"), "{:?}", names(&daemon));
+}
+
+#[test]
 fn a_failure_of_criu_is_told_from_its_log_which_is_kept_alone() {
     let (daemon, _pages) = for_dumps(None, sealed());
     daemon.criu(

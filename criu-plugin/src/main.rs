@@ -2,7 +2,7 @@
 //!
 //! CRIU runs it at every stage of a dump or a restore, without arguments. It acts on `post-dump` only,
 //! where the tasks are still frozen and every image is written: it seals the session that
-//! PERMAFROST_SESSION names (or adopts the anonymous session that fits the images directory for the job
+//! PERMAFROST_SESSION names, or the file beside the images where the environment got lost (or adopts the anonymous session that fits the images directory for the job
 //! that PERMAFROST_JOB names), and exits non-zero when that fails, so that CRIU rolls the dump back and
 //! the tasks live on. Everything here happens while they are frozen: no argument parser, no logger.
 
@@ -10,14 +10,15 @@
 
 use std::env;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use permafrost_client::control::{Connection, ControlError, DEFAULT_SOCKET, SOCKET_VARIABLE};
+use permafrost_client::handover;
 use permafrost_client::verdict::{self, Verdict};
 use permafrost_protocol::control::{ErrorCode, request};
 
@@ -31,32 +32,28 @@ fn main() -> ExitCode {
     if env::var_os(ACTION_VARIABLE).is_none_or(|action| action != "post-dump") {
         return ExitCode::SUCCESS;
     }
-    let session = env::var(verdict::SESSION_VARIABLE).unwrap_or_default();
+    let mut session = env::var(verdict::SESSION_VARIABLE).unwrap_or_default();
     let job = env::var(verdict::JOB_VARIABLE).unwrap_or_default();
+    let mut socket =
+        env::var_os(SOCKET_VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
+    let mut verdict_file = None;
+    let images = open_images();
+    if session.is_empty()
+        && let Some(handover) = images.as_ref().ok().and_then(handover::beside)
+    {
+        (session, socket) = (handover.session, handover.socket);
+        verdict_file = Some(handover.verdict);
+    }
     if session.is_empty() && job.is_empty() {
         // Installed for every dump of the machine, and this one is none of ours.
         return ExitCode::SUCCESS;
     }
-    let verdict = match seal(session, job) {
-        Ok(sealed) => sealed,
-        Err(error) => Verdict::refused(&error),
-    };
+    let sealed = images.and_then(|images| seal(&images, &socket, session, job));
+    let verdict = sealed.unwrap_or_else(|error| Verdict::refused(&error));
     // CRIU sends this to its log.
     eprint!("permafrost-action: {verdict}");
-    if let Some(path) = env::var_os(verdict::VARIABLE) {
-        let written = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| file.write_all(verdict.to_string().as_bytes()));
-        if let Err(error) = written {
-            eprintln!(
-                "permafrost-action: write {}: {error}",
-                PathBuf::from(path).display()
-            );
-        }
+    if let Err(error) = tell(&verdict, verdict_file) {
+        eprintln!("permafrost-action: write the verdict: {error}");
     }
     match verdict {
         Verdict::Sealed { .. } => ExitCode::SUCCESS,
@@ -64,31 +61,52 @@ fn main() -> ExitCode {
     }
 }
 
-/// Seals the session, or adopts the anonymous one that fits.
-fn seal(session: String, job: String) -> Result<Verdict, ControlError> {
-    let start = Instant::now();
+/// Writes the verdict into the file beside the images, or into the one that the environment names, if any.
+fn tell(verdict: &Verdict, beside: Option<File>) -> io::Result<()> {
+    let mut file = match (beside, env::var_os(verdict::VARIABLE)) {
+        (Some(file), _) => file,
+        (None, Some(path)) => OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)?,
+        (None, None) => return Ok(()),
+    };
+    file.write_all(verdict.to_string().as_bytes())
+}
+
+fn open_images() -> Result<File, ControlError> {
     let directory = env::var_os(IMAGES_VARIABLE).unwrap_or_else(|| ".".into());
-    let directory = File::open(&directory).map_err(|error| ControlError::Refused {
+    File::open(&directory).map_err(|error| ControlError::Refused {
         code: ErrorCode::Invalid,
         message: format!(
             "open images directory {}: {error}",
             PathBuf::from(&directory).display()
         ),
         hint: String::new(),
-    })?;
-    let socket =
-        env::var_os(SOCKET_VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
-    let mut connection = Connection::connect(&socket)?;
+    })
+}
+
+/// Seals the session, or adopts the anonymous one that fits.
+fn seal(
+    images: &File,
+    socket: &Path,
+    session: String,
+    job: String,
+) -> Result<Verdict, ControlError> {
+    let start = Instant::now();
+    let mut connection = Connection::connect(socket)?;
     let checkpoint = if session.is_empty() {
         let adopt = request::Adopt {
             session,
             job,
             origin: None,
         };
-        connection.call_with(adopt, Some(directory.as_fd()), &mut |_| {})?
+        connection.call_with(adopt, Some(images.as_fd()), &mut |_| {})?
     } else {
         let seal = request::Seal { session };
-        connection.call_with(seal, Some(directory.as_fd()), &mut |_| {})?
+        connection.call_with(seal, Some(images.as_fd()), &mut |_| {})?
     };
     Ok(Verdict::sealed(&checkpoint, start.elapsed()))
 }

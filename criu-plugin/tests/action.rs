@@ -1,12 +1,15 @@
 //! `permafrost-action` as CRIU runs it, against a daemon that is a thread of the test.
 
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
 
 use permafrost_client::framing;
+use permafrost_client::handover;
 use permafrost_client::verdict::Verdict;
 use permafrost_protocol::control::{Checkpoint, Error, ErrorCode, Reply, Request, reply, request};
 
@@ -159,4 +162,51 @@ fn every_other_stage_and_every_other_dump_is_left_alone() {
     }
     assert!(run(directory.path(), "post-dump", &[]).status.success());
     assert!(!directory.path().join("verdict").exists());
+}
+
+#[test]
+fn without_an_environment_the_file_beside_the_images_names_the_session() {
+    let directory = tempfile::tempdir().unwrap();
+    let scratch = directory.path();
+    fs::set_permissions(scratch, fs::Permissions::from_mode(0o700)).unwrap();
+    let images = scratch.join("images");
+    fs::create_dir(&images).unwrap();
+    fs::write(images.join("inventory.img"), "").unwrap();
+    handover::make_verdict(scratch).unwrap();
+    handover::write(scratch, "5e55", &scratch.join("control.sock")).unwrap();
+    let action = || {
+        // As CRIU names it.
+        let open = fs::File::open(&images).unwrap();
+        let link = format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd());
+        Command::new(env!("CARGO_BIN_EXE_permafrost-action"))
+            .env_clear()
+            .env("CRTOOLS_SCRIPT_ACTION", "post-dump")
+            .env("CRTOOLS_IMAGE_DIR", link)
+            .output()
+            .unwrap()
+    };
+
+    // A directory that others may enter is not believed: they could send a root's action script anywhere.
+    fs::set_permissions(&images, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = action();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+    assert_eq!(fs::read_to_string(scratch.join("verdict")).unwrap(), "");
+
+    fs::set_permissions(&images, fs::Permissions::from_mode(0o700)).unwrap();
+    let serving = daemon(scratch, sealed());
+    let output = action();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(
+        serving.join().unwrap(),
+        (
+            request::Body::Seal(request::Seal {
+                session: "5e55".to_owned()
+            }),
+            true
+        )
+    );
+    assert!(matches!(verdict(scratch), Verdict::Sealed { .. }));
 }

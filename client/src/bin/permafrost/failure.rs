@@ -62,6 +62,9 @@ pub(crate) struct Failure {
     /// Where CRIU's log was kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<PathBuf>,
+    /// The images are all that is left of the process.
+    #[serde(skip)]
+    pub(crate) keep_images: bool,
 }
 
 impl Failure {
@@ -73,6 +76,7 @@ impl Failure {
             hint: String::new(),
             criu: Vec::new(),
             log: None,
+            keep_images: false,
         }
     }
 

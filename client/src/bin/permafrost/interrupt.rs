@@ -74,6 +74,11 @@ impl Interrupts {
         self.set(Target::Process(pid));
     }
 
+    /// From now on an interrupt ends nothing.
+    pub(crate) fn leave_alone(&self) {
+        self.set(Target::Nothing);
+    }
+
     fn set(&self, target: Target) {
         *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
     }

@@ -39,8 +39,10 @@ impl Plan<'_> {
                     seal_us: human::whole_micros(elapsed),
                 })
             }
-            // A pre-dump calls no scripts; a wrapper around CRIU may have dropped the environment.
+            // A pre-dump calls no scripts; a wrapper around CRIU may have kept it from calling ours.
             (true, _) => {
+                // An interrupt must not end the session now: it may be all that is left of the process.
+                interrupts.leave_alone();
                 let start = Instant::now();
                 let images = open_directory(&places.images)?;
                 let seal = request::Seal {
@@ -48,7 +50,7 @@ impl Plan<'_> {
                 };
                 let checkpoint = connection
                     .call_with(seal, Some(images.as_fd()), &mut |_| {})
-                    .map_err(|error| interrupts.explain(error.into()).during("seal"))?;
+                    .map_err(|error| self.late(interrupts.explain(error.into())))?;
                 Ok(Sealed {
                     finished,
                     checkpoint,
@@ -92,6 +94,20 @@ impl Plan<'_> {
                 Err(self.rolled_back(failure))
             }
         }
+    }
+
+    /// The seal failed after CRIU had ended.
+    fn late(&self, failure: Failure) -> Failure {
+        let mut failure = failure.during("seal");
+        if !self.arguments.pre_dump && !self.leave_running {
+            failure = failure.during(format!(
+                "CRIU ended without the word of {}, {}",
+                self.action.display(),
+                self.fate()
+            ));
+            failure.keep_images = true;
+        }
+        failure
     }
 
     /// Discards the session now, so that the next dump of the job finds the way free as soon as this

@@ -23,6 +23,7 @@ use std::time::Instant;
 use permafrost_client::control::{Connection, ControlError};
 use permafrost_client::criu::options::{Operation, PassedOn};
 use permafrost_client::criu::{Criu, Finished};
+use permafrost_client::handover;
 use permafrost_client::origin;
 use permafrost_client::scratch::Scratch;
 use permafrost_client::tracking::{self, Locked, Markers};
@@ -264,7 +265,8 @@ impl<'a> Plan<'a> {
                 .map_err(|error| Failure::io("use", work, &error))?,
         };
         Ok(Places {
-            verdict: scratch.path().join("verdict"),
+            verdict: handover::make_verdict(scratch.path())
+                .map_err(|error| Failure::io("create files in", scratch.path(), &error))?,
             images,
             work,
             scratch,
@@ -273,6 +275,16 @@ impl<'a> Plan<'a> {
 
     /// Keeps CRIU's log, and nothing else, for the user to read.
     fn keep_log(&self, mut failure: Failure, places: Places) -> Failure {
+        if failure.keep_images {
+            // Better than nothing: registers, files, mounts; the pages are lost with the session.
+            let images = places.scratch.keep().join("images");
+            failure.message = format!(
+                "{}; images are left in {}",
+                failure.message,
+                images.display()
+            );
+            return failure;
+        }
         if failure.code == Code::Interrupted {
             return failure;
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use permafrost_client::control::{Connection, SOCKET_VARIABLE};
 use permafrost_client::criu::Run;
+use permafrost_client::handover;
 use permafrost_client::scratch;
 use permafrost_client::verdict;
 use permafrost_protocol::control::{SessionOpened, request};
@@ -46,6 +47,8 @@ impl Plan<'_> {
                 )
             })?;
         }
+        handover::write(places.scratch.path(), &opened.session, &self.context.socket)
+            .map_err(|error| Failure::io("write into", places.scratch.path(), &error))?;
         let run = self.criu_run(&opened, places, previous.as_deref(), socket);
         let running = run.start(&self.criu)?;
         let mut watch = Watch::new(self.context, &opened.session, &self.arguments.job);

@@ -1,0 +1,186 @@
+//! What `permafrost dump` tells the action script beside the images, for where the environment does not get
+//! through (a CRIU that is started by sudo, or by a wrapper with `env -i`): without it the script would not
+//! know that the dump is one of ours, let CRIU end the tasks, and only then could anybody find that the seal
+//! fails.
+//!
+//! ```text
+//! SCRATCH/           0700
+//! ├── images/        0700, what CRIU calls CRTOOLS_IMAGE_DIR
+//! ├── session        0600: SESSION, a NUL, the control socket's path, a NUL
+//! └── verdict        0600, empty until the script writes it
+//! ```
+//!
+//! The script may run for every dump of the machine, as root. So it believes a `session` only where all of
+//! this belongs to the owner of the images directory, who has the images in hand anyway, and is closed to
+//! everybody else; and it writes into nothing but an existing `verdict` of that owner's.
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat};
+
+/// Name of the file that names session and socket.
+const SESSION: &str = "session";
+
+/// Name of the verdict's file.
+const VERDICT: &str = "verdict";
+
+/// Longer is none of ours: a session id and a path.
+const MAX_BYTES: u64 = 8 << 10;
+
+/// What the script has to know.
+#[derive(Debug)]
+pub struct Handover {
+    /// Session to seal.
+    pub session: String,
+    /// The daemon's control socket.
+    pub socket: PathBuf,
+    /// The verdict's file, empty.
+    pub verdict: File,
+}
+
+/// Writes `session` into `scratch`, beside the images directory.
+///
+/// # Errors
+/// The file system's.
+pub fn write(scratch: &Path, session: &str, socket: &Path) -> io::Result<()> {
+    let mut bytes = session.as_bytes().to_vec();
+    bytes.push(0);
+    bytes.extend(socket.as_os_str().as_bytes());
+    bytes.push(0);
+    create(&scratch.join(SESSION))?.write_all(&bytes)
+}
+
+/// Makes the empty `verdict` in `scratch`, and returns its path: whoever fills it, it stays ours to read.
+///
+/// # Errors
+/// The file system's.
+pub fn make_verdict(scratch: &Path) -> io::Result<PathBuf> {
+    let path = scratch.join(VERDICT);
+    create(&path)?;
+    Ok(path)
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+/// What lies beside the images directory that is open as `images`; `None` where nothing does, or nothing that
+/// can be believed.
+pub fn beside(images: &File) -> Option<Handover> {
+    let owner = private(&fstat(images).ok()?, FileType::Directory, None)?;
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let scratch = openat(
+        images,
+        "..",
+        flags | OFlags::DIRECTORY | OFlags::RDONLY,
+        Mode::empty(),
+    )
+    .ok()?;
+    private(&fstat(&scratch).ok()?, FileType::Directory, Some(owner))?;
+    let open = |name: &str, access: OFlags| -> Option<File> {
+        // A FIFO would be waited for.
+        let flags = flags | OFlags::NONBLOCK | access;
+        let file: OwnedFd = openat(scratch.as_fd(), name, flags, Mode::empty()).ok()?;
+        let stat = fstat(&file).ok()?;
+        private(&stat, FileType::RegularFile, Some(owner))?;
+        // Another name of it may be a file that the owner could not write.
+        (stat.st_nlink == 1).then(|| File::from(file))
+    };
+    let mut bytes = Vec::new();
+    open(SESSION, OFlags::RDONLY)?
+        .take(MAX_BYTES)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    let mut parts = bytes.split(|byte| *byte == 0);
+    let (session, socket, end) = (parts.next()?, parts.next()?, parts.next()?);
+    let whole = !session.is_empty() && !socket.is_empty() && end.is_empty();
+    Some(Handover {
+        session: whole
+            .then(|| std::str::from_utf8(session).ok())??
+            .to_owned(),
+        socket: OsStr::from_bytes(socket).into(),
+        verdict: open(VERDICT, OFlags::WRONLY)?,
+    })
+}
+
+/// Its owner, if it is of that type, closed to everybody else, and `owner`'s.
+fn private(stat: &Stat, file_type: FileType, owner: Option<u32>) -> Option<u32> {
+    let good = FileType::from_raw_mode(stat.st_mode) == file_type
+        && stat.st_mode & 0o077 == 0
+        && owner.is_none_or(|owner| owner == stat.st_uid);
+    good.then_some(stat.st_uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn scratch() -> (tempfile::TempDir, Scratch, PathBuf) {
+        let parent = tempfile::tempdir().unwrap();
+        let scratch = Scratch::within(parent.path(), "dump").unwrap();
+        let images = scratch.subdirectory("images").unwrap();
+        make_verdict(scratch.path()).unwrap();
+        write(scratch.path(), "5e55", Path::new("/run/a b.sock")).unwrap();
+        (parent, scratch, images)
+    }
+
+    fn read(images: &Path) -> Option<Handover> {
+        beside(&File::open(images).unwrap())
+    }
+
+    #[test]
+    fn session_and_socket_round_trip_and_the_verdict_is_writable() {
+        let (_parent, scratch, images) = scratch();
+        let mut handover = read(&images).unwrap();
+        assert_eq!(handover.session, "5e55");
+        assert_eq!(handover.socket, Path::new("/run/a b.sock"));
+        handover.verdict.write_all(b"sealed").unwrap();
+        let verdict = fs::read(scratch.path().join("verdict")).unwrap();
+        assert_eq!(verdict, b"sealed");
+    }
+
+    #[test]
+    fn what_others_may_have_put_there_is_not_believed() {
+        let spoil: [fn(&Path); 7] = [
+            |scratch| fs::set_permissions(scratch, Permissions::from_mode(0o755)).unwrap(),
+            |scratch| {
+                fs::set_permissions(scratch.join("session"), Permissions::from_mode(0o644))
+                    .unwrap();
+            },
+            |scratch| {
+                fs::set_permissions(scratch.join("images"), Permissions::from_mode(0o750)).unwrap();
+            },
+            |scratch| fs::hard_link(scratch.join("verdict"), scratch.join("passwd")).unwrap(),
+            |scratch| {
+                fs::remove_file(scratch.join("verdict")).unwrap();
+                std::os::unix::fs::symlink("session", scratch.join("verdict")).unwrap();
+            },
+            |scratch| fs::write(scratch.join("session"), b"5e55").unwrap(),
+            |scratch| fs::remove_file(scratch.join("session")).unwrap(),
+        ];
+        for (number, spoil) in spoil.iter().enumerate() {
+            let (_parent, scratch, images) = scratch();
+            spoil(scratch.path());
+            assert!(read(&images).is_none(), "{number}");
+        }
+        if rustix::process::geteuid().is_root() {
+            let (_parent, scratch, images) = scratch();
+            std::os::unix::fs::chown(scratch.path(), Some(65_534), None).unwrap();
+            assert!(read(&images).is_none());
+        }
+    }
+}
