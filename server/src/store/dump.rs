@@ -181,6 +181,10 @@ impl DumpBuilder {
             return Ok(());
         };
         let (root, stats) = self.shadow.finish(current.map)?;
+        if stats.parent_damaged > 0 {
+            let (space, pages) = (current.id, stats.parent_damaged);
+            tracing::error!(%space, pages, "parent is damaged: pages stored anew; `permafrost verify` names them");
+        }
         self.spaces.push(AddressSpace {
             space_type: current.id.space_type.into(),
             id: current.id.id,
