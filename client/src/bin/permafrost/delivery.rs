@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use permafrost_client::control::{Connection, ControlError};
@@ -23,6 +24,12 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// How long CRIU may take to fail by itself after an interrupt, in ticks: 2 s.
 const GRACE_TICKS: u32 = 8;
+
+/// How long the killed may take to be gone.
+const DEATH_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often that is looked at.
+const DEATH_TICK: Duration = Duration::from_millis(10);
 
 /// Longest path of an AF_UNIX socket, bytes (`sun_path`, with its end).
 const MAX_SOCKET_PATH: usize = 107;
@@ -146,21 +153,27 @@ impl Tasks {
             }
         })?;
         if !finished.status.success() {
-            // Nothing, unless CRIU itself was killed.
-            self.end(criu);
+            // CRIU has killed them, unless it was killed itself; a large one takes a moment to go.
+            let started = Instant::now();
+            while self.end(criu) && started.elapsed() < DEATH_PATIENCE {
+                thread::sleep(DEATH_TICK);
+            }
         }
         Ok(finished)
     }
 
     /// Kills those of our descendants that are restored tasks. They are no others' processes: a pid that is
-    /// taken cannot be restored.
-    fn end(&self, criu: u32) {
+    /// taken cannot be restored. Whether there were any.
+    fn end(&self, criu: u32) -> bool {
+        let mut any = false;
         for pid in processes::descendants(std::process::id()) {
             if pid != criu && processes::innermost_pid(pid).is_some_and(|pid| self.0.contains(&pid))
             {
                 processes::kill(pid);
+                any = true;
             }
         }
+        any
     }
 }
 

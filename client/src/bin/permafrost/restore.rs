@@ -116,7 +116,8 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     let streamed = delivery.is_stream();
 
     let manifest = manifest.unwrap_or_default();
-    let waited = wait_until_reaped(&manifest);
+    let waited = wait_until_reaped(&manifest, &interrupts);
+    interrupts.check()?;
     let recorded = manifest.origin.clone().unwrap_or_default().restore_options;
     let pidfile = work.join("pid");
     let mut run = Run::new(&criu, "restore", &images, &work);
@@ -283,11 +284,11 @@ fn tree(root: u32) -> Vec<u32> {
 
 /// Waits for the dead of the dump to be reaped, in bounds: right after a dump their parent may not have
 /// got to it, and until then they hold their pids.
-fn wait_until_reaped(manifest: &Manifest) -> Duration {
+fn wait_until_reaped(manifest: &Manifest, interrupts: &Interrupts) -> Duration {
     let start = Instant::now();
     let dead = |pid: u32| matches!(ProcessStat::read(pid), Ok(stat) if stat.state == 'Z');
     for pid in tasks_of(manifest) {
-        while dead(pid) && start.elapsed() < REAP_PATIENCE {
+        while dead(pid) && !interrupts.came() && start.elapsed() < REAP_PATIENCE {
             thread::sleep(Duration::from_millis(10));
         }
     }
