@@ -360,6 +360,16 @@ mod tests {
         );
     }
 
+    fn until(condition: impl Fn() -> bool) {
+        for _ in 0..1000 {
+            if condition() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("not within 5 s");
+    }
+
     #[test]
     fn what_a_killed_owner_left_is_removed_and_nothing_else() {
         let parent = tempfile::tempdir().unwrap();
@@ -382,13 +392,22 @@ mod tests {
             .spawn()
             .unwrap();
 
-        remove_abandoned(parent.path());
-        assert!(!dead.exists() && !dead_too.exists());
+        // A process has no command line yet in the first moments of its program.
+        let cmdline = format!("/proc/{}/cmdline", user.id());
+        until(|| fs::read_to_string(&cmdline).is_ok_and(|line| line.contains("images")));
+        // A child that another test is just starting holds the locks too, until it becomes its program.
+        until(|| {
+            remove_abandoned(parent.path());
+            !dead.exists() && !dead_too.exists()
+        });
         assert!(alive.path().exists() && kept.exists() && other.exists() && used.exists());
         drop(user.stdin.take());
         user.wait().unwrap();
-        remove_abandoned(parent.path());
-        assert!(!used.exists() && alive.path().exists() && kept.exists());
+        until(|| {
+            remove_abandoned(parent.path());
+            !used.exists()
+        });
+        assert!(alive.path().exists() && kept.exists());
     }
 
     #[test]

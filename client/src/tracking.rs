@@ -181,7 +181,8 @@ mod tests {
 
     fn locked(directory: &Path) -> Locked {
         let markers = Markers::within(directory).unwrap();
-        markers.lock(|| false).unwrap().unwrap()
+        // A child that another test is just starting holds the descriptor too, until it becomes its program.
+        markers.lock(|| true).unwrap().unwrap()
     }
 
     fn sleeper() -> Child {
