@@ -2,7 +2,7 @@
 //! script: which requests a command sends, what it prints, and what it exits with.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,21 @@ use permafrost_protocol::control::{
 };
 use permafrost_protocol::manifest::{Manifest, Origin};
 use serde_json::Value;
+
+/// Writes a program that is started at once. A shell of its own does: were this process to write it, a child
+/// that another test is just forking could hold it open for writing, and the kernel would not start it (ETXTBSY).
+fn write_program(path: &Path, text: &str) {
+    let mut shell = Command::new("sh")
+        .args(["-c", "cat >\"$1\" && chmod 755 \"$1\"", "sh"])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = shell.stdin.take().unwrap();
+    input.write_all(text.as_bytes()).unwrap();
+    drop(input);
+    assert!(shell.wait().unwrap().success());
+}
 
 type Handler = dyn Fn(&request::Body) -> Vec<reply::Body> + Send + Sync;
 
@@ -99,8 +114,7 @@ impl Daemon {
     fn script(&self, name: &str, text: &str) {
         let path = self.path().join(name);
         let text = text.replace("@HERE@", self.path().to_str().unwrap());
-        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &format!("#!/bin/sh\n{text}\n"));
     }
 
     /// A CRIU whose dump and restore are `body`, with `$images` and `$work` set.

@@ -61,7 +61,13 @@ fn another_user_is_refused_whatever_the_modes_say() {
     }
     // Where the other user can execute it.
     let command = work.path().join("permafrost");
-    std::fs::copy(binaries::path("permafrost").unwrap(), &command).unwrap();
+    // By another process: were it open for writing here, a child that another test is just forking would keep it
+    // so, and it could not be started.
+    let copied = std::process::Command::new("cp")
+        .arg(binaries::path("permafrost").unwrap())
+        .arg(&command)
+        .status();
+    assert!(copied.unwrap().success());
     std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
     let asked = std::process::Command::new(&command)
         .args([

@@ -307,15 +307,29 @@ fn tail(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::os::unix::fs::PermissionsExt;
+    use std::io::Write;
     use std::os::unix::net::UnixStream;
 
     use super::*;
 
+    /// Writes a program that is started at once. A shell of its own does: were this process to write it, a child
+    /// that another test is just forking could hold it open for writing, and the kernel would not start it (ETXTBSY).
+    fn write_program(path: &Path, text: &str) {
+        let mut shell = Command::new("sh")
+            .args(["-c", "cat >\"$1\" && chmod 755 \"$1\"", "sh"])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = shell.stdin.take().unwrap();
+        input.write_all(text.as_bytes()).unwrap();
+        drop(input);
+        assert!(shell.wait().unwrap().success());
+    }
+
     fn fake(directory: &Path, script: &str) -> Criu {
         let path = directory.join("criu");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &format!("#!/bin/sh\n{script}\n"));
         Criu::new(Some(path))
     }
 
