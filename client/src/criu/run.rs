@@ -307,7 +307,6 @@ fn tail(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::io::Write;
     use std::os::unix::net::UnixStream;
 
     use super::*;
