@@ -208,6 +208,7 @@ fn requests_and_replies() {
         ("Export", Q::Export(Default::default())),
         ("Import", Q::Import(Default::default())),
         ("Status", Q::Status(Default::default())),
+        ("Stream", Q::Stream(Default::default())),
     ];
     let replies = [
         ("Error", R::Error(Default::default())),
