@@ -11,9 +11,9 @@ check "CRIU is 3.17.1" eval 'criu --version | grep -q "Version: 3.17.1"'
 start_workload --size-mib 64
 BEFORE=$(json_number counter <$W/workload.status)
 mkdir -p /tmp/w1 /tmp/w2
-check "pre-dump" permafrost dump --pid "$PID" --job guest --pre-dump --leave-running --work-dir /tmp/w1
+check "pre-dump" permafrost dump --pid "$PID" --job guest --pre-dump --leave-running --work-dir /tmp/w1 -- -v4
 check "modify a tenth" modify
-check "incremental dump" permafrost dump --pid "$PID" --job guest --work-dir /tmp/w2
+check "incremental dump" permafrost dump --pid "$PID" --job guest --work-dir /tmp/w2 -- -v4
 check "the workload is gone" within 10 gone
 
 # What CRIU itself counted, a line for each mapping: pages it sent (1), and holes it left to the parent (2).
