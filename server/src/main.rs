@@ -190,6 +190,9 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     let number: u64 = number
         .parse()
         .map_err(|_| format!("{text:?} is no time such as 90m or 24h"))?;
+    if number == 0 {
+        return Err("no time at all: what is kept for it would be gone at once".to_owned());
+    }
     number
         .checked_mul(seconds)
         .map(Duration::from_secs)
@@ -210,7 +213,7 @@ mod tests {
         }
         assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_duration("24h"), Ok(Duration::from_secs(86400)));
-        for bad in ["", "h", "-1s", "1y", "9999999999999999999d"] {
+        for bad in ["", "0", "0h", "h", "-1s", "1y", "9999999999999999999d"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

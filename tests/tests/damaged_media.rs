@@ -422,3 +422,35 @@ fn a_region_has_one_daemon() {
     assert!(refused.contains("in use"), "{refused}");
     scene.assert_kept(&first);
 }
+
+#[test]
+fn a_run_directory_has_one_daemon_and_a_start_that_fails_leaves_no_trace() {
+    let scene = Scene::new();
+    let first = scene.start().unwrap();
+    let run = scene.work.path().join("run");
+    // Another data directory, the same sockets.
+    let other = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(&run, other.path().join("run")).unwrap();
+    let refused = format!(
+        "{:#}",
+        Daemon::start(other.path(), &Options::default()).expect_err("must not start")
+    );
+    assert!(
+        refused.contains("in use by another permafrostd"),
+        "{refused}"
+    );
+    scene.assert_kept(&first);
+    first.stop().unwrap();
+
+    // A port that is taken.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let options = Options {
+        listen: taken.local_addr().unwrap().to_string(),
+        ..Options::default()
+    };
+    let refused = Daemon::start(scene.work.path(), &options);
+    assert!(format!("{:#}", refused.expect_err("must not start")).contains("page-server port"));
+    let daemon = scene.start().unwrap();
+    let status = daemon.json(&["status"]).unwrap();
+    assert_eq!(status["regions"][0]["unsafe_shutdowns"], 0, "{status}");
+}

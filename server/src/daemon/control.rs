@@ -170,8 +170,8 @@ impl Handler<'_> {
     fn open(self, open: request::Open) -> Result<control::SessionOpened, StoreError> {
         if open.job.is_empty() {
             return Err(StoreError::Invalid {
-                message: "a session without a job".to_owned(),
-                hint: "name a job; anonymous dumps go to the well-known endpoints",
+                message: "the job name is empty".to_owned(),
+                hint: "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",
             });
         }
         let store = &self.shared.store;

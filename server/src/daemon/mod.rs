@@ -8,6 +8,7 @@ mod control;
 mod endpoints;
 mod startup;
 
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -52,6 +53,7 @@ impl Shared {
 pub struct Daemon {
     shared: Arc<Shared>,
     accepting: Vec<tokio::task::JoinHandle<()>>,
+    _run_dir_lock: File,
 }
 
 impl Daemon {
@@ -60,8 +62,9 @@ impl Daemon {
     /// # Errors
     /// See [`StartError`]; nothing was changed in a region that does not open.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let (store, catalog_origin) = startup::open_store(&config)?;
-        startup::prepare_run_dir(&config.run_dir)?;
+        // What others may have taken comes first: a start that fails there leaves the region as it was.
+        startup::check_directories(&config)?;
+        let run_dir_lock = startup::prepare_run_dir(&config.run_dir)?;
         let listen = |what: &'static str| move |source| StartError::Listen { what, source };
         let control =
             bind_unix(&config.run_dir.join("control.sock")).map_err(listen("control socket"))?;
@@ -83,6 +86,7 @@ impl Daemon {
                 "the page-server port is open to the network: anyone who reaches it can store pages"
             );
         }
+        let (store, catalog_origin) = startup::open_store(&config)?;
         let shared = Arc::new(Shared {
             store,
             config,
@@ -103,7 +107,11 @@ impl Daemon {
                 tcp,
             )));
         }
-        Ok(Self { shared, accepting })
+        Ok(Self {
+            shared,
+            accepting,
+            _run_dir_lock: run_dir_lock,
+        })
     }
 
     /// Where the well-known page-server port is, if there is one.
@@ -152,7 +160,7 @@ async fn expire(shared: Arc<Shared>) {
 }
 
 /// Binds a socket that only its owner may connect to. One left behind by a daemon that is gone is replaced;
-/// that no other is running is known, as the region's lock is ours.
+/// that no other uses it is known, as the run directory's lock is ours.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     remove_socket(path);
     let listener = UnixListener::bind(path)?;

@@ -1,13 +1,17 @@
 //! From a configuration to an open store.
 
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, Region, open_medium,
 };
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
@@ -63,6 +67,12 @@ pub enum StartError {
         /// The catalog.
         catalog: PathBuf,
     },
+    /// The sockets there are another daemon's.
+    #[error("run directory {path} is in use by another permafrostd; name another with --run-dir")]
+    RunDirInUse {
+        /// Which.
+        path: PathBuf,
+    },
     /// The region's file cannot be opened or mapped.
     #[error("open region {path}")]
     Medium {
@@ -103,11 +113,15 @@ pub enum StartError {
     },
 }
 
+/// Makes the data and the run directory, or sees that they are ours alone: a wrong one is a mistake on the
+/// command line.
+pub(super) fn check_directories(config: &Config) -> Result<(), StartError> {
+    make_private_dir(&config.data_dir)?;
+    make_private_dir(&config.run_dir)
+}
+
 /// Opens catalog and region; the store, and where its catalog came from.
 pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartError> {
-    // Both of them before anything is opened: a wrong one is a mistake on the command line.
-    make_private_dir(&config.data_dir)?;
-    make_private_dir(&config.run_dir)?;
     // The catalog first: it knows whether there must be a region.
     let catalog_path = config.data_dir.join("catalog");
     let (catalog, opened) = SledCatalog::open_or_replace(&catalog_path)?;
@@ -197,17 +211,41 @@ fn default_size_bytes(path: &Path) -> u64 {
 }
 
 /// The run directory: sockets in it are for the owner only, which a directory open to others would undo.
-pub(super) fn prepare_run_dir(path: &Path) -> Result<(), StartError> {
-    make_private_dir(path)?;
+///
+/// The lock says whose they are: another daemon's are not removed.
+pub(super) fn prepare_run_dir(path: &Path) -> Result<File, StartError> {
+    let failed = |source| StartError::Directory {
+        path: path.to_owned(),
+        source,
+    };
+    let lock = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path.join("lock"))
+        .map_err(failed)?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            return Err(StartError::RunDirInUse {
+                path: path.to_owned(),
+            });
+        }
+        Err(errno) => return Err(failed(errno.into())),
+    }
     let sessions = path.join("sessions");
     // Endpoints of a daemon that is gone.
     match std::fs::remove_dir_all(&sessions) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StartError::Directory {
-            path: sessions,
-            source,
-        }),
-        _ => make_private_dir(&sessions),
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(StartError::Directory {
+                path: sessions,
+                source,
+            });
+        }
+        _ => make_private_dir(&sessions)?,
     }
+    Ok(lock)
 }
 
 /// Makes a directory for us alone, or sees that it is one. It is not made one: `/run`, named by mistake, stays

@@ -179,7 +179,9 @@ impl Store {
         match fitting.len() {
             1 => Ok(fitting.swap_remove(0)),
             0 => Err(StoreError::NotFound {
-                what: format!("parked session with the processes {wanted:?}"),
+                what: format!(
+                    "parked dump of the processes {wanted:?} (adopted already, perhaps, or another images directory)"
+                ),
             }),
             _ => Err(StoreError::Conflict {
                 message: format!(
@@ -283,7 +285,7 @@ pub(super) fn check_images_fit(
 ) -> Result<(), StoreError> {
     let misfit = |message: String| StoreError::Invalid {
         message,
-        hint: "use the --images-dir of this very dump",
+        hint: "name the directory that criu dump wrote for these very pages",
     };
     if !images.iter().any(|image| image.name == "inventory.img") {
         return Err(misfit(
