@@ -19,6 +19,9 @@ use crate::framing::{self, FramingError};
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/permafrost/control.sock";
 
+/// Name of the daemon's page-server socket, which lies beside the control socket.
+const PAGE_SERVER_SOCKET: &str = "page-server.sock";
+
 /// Environment variable that names the control socket.
 pub const SOCKET_VARIABLE: &str = "PERMAFROST_SOCKET";
 
@@ -140,12 +143,24 @@ impl Connection {
     /// # Errors
     /// [`ControlError::Unreachable`].
     pub fn connect(path: &Path) -> Result<Self, ControlError> {
+        let unreachable = |source| ControlError::Unreachable {
+            path: path.to_owned(),
+            source,
+        };
+        if path
+            .file_name()
+            .is_some_and(|name| name == PAGE_SERVER_SOCKET)
+        {
+            // It would take the request for the beginning of a dump, and wait for more.
+            let source = io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "that socket is for CRIU; the control socket is control.sock beside it",
+            );
+            return Err(unreachable(source));
+        }
         UnixStream::connect(path)
             .map(Self::from_stream)
-            .map_err(|source| ControlError::Unreachable {
-                path: path.to_owned(),
-                source,
-            })
+            .map_err(unreachable)
     }
 
     /// Speaks over a stream that is connected already.

@@ -160,6 +160,13 @@ fn open_region(
     if must_exist && is_missing(path) {
         return Err(gone("is not there"));
     }
+    if let (Some(asked), Ok(found)) = (config.region_size_bytes, std::fs::metadata(path))
+        && found.len() > 0
+        && found.len() != asked
+    {
+        let has = found.len();
+        tracing::warn!(path = %path.display(), has, asked, "--region-size is ignored: the region is there, and does not grow");
+    }
     let size_bytes = config
         .region_size_bytes
         .unwrap_or_else(|| default_size_bytes(path));
