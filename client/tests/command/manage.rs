@@ -1,0 +1,82 @@
+//! Checkpoints removed, pinned and verified.
+
+use permafrost_protocol::control::{Checkpoint, Done, Progress, Verified, reply, request};
+
+use crate::fake::{Daemon, assert_exit, checkpoint, stdout};
+
+#[test]
+fn rm_wants_a_generation_or_all() {
+    let daemon = Daemon::start(|_| vec![reply::Body::Done(Done { count: 3 })]);
+    assert_exit(&daemon.run(&["rm", "train"]), 2);
+    assert!(daemon.requests().is_empty());
+    let output = daemon.run(&["rm", "train", "--all", "--force"]);
+    assert_eq!(stdout(&output), "3 checkpoints removed\n");
+    assert_eq!(
+        daemon.only_request().0,
+        request::Body::Remove(request::Remove {
+            checkpoint: "train".to_owned(),
+            all_generations: true,
+            force: true,
+        })
+    );
+}
+
+#[test]
+fn pin_and_unpin_say_what_they_want() {
+    let daemon = Daemon::start(|request| {
+        let request::Body::Pin(pin) = request else {
+            panic!()
+        };
+        vec![reply::Body::Checkpoint(Checkpoint {
+            pinned: pin.pinned,
+            ..checkpoint("train", 2)
+        })]
+    });
+    assert_eq!(
+        stdout(&daemon.run(&["pin", "train@2"])),
+        "train@2 is pinned\n"
+    );
+    assert_eq!(
+        stdout(&daemon.run(&["pin", "train@2", "--unpin"])),
+        "train@2 is not pinned\n"
+    );
+    assert_eq!(
+        stdout(&daemon.run(&["unpin", "train"])),
+        "train@2 is not pinned\n"
+    );
+}
+
+#[test]
+fn verify_exits_with_corrupt_when_something_is() {
+    let damage = "train@2: process 7: page 0x7f0000001000: checksum".to_owned();
+    let result = move |request: &request::Body| {
+        let request::Body::Verify(verify) = request else {
+            panic!()
+        };
+        let mut verified = Verified {
+            checkpoints: 2,
+            pages: 4096,
+            damage: vec![],
+        };
+        if verify.checkpoint.is_empty() {
+            verified.damage.push(damage.clone());
+        }
+        vec![
+            reply::Body::Progress(Progress {
+                done_bytes: 1,
+                total_bytes: 2,
+            }),
+            reply::Body::Verified(verified),
+        ]
+    };
+    let daemon = Daemon::start(result);
+    let output = daemon.run(&["verify", "train@1"]);
+    assert_exit(&output, 0);
+    assert_eq!(
+        stdout(&output),
+        "2 checkpoints and 4096 pages read: every checksum matches\n"
+    );
+    let output = daemon.run(&["verify"]);
+    assert_exit(&output, 7);
+    assert!(stdout(&output).contains("page 0x7f0000001000"));
+}

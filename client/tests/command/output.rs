@@ -1,0 +1,164 @@
+//! What a command prints, in words and in JSON, and what it exits with.
+
+use std::fs;
+use std::io::Read;
+use std::process::Stdio;
+
+use permafrost_protocol::control::{
+    self, Checkpoint, Checkpoints, ErrorCode, ServerStatus, SessionStatus, reply, request,
+};
+
+use crate::fake::{Daemon, assert_exit, checkpoint, json, stderr, stdout};
+
+#[test]
+fn every_refusal_has_its_exit_code() {
+    for code in [
+        ErrorCode::Internal,
+        ErrorCode::Invalid,
+        ErrorCode::NotFound,
+        ErrorCode::Conflict,
+        ErrorCode::NoSpace,
+        ErrorCode::Corrupt,
+        ErrorCode::SessionFailed,
+        ErrorCode::Denied,
+    ] {
+        let daemon = Daemon::refusing(code);
+        let output = daemon.run(&["show", "train"]);
+        assert_exit(&output, code.into());
+        assert_eq!(
+            stderr(&output),
+            "permafrost: the daemon's reason\n  hint: the daemon's hint\n"
+        );
+        let output = daemon.run(&["show", "train", "--json"]);
+        assert_exit(&output, code.into());
+        assert!(output.stdout.is_empty());
+        let error = json(&output.stderr);
+        assert_eq!(error["error"]["exit_code"], i32::from(code));
+        assert_eq!(error["error"]["message"], "the daemon's reason");
+        assert_eq!(error["error"]["hint"], "the daemon's hint");
+    }
+}
+
+#[test]
+fn without_a_daemon_there_is_an_exit_code_and_a_hint() {
+    let daemon = Daemon::start(|_| vec![]);
+    fs::remove_file(daemon.socket()).unwrap();
+    let output = daemon.run(&["status"]);
+    assert_exit(&output, 10);
+    assert!(
+        stderr(&output).contains("start permafrostd"),
+        "{}",
+        stderr(&output)
+    );
+    let output = daemon.run(&["no-such-command"]);
+    assert_exit(&output, 2);
+}
+
+#[test]
+fn ls_lists_checkpoints_and_parked_sessions() {
+    let daemon = Daemon::start(|_| {
+        vec![reply::Body::Checkpoints(Checkpoints {
+            checkpoints: vec![
+                Checkpoint {
+                    pinned: true,
+                    ..checkpoint("train", 1)
+                },
+                Checkpoint {
+                    parent_generation: 1,
+                    ..checkpoint("train", 2)
+                },
+                Checkpoint {
+                    kind: "parked".to_owned(),
+                    session: "5".repeat(32),
+                    ..checkpoint("", 0)
+                },
+            ],
+        })]
+    });
+    let output = daemon.run(&["ls", "train"]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("CHECKPOINT  KIND"), "{text}");
+    assert!(
+        lines[1].starts_with("train@1     full") && lines[1].ends_with("pinned"),
+        "{text}"
+    );
+    assert!(
+        lines[2].contains("8.0 MiB  1.0 MiB") && lines[2].ends_with("@1"),
+        "{text}"
+    );
+    assert!(
+        lines[5].starts_with(&"5".repeat(32)) && lines[5].ends_with("never"),
+        "{text}"
+    );
+    assert_eq!(
+        daemon.only_request(),
+        (
+            request::Body::List(request::List {
+                job: "train".to_owned()
+            }),
+            false
+        )
+    );
+    let listed = json(&daemon.run(&["--json", "ls"]).stdout);
+    assert_eq!(listed["checkpoints"][1]["generation"], 2);
+    assert_eq!(listed["checkpoints"][0]["memory_bytes"], 8 << 20);
+}
+
+#[test]
+fn ls_of_an_unknown_job_is_not_found() {
+    let daemon = Daemon::start(|_| vec![reply::Body::Checkpoints(Checkpoints::default())]);
+    assert_exit(&daemon.run(&["ls", "train"]), 3);
+    let output = daemon.run(&["ls"]);
+    assert_exit(&output, 0);
+    assert_eq!(stdout(&output), "no checkpoints\n");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let daemon = Daemon::start(|_| {
+        let checkpoints = (1..20_000)
+            .map(|generation| checkpoint("train", generation))
+            .collect();
+        vec![reply::Body::Checkpoints(Checkpoints { checkpoints })]
+    });
+    let mut child = daemon
+        .command(&["ls"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut some = [0; 10];
+    child.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_exit(&output, 0);
+    assert!(output.stderr.is_empty(), "{}", stderr(&output));
+}
+
+#[test]
+fn status_shows_regions_and_sessions() {
+    let daemon = Daemon::start(|_| {
+        vec![reply::Body::Status(ServerStatus {
+            version: "0.1.0".to_owned(),
+            regions: vec![control::RegionStatus {
+                path: "/data/region".to_owned(),
+                capacity_bytes: 4 << 30,
+                free_bytes: 3 << 30,
+                ..control::RegionStatus::default()
+            }],
+            sessions: vec![SessionStatus {
+                session: "77".to_owned(),
+                state: "receiving".to_owned(),
+                ..SessionStatus::default()
+            }],
+            ..ServerStatus::default()
+        })]
+    });
+    let text = stdout(&daemon.run(&["status"]));
+    assert!(
+        text.contains("1.0 GiB of 4.0 GiB used (25 %), 3.0 GiB free"),
+        "{text}"
+    );
+    assert!(text.contains("77       -    receiving"), "{text}");
+}
