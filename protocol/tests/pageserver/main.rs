@@ -1,0 +1,10 @@
+//! The page-server core: what a good peer says in either dialect, and each way of breaking the protocol.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod addresses;
+mod arbitrary;
+mod conversation;
+mod refusals;
+mod stream;
