@@ -57,6 +57,12 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// The index cannot be read.
     fn next_generation(&self, job: &str) -> Result<u64, CatalogError>;
+
+    /// Makes what was written durable. Done when the daemon stops; after a crash the region is asked.
+    ///
+    /// # Errors
+    /// The index cannot be written.
+    fn flush(&self) -> Result<(), CatalogError>;
 }
 
 /// The index failed; the checkpoints are safe in their region.

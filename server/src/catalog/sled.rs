@@ -39,7 +39,7 @@ pub struct SledCatalog {
     parked: Tree,
     last: Tree,
     // Last but one, so that the trees go first.
-    _db: Db,
+    db: Db,
     /// Of the directory that the database is in, for as long as it is open.
     _lock: Option<File>,
 }
@@ -90,7 +90,7 @@ impl SledCatalog {
             jobs: db.open_tree("jobs")?,
             parked: db.open_tree("parked")?,
             last: db.open_tree("last")?,
-            _db: db,
+            db,
             _lock: None,
         })
     }
@@ -201,6 +201,11 @@ impl Catalog for SledCatalog {
                 }
             })
             .collect()
+    }
+
+    fn flush(&self) -> Result<(), CatalogError> {
+        self.db.flush()?;
+        Ok(())
     }
 
     fn next_generation(&self, job: &str) -> Result<u64, CatalogError> {

@@ -244,11 +244,13 @@ impl Store {
         states
     }
 
-    /// Marks the region clean. Called once, when nothing uses the store any more.
+    /// Makes the catalog durable and marks the region clean. Called once, when the store takes no more sessions.
     ///
     /// # Errors
-    /// The medium fails.
+    /// The catalog or the medium fails.
     pub fn close(&self) -> Result<(), StoreError> {
+        // Threads that still serve somebody keep the catalog from being dropped, which would do it.
+        self.catalog.flush()?;
         Ok(self.region.close()?)
     }
 
