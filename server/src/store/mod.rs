@@ -204,8 +204,20 @@ impl Store {
                 self.sessions().remove(&session.id);
             }
         }
-        let listed = self.catalog.list(None).unwrap_or_default();
-        for parked in listed.into_iter().filter(|record| record.generation == 0) {
+        let mut parked = match self.catalog.list(None) {
+            Ok(listed) => listed,
+            Err(error) => {
+                tracing::error!(%error, "parked sessions not looked through");
+                return;
+            }
+        };
+        parked.retain(|record| record.generation == 0);
+        // Adopted ones need not be remembered.
+        self.parked_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|id, _| parked.iter().any(|record| record.id == *id));
+        for parked in parked {
             if self.parked_for(&parked.id) < self.retention.parked {
                 continue;
             }
@@ -250,8 +262,10 @@ impl Store {
     /// The catalog or the medium fails.
     pub fn close(&self) -> Result<(), StoreError> {
         // Threads that still serve somebody keep the catalog from being dropped, which would do it.
-        self.catalog.flush()?;
-        Ok(self.region.close()?)
+        let flushed = self.catalog.flush();
+        // An index that fails is no reason to leave the region marked as crashed.
+        self.region.close()?;
+        Ok(flushed?)
     }
 
     pub(crate) fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
