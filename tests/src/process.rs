@@ -99,24 +99,39 @@ pub fn ended_children_cpu_time() -> Result<Duration> {
     stat_ticks("/proc/self/stat", [15, 16])
 }
 
+/// The session this process is in, 0 when its leader is outside the PID namespace: a case that `getsid` of rustix
+/// takes for impossible.
+///
+/// # Errors
+/// Fails when /proc cannot be read.
+pub fn session_of_this_process() -> Result<i32> {
+    // session, proc_pid_stat(5).
+    let [session] = stat_fields("/proc/self/stat", [5])?;
+    i32::try_from(session).context("a session that is no process id")
+}
+
 /// The sum of two fields of a stat file, given by their number from 0.
 fn stat_ticks(path: &str, fields: [usize; 2]) -> Result<Duration> {
+    let ticks: u64 = stat_fields(path, fields)?.iter().sum();
+    Ok(Duration::from_millis(
+        ticks * 1000 / rustix::param::clock_ticks_per_second().max(1),
+    ))
+}
+
+/// Fields of a stat file, given by their number from 0.
+fn stat_fields<const N: usize>(path: &str, fields: [usize; N]) -> Result<[u64; N]> {
     let stat = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
     // The command, field 1, may hold anything; what follows it begins at field 2.
     let rest = stat.rsplit(')').next().unwrap_or_default();
-    let mut ticks = 0;
-    for field in fields {
+    let mut values = [0; N];
+    for (value, field) in values.iter_mut().zip(fields) {
         let word = rest
             .split_whitespace()
             .nth(field - 2)
             .with_context(|| format!("{path} is too short"))?;
-        ticks += word
-            .parse::<u64>()
-            .with_context(|| format!("parse {path}"))?;
+        *value = word.parse().with_context(|| format!("parse {path}"))?;
     }
-    Ok(Duration::from_millis(
-        ticks * 1000 / rustix::param::clock_ticks_per_second().max(1),
-    ))
+    Ok(values)
 }
 
 /// Resident memory of `pid` that is its own: anonymous and mapped files, without shared memory. A region on tmpfs

@@ -1,5 +1,6 @@
 //! Running `permafrost-workload` and asking it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -94,17 +95,20 @@ impl Workload {
         if options.open_file {
             command.arg("--open-file");
         }
-        // CRIU refuses a terminal without --shell-job, and pipes whose other end is outside the tree.
+        // CRIU refuses a terminal without --shell-job, and pipes whose other end is outside the tree. The workload
+        // leaves its standard error once it runs.
+        let complaints = dir.join("workload.stderr");
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(File::create(&complaints).context("create the workload's stderr")?)
             .current_dir("/");
         let mut root = command.spawn().context("start permafrost-workload")?;
         let limit = Duration::from_secs(60 + options.size_mib / 16);
         let status = process::wait_for("the workload's first report", limit, || {
             if let Some(status) = root.try_wait().context("wait for the workload")? {
-                bail!("permafrost-workload ended at once: {status}");
+                let said = std::fs::read_to_string(&complaints).unwrap_or_default();
+                bail!("permafrost-workload ended at once: {status}\n{said}");
             }
             Status::read(&status_path)
         });

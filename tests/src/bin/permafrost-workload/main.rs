@@ -24,6 +24,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 use permafrost_tests::contents::Contents;
+use permafrost_tests::process;
 use permafrost_tests::status::Status;
 use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
 
@@ -81,14 +82,24 @@ fn main() -> Result<()> {
 
 /// Sees to it that this process leads a session: CRIU refuses one whose leader is outside the tree.
 fn own_session() -> Result<()> {
-    let own = rustix::process::getpid();
-    if rustix::process::getsid(None).context("ask for the session")? == own {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    if process::session_of_this_process()? == own {
         return Ok(());
     }
     // Fails for a process group's leader, as an interactive shell makes one; started from a program, it is not.
     rustix::process::setsid()
         .map(drop)
         .context("start a session; from a shell, run it under `setsid`")
+}
+
+/// Points standard error at /dev/null: what a start complains about may go to a file, but a process that is
+/// frozen has none open.
+fn leave_stderr() -> Result<()> {
+    let null = std::fs::File::options()
+        .write(true)
+        .open("/dev/null")
+        .context("open /dev/null")?;
+    rustix::stdio::dup2_stderr(&null).context("replace standard error")
 }
 
 /// The root process.
@@ -132,6 +143,7 @@ impl Root {
             signal_hook::flag::register(signal, Arc::clone(&raised)).map(|_| raised)
         });
         let (report, modify, verify) = (report?, modify?, verify?);
+        leave_stderr()?;
         self.report(false, 0, 0, Vec::new())?;
         loop {
             self.counter += 1;
