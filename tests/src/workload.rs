@@ -63,6 +63,16 @@ impl Options {
     }
 }
 
+/// Closes what whoever started the tests has left open, and becomes the program given: CRIU refuses descriptors of
+/// files from outside the mount namespace, as they are in a container, and pipes whose other end is outside the tree.
+const CLOSE_INHERITED: &str = r#"
+for fd in /proc/$$/fd/*; do
+    fd=${fd##*/}
+    [ "$fd" -le 2 ] || eval "exec $fd>&-"
+done
+exec "$@"
+"#;
+
 /// A running (or dumped) workload; killed when dropped, wherever it was restored to in between.
 #[derive(Debug)]
 pub struct Workload {
@@ -83,7 +93,9 @@ impl Workload {
         process::adopt_orphans()?;
         let status_path = dir.join("workload.status");
         let _ = std::fs::remove_file(&status_path);
-        let mut command = Command::new(binaries::path("permafrost-workload")?);
+        let mut command = Command::new("bash");
+        command.args(["-c", CLOSE_INHERITED, "bash"]);
+        command.arg(binaries::path("permafrost-workload")?);
         command.arg("--dir").arg(dir);
         command.args(["--size-mib", &options.size_mib.to_string()]);
         command.args(["--contents", &options.contents.to_string()]);
@@ -95,8 +107,7 @@ impl Workload {
         if options.open_file {
             command.arg("--open-file");
         }
-        // CRIU refuses a terminal without --shell-job, and pipes whose other end is outside the tree. The workload
-        // leaves its standard error once it runs.
+        // CRIU refuses a terminal without --shell-job. The workload leaves its standard error once it runs.
         let complaints = dir.join("workload.stderr");
         command
             .stdin(Stdio::null())
