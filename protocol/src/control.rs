@@ -278,6 +278,8 @@ pub enum ErrorCode {
     SessionFailed = 8,
     /// The peer may not do this.
     Denied = 9,
+    /// Not enough nodes, or the registry does not answer: nothing was done, and the same may succeed later.
+    Unavailable = 11,
 }
 
 /// A refusal.

@@ -7,3 +7,4 @@ pub mod images;
 pub mod manifest;
 pub mod pageserver;
 pub mod streamer;
+pub mod wire;

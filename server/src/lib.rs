@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod catalog;
+pub mod cluster;
 pub mod config;
 pub mod daemon;
+pub mod replication;
 pub mod store;

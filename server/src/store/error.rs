@@ -33,6 +33,14 @@ pub enum StoreError {
         /// How to get past it.
         hint: &'static str,
     },
+    /// Not enough nodes, or the registry does not answer: nothing was done, and the same may succeed later.
+    #[error("{message}")]
+    Unavailable {
+        /// What is missing.
+        message: String,
+        /// How to get past it.
+        hint: &'static str,
+    },
     /// The session failed before.
     #[error("session {session} failed: {reason}")]
     SessionFailed {
@@ -98,6 +106,7 @@ impl StoreError {
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::Conflict { .. } => ErrorCode::Conflict,
+            Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::SessionFailed { code, .. } => *code,
             Self::Corrupt { .. } | Self::Manifest { .. } => ErrorCode::Corrupt,
             Self::Shadow(error) if is_full(error) => ErrorCode::NoSpace,
@@ -116,7 +125,9 @@ impl StoreError {
 
     fn hint(&self) -> &'static str {
         match self {
-            Self::Invalid { hint, .. } | Self::Conflict { hint, .. } => hint,
+            Self::Invalid { hint, .. }
+            | Self::Conflict { hint, .. }
+            | Self::Unavailable { hint, .. } => hint,
             Self::NotFound { .. } => "`permafrost ls` lists what is there",
             Self::Corrupt { .. } => "`permafrost verify` lists everything that is damaged",
             _ if self.code() == ErrorCode::NoSpace => {

@@ -24,6 +24,7 @@ Exit codes:
     8  the session failed
     9  not allowed
    10  permafrostd cannot be reached
+   11  not enough nodes, or the registry is away: try again later
   130  interrupted
 
 Examples:

@@ -13,7 +13,7 @@ use permafrost_client::scratch::ScratchError;
 use permafrost_protocol::control::ErrorCode;
 use serde::Serialize;
 
-/// Exit codes; the first ten are [`ErrorCode`]'s numbers where that has one.
+/// Exit codes; they are [`ErrorCode`]'s numbers where that has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
@@ -30,6 +30,7 @@ pub(crate) enum Code {
     SessionFailed = 8,
     Denied = 9,
     Unreachable = 10,
+    Unavailable = 11,
     Interrupted = 130,
 }
 
@@ -44,6 +45,7 @@ impl From<ErrorCode> for Code {
             ErrorCode::Corrupt => Self::Corrupt,
             ErrorCode::SessionFailed => Self::SessionFailed,
             ErrorCode::Denied => Self::Denied,
+            ErrorCode::Unavailable => Self::Unavailable,
         }
     }
 }

@@ -1,0 +1,281 @@
+//! Messages of the wire. Field numbers are never used again; unknown fields are skipped.
+//!
+//! A stream's first message is a [`Hello`], its second a [`Request`]. What follows depends on the request.
+
+use prost::Message;
+
+use crate::control;
+use crate::manifest::{Manifest, Origin};
+
+/// Who speaks. The peer's certificate says what it may do; this says what it is.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Hello {
+    /// [`super::VERSION`].
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// Name of the node or agent: that of its certificate.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Of a node: its region's uuid, so that a namesake with other data is noticed. Empty of an agent.
+    #[prost(string, tag = "3")]
+    pub region: String,
+}
+
+/// What is asked for.
+#[derive(Clone, PartialEq, Message)]
+pub struct Request {
+    /// What is asked for.
+    #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7")]
+    pub body: Option<request::Body>,
+}
+
+/// Parts of [`Request`].
+pub mod request {
+    use super::*;
+
+    /// What is asked for.
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    #[allow(missing_docs)]
+    pub enum Body {
+        #[prost(message, tag = "1")]
+        Dump(Dump),
+        #[prost(message, tag = "2")]
+        Fetch(Fetch),
+        #[prost(message, tag = "3")]
+        Publish(Publish),
+        #[prost(message, tag = "4")]
+        Rollback(Rollback),
+        #[prost(message, tag = "5")]
+        Inventory(Inventory),
+        #[prost(message, tag = "6")]
+        Ping(Ping),
+        #[prost(message, tag = "7")]
+        Control(control::Request),
+    }
+
+    /// Take in a dump, or go on with one after a lost connection. Answered by [`super::DumpOpened`]; then frames
+    /// come on a bulk stream with the session as its preamble, and replies ([`super::Acknowledged`],
+    /// [`super::Closed`], [`super::Prepared`]) on this one, [`super::Commit`] being a further message of the sender.
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Dump {
+        /// Session, 16 bytes, chosen by whoever takes the dump.
+        #[prost(bytes = "vec", tag = "1")]
+        pub session: Vec<u8>,
+        /// Job; empty while nobody knows.
+        #[prost(string, tag = "2")]
+        pub job: String,
+        /// Checkpoint (32 hex digits) that pages may be said to be in; empty for none.
+        #[prost(string, tag = "3")]
+        pub parent: String,
+        /// Go on with a dump that this node has begun: refused when it does not know the session.
+        #[prost(bool, tag = "4")]
+        pub resume: bool,
+        /// Nodes to pass everything on to, in order: a chain. Empty at its end.
+        #[prost(string, repeated, tag = "5")]
+        pub chain: Vec<String>,
+    }
+
+    /// Send a checkpoint's pages. Answered by [`super::FetchOpened`], then frames on a bulk stream with the
+    /// answered id as preamble: [`super::super::frame::Kind::Space`] and its runs, for each space asked for, then
+    /// images, then `Prepare`.
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Fetch {
+        /// Checkpoint, 32 hex digits.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+        /// Only this address space (its place in the manifest, from 1); 0 for everything, images too.
+        #[prost(uint32, tag = "2")]
+        pub space: u32,
+        /// Of that address space: only pages from this virtual page number on.
+        #[prost(uint64, tag = "3")]
+        pub from_index: u64,
+        /// And only so many; 0 for all.
+        #[prost(uint64, tag = "4")]
+        pub pages: u64,
+        /// Checkpoint that the asker has: pages equal to its own are sent as [`super::super::frame::Kind::Parent`].
+        /// Empty for none.
+        #[prost(string, tag = "5")]
+        pub parent: String,
+        /// The manifest only.
+        #[prost(bool, tag = "6")]
+        pub manifest_only: bool,
+    }
+
+    /// The cluster lists this checkpoint: it is acknowledged, and is not collected as left over. Answered by `Done`.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Publish {
+        /// Checkpoint, 32 hex digits.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+    }
+
+    /// A commit that did not reach its durability, or a checkpoint that was removed: drop it. Answered by `Done`,
+    /// also when it is not there.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Rollback {
+        /// Checkpoint, 32 hex digits.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+    }
+
+    /// What checkpoints a node holds. Answered by [`super::Held`].
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Inventory {}
+
+    /// Answered by `Done`: the node is there, and how it is.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Ping {}
+}
+
+/// What a sender of a dump says after `Prepared`: make it a checkpoint. Answered by [`Committed`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Commit {
+    /// Checkpoint, 32 hex digits: the same on every node.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// The content that is to be sealed; refused when it is not what was received.
+    #[prost(bytes = "vec", tag = "2")]
+    pub content_digest: Vec<u8>,
+    /// Job.
+    #[prost(string, tag = "3")]
+    pub job: String,
+    /// Generation.
+    #[prost(uint64, tag = "4")]
+    pub generation: u64,
+    /// Generation that pages were compared with.
+    #[prost(uint64, tag = "5")]
+    pub parent_generation: u64,
+    /// Wall-clock time of the seal, milliseconds since the Unix epoch, of the sender: one for all copies.
+    #[prost(uint64, tag = "6")]
+    pub created_unix_ms: u64,
+    /// [`crate::manifest::Kind`].
+    #[prost(enumeration = "crate::manifest::Kind", tag = "7")]
+    pub kind: i32,
+    /// Where the dump was taken.
+    #[prost(message, optional, tag = "8")]
+    pub origin: Option<Origin>,
+    /// Session, 32 hex digits.
+    #[prost(string, tag = "9")]
+    pub session: String,
+}
+
+/// What is answered.
+#[derive(Clone, PartialEq, Message)]
+pub struct Reply {
+    /// What is answered.
+    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    pub body: Option<reply::Body>,
+}
+
+/// Parts of [`Reply`].
+pub mod reply {
+    use super::*;
+
+    /// What is answered.
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    #[allow(missing_docs)]
+    pub enum Body {
+        #[prost(message, tag = "1")]
+        Error(control::Error),
+        #[prost(message, tag = "2")]
+        DumpOpened(DumpOpened),
+        #[prost(message, tag = "3")]
+        Acknowledged(Acknowledged),
+        #[prost(message, tag = "4")]
+        Closed(Closed),
+        #[prost(message, tag = "5")]
+        Prepared(Prepared),
+        #[prost(message, tag = "6")]
+        Committed(Committed),
+        #[prost(message, tag = "7")]
+        FetchOpened(FetchOpened),
+        #[prost(message, tag = "8")]
+        Held(Held),
+        #[prost(message, tag = "9")]
+        Done(Done),
+        #[prost(message, tag = "10")]
+        Control(control::Reply),
+    }
+}
+
+/// A dump is open, or goes on.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DumpOpened {
+    /// Sequence of the frame that is expected next; 0 for a new dump.
+    #[prost(uint64, tag = "1")]
+    pub next_sequence: u64,
+    /// The parent asked for is here.
+    #[prost(bool, tag = "2")]
+    pub has_parent: bool,
+}
+
+/// Every frame below `next_sequence` has been taken in and need not be kept for sending again.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Acknowledged {
+    /// Sequence of the frame that is expected next.
+    #[prost(uint64, tag = "1")]
+    pub next_sequence: u64,
+}
+
+/// All address spaces are durable on this node (and on those behind it in the chain), referenced by nothing.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Closed {
+    /// SHA-256 over what the address spaces hold, wherever it is stored (docs/format.md, "Content digest").
+    #[prost(bytes = "vec", tag = "1")]
+    pub content_digest: Vec<u8>,
+    /// Nodes that have it, this one included.
+    #[prost(string, repeated, tag = "2")]
+    pub nodes: Vec<String>,
+}
+
+/// Everything is in, images too; as durable as [`Closed`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Prepared {
+    /// As in [`Closed`], over address spaces and images.
+    #[prost(bytes = "vec", tag = "1")]
+    pub content_digest: Vec<u8>,
+    /// Nodes that have it, this one included.
+    #[prost(string, repeated, tag = "2")]
+    pub nodes: Vec<String>,
+}
+
+/// Sealed.
+#[derive(Clone, PartialEq, Message)]
+pub struct Committed {
+    /// Its line in the listing.
+    #[prost(message, optional, tag = "1")]
+    pub checkpoint: Option<control::Checkpoint>,
+    /// Nodes that have sealed it, this one included.
+    #[prost(string, repeated, tag = "2")]
+    pub nodes: Vec<String>,
+}
+
+/// Frames are on their way.
+#[derive(Clone, PartialEq, Message)]
+pub struct FetchOpened {
+    /// Preamble of the bulk stream, 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub id: Vec<u8>,
+    /// The checkpoint's manifest; its map roots mean nothing elsewhere.
+    #[prost(message, optional, tag = "2")]
+    pub manifest: Option<Manifest>,
+    /// Content digest of the checkpoint.
+    #[prost(bytes = "vec", tag = "3")]
+    pub content_digest: Vec<u8>,
+}
+
+/// Checkpoints that a node holds.
+#[derive(Clone, PartialEq, Message)]
+pub struct Held {
+    /// Each, as in a listing.
+    #[prost(message, repeated, tag = "1")]
+    pub checkpoints: Vec<control::Checkpoint>,
+}
+
+/// Done; and how the node is.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Done {
+    /// Bytes free in its region.
+    #[prost(uint64, tag = "1")]
+    pub free_bytes: u64,
+}

@@ -1,0 +1,15 @@
+//! The wire between nodes, and between an agent and a node: what goes over a QUIC connection.
+//!
+//! A connection speaks [`ALPN`]. Each bidirectional stream is one conversation: a [`message::Hello`] and a
+//! [`message::Request`] one way, [`message::Reply`] the other, framed as control messages are
+//! ([`crate::control::framing`]). Pages travel beside it, on a unidirectional *bulk* stream that begins with a
+//! [`frame::Preamble`] and then consists of [`frame::Header`]s, each with its payload.
+
+pub mod frame;
+pub mod message;
+
+/// ALPN protocol name; the number is that of the whole wire.
+pub const ALPN: &[u8] = b"permafrost/1";
+
+/// Version of the messages; a peer with another is refused with words.
+pub const VERSION: u32 = 1;
