@@ -25,7 +25,7 @@ pub struct Hello {
 #[derive(Clone, PartialEq, Message)]
 pub struct Request {
     /// What is asked for.
-    #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<request::Body>,
 }
 
@@ -51,6 +51,8 @@ pub mod request {
         Ping(Ping),
         #[prost(message, tag = "7")]
         Control(control::Request),
+        #[prost(message, tag = "8")]
+        Pull(Pull),
     }
 
     /// Take in a dump, or go on with one after a lost connection. Answered by [`super::DumpOpened`]; then frames
@@ -116,6 +118,24 @@ pub mod request {
         /// Checkpoint, 32 hex digits.
         #[prost(string, tag = "1")]
         pub checkpoint: String,
+    }
+
+    /// Get a checkpoint from another node and seal it, unless it is here. Answered by [`super::Committed`]: what
+    /// repair asks for, and an origin whose replica has failed.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Pull {
+        /// Checkpoint, 32 hex digits.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+        /// Nodes to get it from, in order.
+        #[prost(string, repeated, tag = "2")]
+        pub from: Vec<String>,
+        /// A checkpoint that may be here already, for its pages not to be sent: its parent. May be empty.
+        #[prost(string, tag = "3")]
+        pub parent: String,
+        /// It is listed: what is sealed is marked so at once.
+        #[prost(bool, tag = "4")]
+        pub published: bool,
     }
 
     /// What checkpoints a node holds. Answered by [`super::Held`].
