@@ -24,6 +24,9 @@ pub struct Options {
     pub listen: String,
     /// Further arguments.
     pub extra: Vec<String>,
+    /// What it, and the `permafrost` pointed at it, are started by, such as a network namespace is entered with. It
+    /// must become the program (`exec`), not be its parent. Default nothing.
+    pub prefix: Vec<String>,
 }
 
 impl Default for Options {
@@ -34,8 +37,19 @@ impl Default for Options {
             require_dax: false,
             listen: "127.0.0.1:0".to_owned(),
             extra: Vec::new(),
+            prefix: Vec::new(),
         }
     }
+}
+
+/// A command that `prefix` starts.
+fn prefixed(prefix: &[String], program: &Path) -> Command {
+    let Some((first, rest)) = prefix.split_first() else {
+        return Command::new(program);
+    };
+    let mut command = Command::new(first);
+    command.args(rest).arg(program);
+    command
 }
 
 /// A running daemon; killed when dropped.
@@ -44,6 +58,7 @@ pub struct Daemon {
     child: Child,
     dir: PathBuf,
     address: String,
+    prefix: Vec<String>,
 }
 
 impl Daemon {
@@ -59,7 +74,7 @@ impl Daemon {
             .append(true)
             .open(&log_path)
             .context("open permafrostd's log")?;
-        let mut command = Command::new(binaries::path("permafrostd")?);
+        let mut command = prefixed(&options.prefix, &binaries::path("permafrostd")?);
         command
             .arg("--data-dir")
             .arg(dir.join("data"))
@@ -96,6 +111,7 @@ impl Daemon {
             child,
             dir: dir.to_path_buf(),
             address: String::new(),
+            prefix: options.prefix.clone(),
         };
         loop {
             match receive.recv_timeout(Duration::from_secs(30)) {
@@ -147,7 +163,7 @@ impl Daemon {
     /// # Errors
     /// Fails when the binary is not there.
     pub fn command(&self) -> Result<Command> {
-        let mut command = Command::new(binaries::path("permafrost")?);
+        let mut command = prefixed(&self.prefix, &binaries::path("permafrost")?);
         command
             .arg("--socket")
             .arg(self.control())
