@@ -6,6 +6,7 @@ pub mod criu;
 pub mod framing;
 pub mod frontend;
 pub mod handover;
+pub mod identity;
 pub mod origin;
 pub mod processes;
 pub mod scratch;

@@ -1,0 +1,435 @@
+//! A private CA in a directory: what `permafrost pki` works on.
+//!
+//! ```text
+//! ca.pem       the CAs to trust, the newest first; it is the one that signs
+//! ca-key.pem   its key
+//! chain.pem    after a change of the CA: the newest, signed by the one before it
+//! ```
+//!
+//! A changed CA needs no order among the nodes: what the new one issues comes with its certificate by the old
+//! one, so nodes that know only the old one trust it, and nodes that were re-issued trust both.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+    SanType,
+};
+
+use super::files::{self, CA, CA_KEY, CERTIFICATE, CHAIN, KEY, NewFile};
+use super::subject::{check_host, check_name, dns_name};
+use super::{IdentityError, Namespaces, Role, Subject, tls};
+
+/// Days that a certificate is valid unless told otherwise: long enough to be rotated once a month with two
+/// failures in a row.
+pub const DEFAULT_DAYS: u32 = 90;
+
+/// Most days that a certificate can be valid.
+pub const MAX_DAYS: u32 = 825;
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Certificates are valid from a day ago on, because clocks differ by hours in practice.
+const BACKDATED: Duration = DAY;
+
+/// A CA is valid for ten years.
+const CA_VALIDITY: Duration = Duration::from_secs(3_650 * 86_400);
+
+/// What a certificate shall say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Name of the holder.
+    pub name: String,
+    /// What it is.
+    pub role: Role,
+    /// What it may touch.
+    pub namespaces: Namespaces,
+    /// Addresses and host names besides: CRIU compares its `--address` with them.
+    pub hosts: Vec<String>,
+    /// Days from now, up to [`MAX_DAYS`].
+    pub days: u32,
+}
+
+impl Order {
+    /// For [`DEFAULT_DAYS`], without namespaces and hosts.
+    pub fn new(name: impl Into<String>, role: Role) -> Self {
+        Self {
+            name: name.into(),
+            role,
+            namespaces: Namespaces::default(),
+            hosts: Vec::new(),
+            days: DEFAULT_DAYS,
+        }
+    }
+
+    fn check(&self) -> Result<(), IdentityError> {
+        check_name(&self.name)?;
+        self.hosts.iter().try_for_each(|host| check_host(host))?;
+        if !(1..=MAX_DAYS).contains(&self.days) {
+            return Err(IdentityError::Days {
+                days: self.days,
+                limit: MAX_DAYS,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// An identity that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    /// Where.
+    pub directory: PathBuf,
+    /// What its certificate says.
+    pub subject: Subject,
+}
+
+/// A CA with its key.
+pub struct Authority {
+    directory: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+    not_after: SystemTime,
+    ca_pem: String,
+    chain_pem: String,
+}
+
+impl std::fmt::Debug for Authority {
+    /// Without the key.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Authority")
+            .field("directory", &self.directory)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// Makes a CA for `cluster` in `directory`. With `replace`, in place of one that is there: nothing that was
+    /// issued before is trusted then.
+    ///
+    /// # Errors
+    /// There is one already, the name is none, or it cannot be written.
+    pub fn create(directory: &Path, cluster: &str, replace: bool) -> Result<Self, IdentityError> {
+        check_name(cluster)?;
+        if !replace && (files::is_taken(directory, CA) || files::is_taken(directory, CA_KEY)) {
+            return Err(exists(directory, "a CA"));
+        }
+        let key = new_key()?;
+        let certificate = ca_params(cluster)?.self_signed(&key)?;
+        write_ca(directory, &certificate.pem(), &key, "", replace)?;
+        Self::open(directory)
+    }
+
+    /// Opens the CA in `directory`.
+    ///
+    /// # Errors
+    /// There is none, its key can be read by others, or it has expired.
+    pub fn open(directory: &Path) -> Result<Self, IdentityError> {
+        let place = files::resolve(directory)?;
+        let ca_path = place.join(CA);
+        let key_path = place.join(CA_KEY);
+        let certificates = tls::certificates(&ca_path)?;
+        let key = text(files::read_key(&key_path)?)
+            .and_then(|pem| KeyPair::from_pem(&pem).ok())
+            .ok_or_else(|| IdentityError::Pem {
+                path: key_path,
+                expected: "private key",
+            })?;
+        let not_an_authority = || IdentityError::Pem {
+            path: ca_path.clone(),
+            expected: "CA certificate",
+        };
+        let (_, parsed) = x509_parser::parse_x509_certificate(&certificates[0])
+            .map_err(|_| not_an_authority())?;
+        if !parsed.is_ca() {
+            return Err(not_an_authority());
+        }
+        if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
+            return Err(IdentityError::Mismatch {
+                directory: directory.to_owned(),
+            });
+        }
+        let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
+        let not_after = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let issuer = Issuer::from_ca_cert_der(&certificates[0], key)?;
+        let chain = place.join(CHAIN);
+        let chain_pem = match files::read(&chain) {
+            Ok(bytes) => text(bytes).unwrap_or_default(),
+            Err(IdentityError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                String::new()
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
+            directory: directory.to_owned(),
+            issuer,
+            not_after,
+            ca_pem: text(files::read(&ca_path)?).unwrap_or_default(),
+            chain_pem,
+        })
+    }
+
+    /// When the CA is over.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+
+    /// Where a certificate goes unless told otherwise: beside the CA.
+    pub fn default_place(&self, name: &str) -> PathBuf {
+        self.directory.join("issued").join(name)
+    }
+
+    /// Issues what is ordered into `out`. With `replace`, in place of what is there.
+    ///
+    /// # Errors
+    /// The order makes no sense, the CA is over, there is an identity already, or it cannot be written.
+    pub fn issue(&self, order: &Order, out: &Path, replace: bool) -> Result<Issued, IdentityError> {
+        order.check()?;
+        let now = SystemTime::now();
+        if now >= self.not_after {
+            return Err(IdentityError::ExpiredAuthority {
+                directory: self.directory.clone(),
+            });
+        }
+        // gnutls refuses a certificate whose CA is over.
+        let not_after = (now + DAY * order.days).min(self.not_after);
+        self.issue_for(order, now - BACKDATED, not_after, out, replace)
+    }
+
+    /// Issues a certificate that is valid between two moments, whenever those are: for tests of what happens
+    /// before and after.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`], but for the dates.
+    pub fn issue_for(
+        &self,
+        order: &Order,
+        not_before: SystemTime,
+        not_after: SystemTime,
+        out: &Path,
+        replace: bool,
+    ) -> Result<Issued, IdentityError> {
+        order.check()?;
+        if !replace && (files::is_taken(out, CERTIFICATE) || files::is_taken(out, KEY)) {
+            return Err(exists(out, "an identity"));
+        }
+        let key = new_key()?;
+        let certificate = self.sign(order, not_before, not_after, &key)?;
+        let chain = format!("{}{}", certificate.pem(), self.chain_pem);
+        let key_pem = key.serialize_pem();
+        let file = |name, contents, secret| NewFile {
+            name,
+            contents,
+            secret,
+        };
+        files::write_version(
+            out,
+            &[
+                file(CA, &self.ca_pem, false),
+                file(CERTIFICATE, &chain, false),
+                file(KEY, &key_pem, true),
+            ],
+            replace,
+        )
+        .map_err(|error| taken(error, out, "an identity"))?;
+        Ok(Issued {
+            directory: out.to_owned(),
+            subject: Subject::of(certificate.der())?,
+        })
+    }
+
+    /// Issues the certificate in `out` anew, with a new key, for `days` from now or as long as before, and with
+    /// the CAs of now. One that has expired, too.
+    ///
+    /// # Errors
+    /// There is none that this CA issued, the CA is over, or it cannot be written.
+    pub fn reissue(&self, out: &Path, days: Option<u32>) -> Result<Issued, IdentityError> {
+        let chain = tls::certificates(&files::resolve(out)?.join(CERTIFICATE))?;
+        let before = Subject::of(&chain[0])?;
+        self.check_issued(&chain, &before, out)?;
+        let length = before
+            .not_after
+            .duration_since(before.not_before + BACKDATED)
+            .unwrap_or(DAY);
+        let rounded = (length + DAY / 2).as_secs() / DAY.as_secs();
+        let same = u32::try_from(rounded).unwrap_or(MAX_DAYS);
+        let order = Order {
+            name: before.name,
+            role: before.role,
+            namespaces: before.namespaces,
+            hosts: before.hosts,
+            days: days.unwrap_or(same.clamp(1, MAX_DAYS)),
+        };
+        self.issue(&order, out, true)
+    }
+
+    /// Anything can stand in `out`; only what is ours becomes valid again. The dates are not asked about.
+    fn check_issued(
+        &self,
+        chain: &[rustls::pki_types::CertificateDer<'_>],
+        subject: &Subject,
+        out: &Path,
+    ) -> Result<(), IdentityError> {
+        let roots = tls::root_store(&files::resolve(&self.directory)?.join(CA))?;
+        let verifier = tls::client_verifier(&Arc::new(roots))?;
+        tls::verify_chain(chain, verifier.as_ref(), subject.not_after).map_err(|source| {
+            IdentityError::Untrusted {
+                directory: out.to_owned(),
+                source,
+            }
+        })
+    }
+
+    /// Adds a new CA, which signs from here on; those before stay trusted until [`Authority::retire`]. Nodes
+    /// that have not heard of it trust what it issues.
+    ///
+    /// # Errors
+    /// The name is none, or it cannot be written.
+    pub fn succeed(&self, cluster: &str) -> Result<Self, IdentityError> {
+        check_name(cluster)?;
+        let key = new_key()?;
+        let params = ca_params(cluster)?;
+        let own = params.self_signed(&key)?;
+        let by_predecessor = params.signed_by(&key, &self.issuer)?;
+        let all = format!("{}{}", own.pem(), self.ca_pem);
+        // Behind it the chain so far, for nodes two changes behind.
+        let chain = format!("{}{}", by_predecessor.pem(), self.chain_pem);
+        write_ca(&self.directory, &all, &key, &chain, true)?;
+        Self::open(&self.directory)
+    }
+
+    /// Drops all CAs but the newest: what the others issued is no longer trusted by what is issued from here
+    /// on. Returns how many.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn retire(&self) -> Result<usize, IdentityError> {
+        let place = files::resolve(&self.directory)?;
+        let all = tls::certificates(&place.join(CA))?;
+        let own = first_pem(&self.ca_pem);
+        write_ca(&self.directory, own, self.issuer.key(), "", true)?;
+        Ok(all.len() - 1)
+    }
+
+    fn sign(
+        &self,
+        order: &Order,
+        not_before: SystemTime,
+        not_after: SystemTime,
+        key: &KeyPair,
+    ) -> Result<Certificate, IdentityError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = common_name(&format!("{} {}", order.role, order.name));
+        params.not_before = not_before.into();
+        params.not_after = not_after.into();
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if order.role == Role::Node {
+            params
+                .extended_key_usages
+                .push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
+        let ia5 = |text: String| Ia5String::try_from(text);
+        params
+            .subject_alt_names
+            .push(SanType::DnsName(ia5(dns_name(&order.name, order.role))?));
+        for uri in Subject::uris(order.role, &order.namespaces) {
+            params.subject_alt_names.push(SanType::URI(ia5(uri)?));
+        }
+        for host in &order.hosts {
+            params.subject_alt_names.push(match host.parse() {
+                Ok(address) => SanType::IpAddress(address),
+                Err(_) => SanType::DnsName(ia5(host.to_ascii_lowercase())?),
+            });
+        }
+        Ok(params.signed_by(key, &self.issuer)?)
+    }
+}
+
+fn new_key() -> Result<KeyPair, IdentityError> {
+    Ok(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)
+}
+
+fn ca_params(cluster: &str) -> Result<CertificateParams, IdentityError> {
+    let now = SystemTime::now();
+    let mut params = CertificateParams::default();
+    // Two CAs of a cluster must not share their name: some verifiers choose by it.
+    let unique = uuid::Uuid::new_v4().simple().to_string();
+    params.distinguished_name = common_name(&format!("{cluster} CA {}", &unique[..8]));
+    params.not_before = (now - BACKDATED).into();
+    params.not_after = (now + CA_VALIDITY).into();
+    // Unconstrained, because a CA also signs its successor.
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    // 64 characters are the most that X.520 allows, and gnutls insists.
+    let end = name.len().min(64);
+    distinguished.push(DnType::CommonName, name.get(..end).unwrap_or(name));
+    distinguished
+}
+
+fn write_ca(
+    directory: &Path,
+    ca_pem: &str,
+    key: &KeyPair,
+    chain_pem: &str,
+    replace: bool,
+) -> Result<(), IdentityError> {
+    let key_pem = key.serialize_pem();
+    let file = |name, contents, secret| NewFile {
+        name,
+        contents,
+        secret,
+    };
+    files::write_version(
+        directory,
+        &[
+            file(CA, ca_pem, false),
+            file(CHAIN, chain_pem, false),
+            file(CA_KEY, &key_pem, true),
+        ],
+        replace,
+    )
+    .map_err(|error| taken(error, directory, "a CA"))
+}
+
+fn exists(directory: &Path, what: &'static str) -> IdentityError {
+    IdentityError::Exists {
+        directory: directory.to_owned(),
+        what,
+    }
+}
+
+/// Somebody else was faster.
+fn taken(error: IdentityError, directory: &Path, what: &'static str) -> IdentityError {
+    match error {
+        IdentityError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+            exists(directory, what)
+        }
+        error => error,
+    }
+}
+
+fn text(bytes: Vec<u8>) -> Option<String> {
+    String::from_utf8(bytes).ok()
+}
+
+/// The first of the certificates in `pem`.
+fn first_pem(pem: &str) -> &str {
+    const END: &str = "-----END CERTIFICATE-----";
+    pem.find(END).map_or(pem, |at| {
+        let end = at + END.len();
+        pem.get(..end).unwrap_or(pem)
+    })
+}

@@ -1,0 +1,146 @@
+//! Who a node, an agent or a person is, and who it trusts: certificates of a private CA.
+//!
+//! [`Authority`] makes them (`permafrost pki`), [`Identity`] and [`ReloadingIdentity`] use them, and [`Peer`]
+//! is who one is talking to. Each side shows a certificate and verifies the other's in full: its chain up to
+//! the CA, its dates, and, of a node that one connects to, its name. What a peer may do is in
+//! [`Role::may`]. docs/security.md has the whole of it.
+
+mod authority;
+mod error;
+mod files;
+mod peer;
+mod reload;
+mod role;
+mod stream;
+mod subject;
+mod tls;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+pub use authority::{Authority, DEFAULT_DAYS, Issued, MAX_DAYS, Order};
+pub use error::IdentityError;
+pub use peer::Peer;
+pub use reload::{RELOAD_INTERVAL, ReloadingIdentity};
+pub use role::{
+    ALL_NAMESPACES, Action, DEFAULT_NAMESPACE, MAX_NAMESPACE_BYTES, MAX_NAMESPACES, Namespaces,
+    Role, namespace_of,
+};
+pub use stream::{CriuTls, TlsError, TlsStream, begins_with_tls, looks_like_tls};
+pub use subject::{DOMAIN, MAX_NAME_BYTES, Subject, server_name};
+
+use tls::{Current, Material};
+
+/// A certificate with its key, and the CAs that are trusted: what stands in a directory at one moment.
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Identity {
+    material: Arc<Material>,
+}
+
+impl Identity {
+    /// Reads `ca.pem`, `cert.pem` and `key.pem` in `directory`, as `permafrost pki issue` writes them.
+    ///
+    /// # Errors
+    /// A file is missing or unreadable; the key is not ours, or others may read it; key and certificate do
+    /// not match; the certificate is over, of the future, not of this CA, or none of Permafrost's.
+    pub fn load(directory: impl AsRef<Path>) -> Result<Self, IdentityError> {
+        let directory = directory.as_ref();
+        let names = [files::CA, files::CERTIFICATE, files::KEY];
+        let mut before = files::stamps(directory, names);
+        for _ in 0..2 {
+            let loaded = Material::load(directory);
+            let after = files::stamps(directory, names);
+            if loaded.is_ok() || before == after {
+                return loaded.map(Self::from);
+            }
+            // Replaced file by file while we read; the one who writes needs a moment to finish.
+            before = after;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Material::load(directory).map(Self::from)
+    }
+
+    /// Name of the holder.
+    pub fn name(&self) -> &str {
+        &self.material.subject.name
+    }
+
+    /// What the holder is.
+    pub fn role(&self) -> Role {
+        self.material.subject.role
+    }
+
+    /// What the holder may touch.
+    pub fn namespaces(&self) -> &Namespaces {
+        &self.material.subject.namespaces
+    }
+
+    /// When the certificate is over.
+    pub fn not_after(&self) -> SystemTime {
+        self.material.subject.not_after
+    }
+
+    /// All that the certificate says.
+    pub fn subject(&self) -> &Subject {
+        &self.material.subject
+    }
+
+    /// For an endpoint that listens: TLS 1.3, our ALPN, client certificates required.
+    ///
+    /// # Errors
+    /// TLS cannot be set up; not with certificates that were loaded.
+    pub fn quic_server_config(&self) -> Result<quinn::ServerConfig, IdentityError> {
+        tls::quic_server_config(self.material.clone())
+    }
+
+    /// For connections to nodes: shows our certificate. Connect with [`server_name`] of the node, or with
+    /// [`Identity::connect`], so that the node's certificate is compared with the name.
+    pub fn quic_client_config(&self) -> quinn::ClientConfig {
+        self.material.quic_client.clone()
+    }
+
+    /// Begins a connection to node `name` at `address`.
+    ///
+    /// Once this connection is there, we have verified the node; whether the node accepts *us* shows with the
+    /// first answer, for in TLS 1.3 the client is done before the server has seen its certificate.
+    ///
+    /// # Errors
+    /// The endpoint is closed, or the address or the name is none.
+    pub fn connect(
+        &self,
+        endpoint: &quinn::Endpoint,
+        address: SocketAddr,
+        name: &str,
+    ) -> Result<quinn::Connecting, quinn::ConnectError> {
+        endpoint.connect_with(self.quic_client_config(), address, &server_name(name))
+    }
+
+    pub(crate) fn source(&self) -> Arc<dyn Current> {
+        self.material.clone()
+    }
+}
+
+impl From<Material> for Identity {
+    fn from(material: Material) -> Self {
+        Self {
+            material: Arc::new(material),
+        }
+    }
+}
+
+impl fmt::Debug for Identity {
+    /// Without the key.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_tuple("Identity")
+            .field(&self.material.subject)
+            .finish()
+    }
+}

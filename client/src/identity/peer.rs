@@ -1,0 +1,60 @@
+//! The other side of a connection.
+
+use std::time::SystemTime;
+
+use rustls::pki_types::CertificateDer;
+
+use super::{Action, IdentityError, Namespaces, Role, Subject};
+
+/// Who is at the other end, by the certificate that the handshake verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    subject: Subject,
+}
+
+impl Peer {
+    /// Of a connection made with this module's configurations, which verify the certificate.
+    ///
+    /// # Errors
+    /// There is no certificate, or it is of the CA but does not say name and role.
+    pub fn of(connection: &quinn::Connection) -> Result<Self, IdentityError> {
+        let chain = connection
+            .peer_identity()
+            .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok())
+            .ok_or(IdentityError::NoCertificate)?;
+        Self::of_verified(&chain)
+    }
+
+    /// Of a chain that a handshake verified.
+    pub(crate) fn of_verified(chain: &[CertificateDer<'_>]) -> Result<Self, IdentityError> {
+        let own = chain.first().ok_or(IdentityError::NoCertificate)?;
+        Ok(Self {
+            subject: Subject::of(own)?,
+        })
+    }
+
+    /// Its name, unique within its role.
+    pub fn name(&self) -> &str {
+        &self.subject.name
+    }
+
+    /// What it is.
+    pub fn role(&self) -> Role {
+        self.subject.role
+    }
+
+    /// What it may touch.
+    pub fn namespaces(&self) -> &Namespaces {
+        &self.subject.namespaces
+    }
+
+    /// When its certificate is over. A connection that is open then stays open unless its owner ends it.
+    pub fn not_after(&self) -> SystemTime {
+        self.subject.not_after
+    }
+
+    /// Whether it may do `action`.
+    pub fn may(&self, action: Action<'_>) -> bool {
+        self.subject.may(action)
+    }
+}

@@ -1,0 +1,272 @@
+//! What a certificate allows its holder to do.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::IdentityError;
+
+/// What the holder of a certificate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// `permafrostd` of a cluster: keeps copies of every namespace.
+    Node,
+    /// Dumps and restores on a compute node, in its namespaces.
+    Agent,
+    /// Reads checkpoints of its namespaces: a restore elsewhere, an export.
+    Reader,
+    /// A person who looks after the cluster. Sees no pages unless namespaces are listed.
+    Operator,
+}
+
+/// Something that a peer asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action<'a> {
+    /// Add a checkpoint to a job of this namespace.
+    DumpInto {
+        /// As [`namespace_of`] the job gives it.
+        namespace: &'a str,
+    },
+    /// Read pages and images of a job of this namespace.
+    Read {
+        /// As [`namespace_of`] the job gives it.
+        namespace: &'a str,
+    },
+    /// Hold and hand on copies: from node to node.
+    Replicate,
+    /// Drain and remove nodes, scrub.
+    Operate,
+    /// See which jobs and nodes there are.
+    List,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Node, Self::Agent, Self::Reader, Self::Operator];
+
+    /// As it stands in a certificate and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Agent => "agent",
+            Self::Reader => "reader",
+            Self::Operator => "operator",
+        }
+    }
+
+    /// Whether the holder of this role and these namespaces may do `action`. This is the whole table.
+    pub fn may(self, action: Action<'_>, namespaces: &Namespaces) -> bool {
+        match (self, action) {
+            // A node acts for others and holds everybody's copies; but it does not govern.
+            (Self::Node, Action::DumpInto { .. } | Action::Read { .. } | Action::Replicate) => true,
+            (Self::Node, Action::Operate) => false,
+
+            (Self::Agent, Action::DumpInto { namespace } | Action::Read { namespace }) => {
+                namespaces.contains(namespace)
+            }
+            (Self::Agent, Action::Replicate | Action::Operate) => false,
+
+            (Self::Reader, Action::Read { namespace }) => namespaces.contains(namespace),
+            (Self::Reader, Action::DumpInto { .. } | Action::Replicate | Action::Operate) => false,
+
+            (Self::Operator, Action::Operate) => true,
+            (Self::Operator, Action::Read { namespace }) => namespaces.contains(namespace),
+            (Self::Operator, Action::DumpInto { .. } | Action::Replicate) => false,
+
+            (_, Action::List) => true,
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+impl FromStr for Role {
+    type Err = IdentityError;
+
+    fn from_str(text: &str) -> Result<Self, IdentityError> {
+        Self::ALL
+            .into_iter()
+            .find(|role| role.name() == text)
+            .ok_or_else(|| IdentityError::Role {
+                role: text.to_owned(),
+            })
+    }
+}
+
+/// Namespace of jobs whose name has no `/`.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// In a certificate: all namespaces.
+pub const ALL_NAMESPACES: &str = "*";
+
+/// Longest namespace, in bytes.
+pub const MAX_NAMESPACE_BYTES: usize = 63;
+
+/// Most namespaces in a certificate, so that it stays small enough for a handshake.
+pub const MAX_NAMESPACES: usize = 64;
+
+/// Namespace of a job: its name up to the first `/`, or [`DEFAULT_NAMESPACE`].
+pub fn namespace_of(job: &str) -> &str {
+    match job.split_once('/') {
+        Some((namespace, _)) if !namespace.is_empty() => namespace,
+        _ => DEFAULT_NAMESPACE,
+    }
+}
+
+/// The namespaces of a certificate, sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespaces(Vec<String>);
+
+impl Namespaces {
+    /// Checks each.
+    ///
+    /// # Errors
+    /// One is not of the characters of job names, nor `*`; or they are too many.
+    pub fn new(
+        namespaces: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Result<Self, IdentityError> {
+        let mut checked = Vec::new();
+        for namespace in namespaces {
+            let namespace = namespace.into();
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:+".contains(&byte);
+            let sound = !namespace.is_empty()
+                && namespace.len() <= MAX_NAMESPACE_BYTES
+                && namespace.bytes().all(plain);
+            if !sound && namespace != ALL_NAMESPACES {
+                return Err(IdentityError::Namespace { namespace });
+            }
+            checked.push(namespace);
+            if checked.len() > MAX_NAMESPACES {
+                return Err(IdentityError::TooManyNamespaces {
+                    limit: MAX_NAMESPACES,
+                });
+            }
+        }
+        checked.sort();
+        checked.dedup();
+        Ok(Self(checked))
+    }
+
+    /// Whether `namespace` is among them.
+    pub fn contains(&self, namespace: &str) -> bool {
+        self.0
+            .iter()
+            .any(|own| own == ALL_NAMESPACES || own == namespace)
+    }
+
+    /// In order.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_this_one() {
+        // Each cell: without namespaces, with `team-a`, with `*`; asked for `team-a`.
+        let dump = Action::DumpInto {
+            namespace: "team-a",
+        };
+        let read = Action::Read {
+            namespace: "team-a",
+        };
+        let never = [false; 3];
+        let always = [true; 3];
+        let listed = [false, true, true];
+        let table = [
+            (Role::Node, dump, always),
+            (Role::Node, read, always),
+            (Role::Node, Action::Replicate, always),
+            (Role::Node, Action::Operate, never),
+            (Role::Node, Action::List, always),
+            (Role::Agent, dump, listed),
+            (Role::Agent, read, listed),
+            (Role::Agent, Action::Replicate, never),
+            (Role::Agent, Action::Operate, never),
+            (Role::Agent, Action::List, always),
+            (Role::Reader, dump, never),
+            (Role::Reader, read, listed),
+            (Role::Reader, Action::Replicate, never),
+            (Role::Reader, Action::Operate, never),
+            (Role::Reader, Action::List, always),
+            (Role::Operator, dump, never),
+            (Role::Operator, read, listed),
+            (Role::Operator, Action::Replicate, never),
+            (Role::Operator, Action::Operate, always),
+            (Role::Operator, Action::List, always),
+        ];
+        assert_eq!(table.len(), Role::ALL.len() * 5);
+        for (role, action, expected) in table {
+            for (listed, expected) in [&[][..], &["team-a"], &["*"]].into_iter().zip(expected) {
+                let namespaces = Namespaces::new(listed.iter().copied()).unwrap();
+                assert_eq!(
+                    role.may(action, &namespaces),
+                    expected,
+                    "{role} {action:?} {listed:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn another_namespace_is_none_of_ones_own() {
+        let own = Namespaces::new(["team-a"]).unwrap();
+        for namespace in ["team-b", "team", "team-a2", "", "*", "default"] {
+            assert!(
+                !Role::Agent.may(Action::DumpInto { namespace }, &own),
+                "{namespace}"
+            );
+            assert!(
+                !Role::Reader.may(Action::Read { namespace }, &own),
+                "{namespace}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_jobs_namespace_ends_at_the_first_slash() {
+        for (job, namespace) in [
+            ("train", "default"),
+            ("", "default"),
+            ("/train", "default"),
+            ("team-a/train", "team-a"),
+            ("team-a/x/y", "team-a"),
+            ("team-a/", "team-a"),
+        ] {
+            assert_eq!(namespace_of(job), namespace, "{job}");
+        }
+    }
+
+    #[test]
+    fn odd_namespaces_are_refused() {
+        for namespace in [
+            "",
+            "a/b",
+            "a@1",
+            "**",
+            "a*",
+            "ä",
+            "a b",
+            "a\0",
+            &"x".repeat(64),
+        ] {
+            assert!(Namespaces::new([namespace]).is_err(), "{namespace:?}");
+        }
+        assert!(Namespaces::new((0..65).map(|n| n.to_string())).is_err());
+        assert_eq!(
+            Namespaces::new(["b", "a", "b"]).unwrap(),
+            Namespaces::new(["a", "b"]).unwrap()
+        );
+    }
+}

@@ -1,0 +1,229 @@
+//! Who a certificate is about: the part of an X.509 certificate that Permafrost reads.
+//!
+//! All of it stands in the subject alternative names:
+//!
+//! ```text
+//! DNS  NAME.ROLE.permafrost               the TLS server name of nodes
+//! URI  permafrost://role/ROLE
+//! URI  permafrost://namespace/NAMESPACE   any number
+//! DNS, IP                                 addresses, for CRIU's own verification
+//! ```
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use x509_parser::extensions::GeneralName;
+
+use super::IdentityError;
+use super::role::{Action, Namespaces, Role};
+
+/// Domain of the names in certificates; never in any DNS.
+pub const DOMAIN: &str = ".permafrost";
+
+const ROLE_URI: &str = "permafrost://role/";
+const NAMESPACE_URI: &str = "permafrost://namespace/";
+
+/// Longest name, in bytes: with role and domain it stays a DNS name.
+pub const MAX_NAME_BYTES: usize = 200;
+
+/// Who a certificate is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// Name of the node, agent or person; unique within its role.
+    pub name: String,
+    /// What it is.
+    pub role: Role,
+    /// What it may touch.
+    pub namespaces: Namespaces,
+    /// Addresses and host names besides.
+    pub hosts: Vec<String>,
+    /// From when on the certificate is valid.
+    pub not_before: SystemTime,
+    /// Until when.
+    pub not_after: SystemTime,
+}
+
+impl Subject {
+    /// Whether its holder may do `action`.
+    pub fn may(&self, action: Action<'_>) -> bool {
+        self.role.may(action, &self.namespaces)
+    }
+
+    /// Reads a certificate. Says nothing of whether it is to be trusted.
+    ///
+    /// # Errors
+    /// It is not one of Permafrost's.
+    pub fn of(certificate: &[u8]) -> Result<Self, IdentityError> {
+        let foreign = |what| IdentityError::Foreign { what };
+        let (_, certificate) = x509_parser::parse_x509_certificate(certificate)
+            .map_err(|_| foreign("it is no X.509 certificate"))?;
+        let names = certificate
+            .subject_alternative_name()
+            .map_err(|_| foreign("its alternative names cannot be read"))?
+            .ok_or_else(|| foreign("it has no alternative names"))?;
+
+        let mut role = None;
+        let mut name = None;
+        let mut namespaces = Vec::new();
+        let mut hosts = Vec::new();
+        for general in &names.value.general_names {
+            match general {
+                GeneralName::URI(uri) => {
+                    if let Some(text) = uri.strip_prefix(ROLE_URI) {
+                        if role.replace(text.parse::<Role>()?).is_some() {
+                            return Err(foreign("it has two roles"));
+                        }
+                    } else if let Some(namespace) = uri.strip_prefix(NAMESPACE_URI) {
+                        namespaces.push(namespace);
+                    }
+                }
+                GeneralName::DNSName(dns) => match dns.strip_suffix(DOMAIN) {
+                    Some(own) => {
+                        if name.replace(own.to_owned()).is_some() {
+                            return Err(foreign("it has two names"));
+                        }
+                    }
+                    None => hosts.push((*dns).to_owned()),
+                },
+                GeneralName::IPAddress(bytes) => hosts.extend(address(bytes)),
+                _ => {}
+            }
+        }
+        let role = role.ok_or_else(|| foreign("it has no role"))?;
+        let name = name
+            .as_deref()
+            .and_then(|name| name.strip_suffix(role.name())?.strip_suffix('.'))
+            .ok_or_else(|| foreign("it has no name of its role"))?;
+        check_name(name)?;
+        let validity = certificate.validity();
+        Ok(Self {
+            name: name.to_owned(),
+            role,
+            namespaces: Namespaces::new(namespaces)?,
+            hosts,
+            not_before: time(validity.not_before.timestamp()),
+            not_after: time(validity.not_after.timestamp()),
+        })
+    }
+
+    /// URIs of a certificate with this role and these namespaces.
+    pub(crate) fn uris(role: Role, namespaces: &Namespaces) -> Vec<String> {
+        let mut uris = vec![format!("{ROLE_URI}{role}")];
+        uris.extend(
+            namespaces
+                .iter()
+                .map(|namespace| format!("{NAMESPACE_URI}{namespace}")),
+        );
+        uris
+    }
+}
+
+/// The DNS name that stands for `name` in `role`.
+pub(crate) fn dns_name(name: &str, role: Role) -> String {
+    format!("{name}.{role}{DOMAIN}")
+}
+
+/// The TLS server name of node `name`.
+pub fn server_name(name: &str) -> String {
+    dns_name(name, Role::Node)
+}
+
+/// Names are DNS labels, in lower case because DNS names do not tell the cases apart.
+pub(crate) fn check_name(name: &str) -> Result<(), IdentityError> {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    };
+    if name.len() <= MAX_NAME_BYTES && name.split('.').all(label) {
+        Ok(())
+    } else {
+        Err(IdentityError::Name {
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// A host is an address, or a DNS name that is not one of ours: or an agent could be named like a node.
+pub(crate) fn check_host(host: &str) -> Result<(), IdentityError> {
+    let name = host.to_ascii_lowercase();
+    let ours = name.ends_with(DOMAIN) || name == DOMAIN[1..];
+    if host.parse::<IpAddr>().is_ok() || (!ours && check_name(&name).is_ok()) {
+        Ok(())
+    } else {
+        Err(IdentityError::Host {
+            host: host.to_owned(),
+        })
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<String> {
+    let address = <[u8; 4]>::try_from(bytes)
+        .map(IpAddr::from)
+        .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()?;
+    Some(address.to_string())
+}
+
+/// Certificates of before 1970 are taken for ones of 1970: both are over.
+fn time(unix_s: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(u64::try_from(unix_s).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_dns_labels_in_lower_case() {
+        for name in ["a", "node-1", "node-1.rack2", "0"] {
+            check_name(name).unwrap();
+        }
+        let long = "a".repeat(64);
+        let longer = ["abcdefgh"; 30].join(".");
+        for name in [
+            "", ".", "a.", ".a", "a..b", "A", "a_b", "-a", "a-", "a b", "ä", "*", "a/b", "a\n",
+            &long, &longer,
+        ] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_cannot_claim_a_name_of_ours() {
+        for host in [
+            "10.0.0.1",
+            "::1",
+            "node-1.example.org",
+            "Node-1",
+            "localhost",
+        ] {
+            check_host(host).unwrap();
+        }
+        for host in [
+            "",
+            "n.node.permafrost",
+            "n.node.PERMAFROST",
+            "permafrost",
+            "*.example.org",
+            "a b",
+            "10.0.0.1:80",
+            "[::1]",
+        ] {
+            assert!(check_host(host).is_err(), "{host:?}");
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_certificate() {
+        for bytes in [&b""[..], b"\x30", b"\x30\x82\xff\xff", &[0xff; 100]] {
+            assert!(matches!(
+                Subject::of(bytes),
+                Err(IdentityError::Foreign { .. })
+            ));
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! CRIU's side of TLS, played by rustls.

@@ -1,0 +1,1 @@
+//! Directories of certificates, sound and otherwise.

@@ -1,0 +1,270 @@
+//! Certificates in the terms of rustls and quinn.
+//!
+//! Verification is WebPKI's throughout. There is no session resumption: connections live long, and each new
+//! one is to see the certificates, the dates and the CAs of the moment.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use permafrost_protocol::wire::ALPN;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::client::Resumption;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, InconsistentKeys, RootCertStore, SignatureScheme,
+    SupportedProtocolVersion,
+};
+
+use super::files::{self, CA, CERTIFICATE, KEY};
+use super::{IdentityError, Subject};
+
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// What an identity directory holds, ready for use.
+pub(crate) struct Material {
+    pub(crate) subject: Subject,
+    pub(crate) certified: Arc<CertifiedKey>,
+    clients: Arc<dyn ClientCertVerifier>,
+    pub(crate) quic_client: quinn::ClientConfig,
+}
+
+impl fmt::Debug for Material {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_tuple("Material")
+            .field(&self.subject)
+            .finish()
+    }
+}
+
+/// The material that counts at this moment.
+pub(crate) trait Current: fmt::Debug + Send + Sync {
+    fn current(self: Arc<Self>) -> Arc<Material>;
+}
+
+impl Current for Material {
+    fn current(self: Arc<Self>) -> Arc<Material> {
+        self
+    }
+}
+
+impl Material {
+    pub(crate) fn load(directory: &Path) -> Result<Self, IdentityError> {
+        let place = files::resolve(directory)?;
+        let chain = certificates(&place.join(CERTIFICATE))?;
+        let roots = Arc::new(root_store(&place.join(CA))?);
+        let key_path = place.join(KEY);
+        let key = PrivateKeyDer::from_pem_slice(&files::read_key(&key_path)?).map_err(|_| {
+            IdentityError::Pem {
+                path: key_path,
+                expected: "private key",
+            }
+        })?;
+
+        let subject = Subject::of(&chain[0])?;
+        let certified = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| {
+            if let rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) = error {
+                IdentityError::Mismatch {
+                    directory: directory.to_owned(),
+                }
+            } else {
+                error.into()
+            }
+        })?;
+        let clients = client_verifier(&roots)?;
+        let now = SystemTime::now();
+        if let Ok(over) = now.duration_since(subject.not_after) {
+            return Err(IdentityError::Expired {
+                directory: directory.to_owned(),
+                seconds: over.as_secs(),
+            });
+        }
+        if now < subject.not_before {
+            return Err(IdentityError::NotYetValid {
+                directory: directory.to_owned(),
+            });
+        }
+        verify_chain(&certified.cert, clients.as_ref(), now).map_err(|source| {
+            IdentityError::Untrusted {
+                directory: directory.to_owned(),
+                source,
+            }
+        })?;
+
+        let certified = Arc::new(certified);
+        let quic_client = quic_client_config(&certified, &roots)?;
+        Ok(Self {
+            subject,
+            certified,
+            clients,
+            quic_client,
+        })
+    }
+}
+
+/// The certificates in a file; at least one.
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+    let bytes = files::read(path)?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&bytes)
+        .collect::<Result<_, _>>()
+        .unwrap_or_default();
+    if certificates.is_empty() {
+        return Err(IdentityError::Pem {
+            path: path.to_owned(),
+            expected: "certificate",
+        });
+    }
+    Ok(certificates)
+}
+
+pub(crate) fn root_store(path: &Path) -> Result<RootCertStore, IdentityError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|_| IdentityError::Pem {
+            path: path.to_owned(),
+            expected: "CA certificate",
+        })?;
+    }
+    Ok(roots)
+}
+
+/// Verifies clients against `roots`, in full. No hints of which CAs are trusted: a client has one certificate.
+pub(crate) fn client_verifier(
+    roots: &Arc<RootCertStore>,
+) -> Result<Arc<dyn ClientCertVerifier>, IdentityError> {
+    WebPkiClientVerifier::builder_with_provider(roots.clone(), provider())
+        .clear_root_hint_subjects()
+        .build()
+        .map_err(|error| rustls::Error::General(error.to_string()).into())
+}
+
+/// Every certificate of ours is good for a client, so a client's verification does for one's own.
+pub(crate) fn verify_chain(
+    chain: &[CertificateDer<'_>],
+    verifier: &dyn ClientCertVerifier,
+    at: SystemTime,
+) -> Result<(), rustls::Error> {
+    let Some((own, between)) = chain.split_first() else {
+        return Err(rustls::Error::NoCertificatesPresented);
+    };
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    verifier
+        .verify_client_cert(own, between, UnixTime::since_unix_epoch(since))
+        .map(|_| ())
+}
+
+fn quic_client_config(
+    certified: &Arc<CertifiedKey>,
+    roots: &Arc<RootCertStore>,
+) -> Result<quinn::ClientConfig, IdentityError> {
+    let mut config = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(roots.clone())
+        .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified.as_ref().clone())));
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    let config = QuicClientConfig::try_from(config)
+        .map_err(|error| rustls::Error::General(error.to_string()))?;
+    Ok(quinn::ClientConfig::new(Arc::new(config)))
+}
+
+pub(crate) fn quic_server_config(
+    source: Arc<dyn Current>,
+) -> Result<quinn::ServerConfig, IdentityError> {
+    let mut config = server_config(source, &[&rustls::version::TLS13])?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    let config = QuicServerConfig::try_from(config)
+        .map_err(|error| rustls::Error::General(error.to_string()))?;
+    Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
+}
+
+/// Shows and trusts what `source` has when a client comes; requires a certificate.
+pub(crate) fn server_config(
+    source: Arc<dyn Current>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> Result<rustls::ServerConfig, IdentityError> {
+    let latest = Arc::new(Latest { source });
+    let mut config = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(versions)?
+        .with_client_cert_verifier(latest.clone())
+        .with_cert_resolver(latest);
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    // A ticket would also be a surprise to CRIU: gnutls reports it as EAGAIN from a blocking receive.
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+/// Asks for the material of the moment, and leaves all verification to its WebPKI verifier.
+#[derive(Debug)]
+struct Latest {
+    source: Arc<dyn Current>,
+}
+
+impl Latest {
+    fn material(&self) -> Arc<Material> {
+        self.source.clone().current()
+    }
+}
+
+impl ResolvesServerCert for Latest {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.material().certified.clone())
+    }
+}
+
+impl ClientCertVerifier for Latest {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.material()
+            .clients
+            .verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.material()
+            .clients
+            .verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.material()
+            .clients
+            .verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.material().clients.supported_verify_schemes()
+    }
+}
