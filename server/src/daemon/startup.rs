@@ -1,17 +1,13 @@
 //! From a configuration to an open store.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use permafrost_client::host::HostError;
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, Region, open_medium,
 };
-
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
@@ -23,36 +19,9 @@ const DEFAULT_REGION_BYTES: u64 = 4 << 30;
 /// Why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A directory cannot be made or examined.
-    #[error("prepare directory {path}")]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// A directory is somebody else's, who could replace what is in it.
-    #[error(
-        "directory {path} belongs to user {owner}, permafrostd runs as {user}: name another one"
-    )]
-    DirectoryOwner {
-        /// Which.
-        path: PathBuf,
-        /// Its owner's id.
-        owner: u32,
-        /// Ours.
-        user: u32,
-    },
-    /// A directory that others can enter: one made for this is not, so it may have been named by mistake.
-    #[error(
-        "directory {path} is open to others (mode {mode:o}): chmod 700 it if it is permafrostd's own, or name another one"
-    )]
-    DirectoryOpen {
-        /// Which.
-        path: PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
+    /// A directory is not as it must be, or a socket or port cannot be bound.
+    #[error(transparent)]
+    Host(#[from] HostError),
     /// There were checkpoints, and there is no region. To make a new one would hide the loss.
     #[error(
         "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"
@@ -66,12 +35,6 @@ pub enum StartError {
         checkpoints: usize,
         /// The catalog.
         catalog: PathBuf,
-    },
-    /// The sockets there are another daemon's.
-    #[error("run directory {path} is in use by another permafrostd; name another with --run-dir")]
-    RunDirInUse {
-        /// Which.
-        path: PathBuf,
     },
     /// The region's file cannot be opened or mapped.
     #[error("open region {path}")]
@@ -103,21 +66,6 @@ pub enum StartError {
     /// The catalog and the region cannot be brought together.
     #[error("open store")]
     Store(#[from] StoreError),
-    /// A socket or port cannot be bound.
-    #[error("listen on the {what}")]
-    Listen {
-        /// Which.
-        what: &'static str,
-        /// What the system says.
-        source: io::Error,
-    },
-}
-
-/// Makes the data and the run directory, or sees that they are ours alone: a wrong one is a mistake on the
-/// command line.
-pub(super) fn check_directories(config: &Config) -> Result<(), StartError> {
-    make_private_dir(&config.data_dir)?;
-    make_private_dir(&config.run_dir)
 }
 
 /// Opens catalog and region; the store, and where its catalog came from.
@@ -215,120 +163,4 @@ fn default_size_bytes(path: &Path) -> u64 {
     let free_bytes =
         rustix::fs::statvfs(dir).map_or(u64::MAX, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
     DEFAULT_REGION_BYTES.min(free_bytes / 2)
-}
-
-/// The run directory: sockets in it are for the owner only, which a directory open to others would undo.
-///
-/// The lock says whose they are: another daemon's are not removed.
-pub(super) fn prepare_run_dir(path: &Path) -> Result<File, StartError> {
-    let failed = |source| StartError::Directory {
-        path: path.to_owned(),
-        source,
-    };
-    let lock = File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path.join("lock"))
-        .map_err(failed)?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            return Err(StartError::RunDirInUse {
-                path: path.to_owned(),
-            });
-        }
-        Err(errno) => return Err(failed(errno.into())),
-    }
-    let sessions = path.join("sessions");
-    // Endpoints of a daemon that is gone.
-    match std::fs::remove_dir_all(&sessions) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            return Err(StartError::Directory {
-                path: sessions,
-                source,
-            });
-        }
-        _ => make_private_dir(&sessions)?,
-    }
-    Ok(lock)
-}
-
-/// Makes a directory for us alone, or sees that it is one. It is not made one: `/run`, named by mistake, stays
-/// what it is.
-fn make_private_dir(path: &Path) -> Result<(), StartError> {
-    let directory = |source| StartError::Directory {
-        path: path.to_owned(),
-        source,
-    };
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(directory)?;
-    let found = std::fs::metadata(path).map_err(directory)?;
-    let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
-    if owner != user {
-        return Err(StartError::DirectoryOwner {
-            path: path.to_owned(),
-            owner,
-            user,
-        });
-    }
-    let mode = found.permissions().mode() & 0o7777;
-    if mode & 0o077 != 0 {
-        return Err(StartError::DirectoryOpen {
-            path: path.to_owned(),
-            mode,
-        });
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mode_of(path: &Path) -> u32 {
-        std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
-    }
-
-    #[test]
-    fn a_directory_is_made_private_but_never_changed() {
-        let dir = tempfile::tempdir().unwrap();
-        let own = dir.path().join("run/permafrost");
-        for _ in 0..2 {
-            make_private_dir(&own).unwrap();
-            assert_eq!(mode_of(&own), 0o700);
-        }
-        for mode in [0o755, 0o710, 0o701, 0o1777] {
-            std::fs::set_permissions(&own, std::fs::Permissions::from_mode(mode)).unwrap();
-            let refused = make_private_dir(&own).unwrap_err();
-            assert!(refused.to_string().contains("chmod 700"), "{refused}");
-            assert_eq!(mode_of(&own), mode);
-        }
-    }
-
-    #[test]
-    fn a_directory_of_another_user_is_refused() {
-        // One that is not ours whoever we are, without a chown, which needs a capability.
-        let others = if rustix::process::geteuid().is_root() {
-            let dir = tempfile::tempdir().unwrap();
-            if std::os::unix::fs::chown(dir.path(), Some(65534), None).is_err() {
-                return;
-            }
-            dir.keep()
-        } else {
-            PathBuf::from("/")
-        };
-        let refused = make_private_dir(&others);
-        assert!(
-            matches!(refused, Err(StartError::DirectoryOwner { .. })),
-            "{refused:?}"
-        );
-        if others != Path::new("/") {
-            std::fs::remove_dir(others).unwrap();
-        }
-    }
 }

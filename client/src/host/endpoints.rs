@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use permafrost_client::frontend;
+use permafrost_protocol::control::{self, ErrorCode, request};
 use rustix::net::RecvFlags;
 use tokio::net::{TcpListener, UnixListener};
 
-use super::{Shared, bind_unix, remove_socket};
-use crate::store::{Session, SessionRequest, Store, StoreError};
+use super::{Backend, Session, Shared, bind_unix, remove_socket};
+use crate::frontend;
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ impl AsFd for Connection {
     }
 }
 
-pub(super) async fn accept_tcp(shared: Arc<Shared>, listener: TcpListener) {
+pub(super) async fn accept_tcp<B: Backend>(shared: Arc<Shared<B>>, listener: TcpListener) {
     loop {
         match listener
             .accept()
@@ -93,7 +93,7 @@ pub(super) async fn accept_tcp(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-pub(super) async fn accept_unix(shared: Arc<Shared>, listener: UnixListener) {
+pub(super) async fn accept_unix<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
     loop {
         match accept_owner(&listener).await {
             Ok(stream) => serve(&shared, None, Connection::Unix(stream)),
@@ -119,19 +119,19 @@ pub(super) async fn accept_failed(error: &io::Error) {
 }
 
 /// A dump that names nothing: it gets a session of its own, which is parked at CLOSE.
-fn anonymous(store: &Store) -> Result<Arc<Session>, StoreError> {
-    store.open_session(SessionRequest {
-        job: String::new(),
-        pre_dump: false,
-        seal_follows: false,
-        origin: None,
+fn anonymous<B: Backend>(backend: &B) -> Result<Arc<B::Session>, control::Error> {
+    backend.open(request::Open {
         no_parent: true,
-        parent_images: false,
+        ..request::Open::default()
     })
 }
 
 /// Serves one connection on a thread of its own, for `session` or an anonymous one.
-fn serve(shared: &Arc<Shared>, session: Option<Arc<Session>>, connection: Connection) {
+fn serve<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    session: Option<Arc<B::Session>>,
+    connection: Connection,
+) {
     let Some(place) = Place::take(shared) else {
         tracing::warn!("connection refused: {MAX_CONNECTIONS} are being served");
         return;
@@ -141,7 +141,7 @@ fn serve(shared: &Arc<Shared>, session: Option<Arc<Session>>, connection: Connec
     let spawned = thread.spawn(move || {
         let _place = place;
         // A connection that says nothing takes nobody's session.
-        match connection.first_byte(shared.config.idle_connection) {
+        match connection.first_byte(shared.options.idle_connection) {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
@@ -149,8 +149,8 @@ fn serve(shared: &Arc<Shared>, session: Option<Arc<Session>>, connection: Connec
                 return;
             }
         }
-        if let Err(error) = converse(&shared.store, session, connection) {
-            tracing::warn!(%error, "connection refused");
+        if let Err(error) = converse(&*shared.backend, session, connection) {
+            tracing::warn!(error = error.message, "connection refused");
         }
     });
     if let Err(error) = spawned {
@@ -158,37 +158,46 @@ fn serve(shared: &Arc<Shared>, session: Option<Arc<Session>>, connection: Connec
     }
 }
 
-fn converse(
-    store: &Arc<Store>,
-    session: Option<Arc<Session>>,
+fn converse<B: Backend>(
+    backend: &B,
+    session: Option<Arc<B::Session>>,
     connection: Connection,
-) -> Result<(), StoreError> {
+) -> Result<(), control::Error> {
     let hang_up = connection
         .hang_up()
-        .map_err(StoreError::io("duplicate a descriptor"))?;
-    let session = session.map_or_else(|| anonymous(store), Ok)?;
-    let mut sink = session.start(store, hang_up)?;
+        .map_err(|error| failed("duplicate a descriptor", &error))?;
+    let session = session.map_or_else(|| anonymous(backend), Ok)?;
+    let mut sink = backend.start(&session, hang_up)?;
     let outcome = match connection {
         Connection::Unix(mut stream) => frontend::serve(&mut stream, &mut sink),
         Connection::Tcp(mut stream) => frontend::serve(&mut stream, &mut sink),
     };
     // Whatever went wrong, the sink was told and the session has noted it.
-    tracing::debug!(session = %session.id, ?outcome, "conversation over");
+    tracing::debug!(session = session.id(), ?outcome, "conversation over");
     Ok(())
 }
 
-/// One of [`MAX_CONNECTIONS`].
-struct Place(Arc<Shared>);
+/// A refusal for what the system did not do.
+pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
+    control::Error {
+        code: ErrorCode::Internal.into(),
+        message: format!("{action}: {error}"),
+        hint: String::new(),
+    }
+}
 
-impl Place {
-    fn take(shared: &Arc<Shared>) -> Option<Self> {
+/// One of [`MAX_CONNECTIONS`].
+struct Place<B>(Arc<Shared<B>>);
+
+impl<B> Place<B> {
+    fn take(shared: &Arc<Shared<B>>) -> Option<Self> {
         // Given back by the drop when there was none.
         let place = Self(Arc::clone(shared));
         (shared.connections.fetch_add(1, Ordering::Relaxed) < MAX_CONNECTIONS).then_some(place)
     }
 }
 
-impl Drop for Place {
+impl<B> Drop for Place<B> {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
@@ -205,9 +214,9 @@ pub(super) struct Endpoints {
 ///
 /// # Errors
 /// The socket or the port cannot be bound.
-pub(super) fn listen_for(
-    shared: &Arc<Shared>,
-    session: &Arc<Session>,
+pub(super) fn listen_for<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    session: &Arc<B::Session>,
     tcp: bool,
 ) -> io::Result<Endpoints> {
     let _runtime = shared.runtime.enter();
@@ -221,10 +230,10 @@ pub(super) fn listen_for(
     };
     let address = tcp.as_ref().map(TcpListener::local_addr).transpose()?;
     let socket = shared
-        .config
+        .options
         .run_dir
         .join("sessions")
-        .join(format!("{}.sock", session.id));
+        .join(format!("{}.sock", session.id()));
     let unix = bind_unix(&socket)?;
     shared.runtime.spawn(endpoint(
         Arc::clone(shared),
@@ -236,9 +245,9 @@ pub(super) fn listen_for(
     Ok(Endpoints { socket, address })
 }
 
-async fn endpoint(
-    shared: Arc<Shared>,
-    session: Arc<Session>,
+async fn endpoint<B: Backend>(
+    shared: Arc<Shared<B>>,
+    session: Arc<B::Session>,
     unix: UnixListener,
     tcp: Option<TcpListener>,
     path: PathBuf,

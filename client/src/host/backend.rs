@@ -1,0 +1,156 @@
+//! What the host's front ends need of whatever keeps the checkpoints.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use permafrost_protocol::control::{self, request};
+use permafrost_protocol::manifest::Origin;
+use tokio::sync::watch;
+
+use crate::frontend::PageSink;
+
+/// How far a long operation is: bytes done, bytes in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// A dump that is not sealed yet.
+pub trait Session: Send + Sync + 'static {
+    /// 32 hex digits.
+    fn id(&self) -> &str;
+
+    /// Generation that its pages are compared with (0 for none), and where that one was taken.
+    fn parent(&self) -> (u64, Option<Origin>);
+
+    /// Turns true when it takes no more pages: closed, failed or discarded.
+    fn ended(&self) -> watch::Receiver<bool>;
+}
+
+/// Keeps checkpoints, here or elsewhere. Every method blocks: callers are threads of their own, one for each
+/// connection.
+pub trait Backend: Send + Sync + 'static {
+    /// A dump that is not sealed yet.
+    type Session: Session;
+    /// What its pages go into.
+    type Sink: PageSink;
+
+    /// Opens a session; it takes pages once a connection has come. An empty job is an anonymous session's, which
+    /// is parked at CLOSE.
+    ///
+    /// # Errors
+    /// A bad job name, a dump of the job that is open already.
+    fn open(&self, request: request::Open) -> Result<Arc<Self::Session>, control::Error>;
+
+    /// The session, for the one connection that brings its pages; `hang_up` ends that connection.
+    ///
+    /// # Errors
+    /// Another connection is or was at it.
+    fn start(
+        &self,
+        session: &Arc<Self::Session>,
+        hang_up: Box<dyn FnOnce() + Send>,
+    ) -> Result<Self::Sink, control::Error>;
+
+    /// The one who opened a session is gone: discards it, unless it is sealed or being sealed.
+    fn drop_session(&self, id: &str);
+
+    /// Makes a closed session a checkpoint, with the small images of a directory.
+    ///
+    /// # Errors
+    /// It is not closed; the directory does not fit its pages; the checkpoint cannot be kept.
+    fn seal(
+        &self,
+        seal: &request::Seal,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, control::Error>;
+
+    /// Discards a session that is not sealed; a parked one too.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is being sealed.
+    fn abort(&self, abort: &request::Abort) -> Result<(), control::Error>;
+
+    /// Gives a parked session a job and its small images.
+    ///
+    /// # Errors
+    /// None or several fit; the job has a dump under way.
+    fn adopt(
+        &self,
+        adopt: request::Adopt,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, control::Error>;
+
+    /// Checkpoints of a job, or all with an empty name.
+    ///
+    /// # Errors
+    /// No such job.
+    fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error>;
+
+    /// One checkpoint in full.
+    ///
+    /// # Errors
+    /// No such checkpoint, or a damaged manifest.
+    fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error>;
+
+    /// Removes a checkpoint, or every one of a job. How many.
+    ///
+    /// # Errors
+    /// No such checkpoint, or it is pinned.
+    fn remove(&self, remove: &request::Remove) -> Result<u64, control::Error>;
+
+    /// Pins or unpins a checkpoint.
+    ///
+    /// # Errors
+    /// No such checkpoint.
+    fn pin(&self, pin: &request::Pin) -> Result<control::Checkpoint, control::Error>;
+
+    /// Reads every page and checks it.
+    ///
+    /// # Errors
+    /// No such checkpoint. Damage is no error: it is what the answer lists.
+    fn verify(
+        &self,
+        verify: &request::Verify,
+        progress: Progress<'_>,
+    ) -> Result<control::Verified, control::Error>;
+
+    /// Writes a checkpoint into a directory as CRIU images.
+    ///
+    /// # Errors
+    /// No such checkpoint; damage; a file that is there already or cannot be written.
+    fn export(
+        &self,
+        export: &request::Export,
+        directory: OwnedFd,
+        progress: Progress<'_>,
+    ) -> Result<control::Exported, control::Error>;
+
+    /// Reads a CRIU images directory as the next checkpoint of a job.
+    ///
+    /// # Errors
+    /// A file is missing, damaged or short; the job has a dump under way.
+    fn import(
+        &self,
+        import: &request::Import,
+        directory: OwnedFd,
+        progress: Progress<'_>,
+    ) -> Result<control::Checkpoint, control::Error>;
+
+    /// Serves a checkpoint to the CRIU that connects to `listener`, until it hangs up or, before it came, `caller`
+    /// does.
+    ///
+    /// # Errors
+    /// No such checkpoint; nobody came; damage.
+    fn stream(
+        &self,
+        stream: &request::Stream,
+        listener: OwnedFd,
+        caller: &UnixStream,
+        progress: Progress<'_>,
+    ) -> Result<control::Exported, control::Error>;
+
+    /// Its state. What is said of the process and of where it listens is the front ends' to fill in.
+    ///
+    /// # Errors
+    /// The checkpoints cannot be listed.
+    fn status(&self) -> Result<control::ServerStatus, control::Error>;
+}

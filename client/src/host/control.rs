@@ -1,0 +1,240 @@
+//! The control socket: one thread a connection, one request after another.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
+use tokio::net::UnixListener;
+
+use super::{Backend, Session, Shared, endpoints, page_server_socket};
+use crate::framing;
+
+/// A peer that does not read its replies for so long is given up.
+const REPLY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Progress is sent at most so often.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+
+pub(super) async fn accept<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
+    loop {
+        match endpoints::accept_owner(&listener).await {
+            Ok(stream) => {
+                let shared = Arc::clone(&shared);
+                let spawned = std::thread::Builder::new()
+                    .name("control".to_owned())
+                    .spawn(move || serve(&shared, &stream));
+                if let Err(error) = spawned {
+                    tracing::error!(%error, "no thread for a control connection");
+                }
+            }
+            Err(error) => endpoints::accept_failed(&error).await,
+        }
+    }
+}
+
+fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
+    let prepared = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_write_timeout(Some(REPLY_PATIENCE)));
+    if let Err(error) = prepared {
+        tracing::warn!(%error, "control connection");
+        return;
+    }
+    // Sessions that end with this connection.
+    let mut bound = Vec::new();
+    loop {
+        match framing::recv::<Request>(stream) {
+            Ok(Some((request, fds))) => {
+                let handler = Handler {
+                    shared,
+                    stream,
+                    bound: &mut bound,
+                };
+                let body = handler.answer(request, fds.into_iter().next());
+                if let Err(error) = framing::send(stream, &Reply { body: Some(body) }, &[]) {
+                    tracing::debug!(%error, "reply not sent");
+                    break;
+                }
+            }
+            Ok(None) => break,
+            Err(error) => {
+                tracing::debug!(%error, "control connection");
+                break;
+            }
+        }
+    }
+    for session in bound {
+        // Sealed ones are gone already.
+        shared.backend.drop_session(&session);
+    }
+}
+
+struct Handler<'a, B> {
+    shared: &'a Arc<Shared<B>>,
+    stream: &'a UnixStream,
+    bound: &'a mut Vec<String>,
+}
+
+impl<B: Backend> Handler<'_, B> {
+    fn answer(self, request: Request, fd: Option<OwnedFd>) -> reply::Body {
+        if request.version != control::VERSION {
+            return reply::Body::Error(control::Error {
+                code: ErrorCode::Invalid.into(),
+                message: format!(
+                    "control protocol version {} is not spoken here",
+                    request.version
+                ),
+                hint: format!(
+                    "use the permafrost that belongs to permafrostd {}",
+                    env!("CARGO_PKG_VERSION")
+                ),
+            });
+        }
+        let Some(body) = request.body else {
+            return reply::Body::Error(invalid(
+                "a request that asks for nothing this daemon knows",
+                "use the permafrost that belongs to this permafrostd",
+            ));
+        };
+        match self.dispatch(body, fd) {
+            Ok(body) => body,
+            Err(error) => {
+                tracing::info!(error = error.message, "request refused");
+                reply::Body::Error(error)
+            }
+        }
+    }
+
+    fn dispatch(
+        self,
+        body: request::Body,
+        fd: Option<OwnedFd>,
+    ) -> Result<reply::Body, control::Error> {
+        let backend = &*self.shared.backend;
+        let descriptor =
+            || fd.ok_or_else(|| invalid("the request came without the descriptor it needs", ""));
+        Ok(match body {
+            request::Body::Open(open) => reply::Body::SessionOpened(self.open(open)?),
+            request::Body::Seal(seal) => {
+                reply::Body::Checkpoint(backend.seal(&seal, descriptor()?)?)
+            }
+            request::Body::Abort(abort) => {
+                backend.abort(&abort)?;
+                reply::Body::Done(control::Done { count: 1 })
+            }
+            request::Body::Adopt(adopt) => {
+                reply::Body::Checkpoint(backend.adopt(adopt, descriptor()?)?)
+            }
+            request::Body::List(list) => reply::Body::Checkpoints(control::Checkpoints {
+                checkpoints: backend.list(&list)?,
+            }),
+            request::Body::Show(show) => reply::Body::Detail(backend.show(&show)?),
+            request::Body::Remove(remove) => reply::Body::Done(control::Done {
+                count: backend.remove(&remove)?,
+            }),
+            request::Body::Pin(pin) => reply::Body::Checkpoint(backend.pin(&pin)?),
+            request::Body::Verify(verify) => {
+                reply::Body::Verified(backend.verify(&verify, &mut progress(self.stream))?)
+            }
+            request::Body::Export(export) => reply::Body::Exported(backend.export(
+                &export,
+                descriptor()?,
+                &mut progress(self.stream),
+            )?),
+            request::Body::Import(import) => reply::Body::Checkpoint(backend.import(
+                &import,
+                descriptor()?,
+                &mut progress(self.stream),
+            )?),
+            request::Body::Stream(stream) => reply::Body::Exported(backend.stream(
+                &stream,
+                descriptor()?,
+                self.stream,
+                &mut progress(self.stream),
+            )?),
+            request::Body::Status(_) => reply::Body::Status(self.status()?),
+        })
+    }
+
+    fn open(self, open: request::Open) -> Result<control::SessionOpened, control::Error> {
+        if open.job.is_empty() {
+            return Err(invalid(
+                "the job name is empty",
+                "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",
+            ));
+        }
+        let backend = &self.shared.backend;
+        let bound_to_connection = open.bound_to_connection;
+        let session = backend.open(open)?;
+        // Whoever is bound to its connection is on this host, and needs no port.
+        let endpoints = match endpoints::listen_for(self.shared, &session, !bound_to_connection) {
+            Ok(endpoints) => endpoints,
+            Err(error) => {
+                backend.drop_session(session.id());
+                return Err(endpoints::failed("listen for the session", &error));
+            }
+        };
+        if bound_to_connection {
+            self.bound.push(session.id().to_owned());
+        }
+        let (parent_generation, parent_origin) = session.parent();
+        Ok(control::SessionOpened {
+            session: session.id().to_owned(),
+            socket: endpoints.socket.to_string_lossy().into_owned(),
+            address: endpoints
+                .address
+                .map_or_else(String::new, |address| address.to_string()),
+            parent_generation,
+            parent_origin,
+        })
+    }
+
+    fn status(&self) -> Result<control::ServerStatus, control::Error> {
+        Ok(control::ServerStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.shared.started.elapsed().as_secs(),
+            address: self
+                .shared
+                .address
+                .map_or_else(String::new, |address| address.to_string()),
+            socket: page_server_socket(&self.shared.options)
+                .to_string_lossy()
+                .into_owned(),
+            ..self.shared.backend.status()?
+        })
+    }
+}
+
+/// Sends progress now and then; a peer that is gone is noticed at the final reply.
+fn progress(stream: &UnixStream) -> impl FnMut(u64, u64) + use<> {
+    let mut stream = stream.try_clone().ok();
+    let mut last = Instant::now();
+    move |done_bytes, total_bytes| {
+        let Some(peer) = stream
+            .as_ref()
+            .filter(|_| last.elapsed() >= PROGRESS_PERIOD)
+        else {
+            return;
+        };
+        last = Instant::now();
+        let body = reply::Body::Progress(control::Progress {
+            done_bytes,
+            total_bytes,
+        });
+        if let Err(error) = framing::send(peer, &Reply { body: Some(body) }, &[]) {
+            tracing::debug!(%error, "progress not sent");
+            stream = None;
+        }
+    }
+}
+
+fn invalid(message: &str, hint: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Invalid.into(),
+        message: message.to_owned(),
+        hint: hint.to_owned(),
+    }
+}

@@ -1,0 +1,234 @@
+//! What listens on a host for CRIU and for `permafrost`: the control socket, the well-known page-server port and
+//! socket, and endpoints of their own for sessions.
+//!
+//! Whatever keeps the checkpoints stands behind [`Backend`]: the store of `permafrostd`, or, on a host without one,
+//! the nodes that an agent talks to.
+//!
+//! Accepting is asynchronous and costs nothing while nobody calls. Each connection then gets a thread of its own
+//! with blocking calls: pages are moved by plain reads, and there is nothing to gain from being woken up in between.
+
+mod backend;
+mod control;
+mod endpoints;
+mod run_dir;
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
+
+pub use backend::{Backend, Progress, Session};
+pub use run_dir::make_private_dir;
+
+/// Where a host listens, and how patiently.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Sockets are made here, 0600 in a directory of 0700.
+    pub run_dir: PathBuf,
+    /// The well-known page-server port; port 0 takes any. The ports of sessions are on the same address. `None`: no
+    /// ports at all, AF_UNIX sockets only.
+    pub listen: Option<SocketAddr>,
+    /// A connection that brings a dump and is silent for so long is given up.
+    pub idle_connection: Duration,
+}
+
+/// Why a host does not listen.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// A directory cannot be made or examined.
+    #[error("prepare directory {path}")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A directory is somebody else's, who could replace what is in it.
+    #[error("directory {path} belongs to user {owner}, this runs as {user}: name another one")]
+    DirectoryOwner {
+        /// Which.
+        path: PathBuf,
+        /// Its owner's id.
+        owner: u32,
+        /// Ours.
+        user: u32,
+    },
+    /// A directory that others can enter: one made for this is not, so it may have been named by mistake.
+    #[error(
+        "directory {path} is open to others (mode {mode:o}): chmod 700 it if it was made for this, or name another one"
+    )]
+    DirectoryOpen {
+        /// Which.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The sockets there are another daemon's.
+    #[error(
+        "run directory {path} is in use by another permafrostd or agent; name another with --run-dir"
+    )]
+    RunDirInUse {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A socket or port cannot be bound.
+    #[error("listen on the {what}")]
+    Listen {
+        /// Which.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// Everything bound, and nobody served yet: what others may have taken is found out before a store is opened.
+pub struct Bound {
+    options: Options,
+    control: UnixListener,
+    unix: UnixListener,
+    tcp: Option<TcpListener>,
+    /// Where the well-known port really is (the configured one may be 0), if there is one.
+    address: Option<SocketAddr>,
+    run_dir_lock: File,
+}
+
+impl Bound {
+    /// Makes the run directory ours and binds everything in it.
+    ///
+    /// # Errors
+    /// See [`HostError`].
+    pub async fn bind(options: Options) -> Result<Self, HostError> {
+        make_private_dir(&options.run_dir)?;
+        let run_dir_lock = run_dir::prepare(&options.run_dir)?;
+        let listen = |what: &'static str| move |source| HostError::Listen { what, source };
+        let control = bind_unix(&control_socket(&options)).map_err(listen("control socket"))?;
+        let unix =
+            bind_unix(&page_server_socket(&options)).map_err(listen("page-server socket"))?;
+        let port = listen("page-server port");
+        let tcp = match options.listen {
+            Some(address) => Some(TcpListener::bind(address).await.map_err(port)?),
+            None => None,
+        };
+        let address = tcp
+            .as_ref()
+            .map(TcpListener::local_addr)
+            .transpose()
+            .map_err(port)?;
+        if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+            tracing::warn!(
+                %address,
+                "the page-server port is open to the network: anyone who reaches it can store pages"
+            );
+        }
+        Ok(Self {
+            options,
+            control,
+            unix,
+            tcp,
+            address,
+            run_dir_lock,
+        })
+    }
+
+    /// Begins to serve. Called in a tokio runtime, which must outlive the host.
+    #[must_use]
+    pub fn serve<B: Backend>(self, backend: Arc<B>) -> Host<B> {
+        let shared = Arc::new(Shared {
+            backend,
+            options: self.options,
+            address: self.address,
+            connections: AtomicUsize::new(0),
+            started: Instant::now(),
+            runtime: Handle::current(),
+        });
+        let mut accepting = vec![
+            tokio::spawn(control::accept(Arc::clone(&shared), self.control)),
+            tokio::spawn(endpoints::accept_unix(Arc::clone(&shared), self.unix)),
+        ];
+        if let Some(tcp) = self.tcp {
+            accepting.push(tokio::spawn(endpoints::accept_tcp(
+                Arc::clone(&shared),
+                tcp,
+            )));
+        }
+        Host {
+            shared,
+            accepting,
+            _run_dir_lock: self.run_dir_lock,
+        }
+    }
+}
+
+/// What all connections share.
+struct Shared<B> {
+    backend: Arc<B>,
+    options: Options,
+    address: Option<SocketAddr>,
+    /// Page-server connections being served.
+    connections: AtomicUsize,
+    started: Instant,
+    runtime: Handle,
+}
+
+/// What listens, and serves everyone who comes.
+pub struct Host<B> {
+    shared: Arc<Shared<B>>,
+    accepting: Vec<tokio::task::JoinHandle<()>>,
+    _run_dir_lock: File,
+}
+
+impl<B: Backend> Host<B> {
+    /// Where the well-known page-server port is, if there is one.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.shared.address
+    }
+
+    /// Where `permafrost` connects.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        control_socket(&self.shared.options)
+    }
+
+    /// Stops listening. Who is being served goes on until the backend ends its session. The run directory is ours
+    /// until the host is dropped.
+    pub fn stop(&self) {
+        for task in &self.accepting {
+            task.abort();
+        }
+        remove_socket(&control_socket(&self.shared.options));
+        remove_socket(&page_server_socket(&self.shared.options));
+    }
+}
+
+fn control_socket(options: &Options) -> PathBuf {
+    options.run_dir.join("control.sock")
+}
+
+fn page_server_socket(options: &Options) -> PathBuf {
+    options.run_dir.join("page-server.sock")
+}
+
+/// Binds a socket that only its owner may connect to. One left behind by a daemon that is gone is replaced;
+/// that no other uses it is known, as the run directory's lock is ours.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    remove_socket(path);
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+fn remove_socket(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "socket not removed");
+    }
+}

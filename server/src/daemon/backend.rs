@@ -1,0 +1,177 @@
+//! The store, as what listens on a host sees it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use permafrost_client::host::{Backend, Progress, Session};
+use permafrost_protocol::control::{self, request};
+use permafrost_protocol::manifest::Origin;
+use tokio::sync::watch;
+
+use crate::store::{self, SessionRequest, SessionSink, Store, StoreError};
+
+/// The store of this node.
+pub(crate) struct Local {
+    pub(crate) store: Arc<Store>,
+    /// How long a parked dump is kept.
+    pub(crate) park_ttl: Duration,
+    /// Where the catalog came from, in words.
+    pub(crate) catalog_origin: String,
+}
+
+fn refusal(error: StoreError) -> control::Error {
+    error.to_reply()
+}
+
+impl Session for store::Session {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn parent(&self) -> (u64, Option<Origin>) {
+        (self.parent_generation, self.parent_origin.clone())
+    }
+
+    fn ended(&self) -> watch::Receiver<bool> {
+        self.ended()
+    }
+}
+
+impl Backend for Local {
+    type Session = store::Session;
+    type Sink = SessionSink;
+
+    fn open(&self, open: request::Open) -> Result<Arc<store::Session>, control::Error> {
+        self.store
+            .open_session(SessionRequest {
+                job: open.job,
+                pre_dump: open.pre_dump,
+                seal_follows: open.seal_follows,
+                origin: open.origin,
+                no_parent: open.no_parent,
+                parent_images: open.parent_images,
+            })
+            .map_err(refusal)
+    }
+
+    fn start(
+        &self,
+        session: &Arc<store::Session>,
+        hang_up: Box<dyn FnOnce() + Send>,
+    ) -> Result<SessionSink, control::Error> {
+        session.start(&self.store, hang_up).map_err(refusal)
+    }
+
+    fn drop_session(&self, id: &str) {
+        self.store.drop_session(id);
+    }
+
+    fn seal(
+        &self,
+        seal: &request::Seal,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, control::Error> {
+        let sealed = self.store.seal_session(&seal.session, images);
+        sealed.map_err(refusal)
+    }
+
+    fn abort(&self, abort: &request::Abort) -> Result<(), control::Error> {
+        self.store.abort_session(&abort.session).map_err(refusal)
+    }
+
+    fn adopt(
+        &self,
+        adopt: request::Adopt,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, control::Error> {
+        self.store
+            .adopt(&adopt.session, &adopt.job, adopt.origin, images)
+            .map_err(refusal)
+    }
+
+    fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {
+        self.store.list(&list.job).map_err(refusal)
+    }
+
+    fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error> {
+        self.store.show(&show.checkpoint).map_err(refusal)
+    }
+
+    fn remove(&self, remove: &request::Remove) -> Result<u64, control::Error> {
+        self.store
+            .remove(&remove.checkpoint, remove.all_generations, remove.force)
+            .map_err(refusal)
+    }
+
+    fn pin(&self, pin: &request::Pin) -> Result<control::Checkpoint, control::Error> {
+        self.store.pin(&pin.checkpoint, pin.pinned).map_err(refusal)
+    }
+
+    fn verify(
+        &self,
+        verify: &request::Verify,
+        progress: Progress<'_>,
+    ) -> Result<control::Verified, control::Error> {
+        self.store
+            .verify(&verify.checkpoint, progress)
+            .map_err(refusal)
+    }
+
+    fn export(
+        &self,
+        export: &request::Export,
+        directory: OwnedFd,
+        progress: Progress<'_>,
+    ) -> Result<control::Exported, control::Error> {
+        self.store
+            .export(
+                &export.checkpoint,
+                export.small_images_only,
+                directory,
+                progress,
+            )
+            .map_err(refusal)
+    }
+
+    fn import(
+        &self,
+        import: &request::Import,
+        directory: OwnedFd,
+        progress: Progress<'_>,
+    ) -> Result<control::Checkpoint, control::Error> {
+        self.store
+            .import(&import.job, import.no_parent, directory, progress)
+            .map_err(refusal)
+    }
+
+    fn stream(
+        &self,
+        stream: &request::Stream,
+        listener: OwnedFd,
+        caller: &UnixStream,
+        progress: Progress<'_>,
+    ) -> Result<control::Exported, control::Error> {
+        self.store
+            .stream(&stream.checkpoint, listener, caller, progress)
+            .map_err(refusal)
+    }
+
+    fn status(&self) -> Result<control::ServerStatus, control::Error> {
+        let listed = self.store.list("").map_err(refusal)?;
+        let parked = listed
+            .iter()
+            .filter(|record| record.generation == 0)
+            .count() as u64;
+        Ok(control::ServerStatus {
+            regions: vec![self.store.region_status()],
+            sessions: self.store.session_states(),
+            checkpoints: listed.len() as u64 - parked,
+            parked,
+            park_ttl_s: self.park_ttl.as_secs(),
+            catalog: self.catalog_origin.clone(),
+            ..control::ServerStatus::default()
+        })
+    }
+}
