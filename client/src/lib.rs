@@ -9,7 +9,6 @@ pub mod handover;
 pub mod host;
 pub mod identity;
 pub mod origin;
-pub mod peer;
 pub mod processes;
 pub mod scratch;
 pub mod tracking;
