@@ -1,0 +1,625 @@
+//! The sending side of a dump, for a thread of the store or of a front end.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use permafrost_protocol::control;
+use permafrost_protocol::wire::frame::{Coding, HEADER_BYTES, Kind, Preamble};
+use permafrost_protocol::wire::message::{
+    Closed, Commit, Committed, Prepared, Reply, reply, request,
+};
+use permafrost_protocol::wire::sender::Sender;
+use quinn::{RecvStream, SendStream, VarInt};
+use tokio::sync::Notify;
+
+use super::coding::{Coder, LinkSpeed};
+use super::network::{Link, Network, answered};
+use super::stream::{self, within};
+use super::{PeerError, code};
+
+/// Longest run of pages in one frame, and piece of an image, bytes.
+pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES as usize;
+/// A page, bytes.
+const PAGE_BYTES: usize = permafrost_protocol::pageserver::PAGE_BYTES as usize;
+/// Bytes handed to quinn at once.
+const BATCH_BYTES: usize = 512 << 10;
+/// Frames handed to quinn at once.
+const BATCH_FRAMES: usize = 256;
+/// Pause between two conversations that ended at once, so that a peer that ends each is not flooded.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// How far a dump is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Frames pushed.
+    pub pushed_frames: u64,
+    /// Frames that the peer has taken in.
+    pub acknowledged_frames: u64,
+    /// Bytes of the window in use: what this dump holds in memory.
+    pub window_used_bytes: u64,
+    /// Payload bytes pushed, before they were compressed.
+    pub raw_bytes: u64,
+    /// Payload bytes pushed, as sent.
+    pub sent_bytes: u64,
+    /// Conversations begun: 1 when the connection was never lost.
+    pub conversations: u32,
+}
+
+struct State {
+    sender: Sender<Bytes>,
+    window_bytes: u64,
+    link: LinkSpeed,
+    opened: Option<bool>,
+    closed: Option<Closed>,
+    prepared: Option<Prepared>,
+    commit: Option<Commit>,
+    committed: Option<Committed>,
+    failed: Option<PeerError>,
+    /// Nothing more is wanted from the conversation.
+    over: bool,
+    raw_bytes: u64,
+    sent_bytes: u64,
+    conversations: u32,
+}
+
+struct Shared {
+    node: String,
+    state: Mutex<State>,
+    /// Something was acknowledged or answered, or it failed.
+    changed: Condvar,
+    /// Something is to be sent.
+    work: Notify,
+    /// A commit is to be sent.
+    commit: Notify,
+    /// It is over.
+    over: Notify,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, error: PeerError) {
+        self.lock().failed.get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        self.lock().over = true;
+        self.over.notify_one();
+        self.changed.notify_all();
+    }
+
+    /// Waits until `ready` has something, the dump fails, or the deadline passes.
+    fn wait<T>(
+        &self,
+        doing: &'static str,
+        deadline: Instant,
+        mut ready: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T, PeerError> {
+        let mut state = self.lock();
+        loop {
+            if let Some(value) = ready(&mut state) {
+                return Ok(value);
+            }
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if state.over {
+                return Err(PeerError::aborted(&self.node));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(PeerError::deadline(&self.node, doing));
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+/// A dump on its way to one node. Its calls block; a lost connection is made again behind them. Dropped without a
+/// commit it is aborted.
+pub struct DumpSender {
+    shared: Arc<Shared>,
+    coder: Coder,
+    patience: Duration,
+}
+
+impl DumpSender {
+    /// Opens a dump at `node` and waits until the node has agreed.
+    ///
+    /// # Errors
+    /// It refuses, or does not answer by `deadline`.
+    pub fn open(
+        network: &Network,
+        node: &str,
+        request: request::Dump,
+        deadline: Instant,
+    ) -> Result<Self, PeerError> {
+        let options = network.options();
+        let session: [u8; 16] = request
+            .session
+            .as_slice()
+            .try_into()
+            .map_err(|_| PeerError::protocol("this node", "a session that is not 16 bytes"))?;
+        let window_bytes = u64::try_from(options.dump_window_bytes).unwrap_or(u64::MAX);
+        let mut sender = Sender::new(window_bytes);
+        let window_bytes = sender.window_left();
+        sender.connection_lost();
+        let shared = Arc::new(Shared {
+            node: node.to_owned(),
+            state: Mutex::new(State {
+                sender,
+                window_bytes,
+                link: LinkSpeed::default(),
+                opened: None,
+                closed: None,
+                prepared: None,
+                commit: None,
+                committed: None,
+                failed: None,
+                over: false,
+                raw_bytes: 0,
+                sent_bytes: 0,
+                conversations: 0,
+            }),
+            changed: Condvar::new(),
+            work: Notify::new(),
+            commit: Notify::new(),
+            over: Notify::new(),
+        });
+        let dump = Self {
+            shared: Arc::clone(&shared),
+            coder: Coder::new(options.compression),
+            // Longer than a reconnect takes, so that its failure is what is reported.
+            patience: options.reconnect * 2 + options.frame_timeout,
+        };
+        let driver = Driver {
+            network: network.clone(),
+            shared,
+            request,
+            session,
+        };
+        network.runtime().spawn(driver.run(deadline));
+        // On failure `dump` is dropped, which ends the driver.
+        dump.shared
+            .wait("the opening", deadline, |state| state.opened)?;
+        Ok(dump)
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.shared.node
+    }
+
+    /// The peer has the parent that was asked for: [`Self::parent`] may be used.
+    #[must_use]
+    pub fn has_parent(&self) -> bool {
+        self.shared.lock().opened.unwrap_or(false)
+    }
+
+    /// An address space begins: its type, id and `pages_id`.
+    ///
+    /// # Errors
+    /// The dump failed, or the window stays full. So for every call here.
+    pub fn space(&mut self, space_type: u16, id: u64, pages_id: u32) -> Result<(), PeerError> {
+        self.push(
+            Kind::Space,
+            Coding::Raw,
+            space_type,
+            pages_id,
+            id,
+            Bytes::new(),
+        )
+    }
+
+    /// Whole pages from virtual page number `index`, with CRIU's flags.
+    ///
+    /// # Errors
+    /// As [`Self::space`].
+    pub fn pages(&mut self, mut index: u64, flags: u16, pages: &[u8]) -> Result<(), PeerError> {
+        for run in pages.chunks(RUN_BYTES) {
+            let link = self.shared.lock().link.bytes_per_second();
+            let (coding, payload) = self.coder.encode(run, link);
+            let count = u32::try_from(run.len() / PAGE_BYTES).unwrap_or(u32::MAX);
+            self.shared.lock().raw_bytes += u64::try_from(run.len()).unwrap_or(0);
+            self.push(Kind::Pages, coding, flags, count, index, payload)?;
+            index += u64::from(count);
+        }
+        Ok(())
+    }
+
+    /// Pages that are all zero.
+    ///
+    /// # Errors
+    /// As [`Self::space`].
+    pub fn zero(&mut self, index: u64, flags: u16, pages: u32) -> Result<(), PeerError> {
+        self.push(Kind::Zero, Coding::Raw, flags, pages, index, Bytes::new())
+    }
+
+    /// Pages that the peer has in its parent.
+    ///
+    /// # Errors
+    /// As [`Self::space`].
+    pub fn parent(&mut self, index: u64, flags: u16, pages: u32) -> Result<(), PeerError> {
+        self.push(Kind::Parent, Coding::Raw, flags, pages, index, Bytes::new())
+    }
+
+    /// All address spaces are in: waits until the peer has them durably.
+    ///
+    /// # Errors
+    /// As [`Self::space`]; or no answer by `deadline`.
+    pub fn close(&mut self, deadline: Instant) -> Result<Closed, PeerError> {
+        self.push(Kind::Close, Coding::Raw, 0, 0, 0, Bytes::new())?;
+        self.shared
+            .wait("the close", deadline, |state| state.closed.clone())
+    }
+
+    /// A small image.
+    ///
+    /// # Errors
+    /// As [`Self::space`].
+    pub fn image(&mut self, name: &str, image: &[u8]) -> Result<(), PeerError> {
+        let name = Bytes::copy_from_slice(name.as_bytes());
+        let length = u64::try_from(image.len()).unwrap_or(u64::MAX);
+        self.push(Kind::Image, Coding::Raw, 0, 0, length, name)?;
+        for part in image.chunks(RUN_BYTES) {
+            let bytes = u64::try_from(part.len()).unwrap_or(u64::MAX);
+            let payload = Bytes::copy_from_slice(part);
+            self.push(Kind::ImageData, Coding::Raw, 0, 0, bytes, payload)?;
+        }
+        Ok(())
+    }
+
+    /// All images are in: waits until the peer has everything durably.
+    ///
+    /// # Errors
+    /// As [`Self::space`]; or no answer by `deadline`.
+    pub fn prepare(&mut self, deadline: Instant) -> Result<Prepared, PeerError> {
+        self.push(Kind::Prepare, Coding::Raw, 0, 0, 0, Bytes::new())?;
+        self.shared
+            .wait("the prepare", deadline, |state| state.prepared.clone())
+    }
+
+    /// Has the peer seal it. Said again after a lost connection; the peer takes it once.
+    ///
+    /// # Errors
+    /// As [`Self::space`]; or no answer by `deadline`: then nobody here knows whether the peer sealed it.
+    pub fn commit(&mut self, commit: &Commit, deadline: Instant) -> Result<Committed, PeerError> {
+        self.shared.lock().commit = Some(commit.clone());
+        self.shared.commit.notify_one();
+        self.shared
+            .wait("the commit", deadline, |state| state.committed.clone())
+    }
+
+    /// Gives it up; the peer drops what it has of it.
+    pub fn abort(self) {
+        drop(self);
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let state = self.shared.lock();
+        Progress {
+            pushed_frames: state.sender.next_sequence(),
+            acknowledged_frames: state.sender.acknowledged_below(),
+            window_used_bytes: state.window_bytes - state.sender.window_left(),
+            raw_bytes: state.raw_bytes,
+            sent_bytes: state.sent_bytes,
+            conversations: state.conversations,
+        }
+    }
+
+    /// Passes a frame on as it is; for a chain. `payload` is as `coding` says.
+    ///
+    /// # Errors
+    /// As [`Self::space`].
+    pub fn push(
+        &mut self,
+        kind: Kind,
+        coding: Coding,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: Bytes,
+    ) -> Result<(), PeerError> {
+        let length = payload.len();
+        let mut payload = Some(payload);
+        // A peer that takes nothing for so long is as good as lost, and CRIU's task is frozen meanwhile.
+        let deadline = Instant::now() + self.patience;
+        let shared = &self.shared;
+        let pushed = shared.wait("room in the window", deadline, |state| {
+            if state.failed.is_some() || state.over || !state.sender.has_room(length) {
+                return None;
+            }
+            state.sent_bytes += u64::try_from(length).unwrap_or(0);
+            let payload = payload.take()?;
+            Some(
+                state
+                    .sender
+                    .push(kind, coding, flags, pages, index, payload),
+            )
+        })?;
+        match pushed {
+            Ok(_) => {
+                shared.work.notify_one();
+                Ok(())
+            }
+            Err(_) => Err(PeerError::protocol(
+                "this node",
+                "a frame that cannot be sent",
+            )),
+        }
+    }
+}
+
+impl Drop for DumpSender {
+    fn drop(&mut self) {
+        self.shared.end();
+    }
+}
+
+/// Why a conversation ended.
+enum End {
+    /// All is said, or this side gave up.
+    Over,
+    /// Another conversation may go on.
+    Lost(PeerError),
+    /// None will.
+    Failed(PeerError),
+}
+
+struct Driver {
+    network: Network,
+    shared: Arc<Shared>,
+    request: request::Dump,
+    session: [u8; 16],
+}
+
+impl Driver {
+    async fn run(mut self, opening: Instant) {
+        let reconnect = self.network.options().reconnect;
+        let mut deadline = opening;
+        loop {
+            let begun = Instant::now();
+            let ended = tokio::select! {
+                () = self.shared.over.notified() => End::Over,
+                ended = self.converse(deadline) => ended,
+            };
+            let opened = {
+                let mut state = self.shared.lock();
+                state.sender.connection_lost();
+                state.link.interrupted();
+                state.opened.is_some()
+            };
+            match ended {
+                End::Over => return,
+                End::Failed(error) => return self.shared.fail(error),
+                End::Lost(error) => {
+                    tracing::debug!(node = self.shared.node, %error, "dump interrupted");
+                    self.request.resume = opened;
+                    if opened
+                        && (begun >= deadline
+                            || deadline == opening
+                            || begun + RETRY_PAUSE < Instant::now())
+                    {
+                        deadline = Instant::now() + reconnect;
+                    }
+                    if Instant::now() >= deadline {
+                        return self.shared.fail(error);
+                    }
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn converse(&self, deadline: Instant) -> End {
+        match self.begin(deadline).await {
+            Ok((link, send, receive)) => {
+                let ended = self.exchange(&link, send, receive).await;
+                match ended {
+                    Ok(()) => End::Over,
+                    Err(error) => ending(error),
+                }
+            }
+            Err(error) => ending(error),
+        }
+    }
+
+    /// Opens the conversation and learns where the peer is.
+    async fn begin(&self, deadline: Instant) -> Result<(Link, SendStream, RecvStream), PeerError> {
+        let node = self.shared.node.as_str();
+        let link = self.network.link(node, deadline).await?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let body = request::Body::Dump(self.request.clone());
+        let (send, receive, opened) = within(node, "the opening", left, async {
+            let hello = self.network.hello();
+            let (send, mut receive) = stream::converse(&link.connection, node, hello, body).await?;
+            let answer: Reply =
+                stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
+            match answered(node, answer)? {
+                reply::Body::DumpOpened(opened) => Ok((send, receive, opened)),
+                _ => Err(PeerError::protocol(node, "no answer to a dump")),
+            }
+        })
+        .await?;
+        let mut state = self.shared.lock();
+        state
+            .sender
+            .resumed(opened.next_sequence)
+            .map_err(|_| PeerError::protocol(node, "a place in the dump that cannot be"))?;
+        state.conversations += 1;
+        state.opened.get_or_insert(opened.has_parent);
+        drop(state);
+        self.shared.changed.notify_all();
+        Ok((link, send, receive))
+    }
+
+    /// Sends and listens until all is said.
+    async fn exchange(
+        &self,
+        link: &Link,
+        mut send: SendStream,
+        mut receive: RecvStream,
+    ) -> Result<(), PeerError> {
+        let node = self.shared.node.as_str();
+        let mut bulk = link
+            .connection
+            .open_uni()
+            .await
+            .map_err(|source| PeerError::lost(node, source))?;
+        let ended = tokio::select! {
+            ended = self.listen(&mut receive) => ended,
+            error = self.transmit(&mut bulk) => Err(error),
+            error = self.say_commit(&mut send) => Err(error),
+            () = self.shared.over.notified() => {
+                let aborted = VarInt::from_u32(code::ABORTED);
+                let _ = bulk.reset(aborted);
+                let _ = send.reset(aborted);
+                Ok(())
+            }
+        };
+        match &ended {
+            Ok(()) => {
+                let _ = bulk.finish();
+                let _ = send.finish();
+            }
+            Err(_) => {
+                let _ = bulk.reset(VarInt::from_u32(code::MISBEHAVED));
+                let _ = send.reset(VarInt::from_u32(code::MISBEHAVED));
+            }
+        }
+        ended
+    }
+
+    /// Takes the peer's replies in, until [`Committed`].
+    async fn listen(&self, receive: &mut RecvStream) -> Result<(), PeerError> {
+        let shared = &*self.shared;
+        let node = shared.node.as_str();
+        loop {
+            let answer: Reply =
+                stream::read(receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
+            let body = answered(node, answer)?;
+            let mut state = shared.lock();
+            let mut over = false;
+            match body {
+                reply::Body::Acknowledged(acknowledged) => {
+                    let used = state.window_bytes - state.sender.window_left();
+                    let freed = state
+                        .sender
+                        .acknowledged(acknowledged.next_sequence)
+                        .map_err(|_| {
+                            PeerError::protocol(node, "an acknowledgement that cannot be")
+                        })?;
+                    // Of a window a quarter full even now there was always something to send.
+                    let waiting = used - freed > state.window_bytes / 4;
+                    state.link.acknowledged(Instant::now(), freed, waiting);
+                }
+                reply::Body::Closed(closed) => state.closed = Some(closed),
+                reply::Body::Prepared(prepared) => state.prepared = Some(prepared),
+                reply::Body::Committed(committed) => {
+                    state.committed = Some(committed);
+                    over = true;
+                }
+                _ => return Err(PeerError::protocol(node, "a reply that was not asked for")),
+            }
+            drop(state);
+            shared.changed.notify_all();
+            if over {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends frames as they are pushed; returns on failure only.
+    async fn transmit(&self, bulk: &mut SendStream) -> PeerError {
+        let node = self.shared.node.as_str();
+        let preamble = Preamble { id: self.session };
+        let mut chunks = vec![Bytes::copy_from_slice(&preamble.encode())];
+        loop {
+            self.batch(&mut chunks);
+            if chunks.is_empty() {
+                self.shared.work.notified().await;
+                continue;
+            }
+            if let Err(error) = bulk.write_all_chunks(&mut chunks).await {
+                return PeerError::write(node, "frames", error);
+            }
+            chunks.clear();
+        }
+    }
+
+    /// Takes what is to be sent now, headers encoded into one piece of memory.
+    fn batch(&self, chunks: &mut Vec<Bytes>) {
+        let mut frames = Vec::new();
+        let mut bytes = 0;
+        {
+            let mut state = self.shared.lock();
+            while bytes < BATCH_BYTES
+                && frames.len() < BATCH_FRAMES
+                && let Some((header, payload)) = state.sender.poll_transmit()
+            {
+                bytes += HEADER_BYTES + payload.len();
+                frames.push((header, payload));
+            }
+        }
+        let mut headers = BytesMut::with_capacity(frames.len() * HEADER_BYTES);
+        for (header, payload) in frames {
+            headers.extend_from_slice(&header.encode());
+            // Headers without payload in between go as one chunk.
+            if !payload.is_empty() {
+                chunks.push(headers.split().freeze());
+                chunks.push(payload);
+            }
+        }
+        if !headers.is_empty() {
+            chunks.push(headers.freeze());
+        }
+    }
+
+    /// Sends the commit once there is one; returns on failure only.
+    async fn say_commit(&self, send: &mut SendStream) -> PeerError {
+        loop {
+            let commit = self.shared.lock().commit.clone();
+            if let Some(commit) = commit {
+                let said = stream::write(send, &self.shared.node, "commit", &commit).await;
+                if let Err(error) = said {
+                    return error;
+                }
+                // Only a lost connection makes it be said again.
+                return std::future::pending().await;
+            }
+            self.shared.commit.notified().await;
+        }
+    }
+}
+
+/// Whether another conversation may go on after `error`.
+fn ending(error: PeerError) -> End {
+    match error {
+        PeerError::Lost { .. } | PeerError::Unreachable { .. } | PeerError::Deadline { .. } => {
+            End::Lost(error)
+        }
+        // A peer that stops or is too busy now may be there again.
+        PeerError::Ended { code: ended, .. } if ended == u64::from(code::BUSY) => End::Lost(error),
+        PeerError::Refused {
+            error: refusal,
+            node,
+        } if refusal.code == i32::from(control::ErrorCode::Unavailable) => {
+            End::Lost(PeerError::Refused {
+                node,
+                error: refusal,
+            })
+        }
+        error => End::Failed(error),
+    }
+}

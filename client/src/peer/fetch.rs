@@ -1,0 +1,176 @@
+//! The receiving side of a fetch, for a thread of the store.
+
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::wire::frame::{Header, Kind};
+use permafrost_protocol::wire::message::{FetchOpened, Reply, reply, request};
+use quinn::{RecvStream, VarInt};
+use tokio::sync::mpsc;
+
+use super::network::{Link, Network, answered};
+use super::outflow::QUEUED_FRAMES;
+use super::stream::{self, Bulk, within};
+use super::{Frame, PeerError, code, decode};
+
+/// How long a node may need for the next frame, as a multiple of the frame timeout: it verifies pages as it goes.
+const PATIENCE: u32 = 3;
+
+/// A checkpoint on its way here: an iterator of its frames, [`Kind::Prepare`] being the last and not among them.
+/// At most [`QUEUED_FRAMES`] are held. After an error there are no more: ask again from where it ended.
+pub struct FetchReader {
+    node: String,
+    opened: FetchOpened,
+    frames: mpsc::Receiver<Result<Frame, PeerError>>,
+}
+
+impl FetchReader {
+    /// Asks `node`, and waits until it has agreed.
+    ///
+    /// # Errors
+    /// It refuses, or does not answer by `deadline`.
+    pub fn open(
+        network: &Network,
+        node: &str,
+        request: request::Fetch,
+        deadline: Instant,
+    ) -> Result<Self, PeerError> {
+        let (give, frames) = mpsc::channel(QUEUED_FRAMES);
+        let runtime = network.runtime().clone();
+        let opened = runtime.block_on(begin(network, node, request, deadline));
+        let (link, mut receive, opened) = opened?;
+        let id: [u8; 16] = opened
+            .id
+            .as_slice()
+            .try_into()
+            .map_err(|_| PeerError::protocol(node, "a fetch without an id"))?;
+        let name = node.to_owned();
+        let timeout = network.options().frame_timeout;
+        runtime.spawn(async move {
+            let claimed = link.router.claim(id);
+            let taken = tokio::select! {
+                taken = take(claimed, &give, &name, timeout) => taken,
+                // The node says a word on this stream only if it has to give up.
+                error = complaint(&mut receive, &name) => Err(error),
+                () = give.closed() => Ok(()),
+            };
+            if let Err(error) = taken {
+                // A reset bulk stream may be here before the words for it.
+                let error = match error {
+                    PeerError::Ended { .. } => {
+                        let words = complaint(&mut receive, &name);
+                        tokio::time::timeout(timeout, words).await.unwrap_or(error)
+                    }
+                    error => error,
+                };
+                let _ = give.send(Err(error)).await;
+            }
+        });
+        Ok(Self {
+            node: node.to_owned(),
+            opened,
+            frames,
+        })
+    }
+
+    /// The manifest and the digest that the node has answered.
+    #[must_use]
+    pub fn opened(&self) -> &FetchOpened {
+        &self.opened
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+}
+
+impl Iterator for FetchReader {
+    type Item = Result<Frame, PeerError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (node, frames) = (&self.node, &mut self.frames);
+        let decoded = frames
+            .blocking_recv()?
+            .and_then(|Frame { header, payload }| {
+                let payload = decode(node, &header, payload)?;
+                Ok(Frame { header, payload })
+            });
+        if decoded.is_err() {
+            frames.close();
+        }
+        Some(decoded)
+    }
+}
+
+async fn begin(
+    network: &Network,
+    node: &str,
+    request: request::Fetch,
+    deadline: Instant,
+) -> Result<(Link, RecvStream, FetchOpened), PeerError> {
+    let link = network.link(node, deadline).await?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    let (receive, opened) = within(node, "the opening", left, async {
+        let body = request::Body::Fetch(request);
+        let (mut send, mut receive) =
+            stream::converse(&link.connection, node, network.hello(), body).await?;
+        let _ = send.finish();
+        let answer: Reply =
+            stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
+        match answered(node, answer)? {
+            reply::Body::FetchOpened(opened) => Ok((receive, opened)),
+            _ => Err(PeerError::protocol(node, "no answer to a fetch")),
+        }
+    })
+    .await?;
+    Ok((link, receive, opened))
+}
+
+/// Hands on frames until the last one.
+async fn take(
+    claimed: tokio::sync::oneshot::Receiver<RecvStream>,
+    give: &mpsc::Sender<Result<Frame, PeerError>>,
+    node: &str,
+    timeout: Duration,
+) -> Result<(), PeerError> {
+    let patience = timeout * PATIENCE;
+    let stream = within(node, "a bulk stream", patience, async {
+        claimed
+            .await
+            .map_err(|_| PeerError::ended(node, "a bulk stream", 0))
+    });
+    let mut bulk = Bulk::new(stream.await?);
+    let mut sequence = 0;
+    loop {
+        let bytes = within(node, "frames", patience, bulk.array(node, timeout)).await?;
+        let Some(bytes) = bytes else {
+            return Err(PeerError::ended(node, "frames", 0));
+        };
+        let header = Header::decode(&bytes)
+            .ok()
+            .filter(|header| header.sequence == sequence)
+            .ok_or_else(|| PeerError::protocol(node, "a frame that may not come"))?;
+        sequence += 1;
+        let length = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
+        let payload = bulk.payload(node, length, timeout).await?;
+        if header.kind == Kind::Prepare {
+            return Ok(());
+        }
+        if give.send(Ok(Frame { header, payload })).await.is_err() {
+            bulk.stop(VarInt::from_u32(code::ABORTED));
+            return Ok(());
+        }
+    }
+}
+
+/// What the node says when it gives up; waits for ever if it says nothing.
+async fn complaint(receive: &mut RecvStream, node: &str) -> PeerError {
+    let said = stream::read(receive, node, "reply", stream::MAX_REPLY_BYTES).await;
+    match said.and_then(|answer: Reply| answered(node, answer)) {
+        Ok(_) => PeerError::protocol(node, "a reply that was not asked for"),
+        // It has nothing more to say.
+        Err(PeerError::Ended { code: 0, .. }) => std::future::pending().await,
+        Err(error) => error,
+    }
+}

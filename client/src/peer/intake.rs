@@ -1,0 +1,473 @@
+//! The receiving side of a dump: one session over all the conversations that it takes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use permafrost_protocol::control;
+use permafrost_protocol::wire::frame::{Header, Kind};
+use permafrost_protocol::wire::message::{
+    Acknowledged, Closed, Commit, Committed, DumpOpened, Prepared, Reply, reply,
+};
+use permafrost_protocol::wire::receiver::{Received, Receiver};
+use quinn::{RecvStream, SendStream, VarInt};
+use tokio::sync::{Notify, mpsc, watch};
+
+use super::router::Router;
+use super::stream::{self, Bulk, within};
+use super::{Frame, Options, PeerError, code, decode};
+
+/// Frames between the connection and the handler: with the largest, 4 MiB.
+const QUEUED_FRAMES: usize = 16;
+
+/// The frames of a dump, in order and each once, for a blocking handler.
+pub trait FrameSource: Send {
+    /// The next frame, decoded; waits for it. The last one is [`Kind::Prepare`].
+    ///
+    /// # Errors
+    /// The dump was given up: by the sender, or because its connection did not come back in time.
+    fn next(&mut self) -> Result<Frame, PeerError>;
+
+    /// After [`Kind::Prepare`]: what to seal it as; waits for it.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    fn commit(&mut self) -> Result<Commit, PeerError>;
+}
+
+/// What a handler answers to a dump. Kept until the dump is over, and said again after a lost connection.
+pub trait Replies: Send {
+    /// The dump is taken, to be called before the first frame is asked for; `has_parent`: so is the parent.
+    fn opened(&mut self, has_parent: bool);
+    /// After [`Kind::Close`].
+    fn closed(&mut self, closed: Closed);
+    /// After [`Kind::Prepare`].
+    fn prepared(&mut self, prepared: Prepared);
+    /// After [`FrameSource::commit`].
+    fn committed(&mut self, committed: Committed);
+}
+
+struct State {
+    receiver: Receiver,
+    acknowledge: Option<u64>,
+    has_parent: Option<bool>,
+    replies: Vec<reply::Body>,
+    commit: Option<Commit>,
+    /// The handler is done: nothing more is said.
+    done: bool,
+    failed: Option<PeerError>,
+    frames: Option<mpsc::Sender<(Header, Bytes)>>,
+    /// Since when no conversation serves it.
+    alone_since: Option<Instant>,
+}
+
+/// A dump on its way in.
+pub(crate) struct Session {
+    peer: String,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// There is something to say.
+    say: Notify,
+    /// How many conversations it had; the newest counts.
+    conversations: watch::Sender<u64>,
+    /// Held by the conversation that serves it.
+    seat: tokio::sync::Mutex<()>,
+}
+
+impl Session {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, error: PeerError) {
+        let mut state = self.lock();
+        state.failed.get_or_insert(error);
+        state.frames = None;
+        drop(state);
+        self.changed.notify_all();
+        self.say.notify_one();
+    }
+
+    fn reply(&self, body: reply::Body) {
+        self.lock().replies.push(body);
+        self.say.notify_one();
+    }
+
+    /// The handler has returned.
+    pub(crate) fn finish(&self, result: Result<(), control::Error>) {
+        let mut state = self.lock();
+        if let Err(error) = result {
+            state.replies.push(reply::Body::Error(error));
+        }
+        state.done = true;
+        state.frames = None;
+        drop(state);
+        self.say.notify_one();
+    }
+}
+
+/// The dumps on their way in, of all peers.
+#[derive(Clone, Default)]
+pub(crate) struct Sessions(Arc<Mutex<HashMap<(String, [u8; 16]), Arc<Session>>>>);
+
+/// The handler's end of a session.
+pub(crate) struct Intake {
+    session: Arc<Session>,
+    frames: mpsc::Receiver<(Header, Bytes)>,
+}
+
+/// The handler's answers.
+pub(crate) struct Answers(Arc<Session>);
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(String, [u8; 16]), Arc<Session>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session that the same peer has begun.
+    pub(crate) fn find(&self, peer: &str, id: [u8; 16]) -> Option<Arc<Session>> {
+        self.lock().get(&(peer.to_owned(), id)).cloned()
+    }
+
+    /// A new session; `None` if there is one of this id.
+    pub(crate) fn begin(
+        &self,
+        peer: &str,
+        id: [u8; 16],
+    ) -> Option<(Arc<Session>, Intake, Answers)> {
+        let (send, frames) = mpsc::channel(QUEUED_FRAMES);
+        let session = Arc::new(Session {
+            peer: peer.to_owned(),
+            state: Mutex::new(State {
+                receiver: Receiver::new(),
+                acknowledge: None,
+                has_parent: None,
+                replies: Vec::new(),
+                commit: None,
+                done: false,
+                failed: None,
+                frames: Some(send),
+                alone_since: None,
+            }),
+            changed: Condvar::new(),
+            say: Notify::new(),
+            conversations: watch::Sender::new(0),
+            seat: tokio::sync::Mutex::new(()),
+        });
+        let mut sessions = self.lock();
+        let place = sessions.entry((peer.to_owned(), id));
+        let std::collections::hash_map::Entry::Vacant(place) = place else {
+            return None;
+        };
+        place.insert(Arc::clone(&session));
+        drop(sessions);
+        let intake = Intake {
+            session: Arc::clone(&session),
+            frames,
+        };
+        Some((Arc::clone(&session), intake, Answers(session)))
+    }
+
+    fn forget(&self, id: [u8; 16], session: &Arc<Session>) {
+        let mut sessions = self.lock();
+        let key = (session.peer.clone(), id);
+        if sessions
+            .get(&key)
+            .is_some_and(|held| Arc::ptr_eq(held, session))
+        {
+            sessions.remove(&key);
+        }
+    }
+
+    /// Serves a session on one conversation, until it is over or the conversation is lost; then keeps it for the
+    /// grace period.
+    pub(crate) async fn serve(
+        &self,
+        id: [u8; 16],
+        session: Arc<Session>,
+        router: &Router,
+        mut send: SendStream,
+        mut receive: RecvStream,
+        options: &Options,
+    ) {
+        let mut number = 0;
+        session.conversations.send_modify(|count| {
+            *count += 1;
+            number = *count;
+        });
+        let mut newest = session.conversations.subscribe();
+        let seat = session.seat.lock().await;
+        let conversation = Conversation {
+            session: &session,
+            options,
+        };
+        session.lock().alone_since = None;
+        let ended = tokio::select! {
+            ended = conversation.run(id, router, &mut send, &mut receive) => ended,
+            _ = newest.wait_for(|newest| *newest > number) => Ok(false),
+        };
+        let over = match ended {
+            Ok(over) => over,
+            Err(error) => {
+                tracing::debug!(peer = session.peer, %error, "dump's conversation ended");
+                match error {
+                    PeerError::Lost { .. } | PeerError::Deadline { .. } => {}
+                    PeerError::Ended { code: with, .. } if with != u64::from(code::ABORTED) => {}
+                    error => session.fail(error),
+                }
+                false
+            }
+        };
+        let unserved = {
+            let mut state = session.lock();
+            state.receiver.connection_lost();
+            state.acknowledge = None;
+            state.alone_since = Some(Instant::now());
+            state.failed.is_some() && !state.done
+        };
+        if over {
+            let _ = send.finish();
+        } else {
+            let misbehaved = VarInt::from_u32(code::MISBEHAVED);
+            let _ = send.reset(misbehaved);
+            let _ = receive.stop(misbehaved);
+        }
+        drop(seat);
+        if unserved {
+            return self.forget(id, &session);
+        }
+        // Also one that is over: its last word may have been lost with the connection.
+        let sessions = self.clone();
+        let grace = options.grace;
+        tokio::spawn(async move {
+            let mut newest = session.conversations.subscribe();
+            let resumed = newest.wait_for(|newest| *newest > number);
+            if tokio::time::timeout(grace, resumed).await.is_err() {
+                sessions.forget(id, &session);
+                session.fail(PeerError::deadline(
+                    &session.peer,
+                    "a lost connection's grace",
+                ));
+            }
+        });
+    }
+
+    /// Gives up all sessions: the daemon stops.
+    pub(crate) fn fail_all(&self) {
+        for (_, session) in self.lock().drain() {
+            session.fail(PeerError::aborted(&session.peer));
+        }
+    }
+}
+
+/// One conversation of a session.
+struct Conversation<'a> {
+    session: &'a Session,
+    options: &'a Options,
+}
+
+impl Conversation<'_> {
+    /// True when all is said, false when the session is served elsewhere.
+    async fn run(
+        &self,
+        id: [u8; 16],
+        router: &Router,
+        send: &mut SendStream,
+        receive: &mut RecvStream,
+    ) -> Result<bool, PeerError> {
+        let node = self.session.peer.as_str();
+        let Some(opened) = self.opened().await else {
+            // Refused by the handler, in its words.
+            return self.say(send).await;
+        };
+        let answer = Reply {
+            body: Some(reply::Body::DumpOpened(opened)),
+        };
+        stream::write(send, node, "reply", &answer).await?;
+        let stream = router.claim(id);
+        let frames = async {
+            let stream = within(node, "a bulk stream", self.options.request_timeout, async {
+                stream
+                    .await
+                    .map_err(|_| PeerError::ended(node, "a bulk stream", 0))
+            });
+            self.take_in(Bulk::new(stream.await?)).await
+        };
+        let mut frames = std::pin::pin!(frames);
+        let mut commits = std::pin::pin!(self.take_commit(receive));
+        let mut said = std::pin::pin!(self.say(send));
+        let (mut all_in, mut committing) = (false, false);
+        loop {
+            tokio::select! {
+                said = &mut said => return said,
+                taken = &mut frames, if !all_in => { taken?; all_in = true; }
+                taken = &mut commits, if !committing => { taken?; committing = true; }
+            }
+        }
+    }
+
+    /// What the handler says to the dump; `None` if it refused it.
+    async fn opened(&self) -> Option<DumpOpened> {
+        loop {
+            {
+                let state = self.session.lock();
+                if let Some(has_parent) = state.has_parent {
+                    return Some(DumpOpened {
+                        next_sequence: state.receiver.next_sequence(),
+                        has_parent,
+                    });
+                }
+                if state.done || state.failed.is_some() {
+                    return None;
+                }
+            }
+            self.session.say.notified().await;
+        }
+    }
+
+    /// Takes frames in until the last of them, as fast as the handler does.
+    async fn take_in(&self, mut bulk: Bulk) -> Result<(), PeerError> {
+        let session = self.session;
+        let node = session.peer.as_str();
+        let timeout = self.options.frame_timeout;
+        let Some(frames) = session.lock().frames.clone() else {
+            return Ok(());
+        };
+        while !session.lock().receiver.is_over() {
+            let Some(bytes) = bulk.array(node, timeout).await? else {
+                return Err(PeerError::ended(node, "frames", 0));
+            };
+            let received = session.lock().receiver.header(&bytes);
+            let (header, new) = match received {
+                Ok(Received::New(header)) => (header, true),
+                Ok(Received::Duplicate(header)) => (header, false),
+                Err(error) => {
+                    tracing::warn!(peer = node, %error, "dump refused");
+                    return Err(PeerError::protocol(node, "a frame that may not come"));
+                }
+            };
+            let length = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
+            let payload = bulk.payload(node, length, timeout).await?;
+            if !new {
+                continue;
+            }
+            // Here a slow handler slows its sender down: nothing is read, the windows fill.
+            let Ok(place) = frames.reserve().await else {
+                return Ok(());
+            };
+            let mut state = session.lock();
+            let named = header.kind != Kind::Image || state.receiver.image_name(&payload).is_ok();
+            if !named || state.receiver.taken().is_err() {
+                return Err(PeerError::protocol(node, "an image that may not come"));
+            }
+            place.send((header, payload));
+            if let Some(next) = state.receiver.poll_acknowledge() {
+                state.acknowledge = Some(next);
+                session.say.notify_one();
+            }
+        }
+        Ok(())
+    }
+
+    async fn take_commit(&self, receive: &mut RecvStream) -> Result<(), PeerError> {
+        let node = self.session.peer.as_str();
+        let max_bytes = stream::MAX_REQUEST_BYTES;
+        let commit: Commit = stream::read(receive, node, "commit", max_bytes).await?;
+        self.session.lock().commit.get_or_insert(commit);
+        self.session.changed.notify_all();
+        // What comes behind it is its end, or an abort.
+        match receive.read(&mut [0]).await {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(PeerError::protocol(node, "a second commit")),
+            Err(error) => Err(PeerError::read(node, "commit", error)),
+        }
+    }
+
+    /// Says what is to be said, until the handler is done.
+    async fn say(&self, send: &mut SendStream) -> Result<bool, PeerError> {
+        let node = self.session.peer.as_str();
+        let mut said = 0;
+        loop {
+            let (bodies, done) = {
+                let mut state = self.session.lock();
+                let acknowledge = state.acknowledge.take();
+                let mut bodies: Vec<_> = acknowledge
+                    .map(|next_sequence| reply::Body::Acknowledged(Acknowledged { next_sequence }))
+                    .into_iter()
+                    .collect();
+                bodies.extend(state.replies[said..].iter().cloned());
+                said = state.replies.len();
+                (bodies, state.done || state.failed.is_some())
+            };
+            for body in &bodies {
+                let answer = Reply {
+                    body: Some(body.clone()),
+                };
+                stream::write(send, node, "reply", &answer).await?;
+            }
+            if done && bodies.is_empty() {
+                return Ok(true);
+            }
+            if bodies.is_empty() {
+                self.session.say.notified().await;
+            }
+        }
+    }
+}
+
+impl FrameSource for Intake {
+    fn next(&mut self) -> Result<Frame, PeerError> {
+        match self.frames.blocking_recv() {
+            Some((header, payload)) => {
+                let decoded = decode(&self.session.peer, &header, payload);
+                let payload = decoded.inspect_err(|error| self.session.fail(error.clone()))?;
+                Ok(Frame { header, payload })
+            }
+            None => Err(self.ended()),
+        }
+    }
+
+    fn commit(&mut self) -> Result<Commit, PeerError> {
+        let mut state = self.session.lock();
+        loop {
+            if let Some(commit) = &state.commit {
+                return Ok(commit.clone());
+            }
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            state = self
+                .session
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Intake {
+    fn ended(&self) -> PeerError {
+        let failed = self.session.lock().failed.clone();
+        failed.unwrap_or_else(|| PeerError::aborted(&self.session.peer))
+    }
+}
+
+impl Replies for Answers {
+    fn opened(&mut self, has_parent: bool) {
+        self.0.lock().has_parent = Some(has_parent);
+        self.0.say.notify_one();
+    }
+
+    fn closed(&mut self, closed: Closed) {
+        self.0.reply(reply::Body::Closed(closed));
+    }
+
+    fn prepared(&mut self, prepared: Prepared) {
+        self.0.reply(reply::Body::Prepared(prepared));
+    }
+
+    fn committed(&mut self, committed: Committed) {
+        self.0.reply(reply::Body::Committed(committed));
+    }
+}

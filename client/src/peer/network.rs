@@ -1,0 +1,283 @@
+//! The way to the other nodes: sockets, and one connection to each node that is spoken with.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::wire::message::{Hello, Reply, reply, request};
+use quinn::{Connection, Endpoint, EndpointConfig, TokioRuntime, VarInt};
+use tokio::runtime::Handle;
+
+use super::router::Router;
+use super::stream::{self, within};
+use super::{Options, PeerError, code, socket};
+use crate::identity::{Peer, ReloadingIdentity, Role, server_name};
+
+/// Where nodes are.
+pub trait Addresses: Send + Sync + 'static {
+    /// The address of a node; `None` while nobody knows. Must not block.
+    fn address(&self, node: &str) -> Option<SocketAddr>;
+}
+
+impl<F: Fn(&str) -> Option<SocketAddr> + Send + Sync + 'static> Addresses for F {
+    fn address(&self, node: &str) -> Option<SocketAddr> {
+        self(node)
+    }
+}
+
+/// Pause after a first failed attempt; it doubles up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause between two attempts.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// A connection in use, and its bulk streams.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    pub(crate) router: Router,
+}
+
+/// What is known of the way to one node.
+#[derive(Default)]
+struct Way {
+    link: Option<Link>,
+    failures: u32,
+    /// No attempt before this.
+    not_before: Option<Instant>,
+}
+
+struct Inner {
+    runtime: Handle,
+    endpoints: Vec<Endpoint>,
+    region: String,
+    options: Options,
+    identity: Arc<ReloadingIdentity>,
+    addresses: Arc<dyn Addresses>,
+    ways: std::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Way>>>>,
+}
+
+/// The way to the other nodes. Cheap to clone; the last clone closes all connections.
+#[derive(Clone)]
+pub struct Network(Arc<Inner>);
+
+impl Network {
+    /// Opens `options.sockets` sockets on `bind` (port 0, or it is the same for all). `region` is this node's, for
+    /// [`Hello`]; empty for an agent.
+    ///
+    /// # Errors
+    /// A socket cannot be had.
+    pub fn new(
+        runtime: Handle,
+        bind: SocketAddr,
+        identity: Arc<ReloadingIdentity>,
+        region: &str,
+        addresses: Arc<dyn Addresses>,
+        options: Options,
+    ) -> Result<Self, PeerError> {
+        let entered = runtime.enter();
+        let endpoints = (0..options.sockets.max(1))
+            .map(|_| endpoint(bind, None, &options))
+            .collect::<Result<_, _>>()?;
+        drop(entered);
+        Ok(Self(Arc::new(Inner {
+            runtime,
+            endpoints,
+            region: region.to_owned(),
+            options,
+            identity,
+            addresses,
+            ways: std::sync::Mutex::default(),
+        })))
+    }
+
+    /// Asks `node` for anything but a dump or a fetch, and waits for the answer. Must not be called on a
+    /// thread of the runtime. A lost connection is not tried again once the request may have arrived.
+    ///
+    /// # Errors
+    /// [`PeerError::Refused`] with the peer's words, or no answer by `deadline`.
+    pub fn call(
+        &self,
+        node: &str,
+        body: request::Body,
+        deadline: Instant,
+    ) -> Result<reply::Body, PeerError> {
+        self.runtime()
+            .block_on(self.call_async(node, body, deadline))
+    }
+
+    /// As [`Self::call`], for tasks.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn call_async(
+        &self,
+        node: &str,
+        body: request::Body,
+        deadline: Instant,
+    ) -> Result<reply::Body, PeerError> {
+        let link = self.link(node, deadline).await?;
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let answer = within(node, "a request", timeout, async {
+            let (mut send, mut receive) =
+                stream::converse(&link.connection, node, self.hello(), body).await?;
+            let _ = send.finish();
+            stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await
+        });
+        answered(node, answer.await?)
+    }
+
+    /// Closes every connection, with a word to the peers.
+    pub fn close(&self) {
+        for endpoint in &self.0.endpoints {
+            endpoint.close(VarInt::from_u32(code::DONE), b"shutting down");
+        }
+    }
+
+    /// Bytes on the wire and the like, of the connection to `node` if there is one.
+    #[must_use]
+    pub fn stats(&self, node: &str) -> Option<quinn::ConnectionStats> {
+        let way = self.ways().get(node).cloned()?;
+        let way = way.try_lock().ok()?;
+        way.link.as_ref().map(|link| link.connection.stats())
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.0.runtime
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    pub(crate) fn hello(&self) -> Hello {
+        stream::hello(self.0.identity.current().name(), &self.0.region)
+    }
+
+    fn ways(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<Way>>>> {
+        self.0.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection to `node`, made anew if it is lost, by `deadline`.
+    pub(crate) async fn link(&self, node: &str, deadline: Instant) -> Result<Link, PeerError> {
+        let way = Arc::clone(self.ways().entry(node.to_owned()).or_default());
+        let connected = async {
+            // Whoever comes while a connection is being made waits for it here.
+            let mut way = way.lock().await;
+            loop {
+                if let Some(link) = &way.link
+                    && link.connection.close_reason().is_none()
+                {
+                    return Ok(link.clone());
+                }
+                way.link = None;
+                if let Some(not_before) = way.not_before {
+                    tokio::time::sleep_until(not_before.into()).await;
+                }
+                match self.connect(node).await {
+                    Ok(link) => {
+                        *way = Way {
+                            link: Some(link.clone()),
+                            ..Way::default()
+                        };
+                        return Ok(link);
+                    }
+                    Err(error @ (PeerError::WrongPeer { .. } | PeerError::Identity { .. })) => {
+                        return Err(error);
+                    }
+                    Err(error) => {
+                        let pause = FIRST_PAUSE * 2u32.saturating_pow(way.failures.min(10));
+                        let now = Instant::now();
+                        way.not_before = Some(now + pause.min(MAX_PAUSE));
+                        way.failures += 1;
+                        tracing::debug!(node, %error, "no connection");
+                        if way.not_before >= Some(deadline) {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        };
+        match tokio::time::timeout_at(deadline.into(), connected).await {
+            Ok(link) => link,
+            Err(_) => Err(PeerError::Unreachable {
+                node: node.to_owned(),
+                reason: "no connection in time".to_owned(),
+            }),
+        }
+    }
+
+    async fn connect(&self, node: &str) -> Result<Link, PeerError> {
+        let inner = &self.0;
+        let address = inner
+            .addresses
+            .address(node)
+            .ok_or_else(|| PeerError::NoAddress {
+                node: node.to_owned(),
+            })?;
+        let unreachable = |reason: String| PeerError::Unreachable {
+            node: node.to_owned(),
+            reason,
+        };
+        let mut config = inner.identity.quic_client_config();
+        config.transport_config(inner.options.transport());
+        // The same socket for the same node, so that several are of use.
+        let place = node.bytes().fold(0usize, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(byte.into())
+        });
+        let connecting = inner.endpoints[place % inner.endpoints.len()]
+            .connect_with(config, address, &server_name(node))
+            .map_err(|error| unreachable(error.to_string()))?;
+        let connection = tokio::time::timeout(inner.options.handshake_timeout, connecting)
+            .await
+            .map_err(|_| unreachable(format!("no handshake with {address} in time")))?
+            .map_err(|error| unreachable(error.to_string()))?;
+        let peer = Peer::of(&connection).map_err(|error| PeerError::identity(&error))?;
+        if peer.name() != node || peer.role() != Role::Node {
+            connection.close(VarInt::from_u32(code::UNWANTED), b"not who was called");
+            return Err(PeerError::WrongPeer {
+                node: node.to_owned(),
+                found: format!("{} {}", peer.role(), peer.name()),
+            });
+        }
+        let router = Router::spawn(connection.clone(), inner.options.request_timeout);
+        Ok(Link { connection, router })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for endpoint in &self.endpoints {
+            endpoint.close(VarInt::from_u32(code::DONE), b"");
+        }
+    }
+}
+
+/// The body of a reply, or the refusal in it.
+pub(crate) fn answered(node: &str, answer: Reply) -> Result<reply::Body, PeerError> {
+    match answer.body {
+        Some(reply::Body::Error(error)) => Err(PeerError::refused(node, error)),
+        Some(body) => Ok(body),
+        None => Err(PeerError::protocol(node, "an empty reply")),
+    }
+}
+
+/// A quinn endpoint on a socket of its own. Must be called within a tokio runtime.
+pub(crate) fn endpoint(
+    bind: SocketAddr,
+    server: Option<quinn::ServerConfig>,
+    options: &Options,
+) -> Result<Endpoint, PeerError> {
+    let failed = |error: std::io::Error| PeerError::Bind {
+        address: bind,
+        kind: error.kind(),
+    };
+    let socket =
+        socket::bind(bind, options.socket_buffer_bytes, options.packet_bytes).map_err(failed)?;
+    let mut config = EndpointConfig::default();
+    config
+        .max_udp_payload_size(options.packet_bytes.max(options.assured_packet_bytes))
+        .map_err(|error| failed(std::io::Error::other(error)))?;
+    Endpoint::new_with_abstract_socket(config, server, socket, Arc::new(TokioRuntime))
+        .map_err(failed)
+}

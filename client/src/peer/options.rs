@@ -1,0 +1,119 @@
+//! What the transport may take, and how quinn is tuned.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+
+/// When pages are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// Never.
+    Off,
+    /// When the link is slower than the codec, and the pages look as if they would shrink.
+    #[default]
+    Adaptive,
+    /// Whenever the pages look as if they would shrink.
+    Always,
+}
+
+/// The transport's limits. quinn's own defaults suit a 100 Mbit/s WAN.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Sockets (and quinn endpoints) for outgoing connections; one is one task, so one core. Default 1.
+    pub sockets: usize,
+    /// Largest UDP payload tried, bytes: MTU discovery goes up to it. 8,972 fills jumbo frames; on a path of
+    /// 1,500 its only cost is a few lost probes. Default 8,972.
+    pub packet_bytes: u16,
+    /// UDP payload that every path is known to carry, bytes; 1,200 is what QUIC demands. Default 1,200.
+    pub assured_packet_bytes: u16,
+    /// Socket buffers asked for, bytes; the kernel's `net.core.[rw]mem_max` may give less. Default 8 MiB.
+    pub socket_buffer_bytes: usize,
+    /// What a peer may send on one stream before it is read, bytes. Default 32 MiB.
+    pub stream_window_bytes: u32,
+    /// The same on a whole connection, and what is kept for sending again, bytes. Default 64 MiB.
+    pub connection_window_bytes: u32,
+    /// Frames of one dump that are kept until the peer has acknowledged them, bytes. Default 32 MiB.
+    pub dump_window_bytes: usize,
+    /// Streams of each kind that a peer may have open on a connection. Default 64.
+    pub streams: u32,
+    /// Connections taken from peers, all together. Default 256.
+    pub connections: usize,
+    /// Handshakes under way at once. Default 64.
+    pub handshakes: usize,
+    /// Conversations served at once, of dumps and of fetches, each. Default 64.
+    pub conversations: usize,
+    /// A handshake's time. Default 5 s.
+    pub handshake_timeout: Duration,
+    /// Time for a Hello and a Request, or a preamble, to come in, whatever their pace. Default 10 s.
+    pub request_timeout: Duration,
+    /// A dump's bulk stream that brings nothing, or takes nothing, for this long counts as lost, as does a
+    /// frame that is not whole by then. CRIU pauses between frames, not within one. Default 10 s.
+    pub frame_timeout: Duration,
+    /// Silence after which a connection is lost. Default 6 s.
+    pub idle_timeout: Duration,
+    /// Interval of keep-alives. Default 1.5 s.
+    pub keep_alive: Duration,
+    /// How long a sender tries to have a lost connection again. Default 20 s.
+    pub reconnect: Duration,
+    /// How long a receiver keeps a dump whose connection is lost. Default 30 s.
+    pub grace: Duration,
+    /// When pages are compressed. Default adaptive.
+    pub compression: Compression,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sockets: 1,
+            packet_bytes: 8972,
+            assured_packet_bytes: 1200,
+            socket_buffer_bytes: 8 << 20,
+            stream_window_bytes: 32 << 20,
+            connection_window_bytes: 64 << 20,
+            dump_window_bytes: 32 << 20,
+            streams: 64,
+            connections: 256,
+            handshakes: 64,
+            conversations: 64,
+            handshake_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(10),
+            frame_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(6),
+            keep_alive: Duration::from_millis(1500),
+            reconnect: Duration::from_secs(20),
+            grace: Duration::from_secs(30),
+            compression: Compression::Adaptive,
+        }
+    }
+}
+
+impl Options {
+    /// quinn's transport parameters.
+    #[must_use]
+    pub fn transport(&self) -> Arc<TransportConfig> {
+        let mut discovery = MtuDiscoveryConfig::default();
+        discovery.upper_bound(self.packet_bytes);
+        let mut acks = AckFrequencyConfig::default();
+        // Half of quinn's initial window of ~10 packets would stall it; 10 is what quinn's GSO batch holds.
+        acks.ack_eliciting_threshold(VarInt::from_u32(10));
+        let idle = IdleTimeout::try_from(self.idle_timeout)
+            .unwrap_or_else(|_| IdleTimeout::from(VarInt::from_u32(6000)));
+        let mut transport = TransportConfig::default();
+        transport
+            .stream_receive_window(VarInt::from_u32(self.stream_window_bytes))
+            .receive_window(VarInt::from_u32(self.connection_window_bytes))
+            .send_window(self.connection_window_bytes.into())
+            .max_concurrent_bidi_streams(VarInt::from_u32(self.streams))
+            .max_concurrent_uni_streams(VarInt::from_u32(self.streams))
+            .max_idle_timeout(Some(idle))
+            .keep_alive_interval(Some(self.keep_alive))
+            .initial_rtt(Duration::from_millis(1))
+            .initial_mtu(self.assured_packet_bytes)
+            .mtu_discovery_config(Some(discovery))
+            .ack_frequency_config(Some(acks))
+            // Datagrams are not spoken here.
+            .datagram_receive_buffer_size(None);
+        Arc::new(transport)
+    }
+}

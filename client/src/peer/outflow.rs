@@ -1,0 +1,190 @@
+//! The sending side of a fetch.
+
+use bytes::{Bytes, BytesMut};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::wire::frame::{Coding, HEADER_BYTES, Header, Kind, Preamble};
+use permafrost_protocol::wire::message::{FetchOpened, Reply, reply};
+use quinn::{Connection, SendStream, VarInt};
+use tokio::sync::{mpsc, oneshot};
+
+use super::coding::Coder;
+use super::stream::{self, within};
+use super::{Compression, Options, PeerError, code};
+
+/// Frames between the handler and the connection: with the largest, 4 MiB.
+pub(crate) const QUEUED_FRAMES: usize = 16;
+
+/// Where a blocking handler puts the frames of a fetch; waits while the peer is slow.
+pub trait FrameSink: Send {
+    /// The checkpoint is here; to be called before the first frame.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError>;
+
+    /// The next frame, as the wire has them, with its payload as it is.
+    ///
+    /// # Errors
+    /// The peer is gone or too slow, or that is no frame.
+    fn push(
+        &mut self,
+        kind: Kind,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: &[u8],
+    ) -> Result<(), PeerError>;
+}
+
+/// The handler's end of a fetch.
+pub(crate) struct Outflow {
+    peer: String,
+    opened: Option<oneshot::Sender<(Manifest, Vec<u8>)>>,
+    frames: mpsc::Sender<(Header, Bytes)>,
+    coder: Coder,
+    sequence: u64,
+}
+
+/// The connection's end of it.
+pub(crate) struct Tap {
+    opened: oneshot::Receiver<(Manifest, Vec<u8>)>,
+    frames: mpsc::Receiver<(Header, Bytes)>,
+}
+
+pub(crate) fn outflow(peer: &str, options: &Options) -> (Outflow, Tap) {
+    let (opened, told) = oneshot::channel();
+    let (frames, tapped) = mpsc::channel(QUEUED_FRAMES);
+    // The link's speed is not measured here: only whoever wants it always compresses fetches.
+    let when = match options.compression {
+        Compression::Always => Compression::Always,
+        Compression::Off | Compression::Adaptive => Compression::Off,
+    };
+    let outflow = Outflow {
+        peer: peer.to_owned(),
+        opened: Some(opened),
+        frames,
+        coder: Coder::new(when),
+        sequence: 0,
+    };
+    let tap = Tap {
+        opened: told,
+        frames: tapped,
+    };
+    (outflow, tap)
+}
+
+impl FrameSink for Outflow {
+    fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError> {
+        let told = self
+            .opened
+            .take()
+            .map(|opened| opened.send((manifest, content_digest)));
+        match told {
+            Some(Ok(())) => Ok(()),
+            _ => Err(PeerError::aborted(&self.peer)),
+        }
+    }
+
+    fn push(
+        &mut self,
+        kind: Kind,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: &[u8],
+    ) -> Result<(), PeerError> {
+        let (coding, payload) = match kind {
+            Kind::Pages => self.coder.encode(payload, None),
+            _ => (Coding::Raw, Bytes::copy_from_slice(payload)),
+        };
+        let header = Header {
+            kind,
+            coding,
+            flags,
+            pages,
+            sequence: self.sequence,
+            index,
+            payload_bytes: u32::try_from(payload.len()).unwrap_or(u32::MAX),
+        };
+        header
+            .check()
+            .map_err(|_| PeerError::protocol("this node", "a frame that cannot be sent"))?;
+        self.sequence += 1;
+        self.frames
+            .blocking_send((header, payload))
+            .map_err(|_| PeerError::aborted(&self.peer))
+    }
+}
+
+impl Tap {
+    /// Sends what the handler gives until it is done; `result` is what it then says.
+    pub(crate) async fn run(
+        mut self,
+        peer: &str,
+        connection: &Connection,
+        mut send: SendStream,
+        result: impl Future<Output = Result<(), control::Error>>,
+        options: &Options,
+    ) -> Result<(), PeerError> {
+        let mut bulk = None;
+        if let Ok((manifest, content_digest)) = self.opened.await {
+            let id = *uuid::Uuid::new_v4().as_bytes();
+            let answer = Reply {
+                body: Some(reply::Body::FetchOpened(FetchOpened {
+                    id: id.to_vec(),
+                    manifest: Some(manifest),
+                    content_digest,
+                })),
+            };
+            stream::write(&mut send, peer, "reply", &answer).await?;
+            let stream = connection
+                .open_uni()
+                .await
+                .map_err(|source| PeerError::lost(peer, source))?;
+            let stream = bulk.insert(stream);
+            let mut chunks = vec![Bytes::copy_from_slice(&Preamble { id }.encode())];
+            let mut frames = Vec::with_capacity(QUEUED_FRAMES);
+            while self.frames.recv_many(&mut frames, QUEUED_FRAMES).await > 0 {
+                for (header, payload) in frames.drain(..) {
+                    let mut bytes = BytesMut::with_capacity(HEADER_BYTES);
+                    bytes.extend_from_slice(&header.encode());
+                    chunks.push(bytes.freeze());
+                    if !payload.is_empty() {
+                        chunks.push(payload);
+                    }
+                }
+                // Unlike CRIU a restoring peer has no reason to pause for long.
+                let timeout = options.frame_timeout * 3;
+                within(peer, "taking frames", timeout, async {
+                    let written = stream.write_all_chunks(&mut chunks).await;
+                    written.map_err(|error| PeerError::write(peer, "frames", error))
+                })
+                .await?;
+                chunks.clear();
+            }
+            if !chunks.is_empty() {
+                let written = stream.write_all_chunks(&mut chunks).await;
+                written.map_err(|error| PeerError::write(peer, "frames", error))?;
+            }
+        }
+        match result.await {
+            Ok(()) => {
+                if let Some(stream) = &mut bulk {
+                    let _ = stream.finish();
+                }
+            }
+            Err(error) => {
+                let answer = Reply {
+                    body: Some(reply::Body::Error(error)),
+                };
+                stream::write(&mut send, peer, "reply", &answer).await?;
+                if let Some(stream) = &mut bulk {
+                    let _ = stream.reset(VarInt::from_u32(code::ABORTED));
+                }
+            }
+        }
+        let _ = send.finish();
+        Ok(())
+    }
+}

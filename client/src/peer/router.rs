@@ -1,0 +1,86 @@
+//! Which conversation a bulk stream belongs to.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use quinn::{Connection, RecvStream, VarInt};
+use tokio::sync::oneshot;
+
+use super::code;
+
+/// Bulk streams of a connection that nobody has claimed yet: at most so many are kept.
+const MAX_UNCLAIMED: usize = 16;
+
+#[derive(Default)]
+struct Places {
+    claimed: HashMap<[u8; 16], oneshot::Sender<RecvStream>>,
+    unclaimed: HashMap<[u8; 16], RecvStream>,
+}
+
+/// The bulk streams of one connection, by preamble. A stream and whoever wants it come in either order.
+#[derive(Clone, Default)]
+pub(crate) struct Router(Arc<Mutex<Places>>);
+
+impl Router {
+    /// Takes in the bulk streams of `connection` until it ends.
+    pub(crate) fn spawn(connection: Connection, timeout: Duration) -> Self {
+        let router = Self::default();
+        let routed = router.clone();
+        tokio::spawn(async move {
+            // quinn bounds how many a peer may have open, and so these tasks.
+            while let Ok(stream) = connection.accept_uni().await {
+                let router = routed.clone();
+                tokio::spawn(router.place(stream, timeout));
+            }
+            // Whoever waits for a stream of this connection need wait no longer.
+            routed.lock().claimed.clear();
+        });
+        router
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Places> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn place(self, mut stream: RecvStream, timeout: Duration) {
+        let mut id = [0; 16];
+        match tokio::time::timeout(timeout, stream.read_exact(&mut id)).await {
+            Ok(Ok(())) => {}
+            _ => return refuse(stream),
+        }
+        let refused = {
+            let mut places = self.lock();
+            match places.claimed.remove(&id) {
+                Some(waiting) => waiting.send(stream).err(),
+                None if places.unclaimed.len() < MAX_UNCLAIMED => {
+                    places.unclaimed.insert(id, stream)
+                }
+                None => Some(stream),
+            }
+        };
+        if let Some(stream) = refused {
+            return refuse(stream);
+        }
+        tokio::time::sleep(timeout).await;
+        let forgotten = self.lock().unclaimed.remove(&id);
+        if let Some(stream) = forgotten {
+            refuse(stream);
+        }
+    }
+
+    /// The stream with this preamble, as soon as it is here.
+    pub(crate) fn claim(&self, id: [u8; 16]) -> oneshot::Receiver<RecvStream> {
+        let (send, receive) = oneshot::channel();
+        let mut places = self.lock();
+        match places.unclaimed.remove(&id) {
+            Some(stream) => drop(send.send(stream)),
+            None => drop(places.claimed.insert(id, send)),
+        }
+        receive
+    }
+}
+
+fn refuse(mut stream: RecvStream) {
+    let _ = stream.stop(VarInt::from_u32(code::UNWANTED));
+}

@@ -1,0 +1,214 @@
+//! Messages on a quinn stream, and frames out of one.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use permafrost_protocol::control::framing;
+use permafrost_protocol::wire::VERSION;
+use permafrost_protocol::wire::message::{Hello, Request, request};
+use prost::Message;
+use quinn::{Connection, RecvStream, SendStream};
+
+use super::PeerError;
+
+/// Longest message that is taken before anybody has been heard, bytes: a chain's names, a control request.
+pub(crate) const MAX_REQUEST_BYTES: usize = 1 << 20;
+/// Longest other message: what the framing allows.
+pub(crate) const MAX_REPLY_BYTES: usize = permafrost_protocol::control::MAX_MESSAGE_BYTES as usize;
+
+/// Most bytes asked of a stream at once, so that an announced length costs no memory before its bytes come.
+const READ_BYTES: usize = 64 << 10;
+/// Chunks taken from quinn under one lock of the connection.
+const CHUNKS: usize = 32;
+
+/// Reads one message of at most `max_bytes`.
+pub(crate) async fn read<M: Message + Default>(
+    stream: &mut RecvStream,
+    node: &str,
+    doing: &'static str,
+    max_bytes: usize,
+) -> Result<M, PeerError> {
+    let message = |source| PeerError::Message {
+        node: node.to_owned(),
+        source,
+    };
+    let mut prefix = [0; framing::LENGTH_BYTES];
+    stream
+        .read_exact(&mut prefix)
+        .await
+        .map_err(|error| PeerError::read_exact(node, doing, error))?;
+    let length = framing::length(prefix).map_err(message)?;
+    if length > max_bytes {
+        return Err(PeerError::protocol(
+            node,
+            "a message too long for its place",
+        ));
+    }
+    let mut body = Vec::new();
+    while body.len() < length {
+        let start = body.len();
+        body.resize(length.min(start + READ_BYTES), 0);
+        stream
+            .read_exact(&mut body[start..])
+            .await
+            .map_err(|error| PeerError::read_exact(node, doing, error))?;
+    }
+    M::decode(body.as_slice()).map_err(|error| message(error.into()))
+}
+
+/// Writes one message.
+pub(crate) async fn write(
+    stream: &mut SendStream,
+    node: &str,
+    doing: &'static str,
+    message: &impl Message,
+) -> Result<(), PeerError> {
+    let bytes = framing::encode(message).map_err(|source| PeerError::Message {
+        node: node.to_owned(),
+        source,
+    })?;
+    stream
+        .write_chunk(bytes.into())
+        .await
+        .map_err(|error| PeerError::write(node, doing, error))
+}
+
+/// Opens a conversation: a stream with the Hello and the request on it.
+pub(crate) async fn converse(
+    connection: &Connection,
+    node: &str,
+    hello: Hello,
+    body: request::Body,
+) -> Result<(SendStream, RecvStream), PeerError> {
+    let (mut send, receive) = connection
+        .open_bi()
+        .await
+        .map_err(|source| PeerError::lost(node, source))?;
+    write(&mut send, node, "request", &hello).await?;
+    write(&mut send, node, "request", &Request { body: Some(body) }).await?;
+    Ok((send, receive))
+}
+
+/// The Hello of `name`.
+pub(crate) fn hello(name: &str, region: &str) -> Hello {
+    Hello {
+        version: VERSION,
+        name: name.to_owned(),
+        region: region.to_owned(),
+    }
+}
+
+/// Bytes of a bulk stream, taken from quinn many chunks at a time.
+pub(crate) struct Bulk {
+    stream: RecvStream,
+    chunks: VecDeque<Bytes>,
+    available: usize,
+}
+
+impl Bulk {
+    pub(crate) fn new(stream: RecvStream) -> Self {
+        Self {
+            stream,
+            chunks: VecDeque::new(),
+            available: 0,
+        }
+    }
+
+    /// Makes `bytes` of them be here; false at a clean end before the first of them.
+    async fn fill(&mut self, node: &str, bytes: usize) -> Result<bool, PeerError> {
+        while self.available < bytes {
+            let mut taken: [Bytes; CHUNKS] = std::array::from_fn(|_| Bytes::new());
+            let read = self
+                .stream
+                .read_chunks(&mut taken)
+                .await
+                .map_err(|error| PeerError::read(node, "frames", error))?;
+            match read {
+                Some(count) => {
+                    for chunk in taken.into_iter().take(count) {
+                        self.available += chunk.len();
+                        self.chunks.push_back(chunk);
+                    }
+                }
+                None if self.available == 0 => return Ok(false),
+                None => return Err(PeerError::protocol(node, "a frame that is not whole")),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies the next bytes, which are here, to `take`.
+    fn take(&mut self, mut bytes: usize, mut take: impl FnMut(&[u8])) {
+        self.available -= bytes;
+        while bytes > 0 {
+            let Some(chunk) = self.chunks.front_mut() else {
+                return;
+            };
+            let part = bytes.min(chunk.len());
+            take(&chunk[..part]);
+            bytes -= part;
+            if part == chunk.len() {
+                self.chunks.pop_front();
+            } else {
+                bytes::Buf::advance(chunk, part);
+            }
+        }
+    }
+
+    /// The next `N` bytes; `None` at a clean end. Waits for the first of them as long as it takes, for the rest
+    /// `timeout`.
+    pub(crate) async fn array<const N: usize>(
+        &mut self,
+        node: &str,
+        timeout: Duration,
+    ) -> Result<Option<[u8; N]>, PeerError> {
+        if !self.fill(node, 1).await? {
+            return Ok(None);
+        }
+        within(node, "a frame", timeout, self.fill(node, N)).await?;
+        let mut array = [0; N];
+        let mut filled = 0;
+        self.take(N, |part| {
+            array[filled..filled + part.len()].copy_from_slice(part);
+            filled += part.len();
+        });
+        Ok(Some(array))
+    }
+
+    /// The next `bytes` bytes, in one piece, within `timeout`.
+    pub(crate) async fn payload(
+        &mut self,
+        node: &str,
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<Bytes, PeerError> {
+        if bytes == 0 {
+            return Ok(Bytes::new());
+        }
+        if !within(node, "a frame", timeout, self.fill(node, bytes)).await? {
+            return Err(PeerError::protocol(node, "a frame without its payload"));
+        }
+        let mut payload = BytesMut::with_capacity(bytes);
+        self.take(bytes, |part| payload.extend_from_slice(part));
+        Ok(payload.freeze())
+    }
+
+    /// Tells the sender that no more is wanted.
+    pub(crate) fn stop(&mut self, code: quinn::VarInt) {
+        let _ = self.stream.stop(code);
+    }
+}
+
+/// Waits for `work`, at most for `timeout`.
+pub(crate) async fn within<T>(
+    node: &str,
+    doing: &'static str,
+    timeout: Duration,
+    work: impl Future<Output = Result<T, PeerError>>,
+) -> Result<T, PeerError> {
+    match tokio::time::timeout(timeout, work).await {
+        Ok(done) => done,
+        Err(_) => Err(PeerError::deadline(node, doing)),
+    }
+}
