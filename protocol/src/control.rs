@@ -96,6 +96,10 @@ pub mod request {
         /// compared with the parent's either way.
         #[prost(bool, tag = "7")]
         pub parent_images: bool,
+        /// On how many nodes the dump must be durable before it is acknowledged: `local`, `quorum`, `all`, or empty
+        /// for the node's default.
+        #[prost(string, tag = "8")]
+        pub durability: String,
     }
 
     /// Make a closed session a checkpoint. Carries the images directory's descriptor.
@@ -201,6 +205,9 @@ pub mod request {
         /// Do not compare with the job's newest checkpoint.
         #[prost(bool, tag = "2")]
         pub no_parent: bool,
+        /// As in [`Open`].
+        #[prost(string, tag = "3")]
+        pub durability: String,
     }
 
     /// Serve a checkpoint to `criu restore --stream`. The descriptor of a listening AF_UNIX socket rides

@@ -14,6 +14,7 @@ fn requests() -> Vec<Request> {
         Body::Open(request::Open {
             job: text(),
             seal_follows: true,
+            durability: text(),
             ..Default::default()
         }),
         Body::Seal(request::Seal { session: text() }),
@@ -42,6 +43,7 @@ fn requests() -> Vec<Request> {
         Body::Import(request::Import {
             job: text(),
             no_parent: true,
+            durability: text(),
         }),
         Body::Status(request::Status {}),
     ];

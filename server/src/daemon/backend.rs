@@ -21,6 +21,21 @@ pub(crate) struct Local {
     pub(crate) catalog_origin: String,
 }
 
+/// Refuses a durability that one node alone cannot give.
+fn check_durability(word: &str) -> Result<(), StoreError> {
+    match word {
+        "" | "local" => Ok(()),
+        "quorum" | "all" => Err(StoreError::Unavailable {
+            message: "this node knows no other to keep a copy on".to_owned(),
+            hint: "leave --durability out, or say local",
+        }),
+        _ => Err(StoreError::Invalid {
+            message: format!("{word:?} is no durability"),
+            hint: "say local, quorum or all",
+        }),
+    }
+}
+
 fn refusal(error: StoreError) -> control::Error {
     error.to_reply()
 }
@@ -44,6 +59,7 @@ impl Backend for Local {
     type Sink = SessionSink;
 
     fn open(&self, open: request::Open) -> Result<Arc<store::Session>, control::Error> {
+        check_durability(&open.durability).map_err(refusal)?;
         self.store
             .open_session(SessionRequest {
                 job: open.job,
@@ -141,6 +157,7 @@ impl Backend for Local {
         directory: OwnedFd,
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
+        check_durability(&import.durability).map_err(refusal)?;
         self.store
             .import(&import.job, import.no_parent, directory, progress)
             .map_err(refusal)

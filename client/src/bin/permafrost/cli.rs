@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use permafrost_client::control::DEFAULT_SOCKET;
 
 const ABOUT_EXIT_CODES: &str = "\
@@ -128,6 +128,30 @@ pub(crate) enum Command {
     Status,
 }
 
+/// On how many nodes a dump must be durable before it is acknowledged.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Durability {
+    /// One; copies are made all the same
+    Local,
+    /// More than half of the copies
+    Quorum,
+    /// All copies
+    All,
+}
+
+impl Durability {
+    /// As the control protocol says it; empty for the node's default.
+    pub(crate) fn word(chosen: Option<Self>) -> String {
+        match chosen {
+            None => "",
+            Some(Self::Local) => "local",
+            Some(Self::Quorum) => "quorum",
+            Some(Self::All) => "all",
+        }
+        .to_owned()
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DumpArguments {
     /// Root of the process tree.
@@ -152,6 +176,9 @@ pub(crate) struct DumpArguments {
     /// Neither leave out nor compare with what the job's newest checkpoint has.
     #[arg(long)]
     pub(crate) full: bool,
+    /// On how many nodes it must be durable before the process may end [default: the node's].
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<Durability>,
     /// CRIU program.
     #[arg(long, value_name = "PATH", env = "PERMAFROST_CRIU")]
     pub(crate) criu: Option<PathBuf>,
@@ -213,6 +240,9 @@ pub(crate) struct PutArguments {
     /// Do not compare with the job's newest checkpoint.
     #[arg(long)]
     pub(crate) full: bool,
+    /// On how many nodes it must be durable before it is sealed [default: the node's].
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<Durability>,
 }
 
 #[derive(Debug, Args)]

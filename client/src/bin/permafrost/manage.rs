@@ -100,6 +100,7 @@ pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), F
         no_parent: arguments.full,
         bound_to_connection: false,
         parent_images: arguments.prev_images,
+        durability: String::new(),
     })?;
     context.print(&opened, |opened| human_opened(opened, arguments))
 }

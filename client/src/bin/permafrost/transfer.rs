@@ -7,7 +7,7 @@ use std::path::Path;
 use permafrost_client::scratch;
 use permafrost_protocol::control::{Exported, Verified, request};
 
-use crate::cli::{GetArguments, PutArguments, VerifyArguments};
+use crate::cli::{Durability, GetArguments, PutArguments, VerifyArguments};
 use crate::context::Context;
 use crate::dump::name_of;
 use crate::failure::{Code, Failure};
@@ -99,6 +99,7 @@ pub(crate) fn put(context: &Context, arguments: &PutArguments) -> Result<(), Fai
             request::Import {
                 job: arguments.job.clone(),
                 no_parent: arguments.full,
+                durability: Durability::word(arguments.durability),
             },
             Some(directory.as_fd()),
             &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),

@@ -13,6 +13,7 @@ use permafrost_client::verdict;
 use permafrost_protocol::control::{SessionOpened, request};
 
 use super::{Parent, Places, Plan, Sealed};
+use crate::cli::Durability;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::interrupt::Interrupts;
@@ -76,6 +77,7 @@ impl Plan<'_> {
             no_parent: self.arguments.full,
             bound_to_connection: true,
             parent_images: self.parent.is_some(),
+            durability: Durability::word(self.arguments.durability),
         })?;
         match &self.parent {
             Some(parent) if parent.generation != opened.parent_generation => Err(Failure::new(
