@@ -22,7 +22,7 @@ use rcgen::{
 };
 
 use super::files::{self, CA, CA_KEY, CERTIFICATE, CHAIN, KEY, NewFile};
-use super::subject::{check_host, check_name, dns_name};
+use super::subject::{check_host, check_name, dns_name, time};
 use super::{IdentityError, Namespaces, Role, Subject, tls};
 
 /// Days that a certificate is valid unless told otherwise: long enough to be rotated once a month with two
@@ -154,8 +154,7 @@ impl Authority {
                 directory: directory.to_owned(),
             });
         }
-        let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
-        let not_after = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let not_after = time(parsed.validity().not_after.timestamp());
         let issuer = Issuer::from_ca_cert_der(&certificates[0], key)?;
         let chain = place.join(CHAIN);
         let chain_pem = match files::read(&chain) {
@@ -352,6 +351,44 @@ impl Authority {
     }
 }
 
+/// A CA that an identity or an authority trusts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trusted {
+    /// Its name.
+    pub name: String,
+    /// When it is over.
+    pub not_after: SystemTime,
+}
+
+/// The CAs that stand in `directory`, be it an authority's or an identity's; the newest first.
+///
+/// # Errors
+/// `ca.pem` is missing or holds something else.
+pub fn trusted(directory: &Path) -> Result<Vec<Trusted>, IdentityError> {
+    let path = files::resolve(directory)?.join(CA);
+    tls::certificates(&path)?
+        .iter()
+        .map(|certificate| {
+            let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|_| {
+                IdentityError::Pem {
+                    path: path.clone(),
+                    expected: "CA certificate",
+                }
+            })?;
+            let name = parsed
+                .subject()
+                .iter_common_name()
+                .find_map(|name| name.as_str().ok())
+                .unwrap_or_default()
+                .to_owned();
+            Ok(Trusted {
+                name,
+                not_after: time(parsed.validity().not_after.timestamp()),
+            })
+        })
+        .collect()
+}
+
 fn new_key() -> Result<KeyPair, IdentityError> {
     Ok(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)
 }
@@ -414,7 +451,9 @@ fn exists(directory: &Path, what: &'static str) -> IdentityError {
 /// Somebody else was faster.
 fn taken(error: IdentityError, directory: &Path, what: &'static str) -> IdentityError {
     match error {
-        IdentityError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+        IdentityError::Io { path, source, .. }
+            if source.kind() == io::ErrorKind::AlreadyExists && path.ends_with(files::CURRENT) =>
+        {
             exists(directory, what)
         }
         error => error,

@@ -23,7 +23,7 @@ use super::IdentityError;
 /// Largest file that is read: hundreds of certificates.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-const CURRENT: &str = "current";
+pub(crate) const CURRENT: &str = "current";
 const VERSIONS: &str = "versions";
 
 pub(crate) const CA: &str = "ca.pem";

@@ -24,7 +24,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-pub use authority::{Authority, DEFAULT_DAYS, Issued, MAX_DAYS, Order};
+pub use authority::{Authority, DEFAULT_DAYS, Issued, MAX_DAYS, Order, Trusted, trusted};
 pub use error::IdentityError;
 pub use peer::Peer;
 pub use reload::{RELOAD_INTERVAL, ReloadingIdentity};
@@ -36,6 +36,9 @@ pub use stream::{CriuTls, TlsError, TlsStream, begins_with_tls, looks_like_tls};
 pub use subject::{DOMAIN, MAX_NAME_BYTES, Subject, server_name};
 
 use tls::{Current, Material};
+
+/// How often files that change while they are read are read again.
+const ATTEMPTS: usize = 5;
 
 /// A certificate with its key, and the CAs that are trusted: what stands in a directory at one moment.
 /// Cheap to clone.
@@ -54,7 +57,7 @@ impl Identity {
         let directory = directory.as_ref();
         let names = [files::CA, files::CERTIFICATE, files::KEY];
         let mut before = files::stamps(directory, names);
-        for _ in 0..2 {
+        for _ in 0..ATTEMPTS {
             let loaded = Material::load(directory);
             let after = files::stamps(directory, names);
             if loaded.is_ok() || before == after {

@@ -10,12 +10,13 @@
 //! ```
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use x509_parser::extensions::GeneralName;
 
-use super::IdentityError;
 use super::role::{Action, Namespaces, Role};
+use super::{IdentityError, files, tls};
 
 /// Domain of the names in certificates; never in any DNS.
 pub const DOMAIN: &str = ".permafrost";
@@ -47,6 +48,15 @@ impl Subject {
     /// Whether its holder may do `action`.
     pub fn may(&self, action: Action<'_>) -> bool {
         self.role.may(action, &self.namespaces)
+    }
+
+    /// Reads the certificate in an identity's directory, whether or not it can be used.
+    ///
+    /// # Errors
+    /// There is none, or it is not one of Permafrost's.
+    pub fn in_directory(directory: &Path) -> Result<Self, IdentityError> {
+        let path = files::resolve(directory)?.join(files::CERTIFICATE);
+        Self::of(&tls::certificates(&path)?[0])
     }
 
     /// Reads a certificate. Says nothing of whether it is to be trusted.
@@ -169,7 +179,7 @@ fn address(bytes: &[u8]) -> Option<String> {
 }
 
 /// Certificates of before 1970 are taken for ones of 1970: both are over.
-fn time(unix_s: i64) -> SystemTime {
+pub(crate) fn time(unix_s: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(u64::try_from(unix_s).unwrap_or(0))
 }
 

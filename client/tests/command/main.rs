@@ -6,6 +6,7 @@ mod fake;
 mod for_dumps;
 mod manage;
 mod output;
+mod pki;
 mod restore;
 mod tracking;
 mod transfer;

@@ -126,6 +126,8 @@ pub(crate) enum Command {
     Abort(AbortArguments),
     /// Show the state of permafrostd.
     Status,
+    /// Make and rotate the certificates of nodes, agents and people.
+    Pki(crate::pki::PkiArguments),
 }
 
 /// On how many nodes a dump must be durable before it is acknowledged.

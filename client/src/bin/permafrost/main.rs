@@ -11,6 +11,7 @@ mod human;
 mod inspect;
 mod interrupt;
 mod manage;
+mod pki;
 mod progress;
 mod restore;
 mod table;
@@ -42,6 +43,7 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Ls(arguments) => inspect::ls(context, &arguments),
         Command::Show(arguments) => inspect::show(context, &arguments),
         Command::Status => inspect::status(context),
+        Command::Pki(arguments) => pki::pki(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),
         Command::Pin(arguments) => manage::pin(context, &arguments.checkpoint, !arguments.unpin),
