@@ -7,6 +7,7 @@ pub mod binaries;
 pub mod contents;
 pub mod criu;
 pub mod daemon;
+pub mod etcd;
 pub mod process;
 pub mod status;
 pub mod workload;

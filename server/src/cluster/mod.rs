@@ -2,13 +2,117 @@
 //!
 //! On one machine there is none. With `--catalog etcd://…` the *registry* in etcd says what exists and who holds it;
 //! each node's own catalog (sled) stays the index over its own region.
+//!
+//! [`Cluster::join`] registers this node and gives the parts: the registry, the view of the nodes, the fence and the
+//! leader. docs/cluster.md has the keys and why each step is safe.
+
+mod config;
+mod etcd;
+mod fence;
+mod keys;
+mod membership;
+mod nodes;
+pub mod placement;
+pub mod rebuild;
+mod registry;
+mod values;
 
 use std::any::Any;
+use std::sync::Arc;
 
 use permafrost_protocol::control::Checkpoint;
 
 use crate::replication::ContentDigest;
 use crate::store::StoreError;
+
+pub use config::{ClusterConfig, DEFAULT_PREFIX, TlsFiles};
+pub use fence::Fence;
+pub use membership::Leader;
+pub use nodes::{LiveNode, Nodes, NodesView};
+pub use registry::EtcdRegistry;
+pub use values::{FailureDomain, Member, MemberState, NodeClass, NodeFacts, Tier};
+
+/// This node's place in the cluster. Dropped, it falls silent, and counts as dead when its lease ends;
+/// [`Cluster::leave`] says so at once.
+pub struct Cluster {
+    membership: membership::Membership,
+    registry: EtcdRegistry,
+    nodes: Nodes,
+    follower: tokio::task::JoinHandle<()>,
+}
+
+impl Cluster {
+    /// Registers this node. Without etcd it comes back all the same, fenced, and registers when etcd is there.
+    /// Must be called on a tokio runtime, whose time and I/O are enabled; that is also where all calls run.
+    ///
+    /// # Errors
+    /// Files that cannot be read; [`StoreError::Conflict`] when another node of this name is there, or this one was
+    /// removed.
+    pub async fn join(config: &ClusterConfig, facts: NodeFacts) -> Result<Self, StoreError> {
+        let etcd = Arc::new(etcd::Etcd::new(config)?);
+        let name = facts.name.clone();
+        let membership = membership::Membership::begin(etcd.clone(), config, facts).await?;
+        let nodes = Nodes::default();
+        let follower = tokio::spawn(
+            nodes
+                .clone()
+                .follow(etcd.clone(), keys::Keys::new(&config.prefix)),
+        );
+        let registry = EtcdRegistry::new(
+            etcd,
+            config,
+            membership.fence(),
+            &name,
+            tokio::runtime::Handle::current(),
+        );
+        Ok(Self {
+            membership,
+            registry,
+            nodes,
+            follower,
+        })
+    }
+
+    /// What exists. A clone, with the same locks.
+    #[must_use]
+    pub fn registry(&self) -> EtcdRegistry {
+        self.registry.clone()
+    }
+
+    /// Who is there.
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.nodes.clone()
+    }
+
+    /// Whether this node may act.
+    #[must_use]
+    pub fn fence(&self) -> Arc<Fence> {
+        self.membership.fence()
+    }
+
+    /// Whether this node does the work in the background.
+    #[must_use]
+    pub fn leader(&self) -> Leader {
+        self.membership.leader()
+    }
+
+    /// Changes what this node says of itself; told to the others within a third of a lease. Name and region stay.
+    pub fn update_facts(&self, change: impl FnOnce(&mut NodeFacts)) {
+        self.membership.update(change);
+    }
+
+    /// Ends the registration: the others know at once, and its locks are free. Takes 2 s at most.
+    pub async fn leave(&self) {
+        self.membership.leave().await;
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.follower.abort();
+    }
+}
 
 /// A checkpoint that the cluster lists.
 #[derive(Clone, Debug, PartialEq)]

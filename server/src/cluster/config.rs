@@ -1,0 +1,175 @@
+//! Where the registry is, and how to speak with it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::store::StoreError;
+
+/// Keys lie under this prefix unless the catalog's URL names another.
+pub const DEFAULT_PREFIX: &str = "/permafrost/v1";
+
+/// How to reach the registry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterConfig {
+    /// Members of etcd, `host:port` each; at least one. All should be named: a client finds no others.
+    pub members: Vec<String>,
+    /// Begins every key. Default [`DEFAULT_PREFIX`]; two clusters in one etcd need two.
+    pub prefix: String,
+    /// Encryption and identity; none: plain connections.
+    pub tls: Option<TlsFiles>,
+    /// A file with `user:password` in its first line; none: etcd asks for no user.
+    pub user_file: Option<PathBuf>,
+    /// How long a node counts as alive after its last sign of life. Shorter notices a death sooner and forgives
+    /// less. Whole seconds, at least 2; etcd may lengthen it. Default 5 s.
+    pub lease_ttl: Duration,
+    /// How long a single call may take, with all its repetitions on other members. Default 10 s: longer than an
+    /// election of etcd.
+    pub call_deadline: Duration,
+}
+
+/// PEM files. Without a certificate of one's own, etcd must let anyone in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of the authorities that etcd's certificates are signed by.
+    pub ca: PathBuf,
+    /// This node's certificate and key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+const HINT: &str = "write it as etcd://host:2379,host:2379,host:2379 or with /prefix behind it";
+
+impl ClusterConfig {
+    /// Reads `etcd://host:port[,host:port…][/prefix]`. A host without a port gets 2379.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn parse(url: &str) -> Result<Self, StoreError> {
+        let invalid = |why: &str| StoreError::Invalid {
+            message: format!("catalog {url:?}: {why}"),
+            hint: HINT,
+        };
+        let rest = url
+            .strip_prefix("etcd://")
+            .ok_or_else(|| invalid("not an etcd:// URL"))?;
+        let (hosts, prefix) = match rest.split_once('/') {
+            Some((hosts, prefix)) => (hosts, prefix.trim_end_matches('/')),
+            None => (rest, ""),
+        };
+        if hosts.contains('@') {
+            return Err(invalid(
+                "a password does not belong here, where every user of the machine sees it; put it into a file",
+            ));
+        }
+        let mut members = Vec::new();
+        for host in hosts.split(',') {
+            if host.is_empty() {
+                return Err(invalid("a member is missing"));
+            }
+            let member = if has_port(host) {
+                host.to_owned()
+            } else {
+                format!("{host}:2379")
+            };
+            let (name, port) = member.rsplit_once(':').unwrap_or_default();
+            if name.is_empty() || port.parse::<u16>().map_or(true, |port| port == 0) {
+                return Err(invalid(&format!("{host:?} is no host:port")));
+            }
+            if members.contains(&member) {
+                return Err(invalid(&format!("{host:?} is there twice")));
+            }
+            members.push(member);
+        }
+        if prefix.bytes().any(|byte| !byte.is_ascii_graphic()) {
+            return Err(invalid("the prefix has blanks or letters outside ASCII"));
+        }
+        Ok(Self {
+            members,
+            prefix: if prefix.is_empty() {
+                DEFAULT_PREFIX.to_owned()
+            } else {
+                format!("/{prefix}")
+            },
+            tls: None,
+            user_file: None,
+            lease_ttl: Duration::from_secs(5),
+            call_deadline: Duration::from_secs(10),
+        })
+    }
+
+    /// What the files say, for the client.
+    pub(crate) fn connect_options(&self) -> Result<etcd_client::ConnectOptions, StoreError> {
+        // A member that takes longer is not asked, as the others are there.
+        let mut options = etcd_client::ConnectOptions::new()
+            .with_connect_timeout(Duration::from_secs(1))
+            .with_require_leader(true)
+            .with_auto_token_refresh(true);
+        if let Some(tls) = &self.tls {
+            let ca = etcd_client::Certificate::from_pem(read(&tls.ca)?);
+            let mut tls_options = etcd_client::TlsOptions::new().ca_certificate(ca);
+            if let Some((certificate, key)) = &tls.identity {
+                let identity = etcd_client::Identity::from_pem(read(certificate)?, read(key)?);
+                tls_options = tls_options.identity(identity);
+            }
+            options = options.with_tls(tls_options);
+        }
+        if let Some(path) = &self.user_file {
+            let text = String::from_utf8_lossy(&read(path)?).into_owned();
+            let line = text.lines().next().unwrap_or_default();
+            let (user, password) = line.split_once(':').ok_or_else(|| StoreError::Invalid {
+                message: format!("{} has no user:password in its first line", path.display()),
+                hint: "write the user of etcd, a colon and the password into it",
+            })?;
+            options = options.with_user(user, password);
+        }
+        Ok(options)
+    }
+}
+
+/// Whether a port is there, behind a name, an IPv4 address or an IPv6 address in brackets.
+fn has_port(host: &str) -> bool {
+    match host.rsplit_once(']') {
+        Some((_, behind)) => behind.starts_with(':'),
+        None => host.contains(':'),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
+    std::fs::read(path).map_err(StoreError::io(format!("read {}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_and_prefix_are_read() {
+        let config = ClusterConfig::parse("etcd://a:2379,b,[::1],[::1]:99/x/y/").unwrap();
+        assert_eq!(
+            config.members,
+            ["a:2379", "b:2379", "[::1]:2379", "[::1]:99"]
+        );
+        assert_eq!(config.prefix, "/x/y");
+        assert_eq!(
+            ClusterConfig::parse("etcd://a").unwrap().prefix,
+            DEFAULT_PREFIX
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for url in [
+            "",
+            "etcd://",
+            "http://a",
+            "etcd://a,",
+            "etcd://a:x",
+            "etcd://a:0",
+            "etcd://:1",
+            "etcd://a:2379,a",
+            "etcd://u:p@a",
+            "etcd://a/b c",
+        ] {
+            assert!(ClusterConfig::parse(url).is_err(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Calls to etcd: each has a deadline, and goes to another member when one does not answer.
+//!
+//! The client's own balancing sends calls to dead members too, and waits for silent ones; so there is one client a
+//! member here, and a preferred member that moves on when it fails.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use etcd_client::{Client, ConnectOptions, Error};
+use tokio::time::Instant;
+
+use super::config::ClusterConfig;
+use crate::store::StoreError;
+
+/// A member that has not answered for so long is not waited for any longer, while there is time to ask another:
+/// an answer takes milliseconds, an election of etcd about a second.
+const ATTEMPT: Duration = Duration::from_millis(1200);
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A call that failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// No member answered in time: what was asked for may have been done or not, or is done later.
+    #[error("no member of etcd answered within {waited_ms} ms; the last said: {last}")]
+    Unreachable { waited_ms: u128, last: String },
+    /// etcd answered that it will not.
+    #[error("etcd refuses: {0}")]
+    Refused(#[source] Error),
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        let hint = match failure {
+            Failure::Unreachable { .. } => "see that most members of etcd run and can be reached",
+            Failure::Refused(_) => "see etcd's log; a user needs read and write on the prefix",
+        };
+        Self::Unavailable {
+            message: format!("the registry: {failure}"),
+            hint,
+        }
+    }
+}
+
+struct Member {
+    address: String,
+    client: tokio::sync::Mutex<Option<Client>>,
+}
+
+/// The members.
+pub(crate) struct Etcd {
+    members: Vec<Member>,
+    preferred: AtomicUsize,
+    options: ConnectOptions,
+}
+
+impl Etcd {
+    pub(crate) fn new(config: &ClusterConfig) -> Result<Self, StoreError> {
+        let members = config.members.iter().map(|address| Member {
+            address: address.clone(),
+            client: tokio::sync::Mutex::default(),
+        });
+        Ok(Self {
+            members: members.collect(),
+            preferred: AtomicUsize::new(0),
+            options: config.connect_options()?,
+        })
+    }
+
+    /// Calls until a member answers or `limit` has passed. `call` may be made more than once, also when an earlier
+    /// one was carried out and only its answer lost: it must be one that can be repeated.
+    pub(crate) async fn call<T, F>(
+        &self,
+        limit: Duration,
+        call: impl Fn(Client) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let begun = Instant::now();
+        let deadline = begun + limit;
+        loop {
+            let index = self.preferred.load(Ordering::Relaxed) % self.members.len().max(1);
+            let until = deadline.min(Instant::now() + ATTEMPT);
+            let last = match tokio::time::timeout_at(until, self.attempt(index, &call)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) if !is_passing(&error) => return Err(Failure::Refused(error)),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "nothing".to_owned(),
+            };
+            self.give_up(index);
+            let now = Instant::now();
+            if now + PAUSE >= deadline {
+                return Err(Failure::Unreachable {
+                    waited_ms: begun.elapsed().as_millis(),
+                    last: format!("{}: {last}", self.members[index].address),
+                });
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn attempt<T, F>(&self, index: usize, call: impl Fn(Client) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let client = self.client(index).await?;
+        call(client).await
+    }
+
+    /// A client of the preferred member, for a stream.
+    pub(crate) async fn stream_client(&self) -> Result<(usize, Client), Error> {
+        let index = self.preferred.load(Ordering::Relaxed) % self.members.len().max(1);
+        Ok((index, self.client(index).await?))
+    }
+
+    async fn client(&self, index: usize) -> Result<Client, Error> {
+        let member = &self.members[index];
+        let mut slot = member.client.lock().await;
+        if let Some(client) = slot.as_ref() {
+            return Ok(client.clone());
+        }
+        let client = Client::connect([&member.address], Some(self.options.clone())).await?;
+        *slot = Some(client.clone());
+        Ok(client)
+    }
+
+    /// Prefers the next member, and forgets the connection: one whose packets vanish would be silent for minutes
+    /// after the way is open again.
+    pub(crate) fn give_up(&self, index: usize) {
+        let member = &self.members[index];
+        if let Ok(mut slot) = member.client.try_lock() {
+            *slot = None;
+        }
+        let next = (index + 1) % self.members.len();
+        // Whoever comes second finds it moved already.
+        let _ = self
+            .preferred
+            .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Whether the same call may succeed on another member, or a moment later.
+fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::TransportError(_) | Error::IoError(_) | Error::EndpointError(_) => true,
+        // The stream ended without an answer.
+        Error::WatchError(_) => true,
+        Error::GRpcStatus(status) => {
+            // By number, as tonic is not a dependency: cancelled, unknown, deadline exceeded, aborted, internal,
+            // unavailable.
+            matches!(i32::from(status.code()), 1 | 2 | 4 | 10 | 13 | 14)
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,566 @@
+//! This node's registration: made, kept alive, refreshed, and made again when it was lost.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::config::ClusterConfig;
+use super::etcd::{Etcd, Failure};
+use super::fence::{Fence, Registration, Tick};
+use super::keys::Keys;
+use super::values::{
+    Holder, Json as _, Member, MemberState, Node, NodeFacts, VERSION, ValueError, unix_ms,
+};
+use crate::store::StoreError;
+
+/// Facts that have not changed are written again after so many signs of life, so that a value someone damaged by
+/// hand heals.
+const REFRESH_EVERY: u32 = 20;
+
+/// Why a node cannot register, apart from an etcd that does not answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(
+        "node {name} is alive with another region ({region}, at {address}); this one has {own}"
+    )]
+    Namesake {
+        name: String,
+        region: String,
+        address: String,
+        own: String,
+    },
+    #[error("node {name} with this very region is alive on another machine, at {address}")]
+    Twin { name: String, address: String },
+    #[error("node {name} was removed from the cluster")]
+    Removed { name: String },
+    #[error("what the registry holds of node {name} is {error}")]
+    Value { name: String, error: ValueError },
+    #[error(transparent)]
+    Etcd(#[from] Failure),
+}
+
+impl From<Refusal> for StoreError {
+    fn from(refusal: Refusal) -> Self {
+        let hint = match refusal {
+            Refusal::Etcd(failure) => return failure.into(),
+            Refusal::Namesake { .. } => {
+                "give this node another name, or stop the other one and wait until its lease ends"
+            }
+            Refusal::Twin { .. } => {
+                "a region was copied: stop the other node, or let this one begin with an empty region"
+            }
+            Refusal::Removed { .. } => "make it a member again, or give this node another name",
+            Refusal::Value { .. } => "run daemons of the same version",
+        };
+        Self::Conflict {
+            message: refusal.to_string(),
+            hint,
+        }
+    }
+}
+
+/// Leads the work in the background: one node of all.
+#[derive(Clone, Debug)]
+pub struct Leader {
+    fence: Arc<Fence>,
+    /// Fencing token of the registration that leads; 0 for none.
+    token: Arc<AtomicI64>,
+}
+
+impl Leader {
+    /// Whether this node leads, for sure. Asks nobody.
+    #[must_use]
+    pub fn is_mine(&self) -> bool {
+        self.fence
+            .registration()
+            .is_ok_and(|own| own.token == self.token.load(Ordering::Acquire))
+    }
+}
+
+pub(crate) struct Keeper {
+    etcd: Arc<Etcd>,
+    keys: Keys,
+    fence: Arc<Fence>,
+    leader: Arc<AtomicI64>,
+    facts: watch::Receiver<NodeFacts>,
+    ttl: Duration,
+    incarnation: String,
+    boot: String,
+}
+
+/// Keeps the registration until dropped or told to leave.
+pub(crate) struct Membership {
+    fence: Arc<Fence>,
+    leader: Arc<AtomicI64>,
+    facts: watch::Sender<NodeFacts>,
+    stop: watch::Sender<bool>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Membership {
+    /// Registers, and goes on keeping the registration in the background. When etcd does not answer, that goes on
+    /// in the background too.
+    pub(crate) async fn begin(
+        etcd: Arc<Etcd>,
+        config: &ClusterConfig,
+        facts: NodeFacts,
+    ) -> Result<Self, Refusal> {
+        let (facts_sender, facts) = watch::channel(facts);
+        let (stop, stopped) = watch::channel(false);
+        let keeper = Keeper {
+            etcd,
+            keys: Keys::new(&config.prefix),
+            fence: Arc::default(),
+            leader: Arc::default(),
+            facts,
+            ttl: config.lease_ttl.max(Duration::from_secs(2)),
+            incarnation: uuid::Uuid::new_v4().to_string(),
+            boot: boot_id(),
+        };
+        let (fence, leader) = (keeper.fence.clone(), keeper.leader.clone());
+        let registration = match keeper.register().await {
+            Ok(registration) => Some(registration),
+            Err(Refusal::Etcd(failure)) => {
+                tracing::warn!(%failure, "not registered in the cluster; going on trying");
+                None
+            }
+            Err(refusal) => return Err(refusal),
+        };
+        let task = tokio::spawn(keeper.keep(registration, stopped));
+        Ok(Self {
+            fence,
+            leader,
+            facts: facts_sender,
+            stop,
+            task: Mutex::new(Some(task)),
+        })
+    }
+
+    pub(crate) fn fence(&self) -> Arc<Fence> {
+        self.fence.clone()
+    }
+
+    pub(crate) fn leader(&self) -> Leader {
+        Leader {
+            fence: self.fence.clone(),
+            token: self.leader.clone(),
+        }
+    }
+
+    /// What this node says of itself from now on; its name and region stay.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut NodeFacts)) {
+        self.facts.send_if_modified(|facts| {
+            let before = facts.clone();
+            change(facts);
+            facts.name.clone_from(&before.name);
+            facts.region.clone_from(&before.region);
+            *facts != before
+        });
+    }
+
+    /// Ends the registration: others know at once that the node is gone, and its locks are free.
+    pub(crate) async fn leave(&self) {
+        let _ = self.stop.send(true);
+        let task = self
+            .task
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(task) = task {
+            // Bounded: it makes one more call.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let task = self.task.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Without a word, as after a crash: the lease runs out by itself.
+        if let Some(task) = task.take() {
+            task.abort();
+            self.fence.lose("it has left the cluster");
+        }
+    }
+}
+
+impl Keeper {
+    async fn keep(
+        mut self,
+        mut registration: Option<Registration>,
+        mut stopped: watch::Receiver<bool>,
+    ) {
+        let mut ticks = tokio::time::interval(self.ttl / 3);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut since_refresh = 0;
+        loop {
+            tokio::select! {
+                _ = stopped.wait_for(|stop| *stop) => break,
+                _ = ticks.tick() => {}
+            }
+            let work = self.tick(&mut registration, &mut since_refresh);
+            // A call that waits for etcd does not keep a daemon from stopping.
+            tokio::select! {
+                _ = stopped.wait_for(|stop| *stop) => break,
+                () = work => {}
+            }
+        }
+        self.fence.lose("it has left the cluster");
+        if let Some(registration) = registration {
+            let _ = self.revoke(registration.lease).await;
+        }
+    }
+
+    async fn tick(&mut self, registration: &mut Option<Registration>, since_refresh: &mut u32) {
+        let Some(own) = *registration else {
+            match self.register().await {
+                Ok(own) => {
+                    tracing::info!(token = own.token, "registered in the cluster");
+                    *registration = Some(own);
+                    self.campaign(own).await;
+                }
+                Err(refusal) => {
+                    tracing::warn!(%refusal, "not registered in the cluster");
+                    self.fence.lose(&refusal.to_string());
+                }
+            }
+            return;
+        };
+        match self.keep_alive(own).await {
+            Ok(()) => {}
+            Err(Failure::Refused(error)) => {
+                tracing::error!(%error, "the cluster has given this node up; registering again");
+                self.fence.lose("its lease was lost");
+                *registration = None;
+                return;
+            }
+            Err(failure) => {
+                // The lease may be lost or not; the fence closes by itself, and opens again if it was not.
+                tracing::warn!(%failure, "no sign of life reached the registry");
+                return;
+            }
+        }
+        *since_refresh += 1;
+        let has_changed = self.facts.has_changed().unwrap_or(false);
+        if has_changed || *since_refresh >= REFRESH_EVERY {
+            *since_refresh = 0;
+            match self.refresh(own).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    tracing::error!("someone has taken this node's registration away");
+                    self.fence.lose("its registration was taken away");
+                    *registration = None;
+                    return;
+                }
+                Err(failure) => tracing::warn!(%failure, "facts not refreshed"),
+            }
+        }
+        self.campaign(own).await;
+    }
+
+    fn value(&self, facts: NodeFacts) -> Vec<u8> {
+        Node {
+            v: VERSION,
+            incarnation: self.incarnation.clone(),
+            boot: self.boot.clone(),
+            facts,
+        }
+        .encode()
+    }
+
+    /// Makes the registration: (1) nobody else is there; (2) a lease; (3) the node's key, bound to it, if still
+    /// nobody is there. The key's create revision is the fencing token.
+    async fn register(&self) -> Result<Registration, Refusal> {
+        let facts = self.facts.borrow().clone();
+        // A predecessor that is alive on another machine is waited for, as its lease may be all that is left.
+        let patience = Tick::now().plus(self.ttl + Duration::from_secs(2));
+        loop {
+            let (node, member) = self.look(&facts.name).await?;
+            if let Some(kv) = &node {
+                let lease = kv.1;
+                let other = &kv.0;
+                if other.facts.region != facts.region {
+                    return Err(Refusal::Namesake {
+                        name: facts.name,
+                        region: other.facts.region.clone(),
+                        address: other.facts.address.clone(),
+                        own: facts.region,
+                    });
+                }
+                if other.boot == self.boot {
+                    // It had this region open on this machine, and has it no longer: it is dead, or it is us and
+                    // an answer was lost. Its locks go with its lease.
+                    self.revoke(lease).await?;
+                } else if Tick::now() > patience {
+                    return Err(Refusal::Twin {
+                        name: facts.name,
+                        address: other.facts.address.clone(),
+                    });
+                } else {
+                    tokio::time::sleep(Duration::from_millis(250)).await;
+                }
+                continue;
+            }
+            let (member, member_revision) = match member {
+                Some((member, _)) if member.state == MemberState::Removed => {
+                    return Err(Refusal::Removed { name: facts.name });
+                }
+                Some((member, revision)) if member.region == facts.region => (member, revision),
+                Some((member, revision)) => (
+                    Member {
+                        region: facts.region.clone(),
+                        first_seen_unix_ms: unix_ms(),
+                        ..member
+                    },
+                    revision,
+                ),
+                None => (
+                    Member {
+                        v: VERSION,
+                        name: facts.name.clone(),
+                        region: facts.region.clone(),
+                        first_seen_unix_ms: unix_ms(),
+                        state: MemberState::Active,
+                    },
+                    0,
+                ),
+            };
+            let (lease, sent, ttl) = self.grant().await?;
+            let put = self
+                .put_registration(&facts, lease, &member, member_revision)
+                .await;
+            match put {
+                Ok(Some(token)) => {
+                    let registration = Registration { token, lease };
+                    self.fence.extend(registration, sent, ttl);
+                    return Ok(registration);
+                }
+                // Somebody was quicker, or the member was changed: look again.
+                Ok(None) => {
+                    let _ = self.revoke(lease).await;
+                }
+                Err(failure) => {
+                    let _ = self.revoke(lease).await;
+                    return Err(failure.into());
+                }
+            }
+        }
+    }
+
+    /// The node's key with its lease, and the member's with its revision.
+    async fn look(
+        &self,
+        name: &str,
+    ) -> Result<(Option<(Node, i64)>, Option<(Member, i64)>), Refusal> {
+        let (node_key, member_key) = (self.keys.node(name), self.keys.member(name));
+        let look = Txn::new().and_then([
+            TxnOp::get(node_key, None::<GetOptions>),
+            TxnOp::get(member_key, None),
+        ]);
+        let answer = self.transaction(look).await?;
+        let mut found = answer.1.into_iter();
+        let unusable = |error| Refusal::Value {
+            name: name.to_owned(),
+            error,
+        };
+        let node = match found.next().flatten() {
+            Some(kv) => Some((Node::decode(kv.value()).map_err(unusable)?, kv.lease())),
+            None => None,
+        };
+        let member = match found.next().flatten() {
+            Some(kv) => Some((
+                Member::decode(kv.value()).map_err(unusable)?,
+                kv.mod_revision(),
+            )),
+            None => None,
+        };
+        Ok((node, member))
+    }
+
+    async fn put_registration(
+        &self,
+        facts: &NodeFacts,
+        lease: i64,
+        member: &Member,
+        member_revision: i64,
+    ) -> Result<Option<i64>, Failure> {
+        let (node_key, member_key) = (self.keys.node(&facts.name), self.keys.member(&facts.name));
+        let put = Txn::new()
+            .when([
+                Compare::create_revision(node_key.clone(), CompareOp::Equal, 0),
+                Compare::mod_revision(member_key.clone(), CompareOp::Equal, member_revision),
+            ])
+            .and_then([
+                TxnOp::put(
+                    node_key.clone(),
+                    self.value(facts.clone()),
+                    Some(PutOptions::new().with_lease(lease)),
+                ),
+                TxnOp::put(member_key, member.encode(), None),
+                TxnOp::get(node_key.clone(), None),
+            ])
+            .or_else([TxnOp::get(node_key, None)]);
+        let (_, found) = self.transaction(put).await?;
+        // Ours also when an earlier attempt's answer was lost: the lease is only ours.
+        Ok(found
+            .into_iter()
+            .flatten()
+            .find(|kv| kv.lease() == lease)
+            .map(|kv| kv.create_revision()))
+    }
+
+    /// Whether the compares held, and what each get found.
+    async fn transaction(
+        &self,
+        txn: Txn,
+    ) -> Result<(bool, Vec<Option<etcd_client::KeyValue>>), Failure> {
+        let answer = self
+            .etcd
+            .call(self.ttl, |mut client| {
+                let txn = txn.clone();
+                async move { client.txn(txn).await }
+            })
+            .await?;
+        let found = answer
+            .op_responses()
+            .into_iter()
+            .filter_map(|answer| match answer {
+                TxnOpResponse::Get(mut get) => Some(get.take_kvs().into_iter().next()),
+                _ => None,
+            });
+        Ok((answer.succeeded(), found.collect()))
+    }
+
+    async fn grant(&self) -> Result<(i64, Tick, Duration), Failure> {
+        let limit = self.ttl;
+        let ttl = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+        self.etcd
+            .call(self.ttl, |mut client| async move {
+                let sent = Tick::now();
+                let lease = client.lease_grant(ttl, None).await?;
+                // etcd may lengthen it; counting with the shorter time is safe.
+                Ok((lease.id(), sent, seconds(lease.ttl()).min(limit)))
+            })
+            .await
+    }
+
+    async fn revoke(&self, lease: i64) -> Result<(), Failure> {
+        let revoked = self
+            .etcd
+            .call(Duration::from_secs(2), |mut client| async move {
+                client.lease_revoke(lease).await
+            })
+            .await;
+        match revoked {
+            // Not found: it is gone, which is what was wanted.
+            Ok(_) | Err(Failure::Refused(_)) => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn keep_alive(&self, own: Registration) -> Result<(), Failure> {
+        // Each sign of life is a stream of its own: one that hangs hinders no other. Given up before the next.
+        let limit = self.ttl / 3;
+        let sent = self
+            .etcd
+            .call(limit, |mut client| async move {
+                let sent = Tick::now();
+                // Returns when the first answer is in, and fails when the lease is not there.
+                client.lease_keep_alive(own.lease).await?;
+                Ok(sent)
+            })
+            .await?;
+        self.fence.extend(own, sent, self.ttl);
+        Ok(())
+    }
+
+    /// Writes the facts; `false`: the registration is gone.
+    async fn refresh(&mut self, own: Registration) -> Result<bool, Failure> {
+        let facts = self.facts.borrow_and_update().clone();
+        let key = self.keys.node(&facts.name);
+        let put = Txn::new()
+            .when([Compare::create_revision(
+                key.clone(),
+                CompareOp::Equal,
+                own.token,
+            )])
+            .and_then([TxnOp::put(
+                key,
+                self.value(facts),
+                Some(PutOptions::new().with_lease(own.lease)),
+            )]);
+        Ok(self.transaction(put).await?.0)
+    }
+
+    /// Leads if nobody does.
+    async fn campaign(&self, own: Registration) {
+        let name = self.facts.borrow().name.clone();
+        let (key, node_key) = (self.keys.leader(), self.keys.node(&name));
+        let holder = Holder {
+            v: VERSION,
+            node: name,
+            token: self.incarnation.clone(),
+        };
+        let put = Txn::new()
+            .when([
+                Compare::create_revision(node_key, CompareOp::Equal, own.token),
+                Compare::create_revision(key.clone(), CompareOp::Equal, 0),
+            ])
+            .and_then([
+                TxnOp::put(
+                    key.clone(),
+                    holder.encode(),
+                    Some(PutOptions::new().with_lease(own.lease)),
+                ),
+                TxnOp::get(key.clone(), None),
+            ])
+            .or_else([TxnOp::get(key, None)]);
+        match self.transaction(put).await {
+            Ok((_, found)) => {
+                let is_mine = found.iter().flatten().any(|kv| kv.lease() == own.lease);
+                let token = if is_mine { own.token } else { 0 };
+                if self.leader.swap(token, Ordering::AcqRel) != token && is_mine {
+                    tracing::info!("this node leads the work in the background");
+                }
+            }
+            // Not known: who led leads on, while the fence is open.
+            Err(failure) => tracing::warn!(%failure, "no leader chosen"),
+        }
+    }
+}
+
+fn seconds(ttl: i64) -> Duration {
+    Duration::from_secs(u64::try_from(ttl).unwrap_or_default())
+}
+
+/// Changes with every start of the machine. Random where the kernel does not say.
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(
+        |_| uuid::Uuid::new_v4().to_string(),
+        |id| id.trim().to_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_tells_how_to_get_past_it() {
+        let refusal = Refusal::Namesake {
+            name: "n1".into(),
+            region: "r2".into(),
+            address: "10.0.0.2:7118".into(),
+            own: "r1".into(),
+        };
+        let StoreError::Conflict { message, hint } = refusal.into() else {
+            panic!("not a conflict");
+        };
+        assert!(message.contains("10.0.0.2:7118"), "{message}");
+        assert!(hint.contains("another name"), "{hint}");
+    }
+}

@@ -1,0 +1,193 @@
+//! A view of the nodes, kept up to date by a watch.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use etcd_client::{Error, EventType, GetOptions, KeyValue, WatchOptions};
+
+use super::etcd::Etcd;
+use super::fence::Tick;
+use super::keys::Keys;
+use super::values::{Json as _, Member, MemberState, Node, NodeFacts};
+
+/// How often etcd is asked whether the view is still up to date.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+/// A watch that says nothing for so long, though asked, is given up for one on another member.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// A node that is alive.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LiveNode {
+    /// What it says of itself.
+    pub facts: NodeFacts,
+    /// What an operator has said of it.
+    pub state: MemberState,
+    /// Its fencing token: the higher of two is the later registration.
+    pub token: u64,
+}
+
+/// The nodes at some moment.
+#[derive(Clone, Debug)]
+pub struct NodesView {
+    /// Alive, by name.
+    pub nodes: Vec<LiveNode>,
+    /// All that have ever been there, alive or not, by name.
+    pub members: Vec<Member>,
+    /// How long ago etcd last said that this is so; more than a lease's time means that nobody knows.
+    /// [`Duration::MAX`] when it never has.
+    pub age: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    nodes: BTreeMap<String, (Node, i64)>,
+    members: BTreeMap<String, Member>,
+    confirmed: Option<Tick>,
+}
+
+/// The view; clones are of the same.
+#[derive(Clone, Default)]
+pub struct Nodes {
+    state: Arc<RwLock<State>>,
+}
+
+impl Nodes {
+    /// The nodes as last heard of. Asks nobody, and never blocks for longer than it takes to copy them.
+    #[must_use]
+    pub fn live(&self) -> NodesView {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let live = state.nodes.values().map(|(node, revision)| LiveNode {
+            facts: node.facts.clone(),
+            state: state
+                .members
+                .get(&node.facts.name)
+                .map(|member| member.state)
+                .unwrap_or_default(),
+            token: u64::try_from(*revision).unwrap_or_default(),
+        });
+        NodesView {
+            nodes: live.collect(),
+            members: state.members.values().cloned().collect(),
+            age: state
+                .confirmed
+                .map_or(Duration::MAX, |confirmed| Tick::now().since(confirmed)),
+        }
+    }
+
+    /// Follows etcd until dropped.
+    pub(crate) async fn follow(self, etcd: Arc<Etcd>, keys: Keys) {
+        loop {
+            if let Err(error) = self.follow_once(&etcd, &keys).await {
+                tracing::debug!(%error, "view of the nodes lost; taking it up again");
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Reads all, then applies changes, until the watch fails.
+    async fn follow_once(&self, etcd: &Etcd, keys: &Keys) -> Result<(), Error> {
+        let (from, to) = keys.members_and_nodes();
+        let range = GetOptions::new().with_range(to.clone());
+        let sent = Tick::now();
+        let read = etcd
+            .call(SILENCE, |mut client| {
+                let (from, range) = (from.clone(), range.clone());
+                async move { client.get(from, Some(range)).await }
+            })
+            .await
+            .map_err(|failure| Error::Internal(failure.to_string()))?;
+        let revision = read.header().map_or(0, |header| header.revision());
+        {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            state.nodes.clear();
+            state.members.clear();
+            for kv in read.kvs() {
+                state.put(keys, kv);
+            }
+            state.confirmed = Some(sent);
+        }
+        let (index, mut client) = etcd.stream_client().await?;
+        let result = self.watch(&mut client, keys, &from, to, revision).await;
+        etcd.give_up(index);
+        result
+    }
+
+    async fn watch(
+        &self,
+        client: &mut etcd_client::Client,
+        keys: &Keys,
+        from: &str,
+        to: String,
+        revision: i64,
+    ) -> Result<(), Error> {
+        let options = WatchOptions::new()
+            .with_range(to)
+            .with_start_revision(revision + 1);
+        let silent = || Error::WatchError("silent".to_owned());
+        let mut stream = tokio::time::timeout(SILENCE, client.watch(from, Some(options)))
+            .await
+            .map_err(|_| silent())??;
+        let mut asked = Tick::now();
+        let mut heard = tokio::time::Instant::now();
+        loop {
+            let Ok(message) = tokio::time::timeout(PROGRESS, stream.message()).await else {
+                if heard.elapsed() > SILENCE {
+                    return Err(silent());
+                }
+                asked = Tick::now();
+                stream.request_progress().await?;
+                continue;
+            };
+            let Some(message) = message? else {
+                return Err(Error::WatchError("ended".to_owned()));
+            };
+            if message.canceled() {
+                return Err(Error::WatchError(message.cancel_reason().to_owned()));
+            }
+            heard = tokio::time::Instant::now();
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            for event in message.events() {
+                let Some(kv) = event.kv() else { continue };
+                match event.event_type() {
+                    EventType::Put => state.put(keys, kv),
+                    EventType::Delete => state.remove(keys, kv.key()),
+                }
+            }
+            // As of when it was asked: an answer may have been on its way for long.
+            state.confirmed = state.confirmed.max(Some(asked));
+        }
+    }
+}
+
+impl State {
+    fn put(&mut self, keys: &Keys, kv: &KeyValue) {
+        let key = String::from_utf8_lossy(kv.key());
+        if key.starts_with(&keys.nodes()) {
+            match Node::decode(kv.value()) {
+                // Under another's key it is not what it says.
+                Ok(node) if keys.node(&node.facts.name) == key => {
+                    let name = node.facts.name.clone();
+                    self.nodes.insert(name, (node, kv.create_revision()));
+                }
+                Ok(_) => tracing::warn!(%key, "node under a foreign key ignored"),
+                Err(error) => tracing::warn!(%key, %error, "node ignored"),
+            }
+        } else {
+            match Member::decode(kv.value()) {
+                Ok(member) => {
+                    self.members.insert(member.name.clone(), member);
+                }
+                Err(error) => tracing::warn!(%key, %error, "member ignored"),
+            }
+        }
+    }
+
+    fn remove(&mut self, keys: &Keys, key: &[u8]) {
+        self.nodes
+            .retain(|name, _| keys.node(name).as_bytes() != key);
+        self.members
+            .retain(|name, _| keys.member(name).as_bytes() != key);
+    }
+}

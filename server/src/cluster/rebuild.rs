@@ -1,0 +1,269 @@
+//! Putting the registry back from what the nodes hold, after etcd's data was lost or damaged.
+//!
+//! Only checkpoints that were once listed come back: each node keeps that mark in its region. What was sealed and
+//! never listed is nobody's, as its dump was told that it had failed. Entries that are there are not changed, but for
+//! holders that they do not know of.
+
+use std::collections::BTreeMap;
+
+use permafrost_protocol::control::Checkpoint;
+
+use super::{EtcdRegistry, Registered, Registry as _};
+use crate::replication::ContentDigest;
+use crate::store::StoreError;
+
+/// A checkpoint in a node's region.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Copy {
+    /// Its line of the listing.
+    pub checkpoint: Checkpoint,
+    /// What it holds.
+    pub content_digest: ContentDigest,
+    /// Whether the node was told that the cluster lists it.
+    pub is_published: bool,
+}
+
+/// What a node holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeInventory {
+    /// The node.
+    pub node: String,
+    /// Its checkpoints.
+    pub copies: Vec<Copy>,
+}
+
+/// Why a copy is left alone, to be told to the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    /// The node that holds it.
+    pub node: String,
+    /// The checkpoint's id.
+    pub checkpoint: String,
+    /// What is wrong.
+    pub why: &'static str,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Entries to be listed.
+    pub list: Vec<Registered>,
+    /// Holders to be added to entries: the checkpoint and the node.
+    pub holders: Vec<(Checkpoint, String)>,
+    /// Generations that a job must never be given again: each job and its highest, published or not.
+    pub generations: BTreeMap<String, u64>,
+    /// Copies that are left alone.
+    pub doubts: Vec<Doubt>,
+}
+
+/// Compares what is listed with what there is. `wanted_copies` is for entries that come back.
+#[must_use]
+pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies: u32) -> Plan {
+    let mut plan = Plan::default();
+    // By place in the listing: job and generation, or id for a parked one.
+    let place = |checkpoint: &Checkpoint| {
+        let id = match checkpoint.generation {
+            0 => checkpoint.id.clone(),
+            _ => String::new(),
+        };
+        (checkpoint.job.clone(), checkpoint.generation, id)
+    };
+    let known: BTreeMap<_, _> = listed
+        .iter()
+        .map(|entry| (place(&entry.checkpoint), entry))
+        .collect();
+    let mut missing: BTreeMap<_, Vec<Registered>> = BTreeMap::new();
+    for inventory in inventories {
+        for copy in &inventory.copies {
+            let checkpoint = &copy.checkpoint;
+            if checkpoint.generation != 0 {
+                let highest = plan.generations.entry(checkpoint.job.clone()).or_default();
+                *highest = (*highest).max(checkpoint.generation);
+            }
+            let mut doubt = |why| {
+                plan.doubts.push(Doubt {
+                    node: inventory.node.clone(),
+                    checkpoint: checkpoint.id.clone(),
+                    why,
+                });
+            };
+            match known.get(&place(checkpoint)) {
+                Some(entry) if entry.checkpoint.id != checkpoint.id => {
+                    doubt("another checkpoint is listed under its number");
+                }
+                Some(entry) if entry.content_digest != copy.content_digest => {
+                    doubt("its content is not what is listed");
+                }
+                Some(entry) => {
+                    if !entry.nodes.contains(&inventory.node) {
+                        plan.holders
+                            .push((checkpoint.clone(), inventory.node.clone()));
+                    }
+                }
+                None if !copy.is_published => {}
+                None => add(
+                    missing.entry(place(checkpoint)).or_default(),
+                    copy,
+                    &inventory.node,
+                    wanted_copies,
+                ),
+            }
+        }
+    }
+    for versions in missing.into_values() {
+        if let [entry] = versions.as_slice() {
+            plan.list.push(entry.clone());
+            continue;
+        }
+        // Two contents under one number: no rule can tell which is right.
+        for entry in versions {
+            for node in &entry.nodes {
+                plan.doubts.push(Doubt {
+                    node: node.clone(),
+                    checkpoint: entry.checkpoint.id.clone(),
+                    why: "nodes disagree about what has its number",
+                });
+            }
+        }
+    }
+    // A parent before its children, so that whoever lists meanwhile sees no chain without a beginning.
+    plan.list
+        .sort_by_key(|entry| (entry.checkpoint.generation, entry.checkpoint.id.clone()));
+    plan
+}
+
+fn add(versions: &mut Vec<Registered>, copy: &Copy, node: &str, wanted_copies: u32) {
+    let same = versions.iter_mut().find(|entry| {
+        entry.checkpoint.id == copy.checkpoint.id && entry.content_digest == copy.content_digest
+    });
+    match same {
+        Some(entry) => {
+            if !entry.nodes.iter().any(|holder| holder == node) {
+                entry.nodes.push(node.to_owned());
+            }
+        }
+        None => versions.push(Registered {
+            checkpoint: copy.checkpoint.clone(),
+            content_digest: copy.content_digest,
+            nodes: vec![node.to_owned()],
+            wanted_copies,
+        }),
+    }
+}
+
+/// Does what the plan says; can be repeated after a failure. Counters first: a number must be known as used before
+/// anybody could be given it.
+///
+/// # Errors
+/// Unavailable. A job that is being dumped now is a conflict, and only put off: plan and apply again.
+pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<(), StoreError> {
+    for (job, generation) in &plan.generations {
+        registry.raise_generation(job, *generation)?;
+    }
+    let mut busy = None;
+    for entry in &plan.list {
+        match registry.publish(entry, None) {
+            Err(error @ StoreError::Conflict { .. }) => busy = Some(error),
+            other => other?,
+        }
+    }
+    for (checkpoint, node) in &plan.holders {
+        match registry.set_holder(checkpoint, node, true) {
+            // Removed since.
+            Err(StoreError::NotFound { .. }) => {}
+            other => other?,
+        }
+    }
+    busy.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(generation: u64, id: &str, content: u8, is_published: bool) -> Copy {
+        Copy {
+            checkpoint: Checkpoint {
+                job: "j".into(),
+                generation,
+                id: id.into(),
+                ..Checkpoint::default()
+            },
+            content_digest: [content; 32],
+            is_published,
+        }
+    }
+
+    fn holds(node: &str, copies: &[Copy]) -> NodeInventory {
+        NodeInventory {
+            node: node.into(),
+            copies: copies.to_vec(),
+        }
+    }
+
+    #[test]
+    fn published_copies_come_back_with_all_their_holders() {
+        let inventories = [
+            holds("b", &[copy(2, "y", 2, true), copy(1, "x", 1, true)]),
+            holds("a", &[copy(1, "x", 1, true), copy(3, "z", 3, false)]),
+        ];
+        let plan = plan(&[], &inventories, 2);
+        let listed: Vec<_> = plan
+            .list
+            .iter()
+            .map(|entry| (entry.checkpoint.generation, entry.nodes.join(",")))
+            .collect();
+        assert_eq!(listed, [(1, "b,a".to_owned()), (2, "b".to_owned())]);
+        assert_eq!(
+            plan.generations["j"], 3,
+            "an unpublished number is used, too"
+        );
+        assert!(plan.holders.is_empty() && plan.doubts.is_empty());
+    }
+
+    #[test]
+    fn listed_entries_only_gain_holders_with_the_same_content() {
+        let listed = [Registered {
+            checkpoint: copy(1, "x", 1, true).checkpoint,
+            content_digest: [1; 32],
+            nodes: vec!["a".into()],
+            wanted_copies: 2,
+        }];
+        let inventories = [
+            holds("a", &[copy(1, "x", 1, true)]),
+            // Its Publish was lost, but the cluster lists it.
+            holds("b", &[copy(1, "x", 1, false)]),
+            holds("c", &[copy(1, "x", 9, true)]),
+            holds("d", &[copy(1, "other", 1, true)]),
+        ];
+        let plan = plan(&listed, &inventories, 2);
+        assert!(plan.list.is_empty());
+        assert_eq!(plan.holders.len(), 1);
+        assert_eq!(plan.holders[0].1, "b");
+        let doubted: Vec<_> = plan
+            .doubts
+            .iter()
+            .map(|doubt| doubt.node.as_str())
+            .collect();
+        assert_eq!(doubted, ["c", "d"]);
+    }
+
+    #[test]
+    fn nodes_that_disagree_are_not_believed() {
+        let inventories = [
+            holds("a", &[copy(1, "x", 1, true)]),
+            holds("b", &[copy(1, "x", 2, true)]),
+        ];
+        let plan = plan(&[], &inventories, 2);
+        assert!(plan.list.is_empty());
+        assert_eq!(plan.doubts.len(), 2);
+    }
+
+    #[test]
+    fn parked_ones_do_not_collide() {
+        let inventories = [holds("a", &[copy(0, "x", 1, true), copy(0, "y", 2, true)])];
+        let plan = plan(&[], &inventories, 1);
+        assert_eq!(plan.list.len(), 2);
+        assert!(plan.generations.is_empty());
+    }
+}

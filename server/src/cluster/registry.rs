@@ -1,0 +1,730 @@
+//! The registry in etcd.
+//!
+//! Every change is one transaction that compares this node's registration (see [`super::fence`]), and one that can
+//! be repeated: when an answer is lost, the repetition finds its own work done.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use etcd_client::{
+    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+    TxnOpResponse,
+};
+use permafrost_protocol::control::Checkpoint;
+use prost::Message as _;
+use tokio::runtime::Handle;
+
+use super::config::ClusterConfig;
+use super::etcd::{Etcd, Failure};
+use super::fence::{Fence, Registration};
+use super::keys::{Keys, end_of};
+use super::values::{Entry, Holder, Json as _, VERSION};
+use super::{JobLock, Registered, Registry};
+use crate::store::StoreError;
+
+/// Entries in one answer: some 100 KiB, far below the 4 MiB that a client takes.
+const PAGE: i64 = 500;
+
+/// How long letting a lock go may hold its holder up; after that it goes on in the background.
+const UNLOCK_WAIT: Duration = Duration::from_secs(1);
+
+const CHANGED_HINT: &str = "try again";
+
+/// The registry, seen from one node. Clones are of the same.
+#[derive(Clone)]
+pub struct EtcdRegistry {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    etcd: Arc<Etcd>,
+    keys: Keys,
+    fence: Arc<Fence>,
+    node: String,
+    limit: Duration,
+    runtime: Handle,
+    locks: Mutex<Locks>,
+}
+
+#[derive(Default)]
+struct Locks {
+    /// Job to create revision of its lock.
+    held: HashMap<String, i64>,
+    /// Tokens of locks that were let go while etcd did not answer.
+    let_go: HashMap<String, String>,
+}
+
+/// A get's or transaction's outcome.
+struct Outcome {
+    succeeded: bool,
+    found: Vec<Vec<KeyValue>>,
+}
+
+impl EtcdRegistry {
+    pub(crate) fn new(
+        etcd: Arc<Etcd>,
+        config: &ClusterConfig,
+        fence: Arc<Fence>,
+        node: &str,
+        runtime: Handle,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                etcd,
+                keys: Keys::new(&config.prefix),
+                fence,
+                node: node.to_owned(),
+                limit: config.call_deadline,
+                runtime,
+                locks: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Runs `work` on the runtime and waits for it. Not `block_on`, which panics on a thread of the runtime.
+    fn wait<T, F>(&self, work: impl FnOnce(Arc<Inner>) -> F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let work = work(self.inner.clone());
+        let limit = self.inner.limit;
+        let task = self.inner.runtime.spawn(async move {
+            let result = match tokio::time::timeout(limit, work).await {
+                Ok(result) => result,
+                Err(_) => Err(no_answer(limit)),
+            };
+            let _ = sender.send(result);
+        });
+        // A runtime whose threads are all busy may not get to it at all.
+        match receiver.recv_timeout(limit + Duration::from_secs(1)) {
+            Ok(result) => result,
+            Err(_) => {
+                task.abort();
+                Err(no_answer(limit))
+            }
+        }
+    }
+}
+
+fn no_answer(limit: Duration) -> StoreError {
+    StoreError::Unavailable {
+        message: format!(
+            "the registry did not answer within {} ms; whether it was done is unknown",
+            limit.as_millis()
+        ),
+        hint: "see that most members of etcd run and can be reached",
+    }
+}
+
+impl Inner {
+    fn locks(&self) -> MutexGuard<'_, Locks> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn transaction(&self, txn: Txn) -> Result<Outcome, Failure> {
+        let answer = self
+            .etcd
+            .call(self.limit, |mut client| {
+                let txn = txn.clone();
+                async move { client.txn(txn).await }
+            })
+            .await?;
+        let found = answer
+            .op_responses()
+            .into_iter()
+            .filter_map(|answer| match answer {
+                TxnOpResponse::Get(mut get) => Some(get.take_kvs()),
+                _ => None,
+            });
+        Ok(Outcome {
+            succeeded: answer.succeeded(),
+            found: found.collect(),
+        })
+    }
+
+    async fn get(
+        &self,
+        key: impl Into<Vec<u8>>,
+        options: Option<GetOptions>,
+    ) -> Result<etcd_client::GetResponse, Failure> {
+        let key = key.into();
+        self.etcd
+            .call(self.limit, |mut client| {
+                let (key, options) = (key.clone(), options.clone());
+                async move { client.get(key, options).await }
+            })
+            .await
+    }
+
+    /// The compare that stops a node that is registered no longer.
+    fn still(&self, own: Registration) -> Compare {
+        Compare::create_revision(self.keys.node(&self.node), CompareOp::Equal, own.token)
+    }
+
+    fn fenced(&self) -> StoreError {
+        StoreError::Unavailable {
+            message: format!(
+                "node {} lost its registration while it worked; nothing was changed",
+                self.node
+            ),
+            hint: "it registers again by itself; then try again",
+        }
+    }
+
+    /// In an outcome whose first get was the own node's key.
+    fn is_registered(&self, outcome: &Outcome, own: Registration) -> bool {
+        outcome
+            .found
+            .first()
+            .and_then(|found| found.first())
+            .is_some_and(|kv| kv.create_revision() == own.token)
+    }
+
+    fn get_own(&self) -> TxnOp {
+        TxnOp::get(self.keys.node(&self.node), None)
+    }
+
+    async fn lock_job(&self, job: &str) -> Result<Holder, StoreError> {
+        let key = self.keys.lock(job);
+        let own = self.fence.registration()?;
+        let holder = Holder {
+            v: VERSION,
+            node: self.node.clone(),
+            token: uuid::Uuid::new_v4().to_string(),
+        };
+        loop {
+            let lock = Txn::new()
+                .when([
+                    self.still(own),
+                    Compare::create_revision(key.clone(), CompareOp::Equal, 0),
+                ])
+                .and_then([
+                    self.get_own(),
+                    TxnOp::put(
+                        key.clone(),
+                        holder.encode(),
+                        Some(PutOptions::new().with_lease(own.lease)),
+                    ),
+                    TxnOp::get(key.clone(), None),
+                ])
+                .or_else([self.get_own(), TxnOp::get(key.clone(), None)]);
+            let outcome = self.transaction(lock).await?;
+            if !self.is_registered(&outcome, own) {
+                return Err(self.fenced());
+            }
+            let Some(kv) = outcome.found.get(1).and_then(|found| found.first()) else {
+                // It was free again when the answer was made.
+                continue;
+            };
+            let present = Holder::decode(kv.value()).map_err(|error| StoreError::Conflict {
+                message: format!("the lock of job {job} is {error}"),
+                hint: "run daemons of the same version",
+            })?;
+            if present.token == holder.token {
+                self.locks()
+                    .held
+                    .insert(job.to_owned(), kv.create_revision());
+                return Ok(holder);
+            }
+            let was_let_go = self
+                .locks()
+                .let_go
+                .get(job)
+                .is_some_and(|token| *token == present.token);
+            if was_let_go {
+                self.unlock(job, &present.token).await?;
+                continue;
+            }
+            return Err(StoreError::Conflict {
+                message: format!("job {job} is being dumped on node {}", present.node),
+                hint: "wait until that dump is done; a node that died keeps the lock until its lease ends",
+            });
+        }
+    }
+
+    /// Removes a lock if it is still that one.
+    async fn unlock(&self, job: &str, token: &str) -> Result<(), Failure> {
+        let key = self.keys.lock(job);
+        let holder = Holder {
+            v: VERSION,
+            node: self.node.clone(),
+            token: token.to_owned(),
+        };
+        let delete = Txn::new()
+            .when([Compare::value(
+                key.clone(),
+                CompareOp::Equal,
+                holder.encode(),
+            )])
+            .and_then([TxnOp::delete(key, None)]);
+        self.transaction(delete).await?;
+        let mut locks = self.locks();
+        if locks.let_go.get(job).is_some_and(|known| known == token) {
+            locks.let_go.remove(job);
+        }
+        Ok(())
+    }
+
+    async fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
+        let key = self.keys.generation(job);
+        let own = self.fence.registration()?;
+        loop {
+            let present = self.get(key.clone(), None).await?;
+            let present = present.kvs().first();
+            let revision = present.map_or(0, KeyValue::mod_revision);
+            let last = match present {
+                Some(kv) => std::str::from_utf8(kv.value())
+                    .ok()
+                    .and_then(|text| text.parse::<u64>().ok())
+                    .ok_or_else(|| damaged(&key, "no number"))?,
+                None => 0,
+            };
+            // A counter that was lost does not hand numbers out that are listed.
+            let last = match present {
+                Some(_) => last,
+                None => self
+                    .newest(job)
+                    .await?
+                    .map_or(0, |(newest, _)| newest.checkpoint.generation),
+            };
+            let next = last
+                .checked_add(1)
+                .ok_or_else(|| damaged(&key, "used up"))?;
+            let reserve = Txn::new()
+                .when([
+                    self.still(own),
+                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
+                ])
+                .and_then([
+                    self.get_own(),
+                    TxnOp::put(key.clone(), next.to_string(), None),
+                ])
+                .or_else([self.get_own()]);
+            let outcome = self.transaction(reserve).await?;
+            if outcome.succeeded {
+                return Ok(next);
+            }
+            if !self.is_registered(&outcome, own) {
+                return Err(self.fenced());
+            }
+            // Another was quicker, or it was us and the answer was lost: that number is skipped then.
+        }
+    }
+
+    /// The entry with the highest generation, and its revision.
+    async fn newest(&self, job: &str) -> Result<Option<(Registered, i64)>, StoreError> {
+        let prefix = self.keys.checkpoints_of(job);
+        let options = GetOptions::new()
+            .with_range(end_of(&prefix))
+            .with_sort(SortTarget::Key, SortOrder::Descend)
+            .with_limit(1);
+        let found = self.get(prefix, Some(options)).await?;
+        found.kvs().first().map(entry).transpose()
+    }
+
+    async fn entry_of(
+        &self,
+        checkpoint: &Checkpoint,
+    ) -> Result<Option<(Registered, i64)>, StoreError> {
+        let found = self.get(self.key_of(checkpoint), None).await?;
+        let found = found.kvs().first().map(entry).transpose()?;
+        Ok(found.filter(|(present, _)| present.checkpoint.id == checkpoint.id))
+    }
+
+    fn key_of(&self, checkpoint: &Checkpoint) -> String {
+        self.keys
+            .checkpoint(&checkpoint.job, checkpoint.generation, &checkpoint.id)
+    }
+
+    async fn publish(
+        &self,
+        registered: &Registered,
+        replaces: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let checkpoint = &registered.checkpoint;
+        let key = self.key_of(checkpoint);
+        let own = self.fence.registration()?;
+        let lock_key = self.keys.lock(&checkpoint.job);
+        // Held here, or by nobody: 0 is the create revision of a key that is not there.
+        let lock = self
+            .locks()
+            .held
+            .get(&checkpoint.job)
+            .copied()
+            .unwrap_or_default();
+        let mut compares = vec![
+            self.still(own),
+            Compare::create_revision(key.clone(), CompareOp::Equal, 0),
+        ];
+        let needs_lock = checkpoint.generation != 0;
+        if needs_lock {
+            compares.push(Compare::create_revision(
+                lock_key.clone(),
+                CompareOp::Equal,
+                lock,
+            ));
+        }
+        let mut changes = vec![
+            self.get_own(),
+            TxnOp::put(key.clone(), Entry::of(registered).encode_to_vec(), None),
+        ];
+        if let Some(parked) = replaces.filter(|parked| self.keys.parked(parked) != key) {
+            changes.push(TxnOp::delete(self.keys.parked(parked), None));
+        }
+        let publish = Txn::new().when(compares).and_then(changes).or_else([
+            self.get_own(),
+            TxnOp::get(key, None),
+            TxnOp::get(lock_key, None),
+        ]);
+        let outcome = match self.transaction(publish).await {
+            Ok(outcome) => outcome,
+            Err(failure) => {
+                return Err(StoreError::Unavailable {
+                    message: format!(
+                        "whether checkpoint {} is listed is unknown: {failure}",
+                        checkpoint.id
+                    ),
+                    hint: "`permafrost ls` tells when the registry answers again",
+                });
+            }
+        };
+        if outcome.succeeded {
+            return Ok(());
+        }
+        if let Some(present) = outcome.found.get(1).and_then(|found| found.first()) {
+            let (present, _) = entry(present)?;
+            if present.checkpoint.id == checkpoint.id {
+                // By an earlier attempt whose answer was lost.
+                return Ok(());
+            }
+            return Err(StoreError::Conflict {
+                message: format!(
+                    "generation {} of job {} is listed already, as checkpoint {}",
+                    checkpoint.generation, checkpoint.job, present.checkpoint.id
+                ),
+                hint: CHANGED_HINT,
+            });
+        }
+        // What follows cannot have been listed by an earlier attempt either, nor be listed by one that is still on
+        // its way: neither revision comes back.
+        if !self.is_registered(&outcome, own) {
+            return Err(self.fenced());
+        }
+        Err(StoreError::Conflict {
+            message: format!(
+                "the lock of job {} is not this dump's any longer; checkpoint {} was not listed",
+                checkpoint.job, checkpoint.id
+            ),
+            hint: "dump again",
+        })
+    }
+
+    async fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        let key = self.key_of(checkpoint);
+        let own = self.fence.registration()?;
+        loop {
+            let Some((_, revision)) = self.entry_of(checkpoint).await? else {
+                return Ok(());
+            };
+            let delete = Txn::new()
+                .when([
+                    self.still(own),
+                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
+                ])
+                .and_then([self.get_own(), TxnOp::delete(key.clone(), None)])
+                .or_else([self.get_own()]);
+            let outcome = self.transaction(delete).await?;
+            if outcome.succeeded {
+                return Ok(());
+            }
+            if !self.is_registered(&outcome, own) {
+                return Err(self.fenced());
+            }
+        }
+    }
+
+    async fn set_holder(
+        &self,
+        checkpoint: &Checkpoint,
+        node: &str,
+        holds: bool,
+    ) -> Result<(), StoreError> {
+        let key = self.key_of(checkpoint);
+        let own = self.fence.registration()?;
+        loop {
+            let Some((mut present, revision)) = self.entry_of(checkpoint).await? else {
+                return Err(StoreError::NotFound {
+                    what: format!("checkpoint {} in the registry", checkpoint.id),
+                });
+            };
+            if present.nodes.iter().any(|holder| holder == node) == holds {
+                return Ok(());
+            }
+            if holds {
+                present.nodes.push(node.to_owned());
+            } else {
+                present.nodes.retain(|holder| holder != node);
+            }
+            let put = Txn::new()
+                .when([
+                    self.still(own),
+                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
+                ])
+                .and_then([
+                    self.get_own(),
+                    TxnOp::put(key.clone(), Entry::of(&present).encode_to_vec(), None),
+                ])
+                .or_else([self.get_own()]);
+            let outcome = self.transaction(put).await?;
+            if outcome.succeeded {
+                return Ok(());
+            }
+            if !self.is_registered(&outcome, own) {
+                return Err(self.fenced());
+            }
+        }
+    }
+
+    /// All entries of a range, as they were at one moment, a page at a time.
+    async fn pages(&self, prefix: &str) -> Result<Vec<Registered>, StoreError> {
+        let end = end_of(prefix);
+        let mut from = prefix.as_bytes().to_vec();
+        let mut revision = 0;
+        let mut entries = Vec::new();
+        loop {
+            let options = GetOptions::new()
+                .with_range(end.clone())
+                .with_limit(PAGE)
+                .with_revision(revision);
+            let page = self.get(from, Some(options)).await?;
+            if revision == 0 {
+                revision = page.header().map_or(0, |header| header.revision());
+            }
+            for kv in page.kvs() {
+                match entry(kv) {
+                    Ok((registered, _)) => entries.push(registered),
+                    // One that is damaged does not hide the others.
+                    Err(error) => tracing::error!(%error, "entry not listed"),
+                }
+            }
+            match page.kvs().last() {
+                Some(last) if page.more() => {
+                    from = last.key().to_vec();
+                    // The first key behind it.
+                    from.push(0);
+                }
+                _ => return Ok(entries),
+            }
+        }
+    }
+
+    async fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+        let prefix = if job.is_empty() {
+            self.keys.checkpoints()
+        } else {
+            self.keys.checkpoints_of(job)
+        };
+        let mut listed = self.pages(&prefix).await?;
+        listed.sort_by(|a, b| {
+            let key =
+                |entry: &Registered| (entry.checkpoint.job.clone(), entry.checkpoint.generation);
+            key(a).cmp(&key(b))
+        });
+        let parked = self.pages(&self.keys.all_parked()).await?;
+        listed.extend(
+            parked
+                .into_iter()
+                .filter(|entry| job.is_empty() || entry.checkpoint.job == job),
+        );
+        Ok(listed)
+    }
+
+    /// A counter is at least `generation` afterwards. For the rebuild.
+    async fn raise_generation(&self, job: &str, generation: u64) -> Result<(), StoreError> {
+        let key = self.keys.generation(job);
+        let own = self.fence.registration()?;
+        loop {
+            let present = self.get(key.clone(), None).await?;
+            let present = present.kvs().first();
+            let last = present
+                .and_then(|kv| std::str::from_utf8(kv.value()).ok()?.parse::<u64>().ok())
+                .unwrap_or_default();
+            if last >= generation {
+                return Ok(());
+            }
+            let revision = present.map_or(0, KeyValue::mod_revision);
+            let raise = Txn::new()
+                .when([
+                    self.still(own),
+                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
+                ])
+                .and_then([
+                    self.get_own(),
+                    TxnOp::put(key.clone(), generation.to_string(), None),
+                ])
+                .or_else([self.get_own()]);
+            let outcome = self.transaction(raise).await?;
+            if outcome.succeeded {
+                return Ok(());
+            }
+            if !self.is_registered(&outcome, own) {
+                return Err(self.fenced());
+            }
+        }
+    }
+}
+
+fn entry(kv: &KeyValue) -> Result<(Registered, i64), StoreError> {
+    Entry::read(kv.value())
+        .map(|registered| (registered, kv.mod_revision()))
+        .map_err(|error| damaged(&String::from_utf8_lossy(kv.key()), &error.to_string()))
+}
+
+fn damaged(key: &str, what: &str) -> StoreError {
+    StoreError::Conflict {
+        message: format!("the registry's {key} is {what}"),
+        hint: "run daemons of the same version; `etcdctl del` removes a damaged key, and a rebuild puts it back",
+    }
+}
+
+/// Lets a job's lock go when dropped.
+struct Held {
+    registry: EtcdRegistry,
+    job: String,
+    token: String,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let inner = self.registry.inner.clone();
+        let (job, token) = (self.job.clone(), self.token.clone());
+        {
+            let mut locks = inner.locks();
+            locks.held.remove(&job);
+            locks.let_go.insert(job.clone(), token.clone());
+        }
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let runtime = inner.runtime.clone();
+        runtime.spawn(async move {
+            // When etcd does not answer for that long, the lease ends too, or the next lock of the job sees to it.
+            if let Err(failure) = inner.unlock(&job, &token).await {
+                tracing::warn!(%failure, job, "lock not removed");
+            }
+            let _ = sender.send(());
+        });
+        // So that the next dump of the job finds it free.
+        let _ = receiver.recv_timeout(UNLOCK_WAIT);
+    }
+}
+
+impl Registry for EtcdRegistry {
+    fn lock_job(&self, job: &str) -> Result<JobLock, StoreError> {
+        let owned = job.to_owned();
+        let holder = self.wait(|inner| async move { inner.lock_job(&owned).await })?;
+        Ok(Box::new(Held {
+            registry: self.clone(),
+            job: job.to_owned(),
+            token: holder.token,
+        }))
+    }
+
+    fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
+        let job = job.to_owned();
+        self.wait(|inner| async move { inner.reserve_generation(&job).await })
+    }
+
+    fn publish(&self, entry: &Registered, replaces: Option<&str>) -> Result<(), StoreError> {
+        let (entry, replaces) = (entry.clone(), replaces.map(str::to_owned));
+        self.wait(|inner| async move { inner.publish(&entry, replaces.as_deref()).await })
+    }
+
+    fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        let checkpoint = checkpoint.clone();
+        self.wait(|inner| async move { inner.withdraw(&checkpoint).await })
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
+        let job = job.to_owned();
+        self.wait(|inner| async move {
+            let found = if generation == 0 {
+                inner.newest(&job).await?
+            } else {
+                let key = inner.keys.checkpoint(&job, generation, "");
+                let found = inner.get(key, None).await?;
+                found.kvs().first().map(self::entry).transpose()?
+            };
+            Ok(found.map(|(registered, _)| registered))
+        })
+    }
+
+    fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+        let job = job.to_owned();
+        self.wait(|inner| async move { inner.list(&job).await })
+    }
+
+    fn set_holder(
+        &self,
+        checkpoint: &Checkpoint,
+        node: &str,
+        holds: bool,
+    ) -> Result<(), StoreError> {
+        let (checkpoint, node) = (checkpoint.clone(), node.to_owned());
+        self.wait(|inner| async move { inner.set_holder(&checkpoint, &node, holds).await })
+    }
+}
+
+impl EtcdRegistry {
+    /// The job's counter is at least `generation` afterwards, so that the number is never handed out.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn raise_generation(&self, job: &str, generation: u64) -> Result<(), StoreError> {
+        let job = job.to_owned();
+        self.wait(|inner| async move { inner.raise_generation(&job, generation).await })
+    }
+
+    /// Says of a node that it takes part, takes nothing new, or must not come back.
+    ///
+    /// # Errors
+    /// Unavailable, or the cluster has never seen it.
+    pub fn set_member_state(
+        &self,
+        node: &str,
+        state: super::MemberState,
+    ) -> Result<(), StoreError> {
+        let node = node.to_owned();
+        self.wait(|inner| async move {
+            let key = inner.keys.member(&node);
+            let own = inner.fence.registration()?;
+            loop {
+                let found = inner.get(key.clone(), None).await?;
+                let Some(kv) = found.kvs().first() else {
+                    return Err(StoreError::NotFound {
+                        what: format!("node {node} in the cluster"),
+                    });
+                };
+                let mut member = super::Member::decode(kv.value())
+                    .map_err(|error| damaged(&key, &error.to_string()))?;
+                member.state = state;
+                let put = Txn::new()
+                    .when([
+                        inner.still(own),
+                        Compare::mod_revision(key.clone(), CompareOp::Equal, kv.mod_revision()),
+                    ])
+                    .and_then([TxnOp::put(key.clone(), member.encode(), None)])
+                    .or_else([inner.get_own()]);
+                let outcome = inner.transaction(put).await?;
+                if outcome.succeeded {
+                    return Ok(());
+                }
+                if !inner.is_registered(&outcome, own) {
+                    return Err(inner.fenced());
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,281 @@
+//! What stands in etcd's values.
+//!
+//! Nodes, members, locks and the leader are JSON, to be looked at with etcdctl. A checkpoint is protobuf, as there
+//! are many. Each has a version; a newer one is refused, unknown fields are skipped.
+
+use std::time::Duration;
+
+use permafrost_protocol::control::Checkpoint;
+use prost::Message;
+use serde::{Deserialize, Serialize};
+
+use super::Registered;
+
+/// Version of all values.
+pub(crate) const VERSION: u32 = 1;
+
+/// Whether copies on a node outlast the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeClass {
+    /// Ours to keep: its copies count towards durability.
+    #[default]
+    Reserved,
+    /// May be taken away at any time: its copies only make restores quicker.
+    Transient,
+}
+
+/// How fast a node's medium is, fastest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Persistent memory, mapped by DAX.
+    Pmem,
+    /// Memory of the machine: tmpfs.
+    Memory,
+    /// A file.
+    #[default]
+    File,
+}
+
+/// What fails together. Empty parts are unknown, and then taken to be the same everywhere, except for the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FailureDomain {
+    /// Machine; empty: the node's name, so each node is a machine of its own.
+    pub host: String,
+    /// Rack.
+    pub rack: String,
+    /// Zone or site.
+    pub zone: String,
+}
+
+/// What a node says of itself, refreshed while it lives.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeFacts {
+    /// Name: that of its certificate, unique in the cluster.
+    pub name: String,
+    /// Its region's uuid.
+    pub region: String,
+    /// Where it takes QUIC connections, `host:port`.
+    pub address: String,
+    /// Speed of its medium.
+    pub tier: Tier,
+    /// Whether its copies count.
+    pub class: NodeClass,
+    /// What it fails with.
+    pub domain: FailureDomain,
+    /// Size of its region, bytes.
+    pub capacity_bytes: u64,
+    /// Bytes free in its region.
+    pub free_bytes: u64,
+    /// Measured when writing to the medium, bytes a second; 0 while unknown.
+    pub write_bytes_per_s: u64,
+    /// Measured when reading from the medium, bytes a second; 0 while unknown.
+    pub read_bytes_per_s: u64,
+    /// Measured on its network, bytes a second; 0 while unknown.
+    pub network_bytes_per_s: u64,
+    /// Bytes that it has agreed to take in and not written yet.
+    pub queued_bytes: u64,
+    /// Version of its software.
+    pub version: String,
+    /// It is stopping, or was told to take nothing new.
+    pub draining: bool,
+}
+
+/// The value of a live node's key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Node {
+    pub(crate) v: u32,
+    /// Of this start of the daemon.
+    pub(crate) incarnation: String,
+    /// Of the machine's start: an earlier incarnation on the same one is known to be dead, as it held the region's
+    /// lock.
+    pub(crate) boot: String,
+    pub(crate) facts: NodeFacts,
+}
+
+/// What an operator has said of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemberState {
+    /// Nothing.
+    #[default]
+    Active,
+    /// Takes no new copies; its own are moved away.
+    Drained,
+    /// Must not come back.
+    Removed,
+}
+
+/// A node that has ever been there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub(crate) v: u32,
+    /// Its name.
+    pub name: String,
+    /// Its region's uuid, when it was last there.
+    pub region: String,
+    /// Milliseconds since the Unix epoch when this region was first there.
+    pub first_seen_unix_ms: u64,
+    /// What an operator has said.
+    #[serde(default)]
+    pub state: MemberState,
+}
+
+/// The value of a lock's or the leader's key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Holder {
+    pub(crate) v: u32,
+    pub(crate) node: String,
+    /// Random: an answer that was lost is recognised by it.
+    pub(crate) token: String,
+}
+
+/// A value that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ValueError {
+    #[error("of version {found}; this daemon knows {VERSION}")]
+    Version { found: u32 },
+    #[error("not JSON of its kind")]
+    Json(#[from] serde_json::Error),
+    #[error("not protobuf of its kind")]
+    Protobuf(#[from] prost::DecodeError),
+    #[error("incomplete: {0}")]
+    Incomplete(&'static str),
+}
+
+/// JSON with a version.
+pub(crate) trait Json: Serialize + for<'a> Deserialize<'a> {
+    fn encode(&self) -> Vec<u8> {
+        // Structs of strings and numbers always serialize.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, ValueError> {
+        // The version first: a newer value may have another shape.
+        #[derive(Deserialize)]
+        struct Version {
+            v: u32,
+        }
+        let Version { v } = serde_json::from_slice(bytes)?;
+        if v != VERSION {
+            return Err(ValueError::Version { found: v });
+        }
+        Ok(serde_json::from_slice(bytes)?)
+    }
+}
+
+impl Json for Node {}
+impl Json for Member {}
+impl Json for Holder {}
+
+/// A listed checkpoint.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Entry {
+    #[prost(uint32, tag = "1")]
+    pub(crate) version: u32,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) checkpoint: Option<Checkpoint>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(crate) content_digest: Vec<u8>,
+    #[prost(string, repeated, tag = "4")]
+    pub(crate) nodes: Vec<String>,
+    #[prost(uint32, tag = "5")]
+    pub(crate) wanted_copies: u32,
+}
+
+impl Entry {
+    pub(crate) fn of(registered: &Registered) -> Self {
+        Self {
+            version: VERSION,
+            checkpoint: Some(registered.checkpoint.clone()),
+            content_digest: registered.content_digest.to_vec(),
+            nodes: registered.nodes.clone(),
+            wanted_copies: registered.wanted_copies,
+        }
+    }
+
+    pub(crate) fn read(bytes: &[u8]) -> Result<Registered, ValueError> {
+        let entry = <Self as Message>::decode(bytes)?;
+        if entry.version != VERSION {
+            return Err(ValueError::Version {
+                found: entry.version,
+            });
+        }
+        Ok(Registered {
+            checkpoint: entry
+                .checkpoint
+                .ok_or(ValueError::Incomplete("no checkpoint"))?,
+            content_digest: entry
+                .content_digest
+                .try_into()
+                .map_err(|_| ValueError::Incomplete("a digest that is not 32 bytes"))?,
+            nodes: entry.nodes,
+            wanted_copies: entry.wanted_copies,
+        })
+    }
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn unix_ms() -> u64 {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back() {
+        let node = Node {
+            v: VERSION,
+            incarnation: "i".into(),
+            boot: "b".into(),
+            facts: NodeFacts {
+                name: "n".into(),
+                class: NodeClass::Transient,
+                ..NodeFacts::default()
+            },
+        };
+        assert_eq!(Node::decode(&node.encode()).unwrap(), node);
+        let entry = Registered {
+            checkpoint: Checkpoint {
+                job: "j".into(),
+                generation: 3,
+                ..Checkpoint::default()
+            },
+            content_digest: [7; 32],
+            nodes: vec!["a".into(), "b".into()],
+            wanted_copies: 2,
+        };
+        let bytes = Entry::of(&entry).encode_to_vec();
+        assert_eq!(Entry::read(&bytes).unwrap(), entry);
+    }
+
+    #[test]
+    fn newer_and_broken_values_are_refused() {
+        assert!(matches!(
+            Node::decode(br#"{"v":2,"what":1}"#),
+            Err(ValueError::Version { found: 2 })
+        ));
+        assert!(Node::decode(b"{").is_err());
+        assert!(Entry::read(&[8, 2]).is_err());
+        assert!(Entry::read(&[8, 1]).is_err());
+        assert!(Entry::read(b"\xff\xff").is_err());
+    }
+
+    #[test]
+    fn facts_of_an_older_node_are_read() {
+        let node = Node::decode(
+            br#"{"v":1,"incarnation":"i","boot":"b","facts":{"name":"n","news":[1]}}"#,
+        )
+        .unwrap();
+        assert_eq!(node.facts.name, "n");
+        assert_eq!(node.facts.class, NodeClass::Reserved);
+    }
+}

@@ -1,0 +1,7 @@
+//! The cluster over a real etcd: what its registry promises, and what happens when members of it die or fall silent.
+
+mod fencing;
+mod members;
+mod outages;
+mod registry;
+mod support;

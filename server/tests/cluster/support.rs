@@ -1,0 +1,85 @@
+//! Nodes without regions, on one etcd.
+
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::Checkpoint;
+use permafrost_server::cluster::{Cluster, ClusterConfig, NodeFacts, Registered};
+use permafrost_server::store::StoreError;
+use permafrost_tests::etcd::{self, EtcdCluster};
+use tokio::runtime::Runtime;
+
+/// For what happens within a lease's time on an idle machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// An etcd, and a runtime for the nodes on it.
+pub(crate) struct Bench {
+    pub(crate) runtime: Runtime,
+    pub(crate) etcd: EtcdCluster,
+}
+
+impl Bench {
+    /// `None` when the test is to be skipped.
+    pub(crate) fn new(test: &str, members: usize) -> Option<Self> {
+        let etcd = etcd::for_test(test)?;
+        Some(Self {
+            runtime: tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap(),
+            etcd: EtcdCluster::start(&etcd, members).unwrap(),
+        })
+    }
+
+    pub(crate) fn config(&self) -> ClusterConfig {
+        ClusterConfig {
+            lease_ttl: Duration::from_secs(3),
+            ..ClusterConfig::parse(&self.etcd.url()).unwrap()
+        }
+    }
+
+    pub(crate) fn join(&self, name: &str) -> Cluster {
+        self.try_join(&self.config(), name, &format!("region-of-{name}"))
+            .unwrap()
+    }
+
+    pub(crate) fn try_join(
+        &self,
+        config: &ClusterConfig,
+        name: &str,
+        region: &str,
+    ) -> Result<Cluster, StoreError> {
+        let facts = NodeFacts {
+            name: name.to_owned(),
+            region: region.to_owned(),
+            address: format!("{name}:7118"),
+            ..NodeFacts::default()
+        };
+        self.runtime.block_on(Cluster::join(config, facts))
+    }
+}
+
+pub(crate) fn entry(job: &str, generation: u64, id: &str) -> Registered {
+    Registered {
+        checkpoint: Checkpoint {
+            job: job.to_owned(),
+            generation,
+            id: id.to_owned(),
+            kind: "full".to_owned(),
+            ..Checkpoint::default()
+        },
+        content_digest: [7; 32],
+        nodes: vec!["n1".to_owned()],
+        wanted_copies: 2,
+    }
+}
+
+/// Waits until `holds`, and says how long it took.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LIMIT, "{what} did not happen in time");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    begun.elapsed()
+}
