@@ -153,6 +153,7 @@ fn manifest() -> Seeds {
         name: name.into(),
         len_bytes: 86,
         map_root: vec![1; 32],
+        map_digest: vec![3; 32],
     };
     let space = |id, pages_id| AddressSpace {
         id,
@@ -182,6 +183,7 @@ fn manifest() -> Seeds {
         spaces: vec![space(5, 65_537), space(8, 65_538)],
         session: "0123456789abcdef".repeat(2),
         added_bytes: 4096,
+        content_digest: vec![5; 32],
     };
     let parked = Manifest {
         job: String::new(),

@@ -13,6 +13,12 @@ use crate::space::Space;
 /// Attribute bit 0: kept by retention policies. The region itself deletes what it is told to.
 pub const ATTR_PINNED: u32 = 1;
 
+/// Attribute bit 1: the cluster lists it. Never collected as left over.
+pub const ATTR_PUBLISHED: u32 = 2;
+
+/// Attribute bit 2: sealed for a cluster that does not list it yet, as far as is known here.
+pub const ATTR_PROVISIONAL: u32 = 4;
+
 /// A sealed, immutable checkpoint. While any reference to one lives, its segments are not reused, even
 /// after it was deleted.
 pub struct Checkpoint {

@@ -160,7 +160,8 @@ impl PageNo {
     }
 
     /// The page `pages` further on.
-    pub(crate) const fn plus(self, pages: u64) -> Self {
+    #[must_use]
+    pub const fn plus(self, pages: u64) -> Self {
         Self(self.0.saturating_add(pages))
     }
 }

@@ -45,13 +45,13 @@ mod shadow;
 mod space;
 mod superblock;
 
-pub use checkpoint::{ATTR_PINNED, Checkpoint};
+pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, Checkpoint};
 pub use error::{
     BlobError, CloseError, FormatError, JournalError, JournalFault, MapFault, MediumError,
     OpenError, PageError, SealError, ShadowError, SuperblockFault,
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
-pub use map::{MapCursor, MapRoot, MapStats, MapWriter, PageMap, Run, RunKind, Runs};
+pub use map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, Run, RunKind, Runs};
 pub use medium::sim;
 pub use medium::{
     Guarantee, Medium, MediumKind, OpenOptions, create_medium_in_memory, open_medium,

@@ -19,17 +19,31 @@ impl Shadow {
     /// [`JournalError::Io`], when the next open shows whether it was, and the region takes no more
     /// writes until then.
     pub fn seal(
+        self,
+        id: CheckpointId,
+        manifest: &[u8],
+        replaces: Option<CheckpointId>,
+    ) -> Result<Arc<Checkpoint>, SealError> {
+        self.seal_with(id, manifest, replaces, 0)
+    }
+
+    /// As [`seal`](Self::seal); the checkpoint has those attribute bits from its first instant.
+    ///
+    /// # Errors
+    /// As [`seal`](Self::seal).
+    pub fn seal_with(
         mut self,
         id: CheckpointId,
         manifest: &[u8],
         replaces: Option<CheckpointId>,
+        attrs: u32,
     ) -> Result<Arc<Checkpoint>, SealError> {
         let region = Arc::clone(&self.region);
         let medium = &*region.space().medium;
 
         // 1. Write the manifest and the root behind the data: into the shadow, so a crash here leaves
         //    nothing. The root lists all segments, its own included, so it comes last.
-        let (manifest_root, _) = self.write_blob(&mut &*manifest)?;
+        let (manifest_root, _, _) = self.write_blob(&mut &*manifest)?;
         let manifest = (manifest_root, to_u64(manifest.len()));
         let (root, root_crc32) = root::write(&mut self.out, id, &manifest.0, manifest.1)?;
 
@@ -43,7 +57,7 @@ impl Shadow {
             id,
             root,
             root_crc32,
-            attrs: 0,
+            attrs,
             replaces,
         };
         //    If the active half is full this writes the other one, which counts for nothing before
@@ -83,7 +97,7 @@ impl Shadow {
             region.space(),
             lease,
             manifest,
-            0,
+            attrs,
             order,
         ));
         region.count_records(&journal);

@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::convert::to_u64;
 use crate::cpu;
 use crate::error::{PageError, ShadowError, outside};
-use crate::map::{MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunKind};
+use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunKind};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
 use crate::{PAGE_BYTES, PAGE_SIZE};
@@ -67,17 +67,20 @@ impl Shadow {
             if cpu::is_zero(page) {
                 w.stats.zero += 1;
                 w.push_zero(&mut self.out, index, flags, 1)?;
+                w.note(index, 1, flags, Kept::Zero);
                 continue;
             }
             let crc = crc32fast::hash(page);
             if let Some(parent) = parent.as_deref_mut()
                 && self.refer_if_equal(w, parent, index, flags, page, crc)?
             {
+                w.note(index, 1, flags, Kept::Parent);
                 continue;
             }
             let place = self.out.append(page, crc)?;
             w.stats.stored += 1;
             w.push_stored(&mut self.out, index, flags, place, &[U32::new(crc)])?;
+            w.note(index, 1, flags, Kept::Stored);
         }
         Ok(())
     }
@@ -96,6 +99,53 @@ impl Shadow {
         pages: u64,
         parent: &mut MapCursor,
     ) -> Result<(), ShadowError> {
+        self.refer(w, first_index, pages, None, parent)
+    }
+
+    /// As [`reference`](Self::reference), but the pages get `flags`.
+    ///
+    /// # Errors
+    /// As [`reference`](Self::reference).
+    pub fn reference_as(
+        &mut self,
+        w: &mut MapWriter,
+        first_index: u64,
+        flags: u16,
+        pages: u64,
+        parent: &mut MapCursor,
+    ) -> Result<(), ShadowError> {
+        self.refer(w, first_index, pages, Some(flags), parent)
+    }
+
+    /// Appends pages of zeros, without anybody having to bring them. Costs a few nanoseconds a page for the
+    /// digest, so a stranger's number is to be bounded by the caller.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn append_zeros(
+        &mut self,
+        w: &mut MapWriter,
+        first_index: u64,
+        flags: u16,
+        pages: u64,
+    ) -> Result<(), ShadowError> {
+        w.admit(first_index, pages)?;
+        w.stats.zero += pages;
+        w.push_zero(&mut self.out, first_index, flags, pages)?;
+        if pages > 0 {
+            w.note(first_index, pages, flags, Kept::Zero);
+        }
+        Ok(())
+    }
+
+    fn refer(
+        &mut self,
+        w: &mut MapWriter,
+        first_index: u64,
+        pages: u64,
+        new_flags: Option<u16>,
+        parent: &mut MapCursor,
+    ) -> Result<(), ShadowError> {
         w.admit(first_index, pages)?;
         self.check_region(parent)?;
         let end = first_index + pages;
@@ -105,9 +155,12 @@ impl Shadow {
                 .lookup(index)?
                 .ok_or(ShadowError::MissingInParent { index })?;
             let (skip, part) = (index - run.first_index, run.end_index().min(end) - index);
-            let flags = run.flags;
+            let flags = new_flags.unwrap_or(run.flags);
             match run.kind {
-                RunKind::Zero => w.push_zero(&mut self.out, index, flags, part)?,
+                RunKind::Zero => {
+                    w.push_zero(&mut self.out, index, flags, part)?;
+                    w.note(index, part, flags, Kept::Zero);
+                }
                 RunKind::Stored { location, .. } => {
                     // A run's pages are counted in 32 bits.
                     let count = u32::try_from(part).unwrap_or(u32::MAX);
@@ -115,6 +168,7 @@ impl Shadow {
                     let stored = found.ok_or_else(|| outside(location))?;
                     self.out.holdings().share(stored.place.segment);
                     w.push_stored(&mut self.out, index, flags, stored.location, stored.crcs)?;
+                    w.note(index, part, flags, Kept::Parent);
                 }
             }
             w.stats.parent += part;
@@ -131,12 +185,15 @@ impl Shadow {
         w.finish(&mut self.out)
     }
 
-    /// Stores everything that `source` yields; the last page is filled up with zeros. Gives the map
-    /// and the length in bytes.
+    /// Stores everything that `source` yields; the last page is filled up with zeros. Gives the map, what
+    /// went into it, and the length in bytes.
     ///
     /// # Errors
     /// [`ShadowError::Source`] if reading fails; others as for [`append`](Self::append).
-    pub fn write_blob(&mut self, source: &mut dyn io::Read) -> Result<(MapRoot, u64), ShadowError> {
+    pub fn write_blob(
+        &mut self,
+        source: &mut dyn io::Read,
+    ) -> Result<(MapRoot, MapStats, u64), ShadowError> {
         let mut w = self.map();
         let mut buffer = vec![0; BLOB_CHUNK];
         let mut len_bytes = 0;
@@ -148,8 +205,8 @@ impl Shadow {
             buffer[filled..padded].fill(0);
             self.append(&mut w, index, 0, &buffer[..padded], None)?;
             if filled < buffer.len() {
-                let (root, _) = self.finish(w)?;
-                return Ok((root, len_bytes));
+                let (root, stats) = self.finish(w)?;
+                return Ok((root, stats, len_bytes));
             }
         }
     }

@@ -280,7 +280,7 @@ fn blobs_keep_their_length() {
             })
             .collect();
         let mut shadow = region.begin();
-        let (root, written) = shadow.write_blob(&mut blob.as_slice()).unwrap();
+        let (root, _, written) = shadow.write_blob(&mut blob.as_slice()).unwrap();
         assert_eq!(written, len);
         let sealed = shadow.seal(CheckpointId::new(1), &blob, None).unwrap();
         let mut read = Vec::new();

@@ -379,6 +379,12 @@ pub struct Checkpoint {
     /// Of the memory: zero pages, bytes.
     #[prost(uint64, tag = "14")]
     pub zero_bytes: u64,
+    /// Nodes that hold a copy; empty on a single machine.
+    #[prost(string, repeated, tag = "15")]
+    pub nodes: Vec<String>,
+    /// How many copies there should be; 0 on a single machine.
+    #[prost(uint32, tag = "16")]
+    pub copies_wanted: u32,
 }
 
 /// A listing.

@@ -55,6 +55,10 @@ pub struct Manifest {
     /// Bytes of pages and metadata this checkpoint added to the region.
     #[prost(uint64, tag = "11")]
     pub added_bytes: u64,
+    /// SHA-256 over what it holds (docs/format.md, "Content digest"); empty in what was sealed before there was one.
+    #[prost(bytes = "vec", tag = "12")]
+    #[serde(skip)]
+    pub content_digest: Vec<u8>,
 }
 
 /// What a checkpoint can be used for.
@@ -109,6 +113,10 @@ pub struct Image {
     #[prost(bytes = "vec", tag = "3")]
     #[serde(skip)]
     pub map_root: Vec<u8>,
+    /// Digest of that map, 32 bytes, or empty.
+    #[prost(bytes = "vec", tag = "4")]
+    #[serde(skip)]
+    pub map_digest: Vec<u8>,
 }
 
 /// One pagemap and its pages.
@@ -142,6 +150,10 @@ pub struct AddressSpace {
     /// Page runs in the map.
     #[prost(uint64, tag = "9")]
     pub runs: u64,
+    /// Digest of the map, 32 bytes, or empty.
+    #[prost(bytes = "vec", tag = "10")]
+    #[serde(skip)]
+    pub map_digest: Vec<u8>,
 }
 
 /// What an address space belongs to.

@@ -11,6 +11,7 @@ fn image(name: &str) -> Image {
         name: name.into(),
         len_bytes: 86,
         map_root: vec![1; 32],
+        map_digest: vec![3; 32],
     }
 }
 
@@ -25,6 +26,7 @@ fn space(space_type: SpaceType, id: u64, pages_id: u32) -> AddressSpace {
         zero_pages: 30,
         parent_pages: 20,
         runs: 7,
+        map_digest: vec![4; 32],
     }
 }
 
@@ -57,6 +59,7 @@ fn manifest() -> Manifest {
         ],
         session: "0123456789abcdef0123456789abcdef".into(),
         added_bytes: 1 << 20,
+        content_digest: vec![5; 32],
     }
 }
 

@@ -6,7 +6,9 @@
 //! Maps are flat: a run refers straight to its pages, in whichever checkpoint's segments they are.
 
 mod cursor;
+mod digest;
 mod node;
+mod pieces;
 mod reader;
 mod writer;
 
@@ -15,6 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub use cursor::MapCursor;
 pub(crate) use cursor::ParentPage;
+pub use pieces::{Kept, Piece};
 pub use reader::{PageMap, Runs};
 pub use writer::{MapStats, MapWriter};
 

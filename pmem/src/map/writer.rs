@@ -3,7 +3,9 @@
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
+use super::digest::MapHasher;
 use super::node::{Entry, NodeBuilder};
+use super::pieces::{Kept, Piece, PieceLog};
 use super::{MapRoot, Run, RunKind};
 use crate::error::ShadowError;
 use crate::ids::PageNo;
@@ -24,6 +26,8 @@ pub struct MapStats {
     pub parent_damaged: u64,
     /// Runs they make.
     pub runs: u64,
+    /// The map's digest ([`PageMap::digest`](super::PageMap::digest)), once it is finished.
+    pub digest: [u8; 32],
 }
 
 /// A page map being written; for the shadow that made it. Holds one node a level and the checksums of
@@ -32,6 +36,8 @@ pub struct MapWriter {
     run: Option<OpenRun>,
     levels: Vec<NodeBuilder>,
     next_index: u64,
+    digest: MapHasher,
+    log: Option<PieceLog>,
     pub(crate) stats: MapStats,
 }
 
@@ -50,7 +56,32 @@ impl MapWriter {
             run: None,
             levels: Vec::new(),
             next_index: 0,
+            digest: MapHasher::default(),
+            log: None,
             stats: MapStats::default(),
+        }
+    }
+
+    /// From now on remembers what becomes of the pages that come in, for [`MapWriter::pieces`].
+    pub fn watch(&mut self) {
+        self.log.get_or_insert_default();
+    }
+
+    /// What became of the pages since this was called last, ascending: after one call of
+    /// [`Shadow::append`](crate::Shadow::append) they are exactly its pages. Nothing unless
+    /// [`MapWriter::watch`] was called.
+    pub fn pieces(&mut self) -> impl Iterator<Item = Piece> + '_ {
+        self.log.iter_mut().flat_map(PieceLog::drain)
+    }
+
+    pub(crate) fn note(&mut self, first_index: u64, pages: u64, flags: u16, kept: Kept) {
+        if let Some(log) = &mut self.log {
+            log.push(Piece {
+                first_index,
+                pages,
+                flags,
+                kept,
+            });
         }
     }
 
@@ -78,6 +109,7 @@ impl MapWriter {
         location: PageNo,
         crcs: &[U32],
     ) -> Result<(), ShadowError> {
+        self.digest.pages(index, flags, crcs);
         // Never more than a segment's pages.
         let pages = u32::try_from(crcs.len()).unwrap_or(u32::MAX);
         if let Some(run) = self.run.as_mut() {
@@ -109,6 +141,7 @@ impl MapWriter {
         flags: u16,
         mut pages: u64,
     ) -> Result<(), ShadowError> {
+        self.digest.zeros(index, flags, pages);
         while pages > 0 {
             let mut part = u32::try_from(pages).unwrap_or(u32::MAX);
             match self.run.as_mut() {
@@ -225,6 +258,7 @@ impl MapWriter {
         out: &mut SegmentWriter,
     ) -> Result<(MapRoot, MapStats), ShadowError> {
         self.end_run(out)?;
+        self.stats.digest = std::mem::take(&mut self.digest).finish();
         let mut level = 0;
         while level < self.levels.len() {
             let (entry, first, end) = self.write_node(out, level)?;

@@ -68,6 +68,7 @@ impl Backend for Local {
                 origin: open.origin,
                 no_parent: open.no_parent,
                 parent_images: open.parent_images,
+                durability: None,
             })
             .map_err(refusal)
     }

@@ -48,12 +48,24 @@ pub trait Replicate: Send + Sync {
     /// # Errors
     /// There are not enough nodes for the durability: better now than when the task is frozen.
     fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError>;
+
+    /// The cluster no longer lists a checkpoint that these nodes hold: tells them to drop it, without waiting. A
+    /// node that is not reached finds out when it asks for what is listed.
+    fn withdrawn(&self, checkpoint: &str, nodes: &[String]) {
+        let _ = (checkpoint, nodes);
+    }
 }
 
 /// The copies of one session. Methods block while copies are slower than the dump, so that nothing piles up; what
 /// fails shows at [`Copies::close`], [`Copies::prepare`] and [`Copies::commit`] as too few copies. Dropped, every
 /// copy that is not committed is free again.
 pub trait Copies: Send {
+    /// Whether every copy that is under way has the parent asked for. If not, pages in the parent are passed on as
+    /// pages, and [`Copies::parent`] is not called.
+    fn takes_parent(&self) -> bool {
+        true
+    }
+
     /// An address space begins.
     fn space(&mut self, space: SpaceId, pages_id: u32);
 

@@ -2,14 +2,20 @@
 
 use std::sync::Arc;
 
-use permafrost_pmem::{Checkpoint, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Region, Shadow};
+use permafrost_pmem::{
+    Checkpoint, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, Shadow, ShadowError,
+};
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 use permafrost_protocol::pageserver::SpaceId;
 
-use super::StoreError;
+use super::{StoreError, digest};
+use crate::replication::{ContentDigest, Copies};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
+
+/// Pages passed on at once: what a frame of the wire holds.
+const COPY_PAGES: u64 = 64;
 
 /// The checkpoint that a dump is compared with.
 #[derive(Clone)]
@@ -35,7 +41,7 @@ impl Parent {
     /// What to compare a space with: its namesake, or for shared memory, whose ids are new after every
     /// restore, the one that came at the same place in the dump. A wrong guess finds little equal, and costs
     /// a comparison of checksums.
-    fn counterpart(&self, id: SpaceId, shared_before: usize) -> Option<&AddressSpace> {
+    pub(super) fn counterpart(&self, id: SpaceId, shared_before: usize) -> Option<&AddressSpace> {
         let shared = SpaceType::SharedMemory;
         self.space(id).or_else(|| {
             let mut spaces = self.manifest.spaces.iter();
@@ -61,6 +67,8 @@ pub(super) struct DumpBuilder {
     parent: Option<Parent>,
     current: Option<Current>,
     spaces: Vec<AddressSpace>,
+    /// Copies on other nodes: they get what this one gets.
+    copies: Option<Box<dyn Copies>>,
 }
 
 struct Current {
@@ -79,17 +87,26 @@ pub(super) struct Dump {
     pub(super) shadow: Shadow,
     /// The address spaces, as the manifest lists them.
     pub(super) spaces: Vec<AddressSpace>,
+    /// What they hold, wherever it is stored.
+    pub(super) digest: ContentDigest,
+    /// Copies on other nodes, as durable as was asked for.
+    pub(super) copies: Option<Box<dyn Copies>>,
 }
 
 impl DumpBuilder {
-    /// Begins a dump in `region`, compared with `parent`.
+    /// Begins a dump in `region`, compared with `parent`; `copies` were begun with the same parent.
     #[must_use]
-    pub(super) fn new(region: &Arc<Region>, parent: Option<Parent>) -> Self {
+    pub(super) fn new(
+        region: &Arc<Region>,
+        parent: Option<Parent>,
+        copies: Option<Box<dyn Copies>>,
+    ) -> Self {
         Self {
             shadow: region.begin(),
             parent,
             current: None,
             spaces: Vec::new(),
+            copies,
         }
     }
 
@@ -111,10 +128,15 @@ impl DumpBuilder {
         let counted = u32::try_from(self.spaces.len()).unwrap_or(u32::MAX);
         let pages_id = pages_id.unwrap_or(FIRST_SERVED_PAGES_ID.saturating_add(counted));
         let has_parent = self.has_parent(id);
+        let mut map = self.shadow.map();
+        if let Some(copies) = &mut self.copies {
+            map.watch();
+            copies.space(id, pages_id);
+        }
         self.current = Some(Current {
             id,
             pages_id,
-            map: self.shadow.map(),
+            map,
             parent: cursor,
             has_parent,
         });
@@ -132,14 +154,44 @@ impl DumpBuilder {
     /// # Errors
     /// The region is full or fails, the addresses do not ascend.
     pub(super) fn pages(&mut self, vaddr: u64, flags: u16, bytes: &[u8]) -> Result<(), StoreError> {
+        self.append(vaddr / PAGE_BYTES, flags, bytes)
+    }
+
+    /// As [`DumpBuilder::pages`], by the first page's index.
+    ///
+    /// # Errors
+    /// As [`DumpBuilder::pages`].
+    pub(super) fn append(
+        &mut self,
+        first_index: u64,
+        flags: u16,
+        bytes: &[u8],
+    ) -> Result<(), StoreError> {
         let current = self.current.as_mut().ok_or_else(no_space_open)?;
         self.shadow.append(
             &mut current.map,
-            vaddr / PAGE_BYTES,
+            first_index,
             flags,
             bytes,
             current.parent.as_mut(),
         )?;
+        let Some(copies) = self.copies.as_deref_mut() else {
+            return Ok(());
+        };
+        let takes_parent = copies.takes_parent();
+        for piece in current.map.pieces() {
+            match piece.kept {
+                Kept::Zero => copies.zero(piece.first_index, piece.flags, piece.pages),
+                Kept::Parent if takes_parent => {
+                    copies.parent(piece.first_index, piece.flags, piece.pages);
+                }
+                Kept::Stored | Kept::Parent => {
+                    let from = byte_len(piece.first_index - first_index);
+                    let len = byte_len(piece.pages);
+                    copies.pages(piece.first_index, piece.flags, &bytes[from..from + len]);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -160,19 +212,75 @@ impl DumpBuilder {
         };
         self.shadow
             .reference(&mut current.map, vaddr / PAGE_BYTES, nr_pages, parent)?;
+        if let Some(copies) = self.copies.as_deref_mut() {
+            for piece in current.map.pieces() {
+                match piece.kept {
+                    Kept::Zero => copies.zero(piece.first_index, piece.flags, piece.pages),
+                    _ if copies.takes_parent() => {
+                        copies.parent(piece.first_index, piece.flags, piece.pages);
+                    }
+                    _ => copy_from_parent(copies, parent, piece)?,
+                }
+            }
+        }
         Ok(())
     }
 
-    /// Ends the dump: everything taken in is durable when this returns, and referenced by nothing.
+    /// Takes zero pages that nobody sent.
     ///
     /// # Errors
-    /// The region is full or fails.
+    /// As [`DumpBuilder::pages`].
+    pub(super) fn zeros(
+        &mut self,
+        first_index: u64,
+        flags: u16,
+        pages: u64,
+    ) -> Result<(), StoreError> {
+        let current = self.current.as_mut().ok_or_else(no_space_open)?;
+        self.shadow
+            .append_zeros(&mut current.map, first_index, flags, pages)?;
+        Ok(())
+    }
+
+    /// Takes pages that whoever sends the dump found equal to the parent's, at the same place of the same space or
+    /// of its counterpart.
+    ///
+    /// # Errors
+    /// The parent lacks one of them; the region is full or fails.
+    pub(super) fn same_as_parent(
+        &mut self,
+        first_index: u64,
+        flags: u16,
+        pages: u64,
+    ) -> Result<(), StoreError> {
+        let current = self.current.as_mut().ok_or_else(no_space_open)?;
+        let id = current.id;
+        let parent = current.parent.as_mut().ok_or_else(|| StoreError::Invalid {
+            message: format!("pages of {id} are left to a parent that is not here"),
+            hint: "",
+        })?;
+        self.shadow
+            .reference_as(&mut current.map, first_index, flags, pages, parent)?;
+        Ok(())
+    }
+
+    /// Ends the dump: everything taken in is durable when this returns, on as many nodes as the copies were begun
+    /// for, and referenced by nothing.
+    ///
+    /// # Errors
+    /// The region is full or fails; too few copies.
     pub(super) fn finish(mut self) -> Result<Dump, StoreError> {
         self.finish_space()?;
         self.shadow.flush()?;
+        let digest = digest::of_spaces(&self.spaces);
+        if let Some(copies) = &mut self.copies {
+            copies.close(digest)?;
+        }
         Ok(Dump {
             shadow: self.shadow,
             spaces: self.spaces,
+            digest,
+            copies: self.copies,
         })
     }
 
@@ -195,9 +303,36 @@ impl DumpBuilder {
             zero_pages: stats.zero,
             parent_pages: stats.parent,
             runs: stats.runs,
+            map_digest: stats.digest.to_vec(),
         });
         Ok(())
     }
+}
+
+/// Passes on pages that are in the parent here, and are not where the copies are.
+fn copy_from_parent(
+    copies: &mut dyn Copies,
+    parent: &mut MapCursor,
+    piece: Piece,
+) -> Result<(), StoreError> {
+    let end = piece.first_index + piece.pages;
+    let mut index = piece.first_index;
+    while index < end {
+        // They were there a moment ago, or there would be no piece.
+        let Some(run) = parent.lookup(index).map_err(ShadowError::from)? else {
+            return Err(ShadowError::MissingInParent { index }.into());
+        };
+        let pages = (run.end_index().min(end) - index).min(COPY_PAGES);
+        let count = u32::try_from(pages).unwrap_or(u32::MAX);
+        let bytes = parent.map().read_range(&run, index, count);
+        copies.pages(index, piece.flags, bytes.map_err(ShadowError::from)?);
+        index += pages;
+    }
+    Ok(())
+}
+
+fn byte_len(pages: u64) -> usize {
+    usize::try_from(pages * PAGE_BYTES).unwrap_or(usize::MAX)
 }
 
 fn no_space_open() -> StoreError {

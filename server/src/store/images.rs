@@ -5,7 +5,7 @@
 //! nowhere that they could not go.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 
 use permafrost_pmem::Shadow;
@@ -14,6 +14,7 @@ use permafrost_protocol::manifest::{AddressSpace, Image};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 use super::StoreError;
+use crate::replication::Copies;
 
 /// An images directory.
 pub(super) struct ImagesDir(OwnedFd);
@@ -126,7 +127,8 @@ impl ImagesDir {
     }
 
     /// Stores the small images in `shadow`: CRIU's files but for the pagemaps and pages of `spaces`. (A dump to a
-    /// page server may still write some of its own, which are small images like any other.)
+    /// page server may still write some of its own, which are small images like any other.) Copies get each one,
+    /// read a second time: what changed in between makes another digest there, and so is not sealed.
     ///
     /// # Errors
     /// A file cannot be read; the region is full or fails.
@@ -134,6 +136,7 @@ impl ImagesDir {
         &self,
         shadow: &mut Shadow,
         spaces: &[AddressSpace],
+        mut copies: Option<&mut (dyn Copies + 'static)>,
     ) -> Result<Vec<Image>, StoreError> {
         let mut images = Vec::new();
         for name in self.files()? {
@@ -141,11 +144,17 @@ impl ImagesDir {
                 continue;
             }
             let mut file = self.open(&name)?;
-            let (root, len_bytes) = shadow.write_blob(&mut file)?;
+            let (root, stats, len_bytes) = shadow.write_blob(&mut file)?;
+            if let Some(copies) = copies.as_deref_mut() {
+                file.rewind()
+                    .map_err(StoreError::io(format!("rewind image {name}")))?;
+                copies.image(&name, len_bytes, &mut file)?;
+            }
             images.push(Image {
                 name,
                 len_bytes,
                 map_root: root.to_bytes().to_vec(),
+                map_digest: stats.digest.to_vec(),
             });
         }
         Ok(images)

@@ -53,7 +53,11 @@ impl Store {
         let directory = ImagesDir::new(directory)?;
         let files = directory.files()?;
 
-        let mut builder = DumpBuilder::new(&self.region, parent);
+        // Nobody waits frozen for an import, and it has no session: it gets an id for its copies alone.
+        let session = uuid::Uuid::new_v4();
+        let copies = self.begin_copies(*session.as_bytes(), job, parent.as_ref(), None)?;
+        let copied = copies.is_some();
+        let mut builder = DumpBuilder::new(&self.region, parent, copies);
         let mut import = Import {
             builder: &mut builder,
             done_bytes: 0,
@@ -76,7 +80,8 @@ impl Store {
         }
 
         let mut dump = builder.finish()?;
-        let images = directory.store_small(&mut dump.shadow, &dump.spaces)?;
+        let images =
+            directory.store_small(&mut dump.shadow, &dump.spaces, dump.copies.as_deref_mut())?;
         let kind = kind_of(&images);
         check_images_fit(kind, &images, &dump.spaces)?;
         let contents = Contents {
@@ -86,9 +91,13 @@ impl Store {
             origin: None,
             images,
             spaces: dump.spaces,
-            session: String::new(),
+            session: if copied {
+                session.simple().to_string()
+            } else {
+                String::new()
+            },
         };
-        self.commit(dump.shadow, contents, None)
+        self.commit(dump.shadow, contents, dump.copies, None)
     }
 }
 

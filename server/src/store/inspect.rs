@@ -15,7 +15,7 @@ impl Store {
     /// # Errors
     /// No such job, or the catalog cannot be read.
     pub fn list(&self, job: &str) -> Result<Vec<control::Checkpoint>, StoreError> {
-        let mut listed = self.catalog.list((!job.is_empty()).then_some(job))?;
+        let mut listed = self.listed(job)?;
         for parked in listed.iter_mut().filter(|record| record.generation == 0) {
             let left = self
                 .retention
@@ -38,7 +38,7 @@ impl Store {
     /// No such checkpoint, or a damaged manifest.
     pub fn show(&self, reference: &str) -> Result<control::Detail, StoreError> {
         let record = self.resolve(reference)?;
-        let checkpoint = self.checkpoint(&record.id)?;
+        let checkpoint = self.checkpoint_of(&record)?;
         Ok(control::Detail {
             manifest: Some(manifest_of(&checkpoint)?),
             segments: checkpoint.segments(),
@@ -84,7 +84,7 @@ impl Store {
     pub fn pin(&self, reference: &str, pinned: bool) -> Result<control::Checkpoint, StoreError> {
         let _index = self.index();
         let mut record = self.resolve(reference)?;
-        let checkpoint = self.checkpoint(&record.id)?;
+        let checkpoint = self.checkpoint_of(&record)?;
         let attrs = if pinned {
             checkpoint.attrs() | ATTR_PINNED
         } else {

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::cluster::JobLock;
+
 /// Which jobs have a dump under way, and what holds them.
 #[derive(Clone, Default)]
 pub(super) struct JobLocks(Arc<Mutex<HashMap<String, String>>>);
@@ -12,6 +14,15 @@ pub(super) struct JobLocks(Arc<Mutex<HashMap<String, String>>>);
 pub(super) struct JobGuard {
     locks: JobLocks,
     job: String,
+    /// Keeps other nodes away, where there are any.
+    cluster: Option<JobLock>,
+}
+
+impl JobGuard {
+    /// Holds the cluster's lock for as long.
+    pub(super) fn also(&mut self, lock: JobLock) {
+        self.cluster = Some(lock);
+    }
 }
 
 impl JobLocks {
@@ -25,6 +36,7 @@ impl JobLocks {
                 Ok(JobGuard {
                     locks: self.clone(),
                     job: job.to_owned(),
+                    cluster: None,
                 })
             }
         }
@@ -33,6 +45,8 @@ impl JobLocks {
 
 impl Drop for JobGuard {
     fn drop(&mut self) {
+        // Before the local one: who gets that asks for it at once.
+        self.cluster = None;
         self.locks
             .0
             .lock()

@@ -2,21 +2,26 @@
 //!
 //! Everything here blocks: callers are threads of their own, one for each connection.
 
+mod clustered;
+mod digest;
 mod dump;
 mod error;
 mod export;
+mod fetch;
 mod images;
 mod import;
 mod inspect;
 mod jobs;
+mod provisional;
 mod reader;
+mod replica;
 mod seal;
 mod session;
 mod stream;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
@@ -27,7 +32,11 @@ use self::dump::Parent;
 use self::jobs::JobLocks;
 use crate::catalog::{Catalog, CatalogError, reconcile};
 
+pub use clustered::Cluster;
 pub use error::StoreError;
+pub use fetch::{Fetch, Fetched, FetchedRuns};
+pub use provisional::{Holding, Settled};
+pub use replica::{ReplicaDump, ReplicaRequest};
 pub use session::{Session, SessionRequest, SessionSink};
 
 /// Failed sessions that `permafrost status` can show.
@@ -71,8 +80,11 @@ pub struct Store {
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// Parked checkpoints by id, and when this daemon first saw each.
     parked_since: Mutex<HashMap<String, Instant>>,
+    /// Provisional checkpoints by id, and when this daemon first saw each.
+    provisional_since: Mutex<HashMap<String, Instant>>,
     index: Mutex<Index>,
     retention: Retention,
+    cluster: OnceLock<Cluster>,
 }
 
 impl Store {
@@ -100,8 +112,10 @@ impl Store {
             jobs: JobLocks::default(),
             sessions: Mutex::default(),
             parked_since: Mutex::default(),
+            provisional_since: Mutex::default(),
             index: Mutex::default(),
             retention,
+            cluster: OnceLock::new(),
         };
         let done = reconcile(&*store.catalog, &truth, |id| {
             let checkpoint = store.checkpoint(id)?;
@@ -147,7 +161,14 @@ impl Store {
             };
             (Some(guard), parent)
         };
-        let session = Session::new(request, parent, guard);
+        let id = uuid::Uuid::new_v4();
+        let copies = self.begin_copies(
+            *id.as_bytes(),
+            &request.job,
+            parent.as_ref(),
+            request.durability,
+        )?;
+        let session = Session::new(id, request, parent, guard, copies);
         let mut sessions = self.sessions();
         forget_old_failures(&mut sessions);
         sessions.insert(session.id.clone(), Arc::clone(&session));
@@ -218,6 +239,9 @@ impl Store {
             .unwrap_or_else(PoisonError::into_inner)
             .retain(|id, _| parked.iter().any(|record| record.id == *id));
         for parked in parked {
+            if self.is_provisional(&parked.id) {
+                continue;
+            }
             if self.parked_for(&parked.id) < self.retention.parked {
                 continue;
             }
@@ -273,16 +297,20 @@ impl Store {
     }
 
     fn lock_job(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
-        self.jobs.lock(job, holder).map_err(|holder| StoreError::Conflict {
+        let mut guard = self.jobs.lock(job, holder).map_err(|holder| StoreError::Conflict {
             message: format!("job {job} has {holder} under way"),
             hint: "wait for it to end, or discard it (`permafrost status` shows it, `permafrost abort SESSION`)",
-        })
+        })?;
+        if let Some(registry) = self.registry() {
+            guard.also(registry.lock_job(job)?);
+        }
+        Ok(guard)
     }
 
     /// What a job's next dump is compared with. A damaged one is left alone: comparing saves space, and must
     /// not keep a task from being stored.
     fn parent_of(&self, job: &str) -> Result<Option<Parent>, StoreError> {
-        let Some(head) = self.catalog.head(job)? else {
+        let Some(head) = self.head(job)? else {
             return Ok(None);
         };
         let read = || {
@@ -295,6 +323,8 @@ impl Store {
         };
         match read() {
             Ok(parent) => Ok(Some(parent)),
+            // Other nodes have it.
+            Err(StoreError::NotFound { .. }) if self.cluster.get().is_some() => Ok(None),
             Err(error) => {
                 tracing::error!(job, generation = head.generation, %error, "not compared with: damaged");
                 Ok(None)
@@ -308,10 +338,7 @@ impl Store {
             message: format!("{reference:?} names no checkpoint: {error}"),
             hint: "name one as JOB or JOB@GENERATION",
         })?;
-        let found = match parsed.generation {
-            Some(generation) => self.catalog.find(&parsed.job, generation)?,
-            None => self.catalog.head(&parsed.job)?,
-        };
+        let found = self.look_up(&parsed.job, parsed.generation)?;
         found.ok_or_else(|| StoreError::NotFound {
             what: format!("checkpoint {reference}"),
         })
@@ -355,17 +382,27 @@ impl Store {
             parent_generation: manifest.parent_generation,
             parent_bytes: sum(|space| space.parent_pages),
             zero_bytes: sum(|space| space.zero_pages),
+            // Told when it is listed, by the registry.
+            nodes: Vec::new(),
+            copies_wanted: 0,
         }
     }
 
     /// Removes from the region, then from the catalog: in between, the catalog names what is not there, which
     /// reads as "not found" and is mended here or at the next start.
     fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        // First of all: nobody is to find what is half gone.
+        self.withdraw(record)?;
         let _index = self.index();
         if let Ok(checkpoint) = self.checkpoint(&record.id) {
             self.region.delete(checkpoint.id())?;
+            self.catalog.remove(record)?;
+        } else if self
+            .catalogued(record)?
+            .is_some_and(|found| found.id == record.id)
+        {
+            self.catalog.remove(record)?;
         }
-        self.catalog.remove(record)?;
         self.parked_since
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -46,7 +46,7 @@ impl From<io::Error> for ReadError {
 
 impl Reader {
     pub(super) fn open(store: &Store, record: control::Checkpoint) -> Result<Self, StoreError> {
-        let checkpoint = store.checkpoint(&record.id)?;
+        let checkpoint = store.checkpoint_of(&record)?;
         let manifest = manifest_of(&checkpoint)?;
         Ok(Self {
             name: checkpoint_name(&record),

@@ -11,7 +11,8 @@ use permafrost_protocol::manifest::{self, AddressSpace, Image, Kind, Manifest, O
 use super::dump::Dump;
 use super::images::ImagesDir;
 use super::session::Session;
-use super::{Store, StoreError, check_job, manifest_of, unix_ms};
+use super::{Index, Store, StoreError, check_job, digest, manifest_of, unix_ms};
+use crate::replication::{ContentDigest, Copies};
 
 /// What a manifest is made of, beside what the store adds.
 pub(super) struct Contents {
@@ -69,8 +70,14 @@ impl Store {
         dump: Dump,
         images: OwnedFd,
     ) -> Result<control::Checkpoint, StoreError> {
-        let Dump { mut shadow, spaces } = dump;
-        let images = ImagesDir::new(images)?.store_small(&mut shadow, &spaces)?;
+        let Dump {
+            mut shadow,
+            spaces,
+            mut copies,
+            ..
+        } = dump;
+        let images =
+            ImagesDir::new(images)?.store_small(&mut shadow, &spaces, copies.as_deref_mut())?;
         let kind = if session.request.pre_dump {
             Kind::PreDump
         } else {
@@ -86,7 +93,7 @@ impl Store {
             spaces,
             session: session.id.clone(),
         };
-        self.commit(shadow, contents, None)
+        self.commit(shadow, contents, copies, None)
     }
 
     /// Makes the pages of a session whose CLOSE is CRIU's last word durable and findable, for someone to adopt.
@@ -100,7 +107,7 @@ impl Store {
             spaces: dump.spaces,
             session: session.id.clone(),
         };
-        let parked = self.commit(dump.shadow, contents, None)?;
+        let parked = self.commit(dump.shadow, contents, dump.copies, None)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
         self.sessions().remove(&session.id);
         Ok(())
@@ -130,12 +137,13 @@ impl Store {
                 what: format!("parked session {session}"),
             })?
         };
+        self.check_adoptable(&record)?;
         let parked = self.checkpoint(&record.id)?;
         let manifest = manifest_of(&parked)?;
 
         let mut shadow = self.region.begin();
         shadow.inherit(&parked);
-        let images = dir.store_small(&mut shadow, &manifest.spaces)?;
+        let images = dir.store_small(&mut shadow, &manifest.spaces, None)?;
         let kind = kind_of(&images);
         check_images_fit(kind, &images, &manifest.spaces)?;
         let same_job = manifest.job == job;
@@ -149,7 +157,7 @@ impl Store {
             },
             origin: merged(manifest.origin, origin),
             images,
-            spaces: manifest.spaces,
+            spaces: digest::with_digests(&parked, manifest.spaces)?,
             session: manifest.session,
         };
         let replaced = Replaced {
@@ -157,7 +165,7 @@ impl Store {
             record,
             added_bytes: manifest.added_bytes,
         };
-        self.commit(shadow, contents, Some(replaced))
+        self.commit(shadow, contents, None, Some(replaced))
     }
 
     /// The one parked session that holds exactly the processes of an images directory.
@@ -197,28 +205,89 @@ impl Store {
         }
     }
 
-    /// The seal: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog.
-    /// The caller holds the job.
+    /// The seal: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog; in a
+    /// cluster on the copies, too, and in the registry. The caller holds the job.
     pub(super) fn commit(
         &self,
         shadow: Shadow,
         contents: Contents,
+        copies: Option<Box<dyn Copies>>,
         replaced: Option<Replaced>,
+    ) -> Result<control::Checkpoint, StoreError> {
+        if let Some(cluster) = self.cluster.get()
+            && replaced.is_none()
+        {
+            return self.commit_in_cluster(cluster, shadow, contents, copies);
+        }
+        let mut index = self.index();
+        index.check()?;
+        let numbering = Numbering {
+            id: CheckpointId::random(),
+            generation: match contents.kind {
+                Kind::Parked => 0,
+                _ => self.catalog.next_generation(&contents.job)?,
+            },
+            created_unix_ms: unix_ms(),
+        };
+        let digest = digest::of_whole(&contents.spaces, &contents.images);
+        self.seal_locked(
+            &mut index, shadow, contents, &numbering, 0, digest, replaced,
+        )
+    }
+
+    /// Seals under a number, an id and a time that were given out elsewhere, in the region, then in the catalog.
+    ///
+    /// # Errors
+    /// The id or the number is another checkpoint's; a rule for manifests is broken; the region is full or fails.
+    pub(super) fn seal_numbered(
+        &self,
+        shadow: Shadow,
+        contents: Contents,
+        numbering: &Numbering,
+        attrs: u32,
+        digest: ContentDigest,
     ) -> Result<control::Checkpoint, StoreError> {
         let mut index = self.index();
         index.check()?;
-        let parked = contents.kind == Kind::Parked;
-        let generation = if parked {
-            0
-        } else {
-            self.catalog.next_generation(&contents.job)?
+        let place = control::Checkpoint {
+            job: contents.job.clone(),
+            generation: numbering.generation,
+            session: contents.session.clone(),
+            ..control::Checkpoint::default()
         };
+        if let Some(other) = self.catalogued(&place)? {
+            return Err(StoreError::Conflict {
+                message: format!(
+                    "checkpoint {} is {}@{} on this node already",
+                    other.id, other.job, other.generation
+                ),
+                hint: "",
+            });
+        }
+        self.seal_locked(&mut index, shadow, contents, numbering, attrs, digest, None)
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the one place where all of it meets"
+    )]
+    fn seal_locked(
+        &self,
+        index: &mut Index,
+        shadow: Shadow,
+        contents: Contents,
+        numbering: &Numbering,
+        attrs: u32,
+        digest: ContentDigest,
+        replaced: Option<Replaced>,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let id = numbering.id;
         let manifest = Manifest {
             version: manifest::VERSION,
             job: contents.job,
-            generation,
+            generation: numbering.generation,
             parent_generation: contents.parent_generation,
-            created_unix_ms: unix_ms(),
+            created_unix_ms: numbering.created_unix_ms,
             kind: contents.kind.into(),
             origin: contents.origin,
             images: contents.images,
@@ -226,12 +295,13 @@ impl Store {
             session: contents.session,
             added_bytes: shadow.added_bytes()
                 + replaced.as_ref().map_or(0, |replaced| replaced.added_bytes),
+            content_digest: digest.to_vec(),
         };
-        let id = CheckpointId::random();
         let bytes = manifest
             .encode_checked()
             .map_err(|source| StoreError::Manifest { id, source })?;
-        let sealed = shadow.seal(id, &bytes, replaced.as_ref().map(|replaced| replaced.id))?;
+        let replaces = replaced.as_ref().map(|replaced| replaced.id);
+        let sealed = shadow.seal_with(id, &bytes, replaces, attrs)?;
         let summary = self.summary(&sealed, &manifest);
         match (self.catalog.put(&summary), &replaced) {
             (Ok(()), None) => {}
@@ -255,6 +325,14 @@ impl Store {
         }
         Ok(summary)
     }
+}
+
+/// What a checkpoint is named by, and when it was sealed: the same for all copies.
+pub(super) struct Numbering {
+    pub(super) id: CheckpointId,
+    /// 0 while it is parked.
+    pub(super) generation: u64,
+    pub(super) created_unix_ms: u64,
 }
 
 /// A parked checkpoint that an adopted one takes the place of.

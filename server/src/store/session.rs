@@ -21,10 +21,12 @@ use permafrost_protocol::control::{ErrorCode, SessionStatus};
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
+use uuid::Uuid;
 
 use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
 use super::{Store, StoreError};
+use crate::replication::{Copies, Durability};
 
 /// What a session is opened with.
 pub struct SessionRequest {
@@ -40,6 +42,9 @@ pub struct SessionRequest {
     pub no_parent: bool,
     /// CRIU has the parent's inventory, and may be told that there is a parent.
     pub parent_images: bool,
+    /// On how many nodes it must be durable before CLOSE and the seal are answered; by default what the cluster
+    /// is configured with.
+    pub durability: Option<Durability>,
 }
 
 /// A dump that is not sealed yet.
@@ -63,6 +68,8 @@ struct State {
     since: Instant,
     /// Keeps the parent's segments; goes to the dump when it starts.
     parent: Option<Parent>,
+    /// Copies on other nodes; they go to the dump, too.
+    copies: Option<Box<dyn Copies>>,
     /// Keeps other dumps of the job away until the session is over.
     job_guard: Option<JobGuard>,
     /// Ends the connection that brings the pages.
@@ -101,19 +108,22 @@ impl State {
             reason: reason.to_owned(),
         });
         self.parent = None;
+        self.copies = None;
         self.job_guard = None;
     }
 }
 
 impl Session {
     pub(super) fn new(
+        id: Uuid,
         request: SessionRequest,
         parent: Option<Parent>,
         job_guard: Option<JobGuard>,
+        copies: Option<Box<dyn Copies>>,
     ) -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
-            id: uuid::Uuid::new_v4().simple().to_string(),
+            id: id.simple().to_string(),
             request,
             parent_generation: parent
                 .as_ref()
@@ -127,6 +137,7 @@ impl Session {
                 phase: Phase::Open,
                 since: now,
                 parent,
+                copies,
                 job_guard,
                 hang_up: None,
             }),
@@ -180,7 +191,7 @@ impl Session {
         }
         state.enter(Phase::Receiving);
         state.hang_up = Some(hang_up);
-        let builder = DumpBuilder::new(store.region(), state.parent.take());
+        let builder = DumpBuilder::new(store.region(), state.parent.take(), state.copies.take());
         Ok(SessionSink {
             store: Arc::clone(store),
             session: Arc::clone(self),

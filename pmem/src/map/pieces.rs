@@ -1,0 +1,48 @@
+//! What became of pages that were appended, for whoever passes them on.
+
+/// Consecutive pages that went the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Index of the first one.
+    pub first_index: u64,
+    /// How many, at least 1.
+    pub pages: u64,
+    /// Their flags.
+    pub flags: u16,
+    /// Which way.
+    pub kept: Kept,
+}
+
+/// Which way a page went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Written to the shadow.
+    Stored,
+    /// All zero: stored nowhere.
+    Zero,
+    /// The parent has it at the same index, and not as zeros.
+    Parent,
+}
+
+/// Pieces since they were last asked for; neighbours that went the same way are one.
+#[derive(Default)]
+pub(super) struct PieceLog(Vec<Piece>);
+
+impl PieceLog {
+    pub(super) fn push(&mut self, piece: Piece) {
+        match self.0.last_mut() {
+            Some(last)
+                if last.kept == piece.kept
+                    && last.flags == piece.flags
+                    && last.first_index + last.pages == piece.first_index =>
+            {
+                last.pages += piece.pages;
+            }
+            _ => self.0.push(piece),
+        }
+    }
+
+    pub(super) fn drain(&mut self) -> std::vec::Drain<'_, Piece> {
+        self.0.drain(..)
+    }
+}

@@ -1,0 +1,394 @@
+//! The store as one node of a cluster: dumps that are copied while they stream, sealed on all copies under one id,
+//! and listed by the registry.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, Checkpoint, CheckpointId, Shadow};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Kind;
+use permafrost_protocol::wire::message::Commit;
+
+use super::dump::Parent;
+use super::seal::{Contents, Numbering};
+use super::{Store, StoreError, digest, unix_ms};
+use crate::cluster::{Registered, Registry};
+use crate::replication::{Copies, CopiesRequest, Durability, Replicate};
+
+/// What makes a store one of several.
+pub struct Cluster {
+    /// This node's name.
+    pub node: String,
+    /// Begins copies. `None`: nothing is copied while it streams.
+    pub replicate: Option<Arc<dyn Replicate>>,
+    /// Says what exists. `None`: this node's own catalog does.
+    pub registry: Option<Arc<dyn Registry>>,
+    /// What a session gets that asks for nothing else.
+    pub durability: Durability,
+    /// How long CLOSE, and each step of the seal, may wait for copies: the task is frozen meanwhile.
+    pub deadline: Duration,
+    /// Copies that there should be of a checkpoint, this node's included.
+    pub wanted_copies: u32,
+}
+
+/// What the registry says after a publication whose outcome is unknown.
+enum Listed {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl Store {
+    /// Makes the store a node of a cluster, once and for all. To be called before it takes sessions. False if it
+    /// is in one already.
+    pub fn join(&self, cluster: Cluster) -> bool {
+        self.cluster.set(cluster).is_ok()
+    }
+
+    pub(super) fn registry(&self) -> Option<&dyn Registry> {
+        self.cluster.get()?.registry.as_deref()
+    }
+
+    /// Begins copies of a dump, where they are made.
+    ///
+    /// # Errors
+    /// There are not enough nodes: now, before the task is frozen.
+    pub(super) fn begin_copies(
+        &self,
+        session: [u8; 16],
+        job: &str,
+        parent: Option<&Parent>,
+        durability: Option<Durability>,
+    ) -> Result<Option<Box<dyn Copies>>, StoreError> {
+        let Some(cluster) = self.cluster.get() else {
+            return Ok(None);
+        };
+        let Some(replicate) = &cluster.replicate else {
+            return Ok(None);
+        };
+        let request = CopiesRequest {
+            session,
+            job: job.to_owned(),
+            parent: parent.map_or_else(String::new, |parent| parent.checkpoint.id().to_string()),
+            durability: durability.unwrap_or(cluster.durability),
+            deadline: cluster.deadline,
+        };
+        replicate.begin(request).map(Some)
+    }
+
+    /// The commit of a cluster. At every moment at which this node can die, the checkpoint is visible entirely or
+    /// not at all, which is decided by step 5 alone: what the registry lists exists, whatever any node believes.
+    ///
+    /// 1. Prepare: enough nodes hold pages and images, durable, with one digest. Dying before the end of this
+    ///    step leaves segments that nothing refers to: free at once on this node's restart, and on the others
+    ///    when the conversation ends.
+    /// 2. Reserve a generation. Dying here leaves a gap in the numbers, which nothing minds.
+    /// 3. Seal here, provisional. Dying behind it leaves one provisional checkpoint, here. It is not listed, so
+    ///    `settle` drops it. Not before step 1, which is the last that can fail for lack of room on the others.
+    /// 4. Seal on the copies, provisional, too. Dying after k of n leaves k + 1 provisional ones; each node drops
+    ///    its own, as above. Not before step 3: a node that cannot seal its own dump has nothing to tell others.
+    /// 5. Publish: one transaction of the registry, which fails if this node's lease is lost. This is the commit.
+    ///    Dying before it: as at 4, and the task was told nothing, or that the dump failed. Dying behind it: the
+    ///    checkpoint is listed, all copies are durable since step 4, and `settle` publishes the provisional ones.
+    /// 6. Mark it published, here and on the copies. If any of that is lost, `settle` asks the registry and does
+    ///    it: it never drops what is listed.
+    ///
+    /// Why `settle` cannot drop what is about to be listed: it waits longer than the deadline of this function
+    /// (checked before step 5) and the lease together, and without its lease this node cannot publish.
+    pub(super) fn commit_in_cluster(
+        &self,
+        cluster: &Cluster,
+        shadow: Shadow,
+        contents: Contents,
+        mut copies: Option<Box<dyn Copies>>,
+    ) -> Result<control::Checkpoint, StoreError> {
+        // 1.
+        let content_digest = digest::of_whole(&contents.spaces, &contents.images);
+        if let Some(copies) = &mut copies {
+            copies.prepare(content_digest)?;
+        }
+
+        // 2.
+        let began = Instant::now();
+        let generation = match (contents.kind, &cluster.registry) {
+            (Kind::Parked, _) => 0,
+            (_, Some(registry)) => registry.reserve_generation(&contents.job)?,
+            (_, None) => self.catalog.next_generation(&contents.job)?,
+        };
+        let numbering = Numbering {
+            id: CheckpointId::random(),
+            generation,
+            created_unix_ms: unix_ms(),
+        };
+        let commit = Commit {
+            checkpoint: numbering.id.to_string(),
+            content_digest: content_digest.to_vec(),
+            job: contents.job.clone(),
+            generation,
+            parent_generation: contents.parent_generation,
+            created_unix_ms: numbering.created_unix_ms,
+            kind: contents.kind.into(),
+            origin: contents.origin.clone(),
+            session: contents.session.clone(),
+        };
+
+        // 3.
+        let mut record = self.seal_numbered(
+            shadow,
+            contents,
+            &numbering,
+            ATTR_PROVISIONAL,
+            content_digest,
+        )?;
+
+        // 4.
+        let mut nodes = vec![cluster.node.clone()];
+        if let Some(copies) = &mut copies {
+            match copies.commit(&commit) {
+                Ok(others) => nodes.extend(others),
+                Err(error) => return Err(self.undo(&record, Some(&mut **copies), error)),
+            }
+        }
+        record.nodes.clone_from(&nodes);
+        record.copies_wanted = cluster.wanted_copies;
+
+        // 5.
+        if let Some(registry) = &cluster.registry {
+            if began.elapsed() > cluster.deadline {
+                let late = StoreError::Unavailable {
+                    message: format!(
+                        "sealing took longer than the {} s that it may",
+                        cluster.deadline.as_secs()
+                    ),
+                    hint: "dump again",
+                };
+                return Err(self.undo(&record, copies.as_deref_mut(), late));
+            }
+            let entry = Registered {
+                checkpoint: record.clone(),
+                content_digest,
+                nodes,
+                wanted_copies: cluster.wanted_copies,
+            };
+            if let Err(error) = registry.publish(&entry, None) {
+                match listed_after(&**registry, &record, &error) {
+                    Listed::Yes => {}
+                    Listed::No => return Err(self.undo(&record, copies.as_deref_mut(), error)),
+                    // Whoever dropped the copies now might drop what is listed, whoever acknowledged might
+                    // acknowledge what is not. The dump counts as failed, so its task lives on; what the
+                    // registry says once it is back decides, for every node alike (`settle`).
+                    Listed::Unknown => {
+                        tracing::error!(id = %record.id, job = %record.job, %error, "not known whether it was published; the registry will tell");
+                        return Err(error);
+                    }
+                }
+            }
+        }
+
+        // 6. The checkpoint exists: nothing from here on is an error of the dump.
+        if let Err(error) = self.publish(&record.id) {
+            tracing::error!(id = %record.id, %error, "published, and not marked as such here");
+        }
+        if let Some(copies) = &mut copies {
+            copies.published(&record.id);
+        }
+        Ok(record)
+    }
+
+    /// Drops what was sealed and is not listed, everywhere; gives the error back. What cannot be dropped now is
+    /// left over, and `settle`'s.
+    fn undo(
+        &self,
+        record: &control::Checkpoint,
+        copies: Option<&mut (dyn Copies + 'static)>,
+        error: StoreError,
+    ) -> StoreError {
+        tracing::warn!(id = %record.id, job = %record.job, %error, "rolled back");
+        if let Some(copies) = copies {
+            copies.roll_back(&record.id);
+        }
+        if let Err(error) = self.roll_back(&record.id, false) {
+            tracing::error!(id = %record.id, %error, "left over here");
+        }
+        error
+    }
+
+    /// A job's newest checkpoint that counts.
+    pub(super) fn head(&self, job: &str) -> Result<Option<control::Checkpoint>, StoreError> {
+        match self.registry() {
+            // A dump would fail without the registry, so it may fail here, before the task is frozen.
+            Some(registry) => Ok(registry.find(job, 0)?.map(line)),
+            None => Ok(self.catalog.head(job)?),
+        }
+    }
+
+    /// A job's checkpoint of that generation, or its newest. While the registry does not answer, what is here and
+    /// published can be read all the same.
+    pub(super) fn look_up(
+        &self,
+        job: &str,
+        generation: Option<u64>,
+    ) -> Result<Option<control::Checkpoint>, StoreError> {
+        if let Some(registry) = self.registry() {
+            match registry.find(job, generation.unwrap_or(0)) {
+                Ok(Some(entry)) => return Ok(Some(self.with_pin(line(entry)))),
+                Ok(None) => {
+                    let own = self.listed(job)?.into_iter().filter(|record| {
+                        record.generation > 0 && generation.is_none_or(|g| g == record.generation)
+                    });
+                    return Ok(own.max_by_key(|record| record.generation));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, job, "registry not asked: this node's own catalog answers");
+                }
+            }
+            let own = self.catalog.list(Some(job))?.into_iter().filter(|record| {
+                generation.is_none_or(|g| g == record.generation)
+                    && !self.is_provisional(&record.id)
+            });
+            return Ok(own.max_by_key(|record| record.generation));
+        }
+        Ok(match generation {
+            Some(generation) => self.catalog.find(job, generation)?,
+            None => self.catalog.head(job)?,
+        })
+    }
+
+    /// Checkpoints of a job, or all, by job and generation, parked ones last: the registry's, and those of this node
+    /// that were sealed before it was in a cluster.
+    pub(super) fn listed(&self, job: &str) -> Result<Vec<control::Checkpoint>, StoreError> {
+        let mut own = self.catalog.list((!job.is_empty()).then_some(job))?;
+        let Some(registry) = self.registry() else {
+            return Ok(own);
+        };
+        match registry.list(job) {
+            Ok(entries) => {
+                own.retain(|record| {
+                    self.attrs(&record.id) & (ATTR_PROVISIONAL | ATTR_PUBLISHED) == 0
+                });
+                own.retain(|record| entries.iter().all(|entry| entry.checkpoint.id != record.id));
+                own.extend(entries.into_iter().map(|entry| self.with_pin(line(entry))));
+                own.sort_by(|a, b| {
+                    (a.generation == 0, &a.job, a.generation, &a.session).cmp(&(
+                        b.generation == 0,
+                        &b.job,
+                        b.generation,
+                        &b.session,
+                    ))
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "registry not asked: this node's own checkpoints are listed");
+                own.retain(|record| !self.is_provisional(&record.id));
+            }
+        }
+        Ok(own)
+    }
+
+    /// Takes a checkpoint off the cluster's list, if it is on it, and tells the nodes that hold it.
+    pub(super) fn withdraw(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        let Some(cluster) = self.cluster.get() else {
+            return Ok(());
+        };
+        if record.nodes.is_empty() && self.attrs(&record.id) & ATTR_PUBLISHED == 0 {
+            // It never was.
+            return Ok(());
+        }
+        if let Some(registry) = &cluster.registry {
+            registry.withdraw(record)?;
+        }
+        if let Some(replicate) = &cluster.replicate {
+            let others = record.nodes.iter().filter(|node| **node != cluster.node);
+            let others: Vec<String> = others.cloned().collect();
+            replicate.withdrawn(&record.id, &others);
+        }
+        Ok(())
+    }
+
+    /// The copies of a parked dump are sealed without images, on their nodes; there is no step yet that gives them
+    /// some.
+    pub(super) fn check_adoptable(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        let clustered = self.attrs(&record.id) & (ATTR_PROVISIONAL | ATTR_PUBLISHED) != 0;
+        if self.cluster.get().is_none() && !clustered {
+            return Ok(());
+        }
+        Err(StoreError::Conflict {
+            message: format!(
+                "session {} is parked in a cluster, where parked dumps are not adopted",
+                record.session
+            ),
+            hint: "dump with `permafrost dump`, which seals on all copies",
+        })
+    }
+
+    /// A listed checkpoint, for reading.
+    pub(super) fn checkpoint_of(
+        &self,
+        record: &control::Checkpoint,
+    ) -> Result<Arc<Checkpoint>, StoreError> {
+        match self.checkpoint(&record.id) {
+            Err(StoreError::NotFound { .. }) if !record.nodes.is_empty() => {
+                Err(StoreError::NotFound {
+                    what: format!(
+                        "copy of {}@{} on this node (held by {})",
+                        record.job,
+                        record.generation,
+                        record.nodes.join(", ")
+                    ),
+                })
+            }
+            other => other,
+        }
+    }
+
+    pub(super) fn is_provisional(&self, id: &str) -> bool {
+        self.attrs(id) & ATTR_PROVISIONAL != 0
+    }
+
+    /// Attribute bits of a checkpoint; none of one that is not here.
+    fn attrs(&self, id: &str) -> u32 {
+        self.checkpoint(id)
+            .map_or(0, |checkpoint| checkpoint.attrs())
+    }
+
+    /// Whether it is pinned is known where it is held.
+    fn with_pin(&self, mut record: control::Checkpoint) -> control::Checkpoint {
+        record.pinned |= self.attrs(&record.id) & permafrost_pmem::ATTR_PINNED != 0;
+        record
+    }
+}
+
+/// Whether a failed publication took place. Only a registry that did not answer leaves that open.
+fn listed_after(
+    registry: &dyn Registry,
+    record: &control::Checkpoint,
+    error: &StoreError,
+) -> Listed {
+    if !matches!(error, StoreError::Unavailable { .. }) {
+        return Listed::No;
+    }
+    // Parked ones have no number to be found by.
+    let found = if record.generation == 0 {
+        registry.list("").map(|entries| {
+            let mut ids = entries.into_iter().map(|entry| entry.checkpoint.id);
+            ids.any(|id| id == record.id)
+        })
+    } else {
+        let found = registry.find(&record.job, record.generation);
+        found.map(|entry| entry.is_some_and(|entry| entry.checkpoint.id == record.id))
+    };
+    match found {
+        Ok(true) => Listed::Yes,
+        Ok(false) => Listed::No,
+        Err(_) => Listed::Unknown,
+    }
+}
+
+/// A registered checkpoint's line of the listing.
+fn line(entry: Registered) -> control::Checkpoint {
+    control::Checkpoint {
+        nodes: entry.nodes,
+        copies_wanted: entry.wanted_copies,
+        ..entry.checkpoint
+    }
+}

@@ -1,0 +1,312 @@
+//! Reading a checkpoint for another node: run by run, each page verified, in bounded memory.
+
+use permafrost_pmem::{MapCursor, PageError, PageMap, Run, RunKind};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
+
+use super::dump::{Parent, map_root};
+use super::reader::{PAGE_BYTES, ReadError, Reader};
+use super::{Store, StoreError, digest, manifest_of};
+use crate::replication::ContentDigest;
+
+/// Pages handed out at once: what a frame of the wire holds.
+const CHUNK_PAGES: u32 = 64;
+
+/// A checkpoint that is read for another node; its segments stay while it is.
+pub struct Fetch {
+    reader: Reader,
+    digest: ContentDigest,
+    parent: Option<Parent>,
+    /// Of every address space its map, and that of its counterpart in the parent.
+    maps: Vec<(PageMap, Option<PageMap>)>,
+}
+
+/// Some pages of an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetched<'a> {
+    /// Whole pages, at most 64, verified, lent from the medium.
+    Pages {
+        /// Index of the first one.
+        first_index: u64,
+        /// CRIU's flags.
+        flags: u16,
+        /// The pages.
+        bytes: &'a [u8],
+    },
+    /// Pages of zeros.
+    Zero {
+        /// Index of the first one.
+        first_index: u64,
+        /// CRIU's flags.
+        flags: u16,
+        /// How many.
+        pages: u64,
+    },
+    /// Pages that the parent has at the same place.
+    Parent {
+        /// Index of the first one.
+        first_index: u64,
+        /// CRIU's flags, which need not be the parent's.
+        flags: u16,
+        /// How many.
+        pages: u64,
+    },
+}
+
+impl Store {
+    /// Opens a checkpoint of this node (32 hex digits) for another one. Pages equal to those of `parent`, a
+    /// checkpoint that the other has, are told as such; one that is not here is not compared with.
+    ///
+    /// # Errors
+    /// It is not here; its manifest is damaged.
+    pub fn open_fetch(&self, checkpoint: &str, parent: &str) -> Result<Fetch, StoreError> {
+        let held = self.checkpoint(checkpoint)?;
+        let record = self.summary(&held, &manifest_of(&held)?);
+        let digest = digest::of_checkpoint(&held)?;
+        let reader = Reader::open(self, record)?;
+        let parent = if parent.is_empty() {
+            None
+        } else {
+            self.parent_by_id(parent)
+        };
+        let mut maps = Vec::with_capacity(reader.manifest.spaces.len());
+        let mut shared_before = 0;
+        for space in &reader.manifest.spaces {
+            let theirs = match &parent {
+                Some(parent) => match space.space_id() {
+                    Ok(id) => parent.counterpart(id, shared_before),
+                    Err(_) => None,
+                }
+                .map(|space| {
+                    Ok::<_, StoreError>(parent.checkpoint.map(&map_root(&space.map_root)?))
+                })
+                .transpose()?,
+                None => None,
+            };
+            shared_before += usize::from(space.space_type() == SpaceType::SharedMemory);
+            maps.push((reader.map(space)?, theirs));
+        }
+        Ok(Fetch {
+            reader,
+            digest,
+            parent,
+            maps,
+        })
+    }
+}
+
+impl Fetch {
+    /// What it consists of; the map roots mean nothing elsewhere.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.reader.manifest
+    }
+
+    /// Its line of the listing.
+    #[must_use]
+    pub fn checkpoint(&self) -> &control::Checkpoint {
+        &self.reader.record
+    }
+
+    /// What it holds, wherever it is stored.
+    #[must_use]
+    pub fn content_digest(&self) -> ContentDigest {
+        self.digest
+    }
+
+    /// Whether the parent asked for is here to be compared with.
+    #[must_use]
+    pub fn has_parent(&self) -> bool {
+        self.parent.is_some()
+    }
+
+    /// Pages of the address space at `place` in the manifest (from 0), ascending, from `from_index` on, `pages` at
+    /// most (0 for all). No runs for a place that there is none at.
+    #[must_use]
+    pub fn runs(&self, place: usize, from_index: u64, pages: u64) -> FetchedRuns<'_> {
+        let at = self.maps.get(place).zip(self.manifest().spaces.get(place));
+        FetchedRuns {
+            source: at.map(|((map, parent), space)| Source {
+                fetch: self,
+                space,
+                map,
+                cursor: map.clone().cursor(),
+                parent: parent
+                    .as_ref()
+                    .map(|parent| (parent, parent.clone().cursor())),
+            }),
+            next_index: from_index,
+            left: if pages == 0 { u64::MAX } else { pages },
+        }
+    }
+
+    /// Passes a small image on, piece by piece, after all of it was verified.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is damaged; the receiver's own error as [`StoreError::Io`].
+    pub fn image(
+        &self,
+        name: &str,
+        mut sink: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Result<(), StoreError> {
+        let mut images = self.manifest().images.iter();
+        let image = images.find(|image| image.name == name);
+        let image = image.ok_or_else(|| StoreError::NotFound {
+            what: format!("image {name} of {}", self.reader.name),
+        })?;
+        match self.reader.small(image, &mut sink) {
+            Ok(()) => Ok(()),
+            Err(ReadError::Store(error)) => Err(error),
+            Err(ReadError::Sink(error)) => {
+                Err(StoreError::io(format!("pass on image {name}"))(error))
+            }
+        }
+    }
+}
+
+/// Iterator over the pages of an address space. After an error it ends.
+pub struct FetchedRuns<'a> {
+    source: Option<Source<'a>>,
+    next_index: u64,
+    left: u64,
+}
+
+struct Source<'a> {
+    fetch: &'a Fetch,
+    space: &'a AddressSpace,
+    map: &'a PageMap,
+    cursor: MapCursor,
+    parent: Option<(&'a PageMap, MapCursor)>,
+}
+
+impl<'a> Iterator for FetchedRuns<'a> {
+    type Item = Result<Fetched<'a>, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let source = self.source.as_mut().filter(|_| self.left > 0)?;
+        match source.next(self.next_index, self.left) {
+            Ok(None) => None,
+            Ok(Some(fetched)) => {
+                let (first_index, pages) = fetched.span();
+                self.next_index = first_index + pages;
+                self.left -= pages;
+                Some(Ok(fetched))
+            }
+            Err(error) => {
+                let error = source
+                    .fetch
+                    .reader
+                    .corrupt(source.space, self.next_index, error);
+                self.source = None;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+impl Fetched<'_> {
+    fn span(&self) -> (u64, u64) {
+        match self {
+            Self::Pages {
+                first_index, bytes, ..
+            } => (*first_index, bytes.len() as u64 / PAGE_BYTES),
+            Self::Zero {
+                first_index, pages, ..
+            }
+            | Self::Parent {
+                first_index, pages, ..
+            } => (*first_index, *pages),
+        }
+    }
+}
+
+impl<'a> Source<'a> {
+    fn next(&mut self, index: u64, left: u64) -> Result<Option<Fetched<'a>>, PageError> {
+        let Some(run) = self.cursor.seek(index)? else {
+            return Ok(None);
+        };
+        let first_index = run.first_index.max(index);
+        let here = (run.end_index() - first_index).min(left);
+        let flags = run.flags;
+        let RunKind::Stored { .. } = run.kind else {
+            return Ok(Some(Fetched::Zero {
+                first_index,
+                flags,
+                pages: here,
+            }));
+        };
+        let shared = self.shared(&run, first_index, here);
+        if shared > 0 {
+            return Ok(Some(Fetched::Parent {
+                first_index,
+                flags,
+                pages: shared,
+            }));
+        }
+        let chunk = u32::try_from(here).unwrap_or(u32::MAX).min(CHUNK_PAGES);
+        let bytes = self.map.read_range(&run, first_index, chunk)?;
+        let (equal, different) = self.compare(first_index, bytes);
+        Ok(Some(if equal > 0 {
+            Fetched::Parent {
+                first_index,
+                flags,
+                pages: equal,
+            }
+        } else {
+            Fetched::Pages {
+                first_index,
+                flags,
+                bytes: &bytes[..different],
+            }
+        }))
+    }
+
+    /// How many pages from `first_index` on the parent keeps in the very same place: those are equal unread.
+    fn shared(&mut self, run: &Run, first_index: u64, most: u64) -> u64 {
+        let Some((_, cursor)) = self.parent.as_mut() else {
+            return 0;
+        };
+        // A parent that is damaged is not compared with: what is sent instead is whole.
+        let Ok(Some(theirs)) = cursor.lookup(first_index) else {
+            return 0;
+        };
+        match (place_of(run, first_index), place_of(&theirs, first_index)) {
+            (Some(ours), Some(same)) if ours == same => most.min(theirs.end_index() - first_index),
+            _ => 0,
+        }
+    }
+
+    /// Of pages that were read: how many at the front equal the parent's, or else how many bytes of them do not.
+    fn compare(&mut self, first_index: u64, bytes: &[u8]) -> (u64, usize) {
+        let Some((map, cursor)) = self.parent.as_mut() else {
+            return (0, bytes.len());
+        };
+        let page_bytes = permafrost_pmem::PAGE_SIZE;
+        let mut equal = 0_u64;
+        for (page, at) in bytes.chunks_exact(page_bytes).zip(0_u64..) {
+            let index = first_index + at;
+            let same = match cursor.lookup(index) {
+                // Verified, so that what the other has in its copy is this.
+                Ok(Some(run)) => map.read_range(&run, index, 1).is_ok_and(|old| old == page),
+                _ => false,
+            };
+            match (same, at == equal) {
+                (true, true) => equal += 1,
+                (true, false) if equal == 0 => {
+                    return (0, usize::try_from(at).unwrap_or(0) * page_bytes);
+                }
+                (false, _) if equal > 0 => break,
+                _ => {}
+            }
+        }
+        (equal, bytes.len())
+    }
+}
+
+/// Where a run keeps a page: segment and place.
+fn place_of(run: &Run, index: u64) -> Option<permafrost_pmem::PageNo> {
+    match run.kind {
+        RunKind::Stored { location, .. } => Some(location.plus(index - run.first_index)),
+        RunKind::Zero => None,
+    }
+}

@@ -1,0 +1,184 @@
+//! Checkpoints that the cluster may or may not list: publishing, rolling back, collecting what was left over.
+//!
+//! A checkpoint sealed for a cluster carries an attribute from its first instant, *provisional*; publishing takes
+//! it away and sets another. One that has neither was sealed without a cluster, and none of this touches it.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED};
+use permafrost_protocol::control;
+
+use super::{Store, StoreError, digest, manifest_of};
+use crate::replication::ContentDigest;
+
+/// A checkpoint that this node holds.
+#[derive(Clone, Debug)]
+pub struct Holding {
+    /// Its line of the listing.
+    pub checkpoint: control::Checkpoint,
+    /// What it holds, wherever it is stored.
+    pub content_digest: ContentDigest,
+    /// It is known here that the cluster lists it.
+    pub published: bool,
+    /// It was sealed for a cluster, and is not known to be listed.
+    pub provisional: bool,
+}
+
+/// What [`Store::settle`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// Ids that the cluster lists, and that are published here now.
+    pub published: Vec<String>,
+    /// Ids that it does not list, and that are gone.
+    pub dropped: Vec<String>,
+}
+
+impl Store {
+    /// The cluster lists the checkpoint: it is never collected as left over. Durable when this returns; done
+    /// twice it is the same.
+    ///
+    /// # Errors
+    /// It is not here; the journal cannot be written.
+    pub fn publish(&self, id: &str) -> Result<(), StoreError> {
+        let _index = self.index();
+        let checkpoint = self.checkpoint(id)?;
+        let attrs = checkpoint.attrs();
+        let wanted = attrs & !ATTR_PROVISIONAL | ATTR_PUBLISHED;
+        if attrs != wanted {
+            self.region.set_attrs(checkpoint.id(), wanted)?;
+        }
+        self.provisional_since().remove(id);
+        Ok(())
+    }
+
+    /// Drops a checkpoint that the cluster does not list; whether it was here. One that is published, or was
+    /// sealed without a cluster, is dropped only if it was `withdrawn` from the list.
+    ///
+    /// # Errors
+    /// It is published; the journal or the catalog cannot be written.
+    pub fn roll_back(&self, id: &str, withdrawn: bool) -> Result<bool, StoreError> {
+        let _index = self.index();
+        let Ok(checkpoint) = self.checkpoint(id) else {
+            self.provisional_since().remove(id);
+            return Ok(false);
+        };
+        if checkpoint.attrs() & ATTR_PROVISIONAL == 0 && !withdrawn {
+            return Err(StoreError::Conflict {
+                message: format!("checkpoint {id} is published and is not rolled back"),
+                hint: "remove it with `permafrost rm`",
+            });
+        }
+        self.region.delete(checkpoint.id())?;
+        // A damaged manifest was never listed.
+        if let Ok(manifest) = manifest_of(&checkpoint) {
+            let record = self.summary(&checkpoint, &manifest);
+            // Another checkpoint may have its number, or its session.
+            if self
+                .catalogued(&record)?
+                .is_some_and(|found| found.id == id)
+            {
+                self.catalog.remove(&record)?;
+            }
+        }
+        self.provisional_since().remove(id);
+        Ok(true)
+    }
+
+    /// Checkpoints that have been provisional for at least so long, by this daemon's own clock (a restart begins
+    /// the time anew): either their publication did not get through to here, or they are left over.
+    #[must_use]
+    pub fn unpublished(&self, older_than: Duration) -> Vec<control::Checkpoint> {
+        let mut since = self.provisional_since();
+        let mut found = Vec::new();
+        for checkpoint in self.region.checkpoints() {
+            if checkpoint.attrs() & ATTR_PROVISIONAL == 0 {
+                continue;
+            }
+            let seen = since
+                .entry(checkpoint.id().to_string())
+                .or_insert_with(Instant::now);
+            if seen.elapsed() < older_than {
+                continue;
+            }
+            match manifest_of(&checkpoint) {
+                Ok(manifest) => found.push(self.summary(&checkpoint, &manifest)),
+                Err(error) => tracing::error!(%error, "provisional checkpoint left alone"),
+            }
+        }
+        found
+    }
+
+    /// Asks the registry about everything that has been provisional for at least `older_than`: what is listed is
+    /// published here, what is not is dropped. `older_than` must exceed the deadline of a dump and the lease of a
+    /// node together: then whoever sealed it has given up, or cannot publish any more.
+    ///
+    /// # Errors
+    /// The registry does not answer, then nothing is done; the journal cannot be written. Without a registry
+    /// nothing is ever dropped.
+    pub fn settle(&self, older_than: Duration) -> Result<Settled, StoreError> {
+        let mut settled = Settled::default();
+        let candidates = self.unpublished(older_than);
+        let Some(registry) = self.registry().filter(|_| !candidates.is_empty()) else {
+            return Ok(settled);
+        };
+        // Asked after the candidates were found: what was listed before is seen.
+        let listed = registry.list("")?;
+        for candidate in candidates {
+            let id = candidate.id;
+            if listed.iter().any(|entry| entry.checkpoint.id == id) {
+                self.publish(&id)?;
+                settled.published.push(id);
+            } else if self.roll_back(&id, false)? {
+                tracing::info!(%id, job = %candidate.job, "left over: sealed but never published; dropped");
+                settled.dropped.push(id);
+            }
+        }
+        Ok(settled)
+    }
+
+    /// Everything that this node holds, in the order of the seals; what the registry is rebuilt from. Costs a
+    /// manifest read for each. A damaged one is logged and left out.
+    #[must_use]
+    pub fn held(&self) -> Vec<Holding> {
+        let mut held = Vec::new();
+        for checkpoint in self.region.checkpoints() {
+            let read = || {
+                let manifest = manifest_of(&checkpoint)?;
+                let content_digest = digest::of_checkpoint(&checkpoint)?;
+                let attrs = checkpoint.attrs();
+                Ok::<_, StoreError>(Holding {
+                    checkpoint: self.summary(&checkpoint, &manifest),
+                    content_digest,
+                    published: attrs & ATTR_PUBLISHED != 0,
+                    provisional: attrs & ATTR_PROVISIONAL != 0,
+                })
+            };
+            match read() {
+                Ok(holding) => held.push(holding),
+                Err(error) => tracing::error!(%error, "checkpoint left out of what is held"),
+            }
+        }
+        held
+    }
+
+    /// What the catalog has where the checkpoint belongs.
+    pub(super) fn catalogued(
+        &self,
+        record: &control::Checkpoint,
+    ) -> Result<Option<control::Checkpoint>, StoreError> {
+        Ok(if record.generation == 0 {
+            self.catalog.parked(&record.session)?
+        } else {
+            self.catalog.find(&record.job, record.generation)?
+        })
+    }
+
+    pub(super) fn provisional_since(
+        &self,
+    ) -> std::sync::MutexGuard<'_, std::collections::HashMap<String, Instant>> {
+        self.provisional_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}

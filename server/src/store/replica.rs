@@ -1,0 +1,473 @@
+//! The replica's side: a dump that another node takes in, and that this one keeps a copy of.
+//!
+//! ```text
+//! open_replica ─▶ space, pages, zero, parent … ─▶ close ─▶ image … ─▶ prepare ─▶ commit ─▶ publish
+//!                 └──── dropped before the commit: everything is free again ────┘    └─▶ roll_back
+//! ```
+//!
+//! What is committed is *provisional* until it is known here that the cluster lists it. Numbers, names and times are
+//! the sender's; nothing here looks at what this node dumps itself.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use permafrost_pmem::{ATTR_PROVISIONAL, CheckpointId, MapWriter, PAGE_SIZE, Shadow};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::{Image, Kind, is_plain_file_name};
+use permafrost_protocol::pageserver::SpaceId;
+use permafrost_protocol::wire::message::Commit;
+
+use super::dump::{Dump, DumpBuilder, Parent};
+use super::seal::{Contents, Numbering};
+use super::{Store, StoreError, check_job, digest, manifest_of};
+use crate::replication::ContentDigest;
+
+/// Bytes of an image that are collected before they are written.
+const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
+
+/// Small images that a dump can have: CRIU writes some ten, and a few for each task.
+const MAX_IMAGES: usize = 1 << 20;
+
+/// What a replica is opened with.
+pub struct ReplicaRequest {
+    /// Session, chosen by the node that takes the dump.
+    pub session: [u8; 16],
+    /// Job; empty while nobody knows.
+    pub job: String,
+    /// Checkpoint id (32 hex digits) that pages may be said to be in; empty for none.
+    pub parent: String,
+}
+
+/// A dump that another node sends. Dropped before it is committed, everything it wrote is free again. Blocks
+/// while the medium is slow.
+pub struct ReplicaDump {
+    store: Arc<Store>,
+    session: String,
+    has_parent: bool,
+    stage: Stage,
+}
+
+enum Stage {
+    Receiving(Box<DumpBuilder>),
+    Closed(Box<Closed>),
+    Committed {
+        id: String,
+        digest: ContentDigest,
+        record: Box<control::Checkpoint>,
+    },
+    /// Something failed in the middle of a step; there is nothing left to go on with.
+    Failed,
+}
+
+struct Closed {
+    dump: Dump,
+    images: Vec<Image>,
+    names: BTreeSet<String>,
+    open: Option<OpenImage>,
+    prepared: Option<ContentDigest>,
+}
+
+/// An image that comes in pieces.
+struct OpenImage {
+    name: String,
+    len_bytes: u64,
+    received_bytes: u64,
+    map: MapWriter,
+    buffer: Vec<u8>,
+}
+
+impl Store {
+    /// Begins a copy of a dump that another node takes. A parent that is not here, or damaged, is none:
+    /// [`ReplicaDump::has_parent`] tells.
+    ///
+    /// # Errors
+    /// A bad job name.
+    pub fn open_replica(
+        self: &Arc<Self>,
+        request: ReplicaRequest,
+    ) -> Result<ReplicaDump, StoreError> {
+        if !request.job.is_empty() {
+            check_job(&request.job)?;
+        }
+        let parent = if request.parent.is_empty() {
+            None
+        } else {
+            self.parent_by_id(&request.parent)
+        };
+        Ok(ReplicaDump {
+            store: Arc::clone(self),
+            session: hex(&request.session),
+            has_parent: parent.is_some(),
+            stage: Stage::Receiving(Box::new(DumpBuilder::new(&self.region, parent, None))),
+        })
+    }
+
+    /// What a commit made, if it was done before: whoever lost the answer asks again, perhaps after a restart.
+    ///
+    /// # Errors
+    /// There is a checkpoint of that id with other content; its manifest is damaged.
+    pub fn committed(&self, commit: &Commit) -> Result<Option<control::Checkpoint>, StoreError> {
+        let Ok(checkpoint) = self.checkpoint(&commit.checkpoint) else {
+            return Ok(None);
+        };
+        check_digest(
+            &commit.checkpoint,
+            digest::of_checkpoint(&checkpoint)?,
+            commit,
+        )?;
+        let manifest = manifest_of(&checkpoint)?;
+        Ok(Some(self.summary(&checkpoint, &manifest)))
+    }
+
+    /// A checkpoint to compare with. Comparing saves space and transfer, so damage is logged and no more.
+    pub(super) fn parent_by_id(&self, id: &str) -> Option<Parent> {
+        let checkpoint = self.checkpoint(id).ok()?;
+        match manifest_of(&checkpoint) {
+            Ok(manifest) => Some(Parent {
+                checkpoint,
+                manifest,
+            }),
+            Err(error) => {
+                tracing::error!(id, %error, "not compared with: damaged");
+                None
+            }
+        }
+    }
+}
+
+impl ReplicaDump {
+    /// Whether the parent asked for is here, so that pages may be left to it.
+    #[must_use]
+    pub fn has_parent(&self) -> bool {
+        self.has_parent
+    }
+
+    /// Session, 32 hex digits.
+    #[must_use]
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
+    /// Begins an address space and ends the one before.
+    ///
+    /// # Errors
+    /// The region is full or fails; the dump is closed.
+    pub fn space(&mut self, space: SpaceId, pages_id: u32) -> Result<(), StoreError> {
+        self.receiving()?.open(space, Some(pages_id))?;
+        Ok(())
+    }
+
+    /// Takes whole pages of the open space, ascending.
+    ///
+    /// # Errors
+    /// The region is full or fails; the indices do not ascend, no space is open, or the dump is closed.
+    pub fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]) -> Result<(), StoreError> {
+        self.receiving()?.append(first_index, flags, bytes)
+    }
+
+    /// Takes pages of zeros. Costs some ten nanoseconds a page.
+    ///
+    /// # Errors
+    /// As [`ReplicaDump::pages`].
+    pub fn zero(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), StoreError> {
+        self.receiving()?.zeros(first_index, flags, pages)
+    }
+
+    /// Takes pages that the parent has at the same place, and gives them `flags`.
+    ///
+    /// # Errors
+    /// As [`ReplicaDump::pages`]; the parent is not here, lacks a page, or its map is damaged.
+    pub fn parent(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), StoreError> {
+        self.receiving()?.same_as_parent(first_index, flags, pages)
+    }
+
+    /// Ends the address spaces: everything is durable when this returns, and referenced by nothing. The digest
+    /// of the spaces. Done twice, it answers the same.
+    ///
+    /// # Errors
+    /// The region is full or fails.
+    pub fn close(&mut self) -> Result<ContentDigest, StoreError> {
+        if let Stage::Closed(closed) = &self.stage {
+            return Ok(closed.dump.digest);
+        }
+        match std::mem::replace(&mut self.stage, Stage::Failed) {
+            Stage::Receiving(builder) => {
+                let dump = builder.finish()?;
+                let digest = dump.digest;
+                self.stage = Stage::Closed(Box::new(Closed {
+                    dump,
+                    images: Vec::new(),
+                    names: BTreeSet::new(),
+                    open: None,
+                    prepared: None,
+                }));
+                Ok(digest)
+            }
+            other => {
+                self.stage = other;
+                Err(out_of_order("closed"))
+            }
+        }
+    }
+
+    /// Begins a small image of `len_bytes`, which [`ReplicaDump::image_data`] brings.
+    ///
+    /// # Errors
+    /// The one before is short; the name is no file name, or there is one of that name; the spaces are not closed.
+    pub fn begin_image(&mut self, name: &str, len_bytes: u64) -> Result<(), StoreError> {
+        self.closed()?.begin_image(name, len_bytes)
+    }
+
+    /// The next bytes of the image.
+    ///
+    /// # Errors
+    /// No image is open, or they are too many; the region is full or fails.
+    pub fn image_data(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.closed()?.image_data(bytes)
+    }
+
+    /// A small image in one go.
+    ///
+    /// # Errors
+    /// As [`ReplicaDump::begin_image`] and [`ReplicaDump::image_data`]; it cannot be read.
+    pub fn image(
+        &mut self,
+        name: &str,
+        len_bytes: u64,
+        contents: &mut dyn Read,
+    ) -> Result<(), StoreError> {
+        self.begin_image(name, len_bytes)?;
+        let mut buffer = vec![0; IMAGE_CHUNK];
+        loop {
+            match contents.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(read) => self.image_data(&buffer[..read])?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(StoreError::io(format!("read image {name}"))(error)),
+            }
+        }
+    }
+
+    /// Ends the images: as durable as after [`ReplicaDump::close`]. The digest of the whole. Done twice, it
+    /// answers the same.
+    ///
+    /// # Errors
+    /// An image is short; the spaces are not closed; the region is full or fails.
+    pub fn prepare(&mut self) -> Result<ContentDigest, StoreError> {
+        self.closed()?.prepare()
+    }
+
+    /// Makes it a checkpoint, provisional as yet. Committing what is committed answers with it.
+    ///
+    /// # Errors
+    /// It is not prepared, or holds something else than the sender wants sealed; the number or the id is another
+    /// checkpoint's; the manifest would break a rule; the region is full or fails. Nothing is sealed then.
+    pub fn commit(&mut self, commit: &Commit) -> Result<control::Checkpoint, StoreError> {
+        if let Stage::Committed { id, digest, record } = &self.stage {
+            if *id != commit.checkpoint {
+                return Err(out_of_order("committed under another id"));
+            }
+            check_digest(id, *digest, commit)?;
+            return Ok((**record).clone());
+        }
+        let digest = self
+            .closed()?
+            .prepared
+            .ok_or_else(|| out_of_order("committed"))?;
+        check_digest(&commit.checkpoint, digest, commit)?;
+        if commit.session != self.session {
+            return Err(invalid(format!(
+                "a commit of session {} came for session {}",
+                commit.session, self.session
+            )));
+        }
+        let numbering = Numbering::of(commit)?;
+        let Stage::Closed(closed) = std::mem::replace(&mut self.stage, Stage::Failed) else {
+            return Err(out_of_order("committed"));
+        };
+        let Closed { dump, images, .. } = *closed;
+        let contents = Contents {
+            job: commit.job.clone(),
+            kind: Kind::try_from(commit.kind)
+                .map_err(|_| invalid(format!("unknown kind of checkpoint {}", commit.kind)))?,
+            parent_generation: commit.parent_generation,
+            origin: commit.origin.clone(),
+            images,
+            spaces: dump.spaces,
+            session: commit.session.clone(),
+        };
+        let record = self.store.seal_numbered(
+            dump.shadow,
+            contents,
+            &numbering,
+            ATTR_PROVISIONAL,
+            digest,
+        )?;
+        self.stage = Stage::Committed {
+            id: commit.checkpoint.clone(),
+            digest,
+            record: Box::new(record.clone()),
+        };
+        Ok(record)
+    }
+
+    fn receiving(&mut self) -> Result<&mut DumpBuilder, StoreError> {
+        match &mut self.stage {
+            Stage::Receiving(builder) => Ok(builder),
+            _ => Err(out_of_order("given pages")),
+        }
+    }
+
+    fn closed(&mut self) -> Result<&mut Closed, StoreError> {
+        match &mut self.stage {
+            Stage::Closed(closed) => Ok(closed),
+            _ => Err(out_of_order("given images, prepared or committed")),
+        }
+    }
+}
+
+impl Closed {
+    fn begin_image(&mut self, name: &str, len_bytes: u64) -> Result<(), StoreError> {
+        self.end_image()?;
+        if self.prepared.is_some() {
+            return Err(out_of_order("given images"));
+        }
+        if !is_plain_file_name(name) || self.names.len() >= MAX_IMAGES {
+            return Err(invalid(format!("image {name:?} is not taken")));
+        }
+        if !self.names.insert(name.to_owned()) {
+            return Err(invalid(format!("image {name:?} came twice")));
+        }
+        self.open = Some(OpenImage {
+            name: name.to_owned(),
+            len_bytes,
+            received_bytes: 0,
+            map: self.dump.shadow.map(),
+            buffer: Vec::with_capacity(IMAGE_CHUNK),
+        });
+        Ok(())
+    }
+
+    fn image_data(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let Some(open) = self.open.as_mut() else {
+            return Err(out_of_order("given bytes of no image"));
+        };
+        open.take(&mut self.dump.shadow, bytes)
+    }
+
+    fn end_image(&mut self) -> Result<(), StoreError> {
+        let Some(open) = self.open.take() else {
+            return Ok(());
+        };
+        self.images.push(open.finish(&mut self.dump.shadow)?);
+        Ok(())
+    }
+
+    fn prepare(&mut self) -> Result<ContentDigest, StoreError> {
+        if let Some(digest) = self.prepared {
+            return Ok(digest);
+        }
+        self.end_image()?;
+        self.dump.shadow.flush()?;
+        // As a directory is read: so the manifests of all copies name images in one order.
+        self.images.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let digest = digest::of_whole(&self.dump.spaces, &self.images);
+        self.prepared = Some(digest);
+        Ok(digest)
+    }
+}
+
+impl OpenImage {
+    fn take(&mut self, shadow: &mut Shadow, mut bytes: &[u8]) -> Result<(), StoreError> {
+        let after = self.received_bytes.saturating_add(bytes.len() as u64);
+        if after > self.len_bytes {
+            return Err(invalid(format!(
+                "image {} is longer than the {} bytes announced",
+                self.name, self.len_bytes
+            )));
+        }
+        while !bytes.is_empty() {
+            let part = bytes.len().min(IMAGE_CHUNK - self.buffer.len());
+            self.buffer.extend_from_slice(&bytes[..part]);
+            self.received_bytes += part as u64;
+            bytes = &bytes[part..];
+            if self.buffer.len() == IMAGE_CHUNK {
+                self.write(shadow)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is collected; only the last time is it less than a whole number of pages.
+    fn write(&mut self, shadow: &mut Shadow) -> Result<(), StoreError> {
+        let collected = self.buffer.len();
+        let first_index = (self.received_bytes - collected as u64) / PAGE_SIZE as u64;
+        self.buffer.resize(collected.next_multiple_of(PAGE_SIZE), 0);
+        shadow.append(&mut self.map, first_index, 0, &self.buffer, None)?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    fn finish(mut self, shadow: &mut Shadow) -> Result<Image, StoreError> {
+        if self.received_bytes != self.len_bytes {
+            return Err(invalid(format!(
+                "image {} has {} bytes of {}",
+                self.name, self.received_bytes, self.len_bytes
+            )));
+        }
+        self.write(shadow)?;
+        let (root, stats) = shadow.finish(self.map)?;
+        Ok(Image {
+            name: self.name,
+            len_bytes: self.len_bytes,
+            map_root: root.to_bytes().to_vec(),
+            map_digest: stats.digest.to_vec(),
+        })
+    }
+}
+
+/// Refuses to seal, or to have sealed, anything else than what the sender has.
+fn check_digest(id: &str, own: ContentDigest, commit: &Commit) -> Result<(), StoreError> {
+    if commit.content_digest == own {
+        return Ok(());
+    }
+    Err(StoreError::Conflict {
+        message: format!(
+            "checkpoint {id} is here with content {}, not {}",
+            hex(&own),
+            hex(&commit.content_digest)
+        ),
+        hint: "",
+    })
+}
+
+impl Numbering {
+    /// As the sender of a dump gives them.
+    fn of(commit: &Commit) -> Result<Self, StoreError> {
+        let id: CheckpointId = commit
+            .checkpoint
+            .parse()
+            .map_err(|_| invalid(format!("{:?} is no checkpoint id", commit.checkpoint)))?;
+        Ok(Self {
+            id,
+            generation: commit.generation,
+            created_unix_ms: commit.created_unix_ms,
+        })
+    }
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn out_of_order(what: &str) -> StoreError {
+    StoreError::Conflict {
+        message: format!("a copy was {what} at the wrong moment"),
+        hint: "",
+    }
+}
+
+fn invalid(message: String) -> StoreError {
+    StoreError::Invalid { message, hint: "" }
+}
