@@ -116,6 +116,9 @@ impl Authority {
     /// There is one already, the name is none, or it cannot be written.
     pub fn create(directory: &Path, cluster: &str, replace: bool) -> Result<Self, IdentityError> {
         check_name(cluster)?;
+        if files::holds(directory, CERTIFICATE) {
+            return Err(occupied(directory, "an identity"));
+        }
         if !replace && (files::is_taken(directory, CA) || files::is_taken(directory, CA_KEY)) {
             return Err(exists(directory, "a CA"));
         }
@@ -214,6 +217,10 @@ impl Authority {
         replace: bool,
     ) -> Result<Issued, IdentityError> {
         order.check()?;
+        // Even if told to replace: a lost CA is a cluster that has to begin anew.
+        if files::holds(out, CA_KEY) {
+            return Err(occupied(out, "a CA"));
+        }
         if !replace && (files::is_taken(out, CERTIFICATE) || files::is_taken(out, KEY)) {
             return Err(exists(out, "an identity"));
         }
@@ -443,6 +450,13 @@ fn write_ca(
 
 fn exists(directory: &Path, what: &'static str) -> IdentityError {
     IdentityError::Exists {
+        directory: directory.to_owned(),
+        what,
+    }
+}
+
+fn occupied(directory: &Path, what: &'static str) -> IdentityError {
+    IdentityError::Occupied {
         directory: directory.to_owned(),
         what,
     }

@@ -132,6 +132,14 @@ pub enum IdentityError {
         /// A CA or an identity.
         what: &'static str,
     },
+    /// A CA's directory is no place for an identity, nor the other way round.
+    #[error("{} holds {what}: choose another directory", directory.display())]
+    Occupied {
+        /// Where.
+        directory: PathBuf,
+        /// A CA or an identity.
+        what: &'static str,
+    },
     /// The CA's own certificate ran out.
     #[error("the CA in {} has expired: add a new one (permafrost pki rotate --ca)", directory.display())]
     ExpiredAuthority {

@@ -155,6 +155,14 @@ pub(crate) fn is_taken(directory: &Path, name: &str) -> bool {
         .any(|name| fs::symlink_metadata(directory.join(name)).is_ok())
 }
 
+/// Whether `directory` holds the file `name`, in whichever way.
+pub(crate) fn holds(directory: &Path, name: &str) -> bool {
+    let place = resolve(directory).unwrap_or_else(|_| directory.to_owned());
+    [directory, &place]
+        .iter()
+        .any(|place| fs::symlink_metadata(place.join(name)).is_ok())
+}
+
 /// Makes `files` the version of `directory` that counts. With `replace` unset, fails with `AlreadyExists` if
 /// there is one.
 ///
@@ -179,13 +187,21 @@ pub(crate) fn write_version(
         .mode(0o755)
         .create(&place)
         .map_err(io_error("create", &place))?;
-    for file in files {
-        write_new(&place.join(file.name), file)?;
-    }
-    sync(&place)?;
+    files
+        .iter()
+        .try_for_each(|file| write_new(&place.join(file.name), file))
+        .and_then(|()| sync(&place))
+        .inspect_err(|_| {
+            let _ = fs::remove_dir_all(&place);
+        })?;
     sync(&versions)?;
 
     let current = directory.join(CURRENT);
+    if replace && fs::symlink_metadata(&current).is_ok_and(|current| current.is_dir()) {
+        // A copy of such a directory that followed its links. The plain files beside are as good as it.
+        let aside = versions.join(format!("{version}.copy"));
+        fs::rename(&current, aside).map_err(io_error("replace", &current))?;
+    }
     let before = fs::read_link(&current).ok();
     if replace {
         point(directory, CURRENT, &target, &version)?;

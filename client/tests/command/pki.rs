@@ -68,6 +68,11 @@ fn nothing_is_replaced_unasked() {
     assert_exit(&pki(here, issue), 0);
     assert_exit(&pki(here, issue), 4);
     assert_exit(&pki(here, &format!("{issue} --force")), 0);
+    // A CA is never overwritten with an identity, whatever the options.
+    let into_ca = "issue --dir ca --name n1 --role node --out ca --force";
+    assert_exit(&pki(here, into_ca), 4);
+    assert_exit(&pki(here, "init --dir n1 --force"), 4);
+    assert_eq!(fs::read(here.join("ca/ca.pem")).unwrap(), ca);
     assert_exit(&pki(here, "init --dir ca --force"), 0);
     assert_ne!(fs::read(here.join("ca/ca.pem")).unwrap(), ca);
     // Of the CA that is gone.

@@ -326,6 +326,7 @@ impl From<IdentityError> for Failure {
                 }
                 _ => "issue it anew with permafrost pki rotate, or replace it with --force",
             }),
+            IdentityError::Occupied { .. } => failure(Code::Conflict),
             IdentityError::NotAFile { .. }
             | IdentityError::Pem { .. }
             | IdentityError::Mismatch { .. }

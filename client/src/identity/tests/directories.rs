@@ -241,6 +241,43 @@ fn a_certificate_is_issued_anew_with_another_key_even_when_it_is_over() {
 }
 
 #[test]
+fn a_ca_is_never_overwritten_with_an_identity() {
+    let cluster = Cluster::new();
+    let ca = cluster.place("ca");
+    let order = Order::new("n1", Role::Node);
+    for replace in [false, true] {
+        assert!(matches!(
+            cluster.authority.issue(&order, &ca, replace),
+            Err(IdentityError::Occupied { .. })
+        ));
+        let place = cluster.place("n1");
+        cluster.authority.issue(&order, &place, true).unwrap();
+        assert!(matches!(
+            Authority::create(&place, "test", replace),
+            Err(IdentityError::Occupied { .. })
+        ));
+    }
+    Authority::open(&ca).unwrap();
+}
+
+#[test]
+fn a_copied_directory_can_be_rotated() {
+    let cluster = Cluster::new();
+    let place = cluster.issue("n1", Role::Node);
+    let copied = cluster.place("copied");
+    copy(&place, &copied);
+    copy(&place, &copied.join("current"));
+    copy(&place, &copied.join("versions/a"));
+    Identity::load(&copied).unwrap();
+    for _ in 0..2 {
+        let before = fs::read(copied.join("cert.pem")).unwrap();
+        cluster.authority.reissue(&copied, None).unwrap();
+        assert_ne!(fs::read(copied.join("cert.pem")).unwrap(), before);
+        assert_eq!(Identity::load(&copied).unwrap().name(), "n1");
+    }
+}
+
+#[test]
 fn a_reader_never_finds_a_key_of_another_certificate() {
     let cluster = Cluster::new();
     let place = cluster.issue("n1", Role::Node);
