@@ -10,7 +10,7 @@ mod name;
 use prost::Message;
 use serde::Serialize;
 
-pub use check::{MAP_ROOT_BYTES, ManifestError, is_plain_file_name};
+pub use check::{MAP_ROOT_BYTES, MAX_FILE_NAME_BYTES, ManifestError, is_plain_file_name};
 pub use name::{
     CheckpointRef, CheckpointRefError, JobNameError, MAX_JOB_NAME_BYTES, check_job_name,
 };

@@ -12,7 +12,7 @@ use crate::pageserver::SpaceId;
 pub const MAP_ROOT_BYTES: usize = 32;
 
 /// Longest file name, bytes (`NAME_MAX`).
-const MAX_FILE_NAME_BYTES: usize = 255;
+pub const MAX_FILE_NAME_BYTES: usize = 255;
 
 /// A manifest is not what it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,164 @@
+//! The receiving side of a bulk stream: what may follow what, and what is acknowledged when.
+//!
+//! ```text
+//!            Space, Pages, Zero, Parent          Image, ImageData
+//!                  ┌────┐                            ┌────┐
+//!   start ────▶ spaces ─┘ ────────── Close ───────▶ images ─┘ ────────── Prepare ───────▶ over
+//! ```
+//!
+//! A frame counts once [`Receiver::taken`] is called: one whose payload the connection lost half-way has not
+//! happened, and comes again.
+
+mod error;
+mod grammar;
+
+pub use error::ReceiverError;
+
+use super::frame::{HEADER_BYTES, Header, Kind};
+use grammar::Grammar;
+
+/// Payload that a receiver takes in before it acknowledges, bytes. A thirtieth of the default window.
+pub const ACKNOWLEDGE_BYTES: u64 = 1 << 20;
+
+/// Frames that a receiver takes in before it acknowledges.
+pub const ACKNOWLEDGE_FRAMES: u64 = 256;
+
+/// Most small images of a dump. CRIU writes about ten a process, and those of a container's tree stay far below.
+pub const MAX_IMAGES: usize = 4096;
+
+/// What a header announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// The next frame. Its payload follows; then [`Receiver::taken`].
+    New(Header),
+    /// A frame that was taken in before. Its payload follows and is to be skipped; nothing is called for it.
+    Duplicate(Header),
+}
+
+/// Where a dump stands, over all connections that it takes.
+///
+/// Memory is bounded by the numbers of spaces and images, whatever the peer announces.
+#[derive(Debug, Default)]
+pub struct Receiver {
+    next_sequence: u64,
+    /// Announced, and not yet taken.
+    pending: Option<Header>,
+    /// Of a pending image, once it was checked.
+    pending_name: Option<String>,
+    grammar: Grammar,
+    unacknowledged_bytes: u64,
+    unacknowledged_frames: u64,
+    acknowledge: bool,
+}
+
+impl Receiver {
+    /// A dump of which nothing has come.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a header. Its payload ([`Header::payload_bytes`]) follows in the stream.
+    ///
+    /// # Errors
+    /// It is damaged, out of order, or may not come here; then this dump has failed and so has every further header
+    /// that is not the one expected. Nothing was changed.
+    pub fn header(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<Received, ReceiverError> {
+        if self.pending.is_some() {
+            return Err(ReceiverError::NotTaken {
+                sequence: self.next_sequence,
+            });
+        }
+        let header = Header::decode(bytes)?;
+        if header.sequence < self.next_sequence {
+            return Ok(Received::Duplicate(header));
+        }
+        if header.sequence > self.next_sequence {
+            return Err(ReceiverError::Gap {
+                expected: self.next_sequence,
+                found: header.sequence,
+            });
+        }
+        self.grammar.check(&header)?;
+        self.pending = Some(header);
+        Ok(Received::New(header))
+    }
+
+    /// Checks the payload of the [`Kind::Image`] that was announced: the image's name.
+    ///
+    /// # Errors
+    /// It is no plain file name or there was one of this name; or no image was announced.
+    pub fn image_name<'a>(&mut self, payload: &'a [u8]) -> Result<&'a str, ReceiverError> {
+        if self.pending.is_none_or(|header| header.kind != Kind::Image) {
+            return Err(ReceiverError::NothingPending);
+        }
+        let name = self.grammar.check_name(payload)?;
+        self.pending_name = Some(name.to_owned());
+        Ok(name)
+    }
+
+    /// The frame that was announced is applied, its payload too.
+    ///
+    /// # Errors
+    /// None was announced, or it is an image whose name was not checked: a mistake of the caller's.
+    pub fn taken(&mut self) -> Result<(), ReceiverError> {
+        let header = self.pending.ok_or(ReceiverError::NothingPending)?;
+        let name = self.pending_name.take();
+        if header.kind == Kind::Image && name.is_none() {
+            return Err(ReceiverError::NameNotChecked);
+        }
+        self.pending = None;
+        self.grammar.apply(&header, name);
+        self.next_sequence += 1;
+        self.unacknowledged_frames += 1;
+        self.unacknowledged_bytes += u64::from(header.payload_bytes);
+        self.acknowledge |= matches!(header.kind, Kind::Close | Kind::Prepare)
+            || self.unacknowledged_frames >= ACKNOWLEDGE_FRAMES
+            || self.unacknowledged_bytes >= ACKNOWLEDGE_BYTES;
+        Ok(())
+    }
+
+    /// What to acknowledge now: every frame below the answer. After each [`ACKNOWLEDGE_BYTES`] or
+    /// [`ACKNOWLEDGE_FRAMES`], and at once after `Close` and `Prepare`.
+    pub fn poll_acknowledge(&mut self) -> Option<u64> {
+        if !self.acknowledge {
+            return None;
+        }
+        self.acknowledge_now()
+    }
+
+    /// What to acknowledge if it is to be now, because the stream pauses; `None` if everything is.
+    pub fn acknowledge_now(&mut self) -> Option<u64> {
+        let news = self.unacknowledged_frames > 0;
+        self.acknowledge = false;
+        self.unacknowledged_frames = 0;
+        self.unacknowledged_bytes = 0;
+        news.then_some(self.next_sequence)
+    }
+
+    /// What was announced and not taken comes again; a resume is answered with [`Receiver::next_sequence`], which
+    /// acknowledges everything before.
+    pub fn connection_lost(&mut self) {
+        self.pending = None;
+        self.pending_name = None;
+        self.acknowledge_now();
+    }
+
+    /// Sequence of the frame that is expected next: how many were taken.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
+    /// `Close` was taken.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.grammar.is_closed()
+    }
+
+    /// `Prepare` was taken: nothing more may come.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.grammar.is_over()
+    }
+}

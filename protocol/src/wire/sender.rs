@@ -1,0 +1,256 @@
+//! The sending side of a bulk stream: what is kept until the receiver has taken it in.
+//!
+//! ```text
+//!     acknowledged        sent on this connection        not sent yet
+//!   ─────────────────┬──────────────────────────────┬─────────────────┬──▶ sequence
+//!   dropped          │ kept: a resume may go back   │ kept            │ next to be pushed
+//!                    ▼ to any of these              ▼                 ▼
+//!               acknowledged                     transmit           end
+//! ```
+//!
+//! A lost connection moves `transmit` back to where the receiver says that it is, which lies between
+//! `acknowledged` and the furthest that was ever sent: acknowledgements may have been lost with the connection.
+
+use std::collections::VecDeque;
+
+use super::frame::{Coding, FrameError, Header, Kind, MAX_PAYLOAD_BYTES};
+use super::receiver::{ACKNOWLEDGE_BYTES, ACKNOWLEDGE_FRAMES};
+
+/// What a frame takes of the window besides its payload, bytes: its place in the queue, which grows by doubling. So
+/// frames without a payload fill the window too, and memory is bounded whatever the dump consists of.
+pub const FRAME_COST_BYTES: u64 = 128;
+
+/// What [`Sender::new`] is usually told, bytes: at 1 GB/s, 32 ms of silence before a dump has to wait.
+pub const DEFAULT_WINDOW_BYTES: u64 = 32 << 20;
+
+/// Smallest window, bytes. A receiver may hold back an acknowledgement for [`ACKNOWLEDGE_BYTES`] or
+/// [`ACKNOWLEDGE_FRAMES`]; in a window that holds these and one frame more nobody waits for the other for ever.
+pub const MIN_WINDOW_BYTES: u64 = 2 << 20;
+
+const _: () = assert!(
+    ACKNOWLEDGE_BYTES
+        + ACKNOWLEDGE_FRAMES * FRAME_COST_BYTES
+        + MAX_PAYLOAD_BYTES as u64
+        + FRAME_COST_BYTES
+        <= MIN_WINDOW_BYTES
+);
+
+/// A frame that cannot be pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PushError {
+    /// Wait for an acknowledgement, and push it again.
+    #[error("the window has {left_bytes} bytes left, the frame needs {needed_bytes}")]
+    WindowFull {
+        /// Bytes that are free.
+        left_bytes: u64,
+        /// Bytes that the frame takes.
+        needed_bytes: u64,
+    },
+    /// The receiver would refuse it.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// A receiver that says what cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SenderError {
+    /// It takes back an acknowledgement: the frames are not kept any more.
+    #[error(
+        "the receiver expects frame {next_sequence}, and has acknowledged all below {acknowledged}"
+    )]
+    Backwards {
+        /// What it says it expects.
+        next_sequence: u64,
+        /// What it said before.
+        acknowledged: u64,
+    },
+    /// It has what was not sent.
+    #[error("the receiver expects frame {next_sequence}, and only those below {sent} were sent")]
+    BeyondSent {
+        /// What it says it expects.
+        next_sequence: u64,
+        /// The first frame that was not sent.
+        sent: u64,
+    },
+}
+
+/// The frames of one dump that the receiver has not acknowledged, over all connections that it takes.
+///
+/// `P` is cloned for each transmission: something counted, such as `bytes::Bytes`.
+#[derive(Debug)]
+pub struct Sender<P> {
+    window_bytes: u64,
+    used_bytes: u64,
+    /// Sequence of the first of `kept`.
+    acknowledged: u64,
+    /// Sequence of the next frame to send on this connection.
+    transmit: u64,
+    /// First sequence that was never sent on any connection.
+    sent_ever: u64,
+    connected: bool,
+    kept: VecDeque<(Header, P)>,
+}
+
+impl<P: AsRef<[u8]> + Clone> Sender<P> {
+    /// A dump of which nothing was pushed, on a connection that is there. `window_bytes` (at least
+    /// [`MIN_WINDOW_BYTES`]) bounds what is kept: larger bridges longer pauses of the receiver and takes more memory.
+    #[must_use]
+    pub fn new(window_bytes: u64) -> Self {
+        Self {
+            window_bytes: window_bytes.max(MIN_WINDOW_BYTES),
+            used_bytes: 0,
+            acknowledged: 0,
+            transmit: 0,
+            sent_ever: 0,
+            connected: true,
+            kept: VecDeque::new(),
+        }
+    }
+
+    /// Takes a frame, connected or not. The sequence that it was given.
+    ///
+    /// # Errors
+    /// There is no room for it now ([`PushError::WindowFull`]), or it is no frame. Nothing was changed.
+    pub fn push(
+        &mut self,
+        kind: Kind,
+        coding: Coding,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: P,
+    ) -> Result<u64, PushError> {
+        let sequence = self.next_sequence();
+        let header = Header {
+            kind,
+            coding,
+            flags,
+            pages,
+            sequence,
+            index,
+            payload_bytes: u32::try_from(payload.as_ref().len()).unwrap_or(u32::MAX),
+        };
+        header.check()?;
+        let needed_bytes = cost_bytes(&header);
+        let left_bytes = self.window_left();
+        if needed_bytes > left_bytes {
+            return Err(PushError::WindowFull {
+                left_bytes,
+                needed_bytes,
+            });
+        }
+        self.used_bytes += needed_bytes;
+        self.kept.push_back((header, payload));
+        Ok(sequence)
+    }
+
+    /// Bytes of the window that are free. A frame takes its payload and [`FRAME_COST_BYTES`].
+    #[must_use]
+    pub fn window_left(&self) -> u64 {
+        self.window_bytes - self.used_bytes
+    }
+
+    /// A frame with so long a payload could be pushed now.
+    #[must_use]
+    pub fn has_room(&self, payload_bytes: usize) -> bool {
+        u64::try_from(payload_bytes)
+            .ok()
+            .and_then(|bytes| bytes.checked_add(FRAME_COST_BYTES))
+            .is_some_and(|bytes| bytes <= self.window_left())
+    }
+
+    /// Sequence of the frame that is pushed next: how many were pushed.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        self.acknowledged + count(self.kept.len())
+    }
+
+    /// The receiver has acknowledged every frame below this.
+    #[must_use]
+    pub fn acknowledged_below(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// The next frame to send on this connection; `None` when all were sent, or there is no connection.
+    pub fn poll_transmit(&mut self) -> Option<(Header, P)> {
+        if !self.connected {
+            return None;
+        }
+        let at = usize::try_from(self.transmit.checked_sub(self.acknowledged)?).ok()?;
+        let (header, payload) = self.kept.get(at)?;
+        self.transmit += 1;
+        self.sent_ever = self.sent_ever.max(self.transmit);
+        Some((*header, payload.clone()))
+    }
+
+    /// The receiver has taken in every frame below `next_sequence`. The bytes of the window that are free by it.
+    ///
+    /// # Errors
+    /// It goes back, or beyond what was sent on this connection: the peer is not to be trusted with this dump.
+    pub fn acknowledged(&mut self, next_sequence: u64) -> Result<u64, SenderError> {
+        self.drop_below(next_sequence, self.transmit)
+    }
+
+    /// Nothing is transmitted until [`Sender::resumed`]. Frames may still be pushed while the window has room.
+    pub fn connection_lost(&mut self) {
+        self.connected = false;
+    }
+
+    /// There is a connection again, and the receiver expects `next_sequence`: transmission goes on there. The bytes
+    /// of the window that are free by it.
+    ///
+    /// # Errors
+    /// As [`Sender::acknowledged`], counting what was sent on any connection. It stays unconnected: the receiver
+    /// has lost what it acknowledged, or is another.
+    pub fn resumed(&mut self, next_sequence: u64) -> Result<u64, SenderError> {
+        let freed_bytes = self.drop_below(next_sequence, self.sent_ever)?;
+        self.transmit = next_sequence;
+        self.connected = true;
+        Ok(freed_bytes)
+    }
+
+    /// A connection is there.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.connected
+    }
+
+    /// Everything that was pushed is acknowledged.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    fn drop_below(&mut self, next_sequence: u64, sent: u64) -> Result<u64, SenderError> {
+        if next_sequence > sent {
+            return Err(SenderError::BeyondSent {
+                next_sequence,
+                sent,
+            });
+        }
+        if next_sequence < self.acknowledged {
+            return Err(SenderError::Backwards {
+                next_sequence,
+                acknowledged: self.acknowledged,
+            });
+        }
+        let mut freed_bytes = 0;
+        while self.acknowledged < next_sequence
+            && let Some((header, _)) = self.kept.pop_front()
+        {
+            freed_bytes += cost_bytes(&header);
+            self.acknowledged += 1;
+        }
+        self.used_bytes -= freed_bytes;
+        Ok(freed_bytes)
+    }
+}
+
+fn cost_bytes(header: &Header) -> u64 {
+    u64::from(header.payload_bytes) + FRAME_COST_BYTES
+}
+
+fn count(len: usize) -> u64 {
+    // No queue has 2^64 entries.
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
