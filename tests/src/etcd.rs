@@ -195,7 +195,7 @@ impl EtcdCluster {
                 // etcd's own word for: this member has joined, and there is a leader.
                 Ok(self
                     .log(index)
-                    .contains("ready to serve client requests")
+                    .contains("serving client traffic")
                     .then_some(()))
             })?;
         }
