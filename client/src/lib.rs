@@ -1,6 +1,7 @@
 //! The CRIU front ends, the control-socket client, and the parts of the `permafrost` command.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod control;
 pub mod criu;
 pub mod framing;
@@ -9,6 +10,7 @@ pub mod handover;
 pub mod host;
 pub mod identity;
 pub mod origin;
+pub mod peer;
 pub mod processes;
 pub mod scratch;
 pub mod tracking;

@@ -183,3 +183,133 @@ pub fn decode(node: &str, header: &Header, payload: Bytes) -> Result<Bytes, Peer
     }
     Ok(decoded)
 }
+
+#[cfg(test)]
+mod tests {
+    use permafrost_protocol::wire::frame::Kind;
+
+    use super::*;
+
+    const RUN: usize = 64 * 4096;
+
+    fn random(bytes: usize) -> Vec<u8> {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let words = std::iter::repeat_with(move || {
+            state ^= state >> 12;
+            state ^= state << 25;
+            state ^= state >> 27;
+            state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
+        });
+        words.flatten().take(bytes).collect()
+    }
+
+    fn text(bytes: usize) -> Vec<u8> {
+        let line = b"the quick brown fox jumps over 13 lazy dogs; ";
+        line.iter().copied().cycle().take(bytes).collect()
+    }
+
+    /// Pages of which the first tenth holds anything.
+    fn zero_rich(bytes: usize) -> Vec<u8> {
+        let mut pages = random(bytes);
+        for page in pages.chunks_mut(4096) {
+            page[400..].fill(0);
+        }
+        pages
+    }
+
+    fn header(coding: Coding, pages: u32, payload: &[u8]) -> Header {
+        Header {
+            kind: Kind::Pages,
+            coding,
+            flags: 0,
+            pages,
+            sequence: 0,
+            index: 16,
+            payload_bytes: u32::try_from(payload.len()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn random_pages_stay_raw_and_others_shrink_and_come_back() {
+        for pages in [1, 2, 16, 64] {
+            let bytes = pages * 4096;
+            let count = u32::try_from(pages).unwrap();
+            let mut coder = Coder::new(Compression::Always);
+            for (run, expected) in [
+                (random(bytes), Coding::Raw),
+                (text(bytes), Coding::Zstd),
+                (zero_rich(bytes), Coding::Zstd),
+                (vec![0; bytes], Coding::Zstd),
+            ] {
+                let (coding, payload) = coder.encode(&run, None);
+                assert_eq!(coding, expected, "{pages} pages");
+                if coding == Coding::Zstd {
+                    assert!(payload.len() < run.len() * 7 / 8);
+                }
+                let decoded = decode("peer", &header(coding, count, &payload), payload).unwrap();
+                assert!(decoded == run);
+            }
+        }
+    }
+
+    #[test]
+    fn pages_that_only_look_compressible_are_sent_raw() {
+        // Four bits of entropy in a byte, but the codec's gain is bounded by what is asked of it.
+        let mut run = random(RUN);
+        for page in run.chunks_mut(4096) {
+            // Where samples are taken the pages look like text.
+            page[1900..2200].fill(b'x');
+        }
+        let (coding, payload) = Coder::new(Compression::Always).encode(&run, None);
+        assert_eq!((coding, payload.len()), (Coding::Raw, RUN));
+    }
+
+    #[test]
+    fn only_a_link_slower_than_the_codec_is_compressed_for() {
+        let mut coder = Coder::new(Compression::Adaptive);
+        let run = text(RUN);
+        assert_eq!(coder.encode(&run, None).0, Coding::Raw);
+        assert_eq!(coder.encode(&run, Some(50e9)).0, Coding::Raw);
+        assert_eq!(coder.encode(&run, Some(1e6)).0, Coding::Zstd);
+        let mut off = Coder::new(Compression::Off);
+        assert_eq!(off.encode(&run, Some(1e6)).0, Coding::Raw);
+    }
+
+    #[test]
+    fn a_link_is_measured_only_while_it_is_waited_for() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut link = LinkSpeed::default();
+        link.acknowledged(at(0), 1 << 20, false);
+        link.acknowledged(at(100), 1 << 20, false);
+        assert_eq!(link.bytes_per_second(), None);
+        link.acknowledged(at(200), 5 << 20, true);
+        link.acknowledged(at(210), 1_000_000, true);
+        assert_eq!(link.bytes_per_second(), None, "too short");
+        link.acknowledged(at(220), 1_000_000, true);
+        let speed = link.bytes_per_second().unwrap();
+        assert!((speed - 100e6).abs() < 1e3, "{speed}");
+        // An hour in which nothing was sent is no slow link.
+        link.interrupted();
+        link.acknowledged(at(3_600_000), 10, true);
+        assert!((link.bytes_per_second().unwrap() - speed).abs() < 1e3);
+    }
+
+    #[test]
+    fn a_payload_decodes_to_what_its_header_announces_or_not_at_all() {
+        let bomb = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
+        assert!(bomb.len() < RUN);
+        let bomb = Bytes::from(bomb);
+        for pages in [1, 64] {
+            let header = header(Coding::Zstd, pages, &bomb);
+            assert!(decode("peer", &header, bomb.clone()).is_err());
+        }
+        let two = Bytes::from(zstd::bulk::compress(&text(2 * 4096), 1).unwrap());
+        assert!(decode("peer", &header(Coding::Zstd, 2, &two), two.clone()).is_ok());
+        for pages in [1, 3] {
+            assert!(decode("peer", &header(Coding::Zstd, pages, &two), two.clone()).is_err());
+        }
+        let noise = Bytes::from(random(500));
+        assert!(decode("peer", &header(Coding::Zstd, 1, &noise), noise.clone()).is_err());
+    }
+}

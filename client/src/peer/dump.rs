@@ -21,7 +21,8 @@ use super::{PeerError, code};
 /// Longest run of pages in one frame, and piece of an image, bytes.
 pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES as usize;
 /// A page, bytes.
-const PAGE_BYTES: usize = permafrost_protocol::pageserver::PAGE_BYTES as usize;
+const PAGE_BYTES: usize = 4096;
+const _: () = assert!(PAGE_BYTES as u64 == permafrost_protocol::pageserver::PAGE_BYTES);
 /// Bytes handed to quinn at once.
 const BATCH_BYTES: usize = 512 << 10;
 /// Frames handed to quinn at once.
@@ -38,6 +39,8 @@ pub struct Progress {
     pub acknowledged_frames: u64,
     /// Bytes of the window in use: what this dump holds in memory.
     pub window_used_bytes: u64,
+    /// The most that it was.
+    pub peak_window_bytes: u64,
     /// Payload bytes pushed, before they were compressed.
     pub raw_bytes: u64,
     /// Payload bytes pushed, as sent.
@@ -49,6 +52,7 @@ pub struct Progress {
 struct State {
     sender: Sender<Bytes>,
     window_bytes: u64,
+    peak_bytes: u64,
     link: LinkSpeed,
     opened: Option<bool>,
     closed: Option<Closed>,
@@ -157,6 +161,7 @@ impl DumpSender {
             state: Mutex::new(State {
                 sender,
                 window_bytes,
+                peak_bytes: 0,
                 link: LinkSpeed::default(),
                 opened: None,
                 closed: None,
@@ -312,6 +317,7 @@ impl DumpSender {
             pushed_frames: state.sender.next_sequence(),
             acknowledged_frames: state.sender.acknowledged_below(),
             window_used_bytes: state.window_bytes - state.sender.window_left(),
+            peak_window_bytes: state.peak_bytes,
             raw_bytes: state.raw_bytes,
             sent_bytes: state.sent_bytes,
             conversations: state.conversations,
@@ -342,11 +348,12 @@ impl DumpSender {
             }
             state.sent_bytes += u64::try_from(length).unwrap_or(0);
             let payload = payload.take()?;
-            Some(
-                state
-                    .sender
-                    .push(kind, coding, flags, pages, index, payload),
-            )
+            let pushed = state
+                .sender
+                .push(kind, coding, flags, pages, index, payload);
+            let used = state.window_bytes - state.sender.window_left();
+            state.peak_bytes = state.peak_bytes.max(used);
+            Some(pushed)
         })?;
         match pushed {
             Ok(_) => {
@@ -388,34 +395,32 @@ impl Driver {
     async fn run(mut self, opening: Instant) {
         let reconnect = self.network.options().reconnect;
         let mut deadline = opening;
+        let mut conversations = 0;
         loop {
-            let begun = Instant::now();
-            let ended = tokio::select! {
-                () = self.shared.over.notified() => End::Over,
-                ended = self.converse(deadline) => ended,
-            };
-            let opened = {
+            let ended = self.converse(deadline).await;
+            let begun = {
                 let mut state = self.shared.lock();
                 state.sender.connection_lost();
                 state.link.interrupted();
-                state.opened.is_some()
+                if state.over {
+                    return;
+                }
+                state.conversations
             };
             match ended {
                 End::Over => return,
                 End::Failed(error) => return self.shared.fail(error),
                 End::Lost(error) => {
                     tracing::debug!(node = self.shared.node, %error, "dump interrupted");
-                    self.request.resume = opened;
-                    if opened
-                        && (begun >= deadline
-                            || deadline == opening
-                            || begun + RETRY_PAUSE < Instant::now())
-                    {
+                    // The time for a new connection counts from the end of one that was there.
+                    if begun > conversations {
+                        conversations = begun;
                         deadline = Instant::now() + reconnect;
                     }
-                    if Instant::now() >= deadline {
+                    if Instant::now() + RETRY_PAUSE >= deadline {
                         return self.shared.fail(error);
                     }
+                    self.request.resume = begun > 0;
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
@@ -423,7 +428,11 @@ impl Driver {
     }
 
     async fn converse(&self, deadline: Instant) -> End {
-        match self.begin(deadline).await {
+        let begun = tokio::select! {
+            begun = self.begin(deadline) => begun,
+            () = self.shared.over.notified() => return End::Over,
+        };
+        match begun {
             Ok((link, send, receive)) => {
                 let ended = self.exchange(&link, send, receive).await;
                 match ended {
@@ -477,6 +486,7 @@ impl Driver {
             .open_uni()
             .await
             .map_err(|source| PeerError::lost(node, source))?;
+        // An end must not drop the streams, which would finish them as if all had been said.
         let ended = tokio::select! {
             ended = self.listen(&mut receive) => ended,
             error = self.transmit(&mut bulk) => Err(error),

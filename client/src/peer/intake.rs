@@ -109,7 +109,10 @@ impl Session {
 
 /// The dumps on their way in, of all peers.
 #[derive(Clone, Default)]
-pub(crate) struct Sessions(Arc<Mutex<HashMap<(String, [u8; 16]), Arc<Session>>>>);
+pub(crate) struct Sessions(Arc<Mutex<HashMap<Key, Arc<Session>>>>);
+
+/// A session is its peer's: another that knows the id has nothing of it.
+type Key = (String, [u8; 16]);
 
 /// The handler's end of a session.
 pub(crate) struct Intake {
@@ -121,7 +124,7 @@ pub(crate) struct Intake {
 pub(crate) struct Answers(Arc<Session>);
 
 impl Sessions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(String, [u8; 16]), Arc<Session>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Session>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -32,7 +32,7 @@ pub use dump::{DumpSender, Progress};
 pub use error::PeerError;
 pub use fetch::FetchReader;
 pub use intake::{FrameSource, Replies};
-pub use network::{Addresses, Network};
+pub use network::{Addresses, Network, quic_endpoint};
 pub use options::{Compression, Options};
 pub use outflow::FrameSink;
 pub use serve::{Endpoint, Handler};

@@ -77,7 +77,7 @@ impl Network {
     ) -> Result<Self, PeerError> {
         let entered = runtime.enter();
         let endpoints = (0..options.sockets.max(1))
-            .map(|_| endpoint(bind, None, &options))
+            .map(|_| quic_endpoint(bind, None, &options))
             .collect::<Result<_, _>>()?;
         drop(entered);
         Ok(Self(Arc::new(Inner {
@@ -262,8 +262,12 @@ pub(crate) fn answered(node: &str, answer: Reply) -> Result<reply::Body, PeerErr
     }
 }
 
-/// A quinn endpoint on a socket of its own. Must be called within a tokio runtime.
-pub(crate) fn endpoint(
+/// A quinn endpoint on a socket of its own, as the peers' are: large buffers, batches that fit. Must be called within
+/// a tokio runtime.
+///
+/// # Errors
+/// The socket cannot be had.
+pub fn quic_endpoint(
     bind: SocketAddr,
     server: Option<quinn::ServerConfig>,
     options: &Options,

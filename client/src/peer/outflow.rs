@@ -37,10 +37,16 @@ pub trait FrameSink: Send {
     ) -> Result<(), PeerError>;
 }
 
+/// What a fetch is answered with.
+struct Opening {
+    manifest: Box<Manifest>,
+    content_digest: Vec<u8>,
+}
+
 /// The handler's end of a fetch.
 pub(crate) struct Outflow {
     peer: String,
-    opened: Option<oneshot::Sender<(Manifest, Vec<u8>)>>,
+    opened: Option<oneshot::Sender<Opening>>,
     frames: mpsc::Sender<(Header, Bytes)>,
     coder: Coder,
     sequence: u64,
@@ -48,7 +54,7 @@ pub(crate) struct Outflow {
 
 /// The connection's end of it.
 pub(crate) struct Tap {
-    opened: oneshot::Receiver<(Manifest, Vec<u8>)>,
+    opened: oneshot::Receiver<Opening>,
     frames: mpsc::Receiver<(Header, Bytes)>,
 }
 
@@ -76,10 +82,11 @@ pub(crate) fn outflow(peer: &str, options: &Options) -> (Outflow, Tap) {
 
 impl FrameSink for Outflow {
     fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError> {
-        let told = self
-            .opened
-            .take()
-            .map(|opened| opened.send((manifest, content_digest)));
+        let opening = Opening {
+            manifest: Box::new(manifest),
+            content_digest,
+        };
+        let told = self.opened.take().map(|opened| opened.send(opening));
         match told {
             Some(Ok(())) => Ok(()),
             _ => Err(PeerError::aborted(&self.peer)),
@@ -128,13 +135,13 @@ impl Tap {
         options: &Options,
     ) -> Result<(), PeerError> {
         let mut bulk = None;
-        if let Ok((manifest, content_digest)) = self.opened.await {
+        if let Ok(opened) = self.opened.await {
             let id = *uuid::Uuid::new_v4().as_bytes();
             let answer = Reply {
                 body: Some(reply::Body::FetchOpened(FetchOpened {
                     id: id.to_vec(),
-                    manifest: Some(manifest),
-                    content_digest,
+                    manifest: Some(*opened.manifest),
+                    content_digest: opened.content_digest,
                 })),
             };
             stream::write(&mut send, peer, "reply", &answer).await?;

@@ -9,10 +9,10 @@ use permafrost_protocol::wire::VERSION;
 use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
 use quinn::{Connection, Incoming, RecvStream, SendStream, VarInt};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::intake::{FrameSource, Replies, Sessions};
-use super::network::endpoint;
+use super::network::quic_endpoint;
 use super::outflow::{FrameSink, outflow};
 use super::router::Router;
 use super::stream::{self, within};
@@ -60,6 +60,8 @@ struct Inner {
     calls: Arc<Semaphore>,
     dumps: Arc<Semaphore>,
     fetches: Arc<Semaphore>,
+    /// Counts how often all connections were ended.
+    disconnects: watch::Sender<u64>,
     /// Connections of each peer.
     peers: Mutex<HashMap<String, usize>>,
 }
@@ -86,7 +88,7 @@ impl Endpoint {
         config
             .transport_config(options.transport())
             .max_incoming(options.handshakes * 2);
-        let endpoint = endpoint(address, Some(config), &options)?;
+        let endpoint = quic_endpoint(address, Some(config), &options)?;
         let semaphore = |permits| Arc::new(Semaphore::new(permits));
         let inner = Arc::new(Inner {
             endpoint,
@@ -98,6 +100,7 @@ impl Endpoint {
             calls: semaphore(options.conversations),
             dumps: semaphore(options.conversations),
             fetches: semaphore(options.conversations),
+            disconnects: watch::Sender::new(0),
             peers: Mutex::default(),
             options,
         });
@@ -130,11 +133,10 @@ impl Endpoint {
         self.0.endpoint.open_connections()
     }
 
-    /// Ends every connection; dumps may be resumed within their grace. For tests, and for a certificate revoked.
+    /// Ends every connection; peers may come back, and resume dumps within their grace: after certificates were
+    /// revoked.
     pub fn disconnect(&self) {
-        self.0
-            .endpoint
-            .close(VarInt::from_u32(code::DONE), b"disconnected");
+        self.0.disconnects.send_modify(|count| *count += 1);
     }
 }
 
@@ -210,8 +212,18 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
         return connection.close(VarInt::from_u32(code::BUSY), b"too many connections");
     };
     let router = Router::spawn(connection.clone(), inner.options.request_timeout);
-    // quinn bounds how many streams a peer may have open, and so these tasks.
-    while let Ok((send, receive)) = connection.accept_bi().await {
+    let mut disconnects = inner.disconnects.subscribe();
+    loop {
+        // quinn bounds how many streams a peer may have open, and so these tasks.
+        let (send, receive) = tokio::select! {
+            opened = connection.accept_bi() => match opened {
+                Ok(streams) => streams,
+                Err(_) => return,
+            },
+            _ = disconnects.changed() => {
+                return connection.close(VarInt::from_u32(code::DONE), b"disconnected");
+            }
+        };
         let conversation = Conversation {
             inner: Arc::clone(inner),
             connection: connection.clone(),

@@ -114,3 +114,81 @@ impl AsyncUdpSocket for Batched {
         self.inner.may_fragment()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Takes what a kernel takes.
+    #[derive(Debug, Default)]
+    struct Kernel(Mutex<Vec<(usize, Option<usize>)>>);
+
+    impl AsyncUdpSocket for Kernel {
+        fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+            unreachable!("nobody waits here")
+        }
+
+        fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+            assert!(transmit.contents.len() <= MAX_BATCH_BYTES, "EMSGSIZE");
+            let sent = (transmit.contents.len(), transmit.segment_size);
+            self.0.lock().unwrap().push(sent);
+            Ok(())
+        }
+
+        fn poll_recv(
+            &self,
+            _: &mut Context<'_>,
+            _: &mut [IoSliceMut<'_>],
+            _: &mut [RecvMeta],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Pending
+        }
+
+        fn local_addr(&self) -> io::Result<SocketAddr> {
+            Ok(([127, 0, 0, 1], 1).into())
+        }
+
+        fn max_transmit_segments(&self) -> usize {
+            64
+        }
+
+        fn max_receive_segments(&self) -> usize {
+            64
+        }
+    }
+
+    #[test]
+    fn batches_too_long_for_a_datagram_are_split_and_then_avoided() {
+        let kernel = Arc::new(Kernel::default());
+        let socket = Batched {
+            inner: Arc::clone(&kernel) as Arc<dyn AsyncUdpSocket>,
+            segments: AtomicUsize::new(usize::MAX),
+            coalesced: 8,
+        };
+        assert_eq!(socket.max_transmit_segments(), 64);
+        let contents = vec![0; 9 * 8972 + 100];
+        let transmit = |bytes: usize, segment_size| Transmit {
+            destination: ([127, 0, 0, 1], 1).into(),
+            ecn: None,
+            contents: &contents[..bytes],
+            segment_size,
+            src_ip: None,
+        };
+        socket.try_send(&transmit(10 * 1452, Some(1452))).unwrap();
+        assert_eq!(socket.max_transmit_segments(), 64);
+        socket
+            .try_send(&transmit(contents.len(), Some(8972)))
+            .unwrap();
+        assert_eq!(socket.max_transmit_segments(), 7);
+        assert_eq!(socket.max_receive_segments(), 8);
+        let sent = kernel.0.lock().unwrap().clone();
+        let parts = [
+            (14_520, Some(1452)),
+            (7 * 8972, Some(8972)),
+            (2 * 8972 + 100, Some(8972)),
+        ];
+        assert_eq!(sent, parts);
+    }
+}

@@ -1,0 +1,190 @@
+//! Connections that are lost in the middle of a dump.
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use permafrost_client::peer::{DumpSender, Options};
+
+use super::site::{Site, content, deadline, dump_request, finish, send, send_all};
+
+/// Notices a dead peer soon; loses one on a busy machine at worst once more than it should.
+fn quick() -> Options {
+    Options {
+        idle_timeout: Duration::from_millis(1500),
+        keep_alive: Duration::from_millis(300),
+        reconnect: Duration::from_secs(60),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn a_dump_goes_on_after_its_connection_was_closed() {
+    let site = Arc::new(Site::new(Options::default()));
+    let at = Arc::downgrade(&site);
+    *site.recorder.before_frame.lock().unwrap() = Some(Box::new(move |number| {
+        if (number == 40 || number == 90)
+            && let Some(site) = at.upgrade()
+        {
+            site.endpoint.disconnect();
+        }
+    }));
+    let network = site.network();
+    let events = content(41, 300);
+    let dump = send_all(&network, 1, &events);
+    assert!(
+        site.recorder.wait(&[1; 16]).events == events,
+        "each frame once, in order"
+    );
+    let conversations = dump.progress().conversations;
+    assert!(conversations >= 2, "{conversations} conversations");
+}
+
+#[test]
+fn a_commit_whose_answer_was_lost_is_answered_on_the_next_connection() {
+    let site = Arc::new(Site::new(Options::default()));
+    let at = Arc::downgrade(&site);
+    *site.recorder.before_committed.lock().unwrap() = Some(Box::new(move |_| {
+        if let Some(site) = at.upgrade() {
+            site.endpoint.disconnect();
+        }
+        // So that the answer finds no connection.
+        std::thread::sleep(Duration::from_millis(300));
+    }));
+    let network = site.network();
+    let events = content(42, 20);
+    let dump = send_all(&network, 2, &events);
+    assert!(dump.progress().conversations >= 2);
+    assert_eq!(site.recorder.wait(&[2; 16]).end, Some(Ok(())));
+}
+
+#[test]
+fn a_dump_goes_on_after_the_network_dropped_everything_for_a_while() {
+    let site = Site::new(quick());
+    let proxy = Proxy::start(site.address());
+    let network = site.network_to("here", proxy.address);
+    let events = content(43, 400);
+    let mut dump = DumpSender::open(&network, "there", dump_request(3), deadline()).unwrap();
+    let (first, rest) = events.split_at(events.len() / 4);
+    send(&mut dump, first).unwrap();
+    proxy.dropping.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(4));
+            proxy.dropping.store(false, Ordering::SeqCst);
+        });
+        send(&mut dump, rest).unwrap();
+    });
+    finish(&mut dump);
+    assert!(proxy.dropped.load(Ordering::SeqCst) > 0);
+    assert!(dump.progress().conversations >= 2, "{:?}", dump.progress());
+    assert!(site.recorder.wait(&[3; 16]).events == events);
+}
+
+#[test]
+fn a_sender_gives_up_when_the_connection_does_not_come_back_and_so_does_the_receiver() {
+    let site = Site::new(Options {
+        reconnect: Duration::from_secs(1),
+        grace: Duration::from_secs(1),
+        handshake_timeout: Duration::from_secs(1),
+        ..quick()
+    });
+    let proxy = Proxy::start(site.address());
+    let network = site.network_to("here", proxy.address);
+    let events = content(44, 40);
+    let mut dump = DumpSender::open(&network, "there", dump_request(4), deadline()).unwrap();
+    send(&mut dump, &events[..20]).unwrap();
+    proxy.dropping.store(true, Ordering::SeqCst);
+    let start = Instant::now();
+    let error = dump.close(deadline()).unwrap_err();
+    assert!(error.is_loss(), "{error}");
+    assert!(
+        start.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        start.elapsed()
+    );
+    let end = site.recorder.wait(&[4; 16]).end;
+    assert!(
+        matches!(&end, Some(Err(why)) if why.contains("grace")),
+        "{end:?}"
+    );
+}
+
+#[test]
+fn an_aborted_dump_ends_at_the_receiver_at_once() {
+    let site = Site::new(Options::default());
+    let network = site.network();
+    let events = content(45, 40);
+    let mut dump = DumpSender::open(&network, "there", dump_request(6), deadline()).unwrap();
+    send(&mut dump, &events[..20]).unwrap();
+    let start = Instant::now();
+    dump.abort();
+    let end = site.recorder.wait(&[6; 16]).end;
+    assert!(matches!(end, Some(Err(_))), "{end:?}");
+    // Well within the grace of 30 s, which is for lost connections.
+    assert!(start.elapsed() < Duration::from_secs(15));
+}
+
+/// Passes datagrams between clients and a server, or drops them.
+struct Proxy {
+    address: SocketAddr,
+    dropping: Arc<AtomicBool>,
+    dropped: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    fn start(server: SocketAddr) -> Self {
+        let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let back = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        back.connect(server).unwrap();
+        let proxy = Self {
+            address: front.local_addr().unwrap(),
+            dropping: Arc::default(),
+            dropped: Arc::default(),
+            over: Arc::default(),
+        };
+        for socket in [&front, &back] {
+            let timeout = Some(Duration::from_millis(100));
+            socket.set_read_timeout(timeout).unwrap();
+        }
+        let client = Arc::new(std::sync::Mutex::new(None));
+        for to_server in [true, false] {
+            let (front, back) = (front.try_clone().unwrap(), back.try_clone().unwrap());
+            let (dropping, dropped) = (Arc::clone(&proxy.dropping), Arc::clone(&proxy.dropped));
+            let (over, client) = (Arc::clone(&proxy.over), Arc::clone(&client));
+            std::thread::spawn(move || {
+                let mut datagram = vec![0; 65_536];
+                while !over.load(Ordering::SeqCst) {
+                    let received = if to_server {
+                        front.recv_from(&mut datagram).map(|(length, from)| {
+                            *client.lock().unwrap() = Some(from);
+                            length
+                        })
+                    } else {
+                        back.recv(&mut datagram)
+                    };
+                    let Ok(length) = received else { continue };
+                    if dropping.load(Ordering::SeqCst) {
+                        dropped.fetch_add(1, Ordering::SeqCst);
+                        continue;
+                    }
+                    let _ = if to_server {
+                        back.send(&datagram[..length])
+                    } else {
+                        let client = client.lock().unwrap();
+                        client.map_or(Ok(0), |client| front.send_to(&datagram[..length], client))
+                    };
+                }
+            });
+        }
+        proxy
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,7 @@
+//! Peers over real QUIC on the loopback interface.
+
+mod fetch;
+mod interruptions;
+mod misbehaviour;
+mod round_trip;
+mod site;
