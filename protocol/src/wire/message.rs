@@ -75,6 +75,9 @@ pub mod request {
         /// Nodes to pass everything on to, in order: a chain. Empty at its end.
         #[prost(string, repeated, tag = "5")]
         pub chain: Vec<String>,
+        /// From an agent, for a parked session: no pages come, only the small images that it is adopted with.
+        #[prost(message, optional, tag = "6")]
+        pub adopt: Option<control::request::Adopt>,
     }
 
     /// Send a checkpoint's pages. Answered by [`super::FetchOpened`], then frames on a bulk stream with the
@@ -101,6 +104,13 @@ pub mod request {
         /// The manifest only.
         #[prost(bool, tag = "6")]
         pub manifest_only: bool,
+        /// With `space`: where pages are, without the pages. Stored ones are told as
+        /// [`super::super::frame::Kind::Parent`].
+        #[prost(bool, tag = "7")]
+        pub runs_only: bool,
+        /// Only this small image; no address space.
+        #[prost(string, tag = "8")]
+        pub image: String,
     }
 
     /// The cluster lists this checkpoint: it is acknowledged, and is not collected as left over. Answered by `Done`.

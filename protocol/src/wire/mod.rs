@@ -4,8 +4,9 @@
 //! [`message::Request`] one way, [`message::Reply`] the other, framed as control messages are
 //! ([`crate::control::framing`]). Pages travel beside it, on a unidirectional *bulk* stream that begins with a
 //! [`frame::Preamble`] and then consists of [`frame::Header`]s, each with its payload. [`sender`] and [`receiver`]
-//! are the two ends of that, over all connections of a dump.
+//! are the two ends of that, over all connections of a dump; [`conversation`] says which message may come when.
 
+pub mod conversation;
 pub mod frame;
 pub mod message;
 pub mod receiver;

@@ -1,0 +1,175 @@
+//! Which message may come when, on the bidirectional stream of a conversation.
+//!
+//! ```text
+//!   client   Hello  Request{Dump}                                                      Commit
+//!   server                        DumpOpened  Acknowledged*  Closed  Acknowledged*  Prepared  Committed
+//! ```
+//!
+//! An `Error` may come in place of any reply, and is the last. On a conversation that resumes a dump the server
+//! says again what it may have said to nobody: `Closed` and `Prepared`, if it has got so far, follow `DumpOpened`;
+//! the client repeats its `Commit`, and the server its `Committed`.
+
+mod client;
+mod error;
+mod server;
+
+pub use client::{DumpClient, DumpEvent};
+pub use error::ConversationError;
+pub use server::DumpServer;
+
+use super::VERSION;
+use super::message::{FetchOpened, Hello, Reply, Request, reply, request};
+use crate::control;
+use crate::manifest::{check_job_name, is_plain_file_name};
+
+/// Most nodes that a chain goes on to.
+pub const MAX_CHAIN: usize = 8;
+
+/// Bytes of a content digest: SHA-256.
+pub const DIGEST_BYTES: usize = 32;
+
+/// Bytes of a session, and of the preamble that names it.
+pub const SESSION_BYTES: usize = 16;
+
+/// Hex digits of a checkpoint's id, and of a session's in text.
+pub const ID_DIGITS: usize = 32;
+
+/// Longest name of a region, bytes: a uuid has 36.
+const MAX_REGION_BYTES: usize = 64;
+
+/// Checks the first message of a stream. Who the peer is its certificate says; the caller compares.
+///
+/// # Errors
+/// It speaks another version, or names no node.
+pub fn check_hello(hello: &Hello) -> Result<(), ConversationError> {
+    if hello.version != VERSION {
+        return Err(ConversationError::Version {
+            found: hello.version,
+        });
+    }
+    check_node(&hello.name)?;
+    if hello.region.len() > MAX_REGION_BYTES {
+        return Err(bad("region", &hello.region));
+    }
+    Ok(())
+}
+
+/// Checks the second message of a stream, and hands out what is asked for.
+///
+/// # Errors
+/// Nothing is asked for, or something of a later version, or a field says what cannot be.
+pub fn check_request(request: &Request) -> Result<&request::Body, ConversationError> {
+    let body = request
+        .body
+        .as_ref()
+        .ok_or(ConversationError::UnknownRequest)?;
+    match body {
+        request::Body::Dump(dump) => {
+            check_dump(dump)?;
+        }
+        request::Body::Fetch(fetch) => {
+            check_id("checkpoint", &fetch.checkpoint)?;
+            if !fetch.parent.is_empty() {
+                check_id("parent", &fetch.parent)?;
+            }
+        }
+        request::Body::Publish(publish) => check_id("checkpoint", &publish.checkpoint)?,
+        request::Body::Rollback(rollback) => check_id("checkpoint", &rollback.checkpoint)?,
+        // These have no fields that this layer knows a rule for.
+        _ => {}
+    }
+    Ok(body)
+}
+
+/// Checks what a dump is asked for with. The session.
+///
+/// # Errors
+/// A field says what cannot be.
+pub fn check_dump(dump: &request::Dump) -> Result<[u8; SESSION_BYTES], ConversationError> {
+    let session = bytes("session", &dump.session)?;
+    if !dump.job.is_empty() && check_job_name(&dump.job).is_err() {
+        return Err(bad("job", &dump.job));
+    }
+    if !dump.parent.is_empty() {
+        check_id("parent", &dump.parent)?;
+    }
+    if dump.chain.len() > MAX_CHAIN {
+        return Err(ConversationError::ChainTooLong {
+            nodes: dump.chain.len(),
+        });
+    }
+    for (at, node) in dump.chain.iter().enumerate() {
+        check_node(node)?;
+        if dump.chain[..at].contains(node) {
+            return Err(bad("chain", node));
+        }
+    }
+    Ok(session)
+}
+
+/// The reply to a fetch, and the preamble of its stream.
+///
+/// # Errors
+/// It is refused, or this is another reply, or one that says what cannot be.
+pub fn fetch_opened(
+    reply: &Reply,
+) -> Result<([u8; SESSION_BYTES], &FetchOpened), ConversationError> {
+    match &reply.body {
+        Some(reply::Body::FetchOpened(opened)) => {
+            let id = bytes("id", &opened.id)?;
+            bytes::<DIGEST_BYTES>("content_digest", &opened.content_digest)?;
+            Ok((id, opened))
+        }
+        Some(reply::Body::Error(error)) => Err(refused(error)),
+        other => Err(unexpected(other.as_ref(), "a fetch")),
+    }
+}
+
+fn check_node(name: &str) -> Result<(), ConversationError> {
+    if is_plain_file_name(name) {
+        return Ok(());
+    }
+    Err(bad("node", name))
+}
+
+fn check_id(field: &'static str, text: &str) -> Result<(), ConversationError> {
+    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if text.len() == ID_DIGITS && text.bytes().all(digit) {
+        return Ok(());
+    }
+    Err(bad(field, text))
+}
+
+fn bytes<const N: usize>(field: &'static str, value: &[u8]) -> Result<[u8; N], ConversationError> {
+    value.try_into().map_err(|_| ConversationError::BadLength {
+        field,
+        len_bytes: value.len(),
+    })
+}
+
+fn bad(field: &'static str, value: &str) -> ConversationError {
+    // What is logged of a peer's words is bounded.
+    let value = value.chars().take(64).collect();
+    ConversationError::BadField { field, value }
+}
+
+fn refused(error: &control::Error) -> ConversationError {
+    ConversationError::Refused(error.clone())
+}
+
+fn unexpected(body: Option<&reply::Body>, during: &'static str) -> ConversationError {
+    let reply = match body {
+        None => "a reply of a later version",
+        Some(reply::Body::Error(_)) => "Error",
+        Some(reply::Body::DumpOpened(_)) => "DumpOpened",
+        Some(reply::Body::Acknowledged(_)) => "Acknowledged",
+        Some(reply::Body::Closed(_)) => "Closed",
+        Some(reply::Body::Prepared(_)) => "Prepared",
+        Some(reply::Body::Committed(_)) => "Committed",
+        Some(reply::Body::FetchOpened(_)) => "FetchOpened",
+        Some(reply::Body::Held(_)) => "Held",
+        Some(reply::Body::Done(_)) => "Done",
+        Some(reply::Body::Control(_)) => "Control",
+    };
+    ConversationError::Unexpected { reply, during }
+}

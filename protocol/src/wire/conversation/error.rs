@@ -1,0 +1,83 @@
+//! What a peer can say wrong.
+
+use super::{ID_DIGITS, MAX_CHAIN};
+use crate::control;
+use crate::wire::VERSION;
+
+/// A message that may not come, or says what cannot be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ConversationError {
+    /// A peer of another version.
+    #[error("the peer speaks version {found} of the wire, this node {VERSION}")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// Nothing, or something that this version does not know.
+    #[error("the peer asks for something that this version does not know")]
+    UnknownRequest,
+    /// A field that breaks its rule: an id has [`ID_DIGITS`] lower-case hex digits, a name is a plain one.
+    #[error("{value:?} is no {field}")]
+    BadField {
+        /// The field.
+        field: &'static str,
+        /// The first of what it says.
+        value: String,
+    },
+    /// A field of another length than it always has.
+    #[error("a {field} of {len_bytes} bytes")]
+    BadLength {
+        /// The field.
+        field: &'static str,
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// More nodes than a chain has.
+    #[error("a chain of {nodes} nodes is longer than {MAX_CHAIN}")]
+    ChainTooLong {
+        /// How many.
+        nodes: usize,
+    },
+    /// The peer refuses; it says why.
+    #[error("refused: {}", .0.message)]
+    Refused(control::Error),
+    /// A reply that may not come here.
+    #[error("{reply} came during {during}")]
+    Unexpected {
+        /// What came.
+        reply: &'static str,
+        /// When.
+        during: &'static str,
+    },
+    /// An acknowledgement that goes back.
+    #[error("frame {next_sequence} is expected, and all below {acknowledged} were acknowledged")]
+    Backwards {
+        /// What it says.
+        next_sequence: u64,
+        /// What was said before.
+        acknowledged: u64,
+    },
+    /// A new dump whose peer has frames of it already.
+    #[error("a dump that has not begun is said to be at frame {next_sequence}")]
+    NotNew {
+        /// What it says.
+        next_sequence: u64,
+    },
+    /// A digest that is not the one said before, or not the one to be sealed.
+    #[error("the content digest of {of} is not what it was")]
+    DigestChanged {
+        /// The message.
+        of: &'static str,
+    },
+    /// A resume of another session.
+    #[error("another session is resumed")]
+    OtherSession,
+    /// A commit before everything is in.
+    #[error("a commit before Prepared")]
+    CommitTooEarly,
+    /// A second commit that is not the first one again.
+    #[error("a second commit says something else")]
+    CommitChanged,
+}
+
+const _: () = assert!(ID_DIGITS == 32);

@@ -1,0 +1,5 @@
+//! The wire between nodes: headers, the two ends of a bulk stream, messages, and both ends under a bad network.
+
+mod frame;
+mod receiver;
+mod sender;
