@@ -8,6 +8,7 @@ pub mod contents;
 pub mod criu;
 pub mod daemon;
 pub mod etcd;
+pub mod net;
 pub mod process;
 pub mod status;
 pub mod workload;
