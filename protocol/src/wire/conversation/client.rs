@@ -55,6 +55,12 @@ impl DumpClient {
         self.begun
     }
 
+    /// The peer has answered `Closed` at least once.
+    #[must_use]
+    pub fn has_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
     /// The frame `Close` was pushed, with this sequence.
     pub fn close_pushed(&mut self, sequence: u64) {
         self.close = Some(sequence);
