@@ -13,6 +13,13 @@ use permafrost_protocol::manifest::{self, MAX_JOB_NAME_BYTES};
 use permafrost_protocol::pageserver::{
     Dialect, Frame, MAX_ADDRESS, MAX_SPACES, PE_LAZY, PE_PARENT, PE_PRESENT, command,
 };
+use permafrost_protocol::wire::conversation::MAX_CHAIN;
+use permafrost_protocol::wire::frame::{
+    HEADER_BYTES, Kind, MAX_IMAGE_BYTES, MAX_PAGES, MAX_PAYLOAD_BYTES, PREAMBLE_BYTES,
+};
+use permafrost_protocol::wire::receiver::{ACKNOWLEDGE_BYTES, ACKNOWLEDGE_FRAMES, MAX_IMAGES};
+use permafrost_protocol::wire::sender::{DEFAULT_WINDOW_BYTES, FRAME_COST_BYTES, MIN_WINDOW_BYTES};
+use permafrost_protocol::wire::{self, message};
 use prost::Message;
 
 const DOC: &str = include_str!("../../docs/protocol.md");
@@ -307,4 +314,90 @@ fn fields_of_a_pagemap_entry() {
         ("nr_pages", 5),
     ];
     assert_eq!(numbers(&["field", "number"], 0, 1), fields.into());
+}
+
+#[test]
+fn frames_between_nodes() {
+    let documented = numbers(&["frame", "kind"], 0, 1);
+    let known: BTreeMap<String, u64> = (0..=255)
+        .filter_map(|byte| Kind::from_byte(byte).map(|kind| (format!("{kind:?}"), byte.into())))
+        .collect();
+    assert_eq!(documented.len(), known.len());
+    for (name, number) in documented {
+        assert_eq!(known.get(name), Some(&number), "{name}");
+    }
+    for row in table(&["frame", "kind"]) {
+        let kind = Kind::from_byte(row[1].parse().expect("a number")).expect("a kind");
+        assert_eq!(
+            !row[5].starts_with("none"),
+            kind.has_payload(),
+            "{}",
+            row[0]
+        );
+    }
+    for text in [
+        format!("A header has {HEADER_BYTES} bytes"),
+        format!("a preamble of\n{PREAMBLE_BYTES} bytes"),
+        format!("| 1 to {MAX_PAGES} |"),
+        format!("its payload and {FRAME_COST_BYTES} bytes"),
+        format!("ALPN is `{}`", String::from_utf8_lossy(wire::ALPN)),
+        format!("Hello says version {};", wire::VERSION),
+        format!("| between nodes | {} |", wire::VERSION),
+    ] {
+        assert!(DOC.contains(&text), "{text:?} is not in the document");
+    }
+}
+
+#[test]
+fn limits_between_nodes() {
+    let limits = [
+        ("payload of a frame, bytes", MAX_PAYLOAD_BYTES.to_string()),
+        (
+            "page numbers below",
+            format!("2^{}", MAX_ADDRESS.trailing_zeros() - 12),
+        ),
+        ("address spaces", MAX_SPACES.to_string()),
+        ("images", MAX_IMAGES.to_string()),
+        ("length of an image, bytes", MAX_IMAGE_BYTES.to_string()),
+        (
+            "length of a name, bytes",
+            manifest::MAX_FILE_NAME_BYTES.to_string(),
+        ),
+        ("nodes that a chain goes on to", MAX_CHAIN.to_string()),
+        (
+            "payload until an acknowledgement, bytes",
+            ACKNOWLEDGE_BYTES.to_string(),
+        ),
+        (
+            "frames until an acknowledgement",
+            ACKNOWLEDGE_FRAMES.to_string(),
+        ),
+        ("smallest window, bytes", MIN_WINDOW_BYTES.to_string()),
+        ("usual window, bytes", DEFAULT_WINDOW_BYTES.to_string()),
+    ];
+    let documented: Vec<_> = table(&["limit", "value"])
+        .iter()
+        .map(|row| (row[0], row[1].to_owned()))
+        .collect();
+    assert_eq!(documented, limits);
+}
+
+#[test]
+fn requests_between_nodes() {
+    use message::request::Body as Q;
+    let requests = [
+        ("Dump", Q::Dump(Default::default())),
+        ("Fetch", Q::Fetch(Default::default())),
+        ("Publish", Q::Publish(Default::default())),
+        ("Rollback", Q::Rollback(Default::default())),
+        ("Inventory", Q::Inventory(Default::default())),
+        ("Ping", Q::Ping(Default::default())),
+        ("Control", Q::Control(Default::default())),
+        ("Pull", Q::Pull(Default::default())),
+    ]
+    .map(|(name, body)| {
+        let encoded = message::Request { body: Some(body) }.encode_to_vec();
+        (name, u64::from(encoded[0] >> 3))
+    });
+    assert_eq!(numbers(&["asked", "tag"], 0, 1), requests.into());
 }
