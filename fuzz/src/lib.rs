@@ -8,3 +8,4 @@ pub mod control;
 pub mod images;
 pub mod manifest;
 pub mod pageserver;
+pub mod wire;

@@ -236,13 +236,57 @@ fn control() -> Seeds {
     ]
 }
 
+fn wire() -> Seeds {
+    use permafrost_protocol::wire::frame::{Coding, Header, Kind};
+    let frame = |kind, pages, index, payload: &[u8]| {
+        let header = Header {
+            kind,
+            coding: match kind {
+                Kind::Pages => Coding::Zstd,
+                _ => Coding::Raw,
+            },
+            flags: 0,
+            pages,
+            sequence: 0,
+            index,
+            payload_bytes: u32::try_from(payload.len()).unwrap(),
+        };
+        [&header.encode()[..], payload].concat()
+    };
+    let dump = [
+        frame(Kind::Space, 1, 5, &[]),
+        frame(Kind::Pages, 2, 16, &[7; 9]),
+        frame(Kind::Zero, 9, 18, &[]),
+        frame(Kind::Parent, 1, 30, &[]),
+        frame(Kind::Close, 0, 0, &[]),
+        frame(Kind::Image, 0, 3, b"core-5.img"),
+        frame(Kind::ImageData, 0, 3, b"abc"),
+        frame(Kind::Prepare, 0, 0, &[]),
+    ];
+    use permafrost_protocol::wire::message::{Hello, Request, request};
+    let hello = Hello {
+        version: 1,
+        name: "n1".into(),
+        region: String::new(),
+    };
+    let ping = Request {
+        body: Some(request::Body::Ping(request::Ping {})),
+    };
+    let words = [
+        framing::encode(&hello).unwrap(),
+        framing::encode(&ping).unwrap(),
+    ];
+    vec![("dump", dump.concat()), ("ping", words.concat())]
+}
+
 #[test]
 fn seeds_are_current_and_keep_the_properties() {
-    let targets: [Target; 4] = [
+    let targets: [Target; 5] = [
         ("pageserver", pageserver, permafrost_fuzz::pageserver::check),
         ("images", images, permafrost_fuzz::images::check),
         ("manifest", manifest, permafrost_fuzz::manifest::check),
         ("control", control, permafrost_fuzz::control::check),
+        ("wire", wire, permafrost_fuzz::wire::check),
     ];
     for (target, seeds, check) in targets {
         let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
