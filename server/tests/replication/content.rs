@@ -1,0 +1,125 @@
+//! What arrives on the replicas.
+
+use permafrost_server::replication::Durability;
+
+use super::fakes::{Pages, Seen, Whole, World, dump, name, page};
+
+#[test]
+fn copies_hold_what_the_origin_holds_under_the_same_id() {
+    let world = World::new(2, Durability::All);
+    let pages = Pages::from([(16, page(1)), (17, page(0)), (18, page(2)), (4000, page(0))]);
+    let sealed = dump(&world.origin.store, "job", &pages).unwrap();
+    assert_eq!(
+        world.seen(),
+        Seen {
+            pages: 2,
+            zero: 2,
+            parent: 0
+        }
+    );
+
+    let own = Whole::of(&world.origin.store, &sealed.id);
+    assert_eq!(own.pages(), pages);
+    for replica in &world.replicas {
+        assert_eq!(Whole::of(&replica.store, &sealed.id), own);
+        let held = replica.store.held();
+        assert_eq!(held.len(), 1);
+        assert!(held[0].published && !held[0].provisional);
+        let (theirs, ours) = (&held[0].checkpoint, &sealed);
+        assert_eq!(
+            (
+                &theirs.job,
+                theirs.generation,
+                theirs.created_unix_ms,
+                &theirs.session
+            ),
+            (
+                &ours.job,
+                ours.generation,
+                ours.created_unix_ms,
+                &ours.session
+            ),
+        );
+    }
+    let nodes = ["origin".to_owned(), name(0), name(1)];
+    assert_eq!(sealed.nodes, nodes);
+    let listed = world.origin.store.list("job").unwrap();
+    assert_eq!(
+        (listed[0].nodes.as_slice(), listed[0].copies_wanted),
+        (&nodes[..], 3)
+    );
+    let shown = world.replicas[1].store.show("job@1").unwrap();
+    assert_eq!(shown.checkpoint.unwrap().id, sealed.id);
+}
+
+#[test]
+fn pages_in_the_parent_are_not_sent_again() {
+    let mut world = World::new(1, Durability::All);
+    let mut pages: Pages = (0..200).map(|n| (n, page(n + 1))).collect();
+    dump(&world.origin.store, "job", &pages).unwrap();
+    world.seen();
+    pages.insert(7, page(1000));
+    pages.insert(300, page(1001));
+    pages.insert(9, page(0));
+    let second = dump(&world.origin.store, "job", &pages).unwrap();
+    assert_eq!(
+        world.seen(),
+        Seen {
+            pages: 2,
+            zero: 1,
+            parent: 198
+        }
+    );
+    let own = Whole::of(&world.origin.store, &second.id);
+    assert_eq!(own.pages(), pages);
+    assert_eq!(Whole::of(&world.replicas[0].store, &second.id), own);
+
+    // To a node without the parent everything goes as pages.
+    world.replace(0);
+    let third = dump(&world.origin.store, "job", &pages).unwrap();
+    assert_eq!(
+        world.seen(),
+        Seen {
+            pages: 200,
+            zero: 1,
+            parent: 0
+        }
+    );
+    assert_eq!(third.parent_generation, 2);
+    let own = Whole::of(&world.origin.store, &third.id);
+    assert_eq!(Whole::of(&world.replicas[0].store, &third.id), own);
+}
+
+#[test]
+fn a_parked_dump_is_parked_on_all() {
+    use permafrost_client::frontend::PageSink as _;
+    use permafrost_protocol::pageserver::SpaceId;
+
+    let world = World::new(2, Durability::All);
+    let pages = Pages::from([(1, page(1)), (2, page(0))]);
+    let store = &world.origin.store;
+    let session = store
+        .open_session(super::fakes::request("", false))
+        .unwrap();
+    let mut sink = session.start(store, Box::new(|| {})).unwrap();
+    super::fakes::send(&mut sink, SpaceId::process(3), &pages).unwrap();
+    sink.close().unwrap();
+    let entries = world.registry.entries();
+    assert_eq!(entries.len(), 1);
+    let parked = &entries[0].checkpoint;
+    assert_eq!(
+        (parked.kind.as_str(), &parked.session),
+        ("parked", &session.id)
+    );
+    for node in world.nodes() {
+        assert_eq!(Whole::of(&node.store, &parked.id).pages(), pages);
+        assert!(node.store.held()[0].published);
+    }
+    let refused = store
+        .adopt("", "job", None, super::fakes::images(&[3]))
+        .unwrap_err();
+    assert!(
+        refused.to_reply().hint.contains("permafrost dump"),
+        "{refused}"
+    );
+}
