@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use permafrost_pmem::{
-    ATTR_PINNED, Checkpoint, CheckpointId, FormatOptions, JournalError, MapRoot, MediumError,
-    MediumKind, OpenError, OpenOptions, PAGE_SIZE, PageError, Region, RunKind, SealError,
-    ShadowError, create_medium_in_memory, open_medium,
+    ATTR_PINNED, Checkpoint, CheckpointId, FormatOptions, JournalError, Kept, MapRoot, MapStats,
+    MediumError, MediumKind, OpenError, OpenOptions, PAGE_SIZE, PageError, Region, RunKind,
+    SealError, ShadowError, create_medium_in_memory, open_medium,
 };
 
 const SMALL: FormatOptions = FormatOptions {
@@ -498,4 +498,78 @@ fn splice_takes_verified_pages_from_the_mediums_file() {
         "{refused:?}"
     );
     assert!(map.splice_source(&runs[1]).unwrap().is_some());
+}
+
+/// The digest tells what a map holds: the same for pages appended, compared, referred to or split otherwise, computed
+/// while they come or from the sealed map; another for any difference.
+#[test]
+fn a_maps_digest_is_that_of_its_content() {
+    use sha2::{Digest, Sha256};
+
+    let region = region(8 << 20);
+    let bytes = pages(&[1, 0, 2, 3, 0, 0, 4]);
+    let mut expected = Sha256::new();
+    for (page, index) in bytes.chunks(PAGE_SIZE).zip(100_u64..) {
+        expected.update(index.to_le_bytes());
+        expected.update(5_u16.to_le_bytes());
+        expected.update(crc32fast::hash(page).to_le_bytes());
+    }
+    let expected: [u8; 32] = expected.finalize().into();
+
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    map.watch();
+    shadow.append(&mut map, 100, 5, &bytes, None).unwrap();
+    let kept: Vec<_> = map
+        .pieces()
+        .map(|p| (p.first_index, p.pages, p.kept))
+        .collect();
+    assert_eq!(
+        kept,
+        [
+            (100, 1, Kept::Stored),
+            (101, 1, Kept::Zero),
+            (102, 2, Kept::Stored),
+            (104, 2, Kept::Zero),
+            (106, 1, Kept::Stored)
+        ]
+    );
+    assert_eq!(map.pieces().count(), 0);
+    let (root, stats) = shadow.finish(map).unwrap();
+    assert_eq!(stats.digest, expected);
+    let parent = shadow.seal(CheckpointId::random(), b"", None).unwrap();
+    assert_eq!(parent.map(&root).digest().unwrap(), expected);
+
+    // Half compared, half referred to with flags of its own.
+    let mut shadow = region.begin();
+    let mut cursor = parent.map(&root).cursor();
+    let mut map = shadow.map();
+    let half = &bytes[..3 * PAGE_SIZE];
+    shadow
+        .append(&mut map, 100, 5, half, Some(&mut cursor))
+        .unwrap();
+    shadow
+        .reference_as(&mut map, 103, 5, 4, &mut cursor)
+        .unwrap();
+    let (_, stats) = shadow.finish(map).unwrap();
+    assert_eq!((stats.digest, stats.stored), (expected, 0));
+
+    for (first_index, flags, bytes) in [
+        (101, 5, bytes.clone()),
+        (100, 4, bytes.clone()),
+        (100, 5, bytes[PAGE_SIZE..].to_vec()),
+        (100, 5, pages(&[1, 0, 2, 3, 0, 0, 8])),
+    ] {
+        let stats = shadow_map(&region, first_index, flags, &bytes);
+        assert_ne!(stats.digest, expected);
+    }
+}
+
+fn shadow_map(region: &Arc<Region>, first_index: u64, flags: u16, bytes: &[u8]) -> MapStats {
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    shadow
+        .append(&mut map, first_index, flags, bytes, None)
+        .unwrap();
+    shadow.finish(map).unwrap().1
 }

@@ -1,5 +1,6 @@
 //! Nodes, a wire and a registry, with faults on demand.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
@@ -553,6 +554,11 @@ pub(crate) fn dump(store: &Arc<Store>, job: &str, pages: &Pages) -> Result<Check
         .map_err(|error| error.to_string())
 }
 
+thread_local! {
+    /// Images directories of a test: there as long as its thread.
+    static IMAGES: RefCell<Vec<tempfile::TempDir>> = const { RefCell::new(Vec::new()) };
+}
+
 /// An images directory for these processes.
 pub(crate) fn images(pids: &[u32]) -> OwnedFd {
     let dir = tempfile::tempdir().unwrap();
@@ -564,16 +570,18 @@ pub(crate) fn images(pids: &[u32]) -> OwnedFd {
         write(&format!("core-{pid}.img"), &pid.to_le_bytes());
         write(&format!("mm-{pid}.img"), &[1; 5000]);
     }
-    // What was opened stays when the names go.
     let fd = OwnedFd::from(File::open(dir.path()).unwrap());
-    std::mem::forget(dir);
+    IMAGES.with_borrow_mut(|kept| kept.push(dir));
     fd
 }
+
+/// Index, flags, bytes.
+type OnePage = (u64, u16, Vec<u8>);
 
 /// All that a node has of a checkpoint: pages with index and flags by space, images by name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Whole {
-    spaces: Vec<(i32, u64, u32, Vec<(u64, u16, Vec<u8>)>)>,
+    spaces: Vec<(i32, u64, u32, Vec<OnePage>)>,
     images: BTreeMap<String, Vec<u8>>,
     digest: ContentDigest,
 }
