@@ -7,10 +7,10 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use permafrost_tests::{binaries, criu};
+use permafrost_tests::{binaries, criu, etcd};
 
 use crate::setup::{self, Criu};
-use crate::{fuzz, guest, paths, ui};
+use crate::{fuzz, guest, paths, tools, ui};
 
 /// How tests went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,6 +135,14 @@ pub(crate) fn cargo_command() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(paths::workspace());
+    match tools::protoc() {
+        Ok(Some(protoc)) => {
+            command.env(tools::PROTOC, protoc);
+        }
+        Ok(None) => {}
+        // The build says what it lacks; another command may not need it.
+        Err(error) => ui::say(&format!("no protoc: {error:#}")),
+    }
     command
 }
 
@@ -159,6 +167,16 @@ fn tests(quick: bool) -> Result<Count> {
             ui::say(&format!(
                 "END-TO-END TESTS ARE SKIPPED: CRIU cannot run here: {why}"
             ));
+            ui::say("############################################################");
+        }
+    }
+    match tools::etcd() {
+        Ok(path) => {
+            command.env(etcd::ETCD, path).env(etcd::REQUIRE_ETCD, "1");
+        }
+        Err(why) => {
+            ui::say("############################################################");
+            ui::say(&format!("CLUSTER TESTS ARE SKIPPED: no etcd: {why:#}"));
             ui::say("############################################################");
         }
     }

@@ -14,6 +14,7 @@ mod setup;
 mod soak;
 mod sources;
 mod table;
+mod tools;
 mod ui;
 
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Task {
-    /// Find a CRIU that works here, or fetch one under target/.
+    /// Find a CRIU that works here, etcd and protoc, or fetch them under target/.
     Setup,
     /// Freeze a real process into permafrostd, show that it is gone, and bring it back.
     Demo(demo::Options),

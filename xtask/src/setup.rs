@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use permafrost_tests::criu;
 
-use crate::{apt, paths, ui};
+use crate::{apt, paths, tools, ui};
 
 /// Whether there is a CRIU to work with.
 pub(crate) enum Criu {
@@ -46,6 +46,9 @@ pub(crate) fn criu() -> Result<Criu> {
 
 /// `cargo xtask setup` itself: the path, or an error that says why not.
 pub(crate) fn print() -> Result<()> {
+    // First, as CRIU's path is to be the last line, and may be missing for good reasons.
+    tools::protoc()?;
+    tools::etcd()?;
     match criu()? {
         Criu::Works(path) => println!("{}", path.display()),
         Criu::CannotRun(why) => bail!("CRIU cannot run here: {why}"),

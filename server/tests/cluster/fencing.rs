@@ -63,7 +63,7 @@ fn others_take_over_only_after_the_fence_has_closed() {
     let stalled = std::mem::replace(&mut bench.runtime, own);
     let other = bench.join("n2");
     let (fence, registry) = (victim.fence(), victim.registry());
-    let drive = |what: Duration| stalled.block_on(tokio::time::sleep(what));
+    let drive = |what: Duration| stalled.block_on(async move { tokio::time::sleep(what).await });
     // Its calls run on its runtime, so they are driven here while they are waited for.
     let done = AtomicBool::new(false);
     let lock = std::thread::scope(|scope| {

@@ -1,0 +1,104 @@
+//! Programs that building and testing need beside Rust: protoc and etcd. Those of the machine, or Debian's, unpacked
+//! under `target/` and started through their own loader.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result};
+use permafrost_tests::etcd;
+
+use crate::{apt, paths, ui};
+
+/// Environment variable in which builds look for protoc.
+pub(crate) const PROTOC: &str = "PROTOC";
+
+/// Release of Debian that they are fetched from, whichever this machine runs: one etcd for all tests.
+const SUITE: &str = "bookworm";
+
+/// The protoc to build with, `None` for the one on PATH. Fetched if there is none. etcd's client is generated from
+/// its .proto files when it is built.
+///
+/// # Errors
+/// There is none and none can be fetched.
+pub(crate) fn protoc() -> Result<Option<PathBuf>> {
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Ok(found.clone());
+    }
+    let found = if std::env::var_os(PROTOC).is_some() || says_version(Path::new("protoc")) {
+        None
+    } else {
+        let wrapper = paths::target().join("protoc/protoc");
+        if !says_version(&wrapper) {
+            let task = ui::Task::begin("fetch protoc, as there is none here");
+            fetch("protobuf-compiler", "usr/bin/protoc", &wrapper).context("fetch protoc")?;
+            task.done(&format!("{}", wrapper.display()));
+        }
+        Some(wrapper)
+    };
+    Ok(FOUND.get_or_init(|| found).clone())
+}
+
+/// The etcd to test with: [`etcd::ETCD`], the one on PATH, or one fetched.
+///
+/// # Errors
+/// There is none and none can be fetched.
+pub(crate) fn etcd() -> Result<PathBuf> {
+    let wrapper = etcd::fetched();
+    if let Ok(found) = etcd::find() {
+        return Ok(found);
+    }
+    let task = ui::Task::begin("fetch etcd, as there is none here");
+    fetch("etcd-server", "usr/bin/etcd", &wrapper).context("fetch etcd")?;
+    etcd::check(&wrapper)
+        .map_err(anyhow::Error::msg)
+        .context("start the etcd that was fetched")?;
+    task.done(&format!("{}", wrapper.display()));
+    Ok(wrapper)
+}
+
+fn says_version(program: &Path) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Unpacks a package beside `wrapper`, and makes that a script which starts the program.
+fn fetch(package: &str, program: &str, wrapper: &Path) -> Result<()> {
+    let dir = wrapper.parent().context("a script needs a folder")?;
+    fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    // Two at a time would take each other's root away.
+    let lock = fs::File::create(dir.join("lock")).context("create the lock")?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).context("take the lock")?;
+    if says_version(wrapper) {
+        return Ok(());
+    }
+    let root = apt::Root {
+        dir: dir.join("root"),
+    };
+    apt::unpack(SUITE, &[package], &root.dir)?;
+    let loader = root.loader()?;
+    let loader = loader.strip_prefix(&root.dir).unwrap_or(&loader);
+    let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
+    // Relative to the script, so that the whole folder can be moved.
+    let script = format!(
+        "#!/bin/sh\n\
+         # Starts the program beside it through its own loader and libraries.\n\
+         root=$(dirname \"$(readlink -f \"$0\")\")/root\n\
+         exec \"$root/{}\" --library-path \"$root/usr/lib/{triplet}:$root/lib/{triplet}\" \"$root/{program}\" \"$@\"\n",
+        loader.display()
+    );
+    let new = wrapper.with_extension("new");
+    fs::write(&new, script).context("write the script")?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755))
+        .context("make the script executable")?;
+    // Last: the script is there only with everything it starts.
+    fs::rename(&new, wrapper).context("put the script in place")
+}
