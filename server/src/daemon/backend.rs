@@ -10,6 +10,7 @@ use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
+use crate::replication::Durability;
 use crate::store::{self, SessionRequest, SessionSink, Store, StoreError};
 
 /// The store of this node.
@@ -19,21 +20,6 @@ pub(crate) struct Local {
     pub(crate) park_ttl: Duration,
     /// Where the catalog came from, in words.
     pub(crate) catalog_origin: String,
-}
-
-/// Refuses a durability that one node alone cannot give.
-fn check_durability(word: &str) -> Result<(), StoreError> {
-    match word {
-        "" | "local" => Ok(()),
-        "quorum" | "all" => Err(StoreError::Unavailable {
-            message: "this node knows no other to keep a copy on".to_owned(),
-            hint: "leave --durability out, or say local",
-        }),
-        _ => Err(StoreError::Invalid {
-            message: format!("{word:?} is no durability"),
-            hint: "say local, quorum or all",
-        }),
-    }
 }
 
 fn refusal(error: StoreError) -> control::Error {
@@ -59,7 +45,7 @@ impl Backend for Local {
     type Sink = SessionSink;
 
     fn open(&self, open: request::Open) -> Result<Arc<store::Session>, control::Error> {
-        check_durability(&open.durability).map_err(refusal)?;
+        let durability = Durability::parse(&open.durability).map_err(refusal)?;
         self.store
             .open_session(SessionRequest {
                 job: open.job,
@@ -68,7 +54,7 @@ impl Backend for Local {
                 origin: open.origin,
                 no_parent: open.no_parent,
                 parent_images: open.parent_images,
-                durability: None,
+                durability,
             })
             .map_err(refusal)
     }
@@ -158,9 +144,15 @@ impl Backend for Local {
         directory: OwnedFd,
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
-        check_durability(&import.durability).map_err(refusal)?;
+        let durability = Durability::parse(&import.durability).map_err(refusal)?;
         self.store
-            .import(&import.job, import.no_parent, directory, progress)
+            .import(
+                &import.job,
+                import.no_parent,
+                durability,
+                directory,
+                progress,
+            )
             .map_err(refusal)
     }
 

@@ -27,6 +27,27 @@ pub enum Durability {
     All,
 }
 
+impl Durability {
+    /// As the control protocol says it; `None` for the empty word, which leaves it to the node.
+    ///
+    /// # Errors
+    /// Another word.
+    pub fn parse(word: &str) -> Result<Option<Self>, StoreError> {
+        Ok(match word {
+            "" => None,
+            "local" => Some(Self::Local),
+            "quorum" => Some(Self::Quorum),
+            "all" => Some(Self::All),
+            _ => {
+                return Err(StoreError::Invalid {
+                    message: format!("{word:?} is no durability"),
+                    hint: "say local, quorum or all",
+                });
+            }
+        })
+    }
+}
+
 /// What copies are begun for.
 pub struct CopiesRequest {
     /// Session, 16 bytes.

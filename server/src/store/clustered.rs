@@ -60,11 +60,16 @@ impl Store {
         parent: Option<&Parent>,
         durability: Option<Durability>,
     ) -> Result<Option<Box<dyn Copies>>, StoreError> {
-        let Some(cluster) = self.cluster.get() else {
-            return Ok(None);
-        };
-        let Some(replicate) = &cluster.replicate else {
-            return Ok(None);
+        let cluster = self.cluster.get();
+        let Some((cluster, replicate)) = cluster.and_then(|c| Some((c, c.replicate.as_ref()?)))
+        else {
+            return match durability {
+                None | Some(Durability::Local) => Ok(None),
+                Some(Durability::Quorum | Durability::All) => Err(StoreError::Unavailable {
+                    message: "this node knows no other to keep a copy on".to_owned(),
+                    hint: "leave --durability out, or say local",
+                }),
+            };
         };
         let request = CopiesRequest {
             session,

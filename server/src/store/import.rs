@@ -14,6 +14,7 @@ use super::dump::DumpBuilder;
 use super::images::ImagesDir;
 use super::seal::{Contents, check_images_fit, kind_of};
 use super::{Progress, Store, StoreError, check_job};
+use crate::replication::Durability;
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -37,6 +38,7 @@ impl Store {
         &self,
         job: &str,
         no_parent: bool,
+        durability: Option<Durability>,
         directory: OwnedFd,
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, StoreError> {
@@ -55,7 +57,7 @@ impl Store {
 
         // Nobody waits frozen for an import, and it has no session: it gets an id for its copies alone.
         let session = uuid::Uuid::new_v4();
-        let copies = self.begin_copies(*session.as_bytes(), job, parent.as_ref(), None)?;
+        let copies = self.begin_copies(*session.as_bytes(), job, parent.as_ref(), durability)?;
         let copied = copies.is_some();
         let mut builder = DumpBuilder::new(&self.region, parent, copies);
         let mut import = Import {
