@@ -34,7 +34,15 @@ pub(crate) fn protoc() -> Result<Option<PathBuf>> {
         let wrapper = paths::target().join("protoc/protoc");
         if !says_version(&wrapper) {
             let task = ui::Task::begin("fetch protoc, as there is none here");
-            fetch("protobuf-compiler", "usr/bin/protoc", &wrapper).context("fetch protoc")?;
+            // The second has the .proto files that every other imports; the script names their folder, as protoc
+            // looks for it beside the loader that it is started through.
+            fetch(
+                &["protobuf-compiler", "libprotobuf-dev"],
+                "usr/bin/protoc",
+                "\"-I$root/usr/include\"",
+                &wrapper,
+            )
+            .context("fetch protoc")?;
             task.done(&format!("{}", wrapper.display()));
         }
         Some(wrapper)
@@ -52,7 +60,7 @@ pub(crate) fn etcd() -> Result<PathBuf> {
         return Ok(found);
     }
     let task = ui::Task::begin("fetch etcd, as there is none here");
-    fetch("etcd-server", "usr/bin/etcd", &wrapper).context("fetch etcd")?;
+    fetch(&["etcd-server"], "usr/bin/etcd", "", &wrapper).context("fetch etcd")?;
     etcd::check(&wrapper)
         .map_err(anyhow::Error::msg)
         .context("start the etcd that was fetched")?;
@@ -70,8 +78,9 @@ fn says_version(program: &Path) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Unpacks a package beside `wrapper`, and makes that a script which starts the program.
-fn fetch(package: &str, program: &str, wrapper: &Path) -> Result<()> {
+/// Unpacks packages beside `wrapper`, and makes that a script which starts the program, with `arguments`
+/// (as the shell reads them; `$root` is where the packages are) before its own.
+fn fetch(packages: &[&str], program: &str, arguments: &str, wrapper: &Path) -> Result<()> {
     let dir = wrapper.parent().context("a script needs a folder")?;
     fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     // Two at a time would take each other's root away.
@@ -83,7 +92,7 @@ fn fetch(package: &str, program: &str, wrapper: &Path) -> Result<()> {
     let root = apt::Root {
         dir: dir.join("root"),
     };
-    apt::unpack(SUITE, &[package], &root.dir)?;
+    apt::unpack(SUITE, packages, &root.dir)?;
     let loader = root.loader()?;
     let loader = loader.strip_prefix(&root.dir).unwrap_or(&loader);
     let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
@@ -92,7 +101,7 @@ fn fetch(package: &str, program: &str, wrapper: &Path) -> Result<()> {
         "#!/bin/sh\n\
          # Starts the program beside it through its own loader and libraries.\n\
          root=$(dirname \"$(readlink -f \"$0\")\")/root\n\
-         exec \"$root/{}\" --library-path \"$root/usr/lib/{triplet}:$root/lib/{triplet}\" \"$root/{program}\" \"$@\"\n",
+         exec \"$root/{}\" --library-path \"$root/usr/lib/{triplet}:$root/lib/{triplet}\" \"$root/{program}\" {arguments} \"$@\"\n",
         loader.display()
     );
     let new = wrapper.with_extension("new");
