@@ -1,6 +1,7 @@
 //! The CRIU front ends, the control-socket client, and the parts of the `permafrost` command.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod control;
 pub mod criu;
 pub mod framing;

@@ -31,6 +31,17 @@ pub struct Config {
     /// A connection that brings a dump and is silent for so long is given up. The task is frozen meanwhile, so
     /// this is no place to be impatient, nor to wait for ever. Default 10 min.
     pub idle_connection: Duration,
+    /// Where peers are served. Default: nowhere.
+    pub peers: Option<Peers>,
+}
+
+/// Where peers are served, and as whom.
+#[derive(Clone, Debug)]
+pub struct Peers {
+    /// UDP address; port 0 takes any.
+    pub listen: SocketAddr,
+    /// Directory of `ca.pem`, `cert.pem` and `key.pem`.
+    pub identity: PathBuf,
 }
 
 impl Default for Config {
@@ -44,6 +55,7 @@ impl Default for Config {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 7117))),
             retention: Retention::default(),
             idle_connection: Duration::from_secs(600),
+            peers: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The storage node: the store over a region, its catalog, and what listens for CRIU and for `permafrost`.
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod catalog;
 pub mod cluster;
 pub mod config;

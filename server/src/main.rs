@@ -1,19 +1,21 @@
 //! `permafrostd`, the storage node.
 #![forbid(unsafe_code)]
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Parser, ValueEnum};
-use permafrost_server::config::Config;
+use clap::Parser;
+use permafrost_client::host::arguments::{
+    Listen, LogFormat, init_log, parse_duration, parse_listen,
+};
+use permafrost_server::config::{Config, Peers};
 use permafrost_server::daemon::Daemon;
 use permafrost_server::store::Retention;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 /// Permafrost's storage node: takes CRIU's page-server dumps into a persistent-memory region.
 ///
@@ -56,15 +58,15 @@ struct Args {
     /// How long a connection may be silent in the middle of a dump before it is given up.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     idle_timeout: Duration,
+    /// Where agents are served (UDP; port 0 takes any). Both sides show certificates.
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "identity")]
+    listen_peers: Option<SocketAddr>,
+    /// Directory of this node's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them.
+    #[arg(long, value_name = "DIR")]
+    identity: Option<PathBuf>,
     /// Form of the log on standard error.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
 }
 
 fn main() -> ExitCode {
@@ -92,6 +94,10 @@ fn run(args: Args) -> anyhow::Result<()> {
             idle_session: args.session_ttl,
         },
         idle_connection: args.idle_timeout,
+        peers: args
+            .listen_peers
+            .zip(args.identity)
+            .map(|(listen, identity)| Peers { listen, identity }),
     };
     // Two threads accept and keep time; the work is done on threads of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -103,12 +109,14 @@ fn run(args: Args) -> anyhow::Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("catch SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("catch SIGINT")?;
         let daemon = Daemon::start(config).await?;
+        let or_none = |address: Option<SocketAddr>| {
+            address.map_or_else(|| "none".to_owned(), |address| address.to_string())
+        };
         let ready = format!(
-            "permafrostd ready: control={} page-server={}",
+            "permafrostd ready: control={} page-server={} peers={}",
             daemon.control_socket().display(),
-            daemon
-                .address()
-                .map_or_else(|| "none".to_owned(), |address| address.to_string())
+            or_none(daemon.address()),
+            or_none(daemon.peer_address())
         );
         // Whoever started us may not read it: that is no reason to die.
         if writeln!(std::io::stdout(), "{ready}").is_err() {
@@ -121,31 +129,6 @@ fn run(args: Args) -> anyhow::Result<()> {
         }
         daemon.stop().context("mark the region clean")
     })
-}
-
-fn init_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => log.json().init(),
-    }
-}
-
-/// A wrapper, as clap gives an `Option` a meaning of its own.
-#[derive(Clone)]
-struct Listen(Option<SocketAddr>);
-
-fn parse_listen(text: &str) -> Result<Listen, String> {
-    match text {
-        "none" => Ok(Listen(None)),
-        address => address
-            .parse()
-            .map(|address| Listen(Some(address)))
-            .map_err(|_| format!("{text:?} is neither ADDRESS:PORT nor none")),
-    }
 }
 
 /// `4G` and the like: binary units, as sizes of memory are.
@@ -172,49 +155,17 @@ fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is too large"))
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    let text = text.trim();
-    let (number, seconds) = match text.char_indices().last() {
-        Some((at, unit)) if unit.is_ascii_alphabetic() => {
-            let seconds = match unit {
-                's' => 1,
-                'm' => 60,
-                'h' => 3600,
-                'd' => 86400,
-                _ => return Err(format!("{unit:?} is no unit: use s, m, h or d")),
-            };
-            (&text[..at], seconds)
-        }
-        _ => (text, 1),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("{text:?} is no time such as 90m or 24h"))?;
-    if number == 0 {
-        return Err("no time at all: what is kept for it would be gone at once".to_owned());
-    }
-    number
-        .checked_mul(seconds)
-        .map(Duration::from_secs)
-        .ok_or_else(|| format!("{text:?} is too long"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_times_have_units() {
+    fn sizes_have_units() {
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_size("512M"), Ok(512 << 20));
         assert_eq!(parse_size("16GiB"), Ok(16 << 30));
         for bad in ["", "G", "-1", "1.5G", "12Q", "99999999999T"] {
             assert!(parse_size(bad).is_err(), "{bad}");
-        }
-        assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
-        assert_eq!(parse_duration("24h"), Ok(Duration::from_secs(86400)));
-        for bad in ["", "0", "0h", "h", "-1s", "1y", "9999999999999999999d"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 }

@@ -58,6 +58,7 @@ pub struct Daemon {
     child: Child,
     dir: PathBuf,
     address: String,
+    peers: String,
     prefix: Vec<String>,
 }
 
@@ -68,12 +69,6 @@ impl Daemon {
     /// # Errors
     /// Fails with the end of its log when it does not get ready within 30 s.
     pub fn start(dir: &Path, options: &Options) -> Result<Self> {
-        let log_path = dir.join("permafrostd.log");
-        let log = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(&log_path)
-            .context("open permafrostd's log")?;
         let mut command = prefixed(&options.prefix, &binaries::path("permafrostd")?);
         command
             .arg("--data-dir")
@@ -93,6 +88,36 @@ impl Daemon {
             command.arg("--require-dax");
         }
         command.args(&options.extra);
+        Self::await_ready(dir, command, &options.prefix, "permafrostd ready:")
+    }
+
+    /// Starts `permafrost agent` in the same way: its sockets in `dir/run`, its log in `dir/permafrostd.log`.
+    /// `permafrost` is pointed at it as at a daemon.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn agent<A: AsRef<OsStr>>(dir: &Path, arguments: &[A]) -> Result<Self> {
+        let mut command = Command::new(binaries::path("permafrost")?);
+        command
+            .args(["agent", "--listen", "127.0.0.1:0", "--run-dir"])
+            .arg(dir.join("run"))
+            .args(arguments);
+        Self::await_ready(dir, command, &[], "permafrost agent ready:")
+    }
+
+    /// Starts `command`, and waits for its ready line.
+    fn await_ready(
+        dir: &Path,
+        mut command: Command,
+        prefix: &[String],
+        greeting: &str,
+    ) -> Result<Self> {
+        let log_path = dir.join("permafrostd.log");
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&log_path)
+            .context("open permafrostd's log")?;
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -111,14 +136,16 @@ impl Daemon {
             child,
             dir: dir.to_path_buf(),
             address: String::new(),
-            prefix: options.prefix.clone(),
+            peers: String::new(),
+            prefix: prefix.to_vec(),
         };
         loop {
             match receive.recv_timeout(Duration::from_secs(30)) {
                 Ok(line) => {
-                    if let Some(ready) = line.strip_prefix("permafrostd ready:") {
+                    if let Some(ready) = line.strip_prefix(greeting) {
                         daemon.address = field(ready, "page-server")
                             .context("permafrostd names no page-server address")?;
+                        daemon.peers = field(ready, "peers").unwrap_or_default();
                         return Ok(daemon);
                     }
                 }
@@ -150,6 +177,12 @@ impl Daemon {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Where it serves peers, `address:port`, or `none`.
+    #[must_use]
+    pub fn peers(&self) -> &str {
+        &self.peers
     }
 
     /// Where it logs.

@@ -7,6 +7,7 @@
 //! Accepting is asynchronous and costs nothing while nobody calls. Each connection then gets a thread of its own
 //! with blocking calls: pages are moved by plain reads, and there is nothing to gain from being woken up in between.
 
+pub mod arguments;
 mod backend;
 mod control;
 mod endpoints;

@@ -4,14 +4,18 @@ mod backend;
 mod startup;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::host::{self, Bound, Host, make_private_dir};
+use permafrost_client::host::{self, Bound, Host, HostError, make_private_dir};
+use permafrost_client::identity::ReloadingIdentity;
+use permafrost_client::peer::Endpoint;
+use tokio::runtime::Handle;
 
 use self::backend::Local;
-use crate::config::Config;
+use crate::agents::{AgentHandler, Agents};
+use crate::config::{Config, Peers};
 use crate::store::{Retention, Store, StoreError};
 
 pub use startup::StartError;
@@ -25,6 +29,7 @@ pub struct Daemon {
     store: Arc<Store>,
     expiry: tokio::task::JoinHandle<()>,
     host: Host<Local>,
+    peers: Option<Endpoint>,
 }
 
 impl Daemon {
@@ -42,6 +47,19 @@ impl Daemon {
         })
         .await?;
         let (store, catalog_origin) = startup::open_store(&config)?;
+        let peers = config
+            .peers
+            .as_ref()
+            .map(|peers| serve_peers(peers, &config.run_dir, &store))
+            .transpose();
+        let peers = match peers {
+            Ok(peers) => peers,
+            Err(error) => {
+                // It was not a crash.
+                store.close()?;
+                return Err(error);
+            }
+        };
         let host = bound.serve(Arc::new(Local {
             store: Arc::clone(&store),
             park_ttl: config.retention.parked,
@@ -52,6 +70,7 @@ impl Daemon {
             store,
             expiry,
             host,
+            peers,
         })
     }
 
@@ -67,6 +86,12 @@ impl Daemon {
         self.host.control_socket()
     }
 
+    /// Where peers are served, if they are.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.peers.as_ref()?.local_address().ok()
+    }
+
     /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: what
     /// they brought is referenced by nothing.
     ///
@@ -75,9 +100,33 @@ impl Daemon {
     pub fn stop(self) -> Result<(), StoreError> {
         self.host.stop();
         self.expiry.abort();
+        drop(self.peers);
         self.store.stop();
         self.store.close()
     }
+}
+
+/// Serves agents.
+fn serve_peers(peers: &Peers, run_dir: &Path, store: &Arc<Store>) -> Result<Endpoint, StartError> {
+    let identity = ReloadingIdentity::load(&peers.identity)?;
+    let spool = run_dir.join("images");
+    // What a daemon that is gone has left.
+    match std::fs::remove_dir_all(&spool) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            let path = spool;
+            return Err(HostError::Directory { path, source }.into());
+        }
+        _ => make_private_dir(&spool)?,
+    }
+    let agents = Agents::new(Arc::clone(store), spool);
+    let handler = Arc::new(AgentHandler::new(Arc::clone(store), agents));
+    Ok(Endpoint::serve(
+        &Handle::current(),
+        peers.listen,
+        Arc::new(identity),
+        handler,
+        permafrost_client::peer::Options::default(),
+    )?)
 }
 
 async fn expire(store: Arc<Store>, retention: Retention) {

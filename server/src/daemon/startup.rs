@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use permafrost_client::host::HostError;
+use permafrost_client::identity::IdentityError;
+use permafrost_client::peer::PeerError;
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, Region, open_medium,
 };
@@ -22,6 +24,12 @@ pub enum StartError {
     /// A directory is not as it must be, or a socket or port cannot be bound.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// The certificate of the node cannot be used.
+    #[error("load the identity")]
+    Identity(#[from] IdentityError),
+    /// Peers cannot be served.
+    #[error("serve peers")]
+    Peers(#[from] PeerError),
     /// There were checkpoints, and there is no region. To make a new one would hide the loss.
     #[error(
         "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"

@@ -126,6 +126,9 @@ pub(crate) enum Command {
     Abort(AbortArguments),
     /// Show the state of permafrostd.
     Status,
+    /// Listen on a compute node without storage, over the storage nodes of a cluster.
+    #[command(after_help = crate::agent::AGENT_EXAMPLES)]
+    Agent(crate::agent::AgentArguments),
     /// Make and rotate the certificates of nodes, agents and people.
     Pki(crate::pki::PkiArguments),
 }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod cli;
 mod context;
 mod delivery;
@@ -43,6 +44,7 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Ls(arguments) => inspect::ls(context, &arguments),
         Command::Show(arguments) => inspect::show(context, &arguments),
         Command::Status => inspect::status(context),
+        Command::Agent(arguments) => agent::agent(arguments),
         Command::Pki(arguments) => pki::pki(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),

@@ -1,0 +1,452 @@
+//! The nodes, as what listens on a host sees them.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::{self, ErrorCode, reply, request};
+use permafrost_protocol::pageserver::SpaceId;
+use permafrost_protocol::wire::message;
+
+use super::checkpoint::RemoteCheckpoint;
+use super::directory::{ImagesDir, Served, failed};
+use super::export;
+use super::nodes::{Nodes, odd_answer, refusal, unavailable};
+use super::session::{Session, Sink};
+use crate::frontend::{self, StreamError};
+use crate::host::{Backend, Progress};
+use crate::peer::DumpSender;
+
+/// How long CRIU may take to connect once it has been promised its images.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Reading every page of many checkpoints takes its time, and is told nothing of on the way.
+const VERIFY_DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Checkpoints of nodes.
+pub struct Remote {
+    pub(super) nodes: Arc<Nodes>,
+    /// What is asked for where a dump asks for nothing.
+    pub(super) durability: String,
+    /// How long a session may wait for its dump, or for its seal.
+    pub(super) session_ttl: Duration,
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
+}
+
+impl Remote {
+    pub(super) fn new(nodes: Nodes, durability: String, session_ttl: Duration) -> Self {
+        Self {
+            nodes: Arc::new(nodes),
+            durability,
+            session_ttl,
+            sessions: Mutex::default(),
+        }
+    }
+
+    /// Ends every session that is not sealed; part of stopping.
+    pub(super) fn stop(&self) {
+        let sessions: Vec<_> = self.sessions().drain().collect();
+        for (_, session) in sessions {
+            session.discard("the agent is stopping");
+        }
+    }
+
+    /// Discards sessions that nobody came for, and forgets those that are over.
+    pub(super) fn expire(&self) {
+        let sessions: Vec<_> = self.sessions().values().cloned().collect();
+        for session in sessions {
+            if session.is_idle(self.session_ttl) && session.discard("nobody came for it in time") {
+                self.sessions().remove(crate::host::Session::id(&*session));
+            }
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which address spaces CRIU may be told of as the parent's.
+    fn parent_spaces(&self, node: &str, job: &str, generation: u64) -> Vec<SpaceId> {
+        let show = request::Body::Show(request::Show {
+            checkpoint: format!("{job}@{generation}"),
+        });
+        match self.nodes.ask(node, show, self.nodes.until()) {
+            Ok(reply::Body::Detail(detail)) => detail
+                .manifest
+                .iter()
+                .flat_map(|manifest| &manifest.spaces)
+                .filter_map(|space| space.space_id().ok())
+                .collect(),
+            // Then CRIU sends everything, and the node compares.
+            _ => Vec::new(),
+        }
+    }
+
+    fn sender(
+        &self,
+        node: &str,
+        session: &[u8; 16],
+        job: &str,
+        adopt: Option<request::Adopt>,
+    ) -> Result<DumpSender, control::Error> {
+        let dump = message::request::Dump {
+            session: session.to_vec(),
+            job: job.to_owned(),
+            adopt,
+            ..message::request::Dump::default()
+        };
+        DumpSender::open(&self.nodes.network, node, dump, self.nodes.until())
+            .map_err(|error| refusal(&error))
+    }
+
+    /// Sends the small images and has the node make it a checkpoint.
+    fn conclude(
+        &self,
+        mut sender: DumpSender,
+        session: &str,
+        images: &ImagesDir,
+        served: &Served,
+    ) -> Result<control::Checkpoint, control::Error> {
+        for name in images.small_images(served)? {
+            let bytes = images.read(&name)?;
+            sender
+                .image(&name, &bytes)
+                .map_err(|error| refusal(&error))?;
+        }
+        let until = self.nodes.until();
+        sender.prepare(until).map_err(|error| refusal(&error))?;
+        // All else is the node's to say.
+        let commit = message::Commit {
+            session: session.to_owned(),
+            ..message::Commit::default()
+        };
+        let committed = sender
+            .commit(&commit, self.nodes.until())
+            .map_err(|error| refusal(&error))?;
+        committed
+            .checkpoint
+            .ok_or_else(|| odd_answer(sender.node()))
+    }
+
+    /// A session that is not under way here: it may be sealed already, or parked.
+    fn seal_again(&self, id: &str, images: OwnedFd) -> Result<control::Checkpoint, control::Error> {
+        let listed = self.list(&request::List::default())?;
+        let Some(found) = listed.into_iter().find(|record| record.session == id) else {
+            return Err(not_found(format!("session {id}")));
+        };
+        if found.generation > 0 {
+            return Ok(found);
+        }
+        let adopt = request::Adopt {
+            session: id.to_owned(),
+            job: found.job,
+            origin: None,
+        };
+        self.adopt(adopt, images)
+    }
+}
+
+impl Backend for Remote {
+    type Session = Session;
+    type Sink = Sink;
+
+    fn open(&self, mut open: request::Open) -> Result<Arc<Session>, control::Error> {
+        if open.durability.is_empty() {
+            open.durability.clone_from(&self.durability);
+        }
+        let asked = request::Open {
+            // Where it listens is the agent's affair; the conversation below is what it is bound to.
+            bound_to_connection: true,
+            ..open.clone()
+        };
+        let (node, answer) = self.nodes.ask_any(&request::Body::Open(asked))?;
+        let reply::Body::SessionOpened(opened) = answer else {
+            return Err(odd_answer(&node));
+        };
+        let Some(id) = bytes_of(&opened.session) else {
+            return Err(odd_answer(&node));
+        };
+        let parent_spaces = if open.parent_images && opened.parent_generation > 0 {
+            self.parent_spaces(&node, &open.job, opened.parent_generation)
+        } else {
+            Vec::new()
+        };
+        let sender = self.sender(&node, &id, &open.job, None)?;
+        let session = Session::new(&node, open, opened, parent_spaces, sender);
+        let id = crate::host::Session::id(&*session).to_owned();
+        self.sessions().insert(id, Arc::clone(&session));
+        Ok(session)
+    }
+
+    fn start(
+        &self,
+        session: &Arc<Session>,
+        hang_up: Box<dyn FnOnce() + Send>,
+    ) -> Result<Sink, control::Error> {
+        session.start(self.nodes.deadline, hang_up)
+    }
+
+    fn drop_session(&self, id: &str) {
+        let session = self.sessions().get(id).cloned();
+        if session.is_some_and(|session| session.discard("its opener has gone")) {
+            self.sessions().remove(id);
+        }
+    }
+
+    fn seal(
+        &self,
+        seal: &request::Seal,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, control::Error> {
+        let session = self.sessions().get(&seal.session).cloned();
+        let Some(session) = session.filter(|session| !session.is_done()) else {
+            return self.seal_again(&seal.session, images);
+        };
+        let (sender, served) = session.begin_seal()?;
+        let sealed = ImagesDir::new(images)
+            .and_then(|images| self.conclude(sender, &seal.session, &images, &served));
+        match &sealed {
+            Ok(_) => {
+                session.done();
+                self.sessions().remove(&seal.session);
+            }
+            Err(error) => session.fail(error.clone()),
+        }
+        sealed
+    }
+
+    fn abort(&self, abort: &request::Abort) -> Result<(), control::Error> {
+        let session = self.sessions().get(&abort.session).cloned();
+        if let Some(session) = session.filter(|session| !session.is_done()) {
+            if !session.discard("discarded on request") {
+                return Err(control::Error {
+                    code: ErrorCode::Conflict.into(),
+                    message: format!("session {} is being sealed", abort.session),
+                    hint: "remove the checkpoint when it is there".to_owned(),
+                });
+            }
+            self.sessions().remove(&abort.session);
+            return Ok(());
+        }
+        self.nodes.ask_for(&request::Body::Abort(abort.clone()))?;
+        self.sessions().remove(&abort.session);
+        Ok(())
+    }
+
+    fn adopt(
+        &self,
+        adopt: request::Adopt,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, control::Error> {
+        let images = ImagesDir::new(images)?;
+        let session = adopt.session.clone();
+        let mut refused = unavailable("no storage node is known");
+        // A parked session is on the node that took it, unless the cluster has found it another.
+        let parked_at = self
+            .sessions()
+            .get(&session)
+            .map(|session| session.node.clone());
+        for node in self
+            .nodes
+            .holders_first(&parked_at.unwrap_or_default(), &[])
+        {
+            let id = uuid::Uuid::new_v4();
+            let adopted = self
+                .sender(&node, id.as_bytes(), &adopt.job, Some(adopt.clone()))
+                .and_then(|mut sender| {
+                    let until = Instant::now() + self.nodes.deadline;
+                    sender.close(until).map_err(|error| refusal(&error))?;
+                    self.conclude(sender, &session, &images, &Served::default())
+                });
+            match adopted {
+                Ok(record) => {
+                    self.sessions().remove(&record.session);
+                    return Ok(record);
+                }
+                Err(error)
+                    if matches!(error.code(), ErrorCode::NotFound | ErrorCode::Unavailable) =>
+                {
+                    refused = error;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
+    }
+
+    fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {
+        match self.nodes.ask_any(&request::Body::List(list.clone()))? {
+            (_, reply::Body::Checkpoints(listed)) => Ok(listed.checkpoints),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error> {
+        match self.nodes.ask_for(&request::Body::Show(show.clone()))? {
+            (_, reply::Body::Detail(detail)) => Ok(detail),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn remove(&self, remove: &request::Remove) -> Result<u64, control::Error> {
+        match self.nodes.ask_for(&request::Body::Remove(remove.clone()))? {
+            (_, reply::Body::Done(done)) => Ok(done.count),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn pin(&self, pin: &request::Pin) -> Result<control::Checkpoint, control::Error> {
+        match self.nodes.ask_for(&request::Body::Pin(pin.clone()))? {
+            (_, reply::Body::Checkpoint(record)) => Ok(record),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn verify(
+        &self,
+        verify: &request::Verify,
+        _progress: Progress<'_>,
+    ) -> Result<control::Verified, control::Error> {
+        // Each node reads what it holds; everything is what all of them hold.
+        let mut all = control::Verified::default();
+        let mut refused = None;
+        let mut asked = 0;
+        for node in self.nodes.in_order() {
+            let body = request::Body::Verify(verify.clone());
+            match self
+                .nodes
+                .ask(&node, body, Instant::now() + VERIFY_DEADLINE)
+            {
+                Ok(reply::Body::Verified(verified)) => {
+                    asked += 1;
+                    all.checkpoints += verified.checkpoints;
+                    all.pages += verified.pages;
+                    let damage = verified.damage.into_iter();
+                    all.damage
+                        .extend(damage.map(|damage| format!("{node}: {damage}")));
+                }
+                Ok(_) => return Err(odd_answer(&node)),
+                Err(error) => {
+                    refused.get_or_insert(error);
+                }
+            }
+        }
+        match refused {
+            Some(error) if asked == 0 => Err(error),
+            _ => Ok(all),
+        }
+    }
+
+    fn export(
+        &self,
+        export: &request::Export,
+        directory: OwnedFd,
+        progress: Progress<'_>,
+    ) -> Result<control::Exported, control::Error> {
+        let checkpoint = RemoteCheckpoint::open(&self.nodes, &export.checkpoint)?;
+        export::export(&checkpoint, export.small_images_only, directory, progress)
+    }
+
+    fn import(
+        &self,
+        _import: &request::Import,
+        _directory: OwnedFd,
+        _progress: Progress<'_>,
+    ) -> Result<control::Checkpoint, control::Error> {
+        Err(control::Error {
+            code: ErrorCode::Invalid.into(),
+            message: "an agent reads no images directories into the cluster".to_owned(),
+            hint: "use `permafrost put` on a storage node".to_owned(),
+        })
+    }
+
+    fn stream(
+        &self,
+        stream: &request::Stream,
+        listener: OwnedFd,
+        caller: &UnixStream,
+        progress: Progress<'_>,
+    ) -> Result<control::Exported, control::Error> {
+        let checkpoint = RemoteCheckpoint::open(&self.nodes, &stream.checkpoint)?;
+        let total_bytes = checkpoint.record.memory_bytes;
+        let served =
+            frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
+                frontend::stream(&criu, &checkpoint, &mut |bytes| {
+                    progress(bytes, total_bytes);
+                })
+            });
+        let served = served.map_err(|error| match error {
+            StreamError::Source(error) => error,
+            StreamError::NobodyCame => control::Error {
+                code: ErrorCode::Conflict.into(),
+                message: error.to_string(),
+                hint: String::new(),
+            },
+            other => failed(
+                &format!("stream {}", stream.checkpoint),
+                &std::io::Error::other(other.to_string()),
+            ),
+        })?;
+        Ok(control::Exported {
+            files: served.files,
+            bytes: served.bytes,
+            origin: checkpoint.manifest.origin.clone(),
+            checkpoint: Some(checkpoint.record),
+        })
+    }
+
+    fn status(&self) -> Result<control::ServerStatus, control::Error> {
+        let mut sessions: Vec<_> = self
+            .sessions()
+            .values()
+            .filter(|session| !session.is_done())
+            .map(|session| session.status())
+            .collect();
+        sessions.sort_by(|a, b| {
+            b.age_s
+                .cmp(&a.age_s)
+                .then_with(|| a.session.cmp(&b.session))
+        });
+        let mut status = control::ServerStatus {
+            sessions,
+            ..control::ServerStatus::default()
+        };
+        let until = self.nodes.until();
+        let mut words = Vec::new();
+        for node in self.nodes.in_order() {
+            let body = request::Body::Status(request::Status {});
+            match self.nodes.ask(&node, body, self.nodes.share(until, true)) {
+                Ok(reply::Body::Status(of_node)) => {
+                    words.push(node.clone());
+                    status
+                        .regions
+                        .extend(of_node.regions.into_iter().map(|region| {
+                            let path = format!("{node}:{}", region.path);
+                            control::RegionStatus { path, ..region }
+                        }));
+                    status.checkpoints = status.checkpoints.max(of_node.checkpoints);
+                    status.parked = status.parked.max(of_node.parked);
+                    status.park_ttl_s = status.park_ttl_s.max(of_node.park_ttl_s);
+                }
+                Ok(_) => words.push(format!("{node} (odd)")),
+                Err(error) => words.push(format!("{node} ({})", error.message)),
+            }
+        }
+        status.catalog = format!("none: an agent of {}", words.join(", "));
+        Ok(status)
+    }
+}
+
+fn bytes_of(session: &str) -> Option<[u8; 16]> {
+    uuid::Uuid::try_parse(session).ok().map(|id| *id.as_bytes())
+}
+
+fn not_found(what: String) -> control::Error {
+    control::Error {
+        code: ErrorCode::NotFound.into(),
+        message: format!("{what} not found"),
+        hint: "`permafrost ls` lists what is there".to_owned(),
+    }
+}

@@ -1,0 +1,129 @@
+//! The agent of a compute node without storage: the front ends of a host over the nodes of a cluster.
+//!
+//! ```text
+//!  criu ── page-server ──▶ front end ──▶ Sink ── one QUIC stream ──▶ node ──▶ its region, and the other copies
+//!  permafrost ── control socket ──▶ Remote ── requests ──▶ a node
+//!  criu restore ◀── pipes ◀── RemoteCheckpoint ◀── pages, digests compared ◀── the nearest node that has them
+//! ```
+//!
+//! Which node takes a dump is the agent's choice, everything else the node's: the job's lock, the generation, the
+//! seal, the copies. The dump is an ordinary session there whose pages come by QUIC. When that node fails, so does
+//! the dump, and its task lives on; the next one goes to another node.
+
+mod backend;
+mod checkpoint;
+mod digest;
+mod directory;
+mod export;
+mod nodes;
+mod session;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use crate::host::{self, Bound, Host, HostError};
+use crate::identity::{IdentityError, ReloadingIdentity};
+use crate::peer::{self, PeerError};
+
+pub use backend::Remote;
+pub use nodes::Node;
+
+/// What an agent is told.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Storage nodes; the first is asked first.
+    pub nodes: Vec<Node>,
+    /// Directory of `ca.pem`, `cert.pem` and `key.pem`.
+    pub identity: PathBuf,
+    /// Where it listens on this host.
+    pub host: host::Options,
+    /// What is asked for where a dump asks for nothing: `local`, `quorum`, `all`, or empty for the node's default.
+    pub durability: String,
+    /// How long a node may take to answer, and to have a dump durable.
+    pub deadline: Duration,
+    /// How long a session waits for its dump, or for its seal.
+    pub session_ttl: Duration,
+    /// The transport's limits.
+    pub transport: peer::Options,
+}
+
+/// Why an agent does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// A directory is not as it must be, or a socket or port cannot be bound.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The certificate cannot be used.
+    #[error("load the identity")]
+    Identity(#[from] IdentityError),
+    /// No way to the nodes.
+    #[error("open the way to the nodes")]
+    Peer(#[from] PeerError),
+}
+
+/// A running agent.
+pub struct Agent {
+    host: Host<Remote>,
+    remote: Arc<Remote>,
+    expiry: tokio::task::JoinHandle<()>,
+}
+
+impl Agent {
+    /// Begins to listen. No node need be there yet.
+    ///
+    /// # Errors
+    /// See [`AgentError`].
+    pub async fn start(options: Options) -> Result<Self, AgentError> {
+        let identity = Arc::new(ReloadingIdentity::load(&options.identity)?);
+        let bound = Bound::bind(options.host).await?;
+        let nodes = nodes::Nodes::new(
+            Handle::current(),
+            &options.nodes,
+            identity,
+            options.deadline,
+            options.transport,
+        )?;
+        let remote = Arc::new(Remote::new(nodes, options.durability, options.session_ttl));
+        let host = bound.serve(Arc::clone(&remote));
+        let expiry = tokio::spawn(expire(Arc::clone(&remote)));
+        Ok(Self {
+            host,
+            remote,
+            expiry,
+        })
+    }
+
+    /// Where the well-known page-server port is, if there is one.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.host.address()
+    }
+
+    /// Where `permafrost` connects.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        self.host.control_socket()
+    }
+
+    /// Stops listening. Dumps that are under way fail, and their tasks live on.
+    pub fn stop(self) {
+        self.host.stop();
+        self.expiry.abort();
+        self.remote.stop();
+        self.remote.nodes.network.close();
+    }
+}
+
+async fn expire(remote: Arc<Remote>) {
+    let period =
+        (remote.session_ttl / 2).clamp(Duration::from_millis(100), Duration::from_secs(10));
+    let mut ticks = tokio::time::interval(period);
+    loop {
+        ticks.tick().await;
+        remote.expire();
+    }
+}

@@ -1,0 +1,207 @@
+//! The storage nodes that an agent knows, and asking them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::{self, ErrorCode, Reply, Request, VERSION};
+use permafrost_protocol::wire::message;
+use tokio::runtime::Handle;
+
+use crate::identity::ReloadingIdentity;
+use crate::peer::{self, Network, PeerError};
+
+/// How long one node may take to be reached, where others are left to ask.
+const REACH: Duration = Duration::from_secs(3);
+
+/// A storage node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name, which its certificate must have.
+    pub name: String,
+    /// Where it listens for peers.
+    pub address: SocketAddr,
+}
+
+/// The nodes, and the way to them.
+pub(super) struct Nodes {
+    pub(super) network: Network,
+    names: Vec<String>,
+    /// The one that answered last: asked first.
+    preferred: AtomicUsize,
+    /// How long a request may take.
+    pub(super) deadline: Duration,
+}
+
+impl Nodes {
+    pub(super) fn new(
+        runtime: Handle,
+        nodes: &[Node],
+        identity: Arc<ReloadingIdentity>,
+        deadline: Duration,
+        transport: peer::Options,
+    ) -> Result<Self, PeerError> {
+        let addresses: HashMap<String, SocketAddr> = nodes
+            .iter()
+            .map(|node| (node.name.clone(), node.address))
+            .collect();
+        let any = if nodes.iter().all(|node| node.address.is_ipv4()) {
+            SocketAddr::from(([0, 0, 0, 0], 0))
+        } else {
+            SocketAddr::from(([0_u16; 8], 0))
+        };
+        let lookup = move |node: &str| addresses.get(node).copied();
+        Ok(Self {
+            network: Network::new(runtime, any, identity, "", Arc::new(lookup), transport)?,
+            names: nodes.iter().map(|node| node.name.clone()).collect(),
+            preferred: AtomicUsize::new(0),
+            deadline,
+        })
+    }
+
+    /// All of them, the preferred one first.
+    pub(super) fn in_order(&self) -> Vec<String> {
+        let first = self.preferred.load(Ordering::Relaxed) % self.names.len().max(1);
+        let (before, from) = self.names.split_at(first);
+        from.iter().chain(before).cloned().collect()
+    }
+
+    /// All of them: those that hold a checkpoint first, and of these `first`.
+    pub(super) fn holders_first(&self, first: &str, holders: &[String]) -> Vec<String> {
+        let mut names = self.in_order();
+        // Stable, so that the rest stays in order.
+        names.sort_by_key(|name| (name != first, !holders.contains(name)));
+        names
+    }
+
+    pub(super) fn prefer(&self, node: &str) {
+        if let Some(at) = self.names.iter().position(|name| name == node) {
+            self.preferred.store(at, Ordering::Relaxed);
+        }
+    }
+
+    /// When a request that begins now must have its answer.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+
+    /// Asks one node.
+    pub(super) fn ask(
+        &self,
+        node: &str,
+        body: control::request::Body,
+        until: Instant,
+    ) -> Result<control::reply::Body, control::Error> {
+        let request = Request {
+            version: VERSION,
+            body: Some(body),
+        };
+        let body = message::request::Body::Control(request);
+        match self.network.call(node, body, until) {
+            Ok(message::reply::Body::Control(Reply { body: Some(body) })) => match body {
+                control::reply::Body::Error(error) => Err(error),
+                body => Ok(body),
+            },
+            Ok(_) => Err(odd_answer(node)),
+            Err(error) => Err(refusal(&error)),
+        }
+    }
+
+    /// Asks one node after another until one is there; its name and what it says, a refusal too.
+    pub(super) fn ask_any(
+        &self,
+        body: &control::request::Body,
+    ) -> Result<(String, control::reply::Body), control::Error> {
+        self.ask_until(body, |error| error.code() == ErrorCode::Unavailable)
+    }
+
+    /// Asks one node after another until one has it.
+    pub(super) fn ask_for(
+        &self,
+        body: &control::request::Body,
+    ) -> Result<(String, control::reply::Body), control::Error> {
+        self.ask_until(body, |error| {
+            matches!(error.code(), ErrorCode::Unavailable | ErrorCode::NotFound)
+        })
+    }
+
+    fn ask_until(
+        &self,
+        body: &control::request::Body,
+        another_may: impl Fn(&control::Error) -> bool,
+    ) -> Result<(String, control::reply::Body), control::Error> {
+        let until = self.until();
+        let mut refused: Option<control::Error> = None;
+        let names = self.in_order();
+        for (name, at) in names.iter().zip(1..) {
+            match self.ask(name, body.clone(), self.share(until, at < names.len())) {
+                Ok(answer) => {
+                    self.prefer(name);
+                    return Ok((name.clone(), answer));
+                }
+                Err(error) if another_may(&error) => {
+                    // That nobody has it is known from those that answered.
+                    if refused
+                        .as_ref()
+                        .is_none_or(|kept| kept.code() == ErrorCode::Unavailable)
+                    {
+                        refused = Some(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused.unwrap_or_else(|| unavailable("no storage node is known")))
+    }
+
+    /// When to give one node up, with others left to ask or none.
+    pub(super) fn share(&self, until: Instant, others: bool) -> Instant {
+        if others {
+            until.min(Instant::now() + REACH)
+        } else {
+            until
+        }
+    }
+}
+
+/// A node's failure as the control protocol says it.
+pub(super) fn refusal(error: &PeerError) -> control::Error {
+    let code = match error {
+        PeerError::Refused { error, .. } => return error.clone(),
+        PeerError::NoAddress { .. }
+        | PeerError::Unreachable { .. }
+        | PeerError::Lost { .. }
+        | PeerError::Ended { .. }
+        | PeerError::Deadline { .. } => ErrorCode::Unavailable,
+        PeerError::WrongPeer { .. } | PeerError::Identity { .. } => ErrorCode::Denied,
+        _ => ErrorCode::Internal,
+    };
+    control::Error {
+        code: code.into(),
+        message: error.to_string(),
+        hint: match code {
+            ErrorCode::Unavailable => {
+                "the next attempt goes to another node, if the agent knows one".to_owned()
+            }
+            _ => String::new(),
+        },
+    }
+}
+
+pub(super) fn unavailable(message: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Unavailable.into(),
+        message: message.to_owned(),
+        hint: String::new(),
+    }
+}
+
+pub(super) fn odd_answer(node: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Internal.into(),
+        message: format!("{node} answers something else than it was asked"),
+        hint: "use the same version of Permafrost everywhere".to_owned(),
+    }
+}

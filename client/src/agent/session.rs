@@ -1,0 +1,439 @@
+//! A dump through an agent: a session of a node, and the one stream that brings its pages there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::{self, ErrorCode, SessionOpened, SessionStatus, request};
+use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
+use permafrost_protocol::manifest::Origin;
+use permafrost_protocol::pageserver::SpaceId;
+use tokio::sync::watch;
+
+use super::directory::Served;
+use super::nodes::refusal;
+use crate::frontend::{PageSink, SinkError};
+use crate::host;
+use crate::peer::{DumpSender, PeerError};
+
+const PAGE_BYTES: usize = 4096;
+
+static ZERO_PAGE: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
+/// A dump on its way to a node.
+pub struct Session {
+    id: String,
+    /// The node that has the session: it decides, and passes the pages on to others.
+    pub(super) node: String,
+    pub(super) request: request::Open,
+    parent_generation: u64,
+    parent_origin: Option<Origin>,
+    /// Address spaces of the parent that CRIU may be told of.
+    parent_spaces: Vec<SpaceId>,
+    opened: Instant,
+    received: AtomicU64,
+    state: Mutex<State>,
+    ended: watch::Sender<bool>,
+}
+
+struct State {
+    phase: Phase,
+    since: Instant,
+    /// Ends the connection that brings the pages.
+    hang_up: Option<Box<dyn FnOnce() + Send>>,
+}
+
+enum Phase {
+    Open(DumpSender),
+    Receiving,
+    Closed(DumpSender, Served),
+    Sealing,
+    /// Parked or sealed: the node has it.
+    Done,
+    Failed(control::Error),
+}
+
+impl Phase {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Open(_) => "open",
+            Self::Receiving => "receiving",
+            Self::Closed(..) => "closed",
+            Self::Sealing => "sealing",
+            Self::Done => "done",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+impl State {
+    fn enter(&mut self, phase: Phase) -> Phase {
+        self.since = Instant::now();
+        std::mem::replace(&mut self.phase, phase)
+    }
+}
+
+impl host::Session for Session {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn parent(&self) -> (u64, Option<Origin>) {
+        (self.parent_generation, self.parent_origin.clone())
+    }
+
+    fn ended(&self) -> watch::Receiver<bool> {
+        self.ended.subscribe()
+    }
+}
+
+impl Session {
+    pub(super) fn new(
+        node: &str,
+        request: request::Open,
+        opened: SessionOpened,
+        parent_spaces: Vec<SpaceId>,
+        sender: DumpSender,
+    ) -> Arc<Self> {
+        let now = Instant::now();
+        Arc::new(Self {
+            id: opened.session,
+            node: node.to_owned(),
+            request,
+            parent_generation: opened.parent_generation,
+            parent_origin: opened.parent_origin,
+            parent_spaces,
+            opened: now,
+            received: AtomicU64::new(0),
+            state: Mutex::new(State {
+                phase: Phase::Open(sender),
+                since: now,
+                hang_up: None,
+            }),
+            ended: watch::Sender::new(false),
+        })
+    }
+
+    /// Its state for people.
+    pub(super) fn status(&self) -> SessionStatus {
+        let state = self.state();
+        SessionStatus {
+            session: self.id.clone(),
+            job: self.request.job.clone(),
+            state: state.phase.name().to_owned(),
+            received_bytes: self.received.load(Ordering::Relaxed),
+            error: if let Phase::Failed(error) = &state.phase {
+                error.message.clone()
+            } else {
+                String::new()
+            },
+            age_s: self.opened.elapsed().as_secs(),
+        }
+    }
+
+    /// The session, for the one connection that brings its pages.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        deadline: Duration,
+        hang_up: Box<dyn FnOnce() + Send>,
+    ) -> Result<Sink, control::Error> {
+        let mut state = self.state();
+        match state.enter(Phase::Receiving) {
+            Phase::Open(sender) => {
+                state.hang_up = Some(hang_up);
+                drop(state);
+                Ok(Sink {
+                    session: Arc::clone(self),
+                    sender: Some(sender),
+                    served: Served::default(),
+                    next_index: 0,
+                    deadline,
+                    failure: None,
+                })
+            }
+            other => {
+                let error = conflict(format!(
+                    "session {} is {} and takes no other connection",
+                    self.id,
+                    other.name()
+                ));
+                state.enter(other);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the dump for sealing.
+    pub(super) fn begin_seal(&self) -> Result<(DumpSender, Served), control::Error> {
+        let mut state = self.state();
+        match state.enter(Phase::Sealing) {
+            Phase::Closed(sender, served) => Ok((sender, served)),
+            other => {
+                let error = match &other {
+                    Phase::Failed(error) => session_failed(&self.id, error),
+                    unready => conflict(format!(
+                        "session {} is {}, not closed: CRIU's CLOSE has not come",
+                        self.id,
+                        unready.name()
+                    )),
+                };
+                state.enter(other);
+                Err(error)
+            }
+        }
+    }
+
+    /// The node has it.
+    pub(super) fn done(&self) {
+        self.state().enter(Phase::Done);
+        self.ended.send_replace(true);
+    }
+
+    /// It is not to be.
+    pub(super) fn fail(&self, error: control::Error) {
+        tracing::warn!(session = %self.id, job = %self.request.job, node = %self.node, reason = error.message, "session failed");
+        self.state().enter(Phase::Failed(error));
+        self.ended.send_replace(true);
+    }
+
+    /// Ends it from outside. False when it is just being sealed, and goes on.
+    pub(super) fn discard(&self, reason: &str) -> bool {
+        let (hang_up, before) = {
+            let mut state = self.state();
+            match state.phase {
+                Phase::Sealing => return false,
+                Phase::Failed(_) | Phase::Done => return true,
+                _ => {}
+            }
+            let failed = Phase::Failed(control::Error {
+                code: ErrorCode::SessionFailed.into(),
+                message: reason.to_owned(),
+                hint: String::new(),
+            });
+            (state.hang_up.take(), state.enter(failed))
+        };
+        // What it held of the conversation goes with it, and the node forgets the dump.
+        drop(before);
+        if let Some(hang_up) = hang_up {
+            hang_up();
+        }
+        tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
+        self.ended.send_replace(true);
+        true
+    }
+
+    /// Whether it has been waiting for `limit`: for its dump, or for its seal; or is over for so long.
+    pub(super) fn is_idle(&self, limit: Duration) -> bool {
+        let state = self.state();
+        !matches!(state.phase, Phase::Receiving | Phase::Sealing) && state.since.elapsed() >= limit
+    }
+
+    /// The node keeps it as a parked one, or as a checkpoint.
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self.state().phase, Phase::Done)
+    }
+
+    fn is_over(&self) -> bool {
+        *self.ended.borrow()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A state is changed by assignments, so it is whole even if a thread died holding it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A session as the page-server front end's sink: zero pages are told, all others sent.
+pub struct Sink {
+    session: Arc<Session>,
+    sender: Option<DumpSender>,
+    served: Served,
+    /// Of the open space, nothing below this may come any more.
+    next_index: u64,
+    deadline: Duration,
+    /// Why it fails, if it was the node.
+    failure: Option<control::Error>,
+}
+
+impl Sink {
+    fn with(
+        &mut self,
+        send: impl FnOnce(&mut DumpSender) -> Result<(), PeerError>,
+    ) -> Result<(), SinkError> {
+        if self.session.is_over() {
+            self.sender = None;
+        }
+        let sent = send(self.sender.as_mut().ok_or_else(over)?);
+        self.told(sent)
+    }
+
+    fn told<T>(&mut self, result: Result<T, PeerError>) -> Result<T, SinkError> {
+        result.map_err(|error| {
+            let error = refusal(&error);
+            let told = to_sink(&error);
+            self.failure = Some(error);
+            told
+        })
+    }
+
+    /// The pages from `index` on, and where they end; they must ascend, as the node takes no others.
+    fn ascending(&mut self, vaddr: u64, pages: u64) -> Result<u64, SinkError> {
+        let index = vaddr / PAGE_BYTES as u64;
+        if self.served.spaces.is_empty() || index < self.next_index {
+            return Err(invalid(format!(
+                "pages at {vaddr:#x} overlap or descend, or are of no address space"
+            )));
+        }
+        self.next_index = index.saturating_add(pages);
+        Ok(index)
+    }
+}
+
+impl PageSink for Sink {
+    fn open(&mut self, space: SpaceId) -> Result<bool, SinkError> {
+        if self.served.spaces.iter().any(|(known, _)| *known == space) {
+            return Err(invalid(format!("{space} is opened a second time")));
+        }
+        let counted = u32::try_from(self.served.spaces.len()).unwrap_or(u32::MAX);
+        let pages_id = FIRST_SERVED_PAGES_ID.saturating_add(counted);
+        let space_type = u16::try_from(i32::from(space.space_type)).unwrap_or(u16::MAX);
+        self.with(|sender| sender.space(space_type, space.id, pages_id))?;
+        self.served.spaces.push((space, pages_id));
+        self.next_index = 0;
+        self.has_parent(space)
+    }
+
+    fn has_parent(&mut self, space: SpaceId) -> Result<bool, SinkError> {
+        Ok(self.session.parent_spaces.contains(&space))
+    }
+
+    fn pages(&mut self, vaddr: u64, flags: u16, bytes: &[u8]) -> Result<(), SinkError> {
+        self.session
+            .received
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let mut index = self.ascending(vaddr, (bytes.len() / PAGE_BYTES) as u64)?;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let zero = is_zero(rest);
+            let alike = rest
+                .chunks(PAGE_BYTES)
+                .take_while(|page| (**page == ZERO_PAGE) == zero)
+                .count();
+            let (run, behind) = rest.split_at((alike * PAGE_BYTES).min(rest.len()));
+            if zero {
+                let pages = u32::try_from(alike).unwrap_or(u32::MAX);
+                self.with(|sender| sender.zero(index, flags, pages))?;
+            } else {
+                self.with(|sender| sender.pages(index, flags, run))?;
+            }
+            index += alike as u64;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn hole(&mut self, vaddr: u64, nr_pages: u64) -> Result<(), SinkError> {
+        let mut index = self.ascending(vaddr, nr_pages)?;
+        let mut left = nr_pages;
+        while left > 0 {
+            let pages = u32::try_from(left).unwrap_or(u32::MAX);
+            self.with(|sender| sender.parent(index, 0, pages))?;
+            index += u64::from(pages);
+            left -= u64::from(pages);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), SinkError> {
+        if self.session.is_over() {
+            return Err(over());
+        }
+        let mut sender = self.sender.take().ok_or_else(over)?;
+        let closed = sender.close(Instant::now() + self.deadline);
+        self.told(closed)?;
+        let mut state = self.session.state();
+        if !matches!(state.phase, Phase::Receiving) {
+            return Err(over());
+        }
+        let next = if self.session.request.seal_follows {
+            Phase::Closed(sender, std::mem::take(&mut self.served))
+        } else {
+            // Parked: the node has said all.
+            Phase::Done
+        };
+        state.enter(next);
+        drop(state);
+        self.session.ended.send_replace(true);
+        Ok(())
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.sender = None;
+        let receiving = matches!(self.session.state().phase, Phase::Receiving);
+        if receiving {
+            let error = self.failure.take().unwrap_or_else(|| control::Error {
+                code: ErrorCode::SessionFailed.into(),
+                message: reason.to_owned(),
+                hint: String::new(),
+            });
+            self.session.fail(error);
+        }
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        // A thread that dies of a defect must not leave the job locked.
+        self.abort("its connection was dropped");
+        // It holds the connection open.
+        self.session.state().hang_up = None;
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes
+        .get(..PAGE_BYTES)
+        .is_some_and(|page| page == ZERO_PAGE)
+}
+
+fn to_sink(error: &control::Error) -> SinkError {
+    const EIO: i32 = 5;
+    const EINVAL: i32 = 22;
+    const ENOSPC: i32 = 28;
+    SinkError {
+        message: error.message.clone(),
+        status: match error.code() {
+            ErrorCode::NoSpace => ENOSPC,
+            ErrorCode::Invalid => EINVAL,
+            _ => EIO,
+        },
+    }
+}
+
+fn over() -> SinkError {
+    invalid("the session is over".to_owned())
+}
+
+fn invalid(message: String) -> SinkError {
+    const EINVAL: i32 = 22;
+    SinkError {
+        message,
+        status: EINVAL,
+    }
+}
+
+fn conflict(message: String) -> control::Error {
+    control::Error {
+        code: ErrorCode::Conflict.into(),
+        message,
+        hint: "open a session for every dump, and seal it after CRIU has sent all pages".to_owned(),
+    }
+}
+
+fn session_failed(id: &str, error: &control::Error) -> control::Error {
+    control::Error {
+        code: error.code,
+        message: format!("session {id} failed: {}", error.message),
+        hint: error.hint.clone(),
+    }
+}

@@ -1,0 +1,92 @@
+//! What the command lines of a storage node and of an agent have in common.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+/// Form of the log on standard error.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// Begins to log on standard error. RUST_LOG sets the level, `info` otherwise.
+pub fn init_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// An address, or none. A wrapper, as clap gives an `Option` a meaning of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Listen(pub Option<SocketAddr>);
+
+/// `ADDRESS:PORT`, or `none`.
+///
+/// # Errors
+/// It is neither, in words.
+pub fn parse_listen(text: &str) -> Result<Listen, String> {
+    match text {
+        "none" => Ok(Listen(None)),
+        address => address
+            .parse()
+            .map(|address| Listen(Some(address)))
+            .map_err(|_| format!("{text:?} is neither ADDRESS:PORT nor none")),
+    }
+}
+
+/// `90m` and the like; seconds without a unit.
+///
+/// # Errors
+/// It is no time, or none at all, in words.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let (number, seconds) = match text.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => {
+            let seconds = match unit {
+                's' => 1,
+                'm' => 60,
+                'h' => 3600,
+                'd' => 86400,
+                _ => return Err(format!("{unit:?} is no unit: use s, m, h or d")),
+            };
+            (&text[..at], seconds)
+        }
+        _ => (text, 1),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no time such as 90m or 24h"))?;
+    if number == 0 {
+        return Err("no time at all: what is kept for it would be gone at once".to_owned());
+    }
+    number
+        .checked_mul(seconds)
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("{text:?} is too long"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("24h"), Ok(Duration::from_secs(86400)));
+        for bad in ["", "0", "0h", "h", "-1s", "1y", "9999999999999999999d"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

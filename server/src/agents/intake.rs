@@ -1,0 +1,271 @@
+//! An agent's dump: its frames as the pages of a session.
+
+use std::collections::BTreeSet;
+
+use permafrost_client::frontend::{PageSink, SinkError};
+use permafrost_client::identity::Peer;
+use permafrost_client::peer::{Frame, FrameSource, PeerError, Replies};
+use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::images::ImageName;
+use permafrost_protocol::manifest::SpaceType;
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
+
+use super::spool::Spool;
+use super::{Agents, check_write, refusal};
+use crate::store::{SessionSink, StoreError};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// What zero pages, which an agent only names, are given on as.
+static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
+
+impl Agents {
+    /// Takes a dump in: the pages of a session that `peer` has opened, or the small images for a parked one.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    pub fn dump(
+        &self,
+        peer: &Peer,
+        request: request::Dump,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        if let Some(adopt) = request.adopt {
+            return self.adopt(peer, adopt, frames, replies);
+        }
+        let id = uuid::Uuid::from_slice(&request.session)
+            .map(|id| id.simple().to_string())
+            .map_err(|_| invalid("a session has 16 bytes"))?;
+        let session = self.take(peer, &id).map_err(|error| refusal(&error))?;
+        // Whatever ends this conversation early ends the session; one that is sealed or parked is gone already.
+        let taken = self.session(peer, &session, frames, replies);
+        self.store.drop_session(&id);
+        taken
+    }
+
+    fn session(
+        &self,
+        peer: &Peer,
+        session: &std::sync::Arc<crate::store::Session>,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        check_write(peer, &session.request.job)?;
+        replies.opened(true);
+        // It is open, and not receiving, until CRIU sends something.
+        let mut frame = frames.next().map_err(|error| gone(&error))?;
+        let started = session.start(&self.store, Box::new(|| {}));
+        let mut sink = started.map_err(|error| refusal(&error))?;
+        while frame.header.kind != Kind::Close {
+            if let Err(error) = pass(&mut sink, &frame) {
+                sink.abort(&error.message);
+                return Err(told(&error));
+            }
+            frame = match frames.next() {
+                Ok(frame) => frame,
+                Err(error) => {
+                    sink.abort(&error.to_string());
+                    return Err(gone(&error));
+                }
+            };
+        }
+        if let Err(error) = sink.close() {
+            sink.abort(&error.message);
+            return Err(told(&error));
+        }
+        if !session.request.seal_follows {
+            self.own(peer, &session.id);
+            replies.closed(Closed::default());
+            return Ok(());
+        }
+        replies.closed(Closed::default());
+        let spool = self.images(frames)?;
+        replies.prepared(Prepared::default());
+        let commit = frames.commit().map_err(|error| gone(&error))?;
+        if commit.session != session.id {
+            return Err(invalid("a commit of another session"));
+        }
+        let sealed = spool
+            .descriptor()
+            .and_then(|images| self.store.seal_session(&session.id, images))
+            .map_err(|error| refusal(&error))?;
+        replies.committed(committed(sealed));
+        Ok(())
+    }
+
+    /// Gives a parked session its job and small images.
+    fn adopt(
+        &self,
+        peer: &Peer,
+        adopt: control::request::Adopt,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        check_write(peer, &adopt.job)?;
+        replies.opened(false);
+        let first = frames.next().map_err(|error| gone(&error))?;
+        if first.header.kind != Kind::Close {
+            return Err(invalid("pages for a session that is parked"));
+        }
+        replies.closed(Closed::default());
+        let spool = self.images(frames)?;
+        replies.prepared(Prepared::default());
+        frames.commit().map_err(|error| gone(&error))?;
+        let adopted = self.adopt_spooled(peer, &adopt, &spool);
+        let adopted = adopted.map_err(|error| refusal(&error))?;
+        self.owned().remove(&adopted.session);
+        replies.committed(committed(adopted));
+        Ok(())
+    }
+
+    fn adopt_spooled(
+        &self,
+        peer: &Peer,
+        adopt: &control::request::Adopt,
+        spool: &Spool,
+    ) -> Result<control::Checkpoint, StoreError> {
+        // A name is known to whoever was told it. Without one, an agent finds its own only.
+        let session = if adopt.session.is_empty() {
+            self.parked_like(peer, spool)?
+        } else {
+            adopt.session.clone()
+        };
+        self.store.adopt(
+            &session,
+            &adopt.job,
+            adopt.origin.clone(),
+            spool.descriptor()?,
+        )
+    }
+
+    /// The one session that `peer` has parked with exactly the processes of these images.
+    fn parked_like(&self, peer: &Peer, spool: &Spool) -> Result<String, StoreError> {
+        let wanted: BTreeSet<u64> = spool
+            .names()?
+            .iter()
+            .filter_map(|name| match ImageName::parse(name) {
+                ImageName::Mm(pid) => Some(u64::from(pid)),
+                _ => None,
+            })
+            .collect();
+        let mut fitting = Vec::new();
+        for record in self.store.list("")? {
+            if record.generation > 0 || !self.owns(peer, &record.session) {
+                continue;
+            }
+            let parked = self.store.open_fetch(&record.id, "")?;
+            let processes: BTreeSet<u64> = parked
+                .manifest()
+                .spaces
+                .iter()
+                .filter(|space| space.space_type() == SpaceType::Process)
+                .map(|space| space.id)
+                .collect();
+            if processes == wanted {
+                fitting.push(record.session);
+            }
+        }
+        match fitting.len() {
+            1 => Ok(fitting.swap_remove(0)),
+            0 => Err(StoreError::NotFound {
+                what: format!(
+                    "parked dump of the processes {wanted:?} (adopted already, perhaps, or another images directory)"
+                ),
+            }),
+            _ => Err(StoreError::Conflict {
+                message: format!(
+                    "several parked sessions have the processes {wanted:?}: {}",
+                    fitting.join(", ")
+                ),
+                hint: "name the session to adopt",
+            }),
+        }
+    }
+
+    /// All small images.
+    fn images(&self, frames: &mut dyn FrameSource) -> Result<Spool, control::Error> {
+        let mut spool = Spool::new(&self.spool).map_err(|error| refusal(&error))?;
+        loop {
+            let frame = frames.next().map_err(|error| gone(&error))?;
+            if frame.header.kind == Kind::Prepare {
+                return Ok(spool);
+            }
+            spool.take(&frame).map_err(|error| refusal(&error))?;
+        }
+    }
+}
+
+/// Gives a frame on as what CRIU would have sent.
+fn pass(sink: &mut SessionSink, frame: &Frame) -> Result<(), SinkError> {
+    let header = &frame.header;
+    let vaddr = header.index.saturating_mul(PAGE_BYTES);
+    match header.kind {
+        Kind::Space => {
+            let space = header.space().map_err(|error| SinkError {
+                message: error.to_string(),
+                status: EINVAL,
+            })?;
+            sink.open(space).map(drop)
+        }
+        Kind::Pages => sink.pages(vaddr, header.flags, &frame.payload),
+        Kind::Zero => {
+            let (mut at, mut left) = (vaddr, u64::from(header.pages) * PAGE_BYTES);
+            while left > 0 {
+                let bytes = left.min(ZEROS.len() as u64);
+                let zeros = &ZEROS[..usize::try_from(bytes).unwrap_or(ZEROS.len())];
+                sink.pages(at, header.flags, zeros)?;
+                at += bytes;
+                left -= bytes;
+            }
+            Ok(())
+        }
+        Kind::Parent => sink.hole(vaddr, header.pages.into()),
+        _ => Err(SinkError {
+            message: "a frame that may not come here".to_owned(),
+            status: EINVAL,
+        }),
+    }
+}
+
+const EINVAL: i32 = 22;
+
+fn committed(checkpoint: control::Checkpoint) -> Committed {
+    Committed {
+        nodes: checkpoint.nodes.clone(),
+        checkpoint: Some(checkpoint),
+    }
+}
+
+/// What the session's sink refuses, as the control protocol says it.
+fn told(error: &SinkError) -> control::Error {
+    const ENOSPC: i32 = 28;
+    let code = match error.status {
+        EINVAL => ErrorCode::Invalid,
+        ENOSPC => ErrorCode::NoSpace,
+        _ => ErrorCode::SessionFailed,
+    };
+    control::Error {
+        code: code.into(),
+        message: error.message.clone(),
+        hint: String::new(),
+    }
+}
+
+/// The agent is gone, so nobody hears this; the log does.
+fn gone(error: &PeerError) -> control::Error {
+    control::Error {
+        code: ErrorCode::SessionFailed.into(),
+        message: error.to_string(),
+        hint: String::new(),
+    }
+}
+
+fn invalid(message: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Invalid.into(),
+        message: message.to_owned(),
+        hint: String::new(),
+    }
+}

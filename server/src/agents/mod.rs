@@ -1,0 +1,161 @@
+//! What a node does for the agents of compute nodes: their dumps are sessions of this node whose pages come by QUIC,
+//! and their requests those of `permafrost`, as far as their certificates let them.
+
+mod fetch;
+mod handler;
+mod intake;
+mod requests;
+mod spool;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_client::identity::{Action, Peer, namespace_of};
+use permafrost_protocol::control::{self, ErrorCode};
+
+use crate::store::{Session, Store, StoreError};
+
+pub use fetch::serve_fetch;
+pub use handler::AgentHandler;
+
+/// An agent that has opened a session begins its conversation at once; one that does not, never will.
+const BEGIN: Duration = Duration::from_secs(60);
+
+/// Parked sessions whose agents are remembered.
+const MAX_OWNED: usize = 16 << 10;
+
+/// What agents are served from.
+pub struct Agents {
+    store: Arc<Store>,
+    /// Small images on their way into a checkpoint are kept beneath this directory.
+    spool: PathBuf,
+    /// Sessions whose conversation has not begun.
+    opened: Mutex<HashMap<String, Opened>>,
+    /// Parked sessions, and the agent of each. What was parked before this daemon's start is nobody's: an agent must
+    /// know its name to adopt it.
+    owned: Mutex<HashMap<String, String>>,
+}
+
+/// A session that waits for its conversation.
+struct Opened {
+    owner: String,
+    session: Arc<Session>,
+    since: Instant,
+}
+
+impl Agents {
+    /// Over a store; `spool` is a private directory, best in memory.
+    #[must_use]
+    pub fn new(store: Arc<Store>, spool: PathBuf) -> Self {
+        Self {
+            store,
+            spool,
+            opened: Mutex::default(),
+            owned: Mutex::default(),
+        }
+    }
+
+    fn opened(&self) -> MutexGuard<'_, HashMap<String, Opened>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn owned(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a session until the conversation that brings its pages takes it.
+    fn expect(&self, peer: &Peer, session: &Arc<Session>) {
+        let mut late = Vec::new();
+        {
+            let mut opened = self.opened();
+            opened.retain(|id, waiting| {
+                let stays = waiting.since.elapsed() < BEGIN;
+                if !stays {
+                    late.push(id.clone());
+                }
+                stays
+            });
+            opened.insert(
+                session.id.clone(),
+                Opened {
+                    owner: name_of(peer),
+                    session: Arc::clone(session),
+                    since: Instant::now(),
+                },
+            );
+        }
+        for id in late {
+            self.store.drop_session(&id);
+        }
+    }
+
+    /// The session that `peer` has opened.
+    fn take(&self, peer: &Peer, id: &str) -> Result<Arc<Session>, StoreError> {
+        let mut opened = self.opened();
+        match opened.remove(id) {
+            Some(waiting) if waiting.owner == name_of(peer) => Ok(waiting.session),
+            other => {
+                if let Some(anothers) = other {
+                    opened.insert(id.to_owned(), anothers);
+                }
+                Err(StoreError::NotFound {
+                    what: format!("session {id}"),
+                })
+            }
+        }
+    }
+
+    /// Remembers whose parked session it is.
+    fn own(&self, peer: &Peer, id: &str) {
+        let mut owned = self.owned();
+        if owned.len() >= MAX_OWNED {
+            // Some adopted long ago, all of them adoptable by name.
+            owned.clear();
+        }
+        owned.insert(id.to_owned(), name_of(peer));
+    }
+
+    fn owns(&self, peer: &Peer, id: &str) -> bool {
+        self.owned()
+            .get(id)
+            .is_some_and(|owner| *owner == name_of(peer))
+    }
+}
+
+/// Names are unique within a role.
+fn name_of(peer: &Peer) -> String {
+    format!("{} {}", peer.role(), peer.name())
+}
+
+/// Whether `peer` may add to `job`, or take from it.
+fn check_write(peer: &Peer, job: &str) -> Result<(), control::Error> {
+    let namespace = namespace_of(job);
+    if peer.may(Action::DumpInto { namespace }) {
+        return Ok(());
+    }
+    Err(denied(peer, &format!("dump into namespace {namespace}")))
+}
+
+/// Whether `peer` may read `job`.
+fn check_read(peer: &Peer, job: &str) -> Result<(), control::Error> {
+    let namespace = namespace_of(job);
+    if peer.may(Action::Read { namespace }) {
+        return Ok(());
+    }
+    Err(denied(peer, &format!("read namespace {namespace}")))
+}
+
+fn denied(peer: &Peer, what: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Denied.into(),
+        message: format!("{} {} may not {what}", peer.role(), peer.name()),
+        hint: "its certificate lists its namespaces (`permafrost pki issue --namespace`)"
+            .to_owned(),
+    }
+}
+
+fn refusal(error: &StoreError) -> control::Error {
+    error.to_reply()
+}

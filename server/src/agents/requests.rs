@@ -1,0 +1,202 @@
+//! Requests of agents, readers and operators: those of `permafrost`, as far as the peer may.
+
+use permafrost_client::identity::{Action, Peer};
+use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
+use permafrost_protocol::manifest::CheckpointRef;
+
+use super::{Agents, check_read, check_write, denied, refusal};
+use crate::replication::Durability;
+use crate::store::SessionRequest;
+
+impl Agents {
+    /// Answers a control request that came by QUIC.
+    #[must_use]
+    pub fn call(&self, peer: &Peer, request: Request) -> Reply {
+        let answered = if request.version == control::VERSION {
+            match request.body {
+                Some(body) => self.answer(peer, body),
+                None => Err(invalid("a request that asks for nothing this node knows")),
+            }
+        } else {
+            Err(invalid(
+                "another version of the control protocol than this node's",
+            ))
+        };
+        Reply {
+            body: Some(answered.unwrap_or_else(|error| {
+                tracing::info!(peer = peer.name(), error = error.message, "request refused");
+                reply::Body::Error(error)
+            })),
+        }
+    }
+
+    fn answer(&self, peer: &Peer, body: request::Body) -> Result<reply::Body, control::Error> {
+        Ok(match body {
+            request::Body::Open(open) => reply::Body::SessionOpened(self.open(peer, open)?),
+            request::Body::Abort(abort) => {
+                self.abort(peer, &abort.session)?;
+                reply::Body::Done(control::Done { count: 1 })
+            }
+            request::Body::List(list) => reply::Body::Checkpoints(control::Checkpoints {
+                checkpoints: self.list(peer, &list.job)?,
+            }),
+            request::Body::Show(show) => {
+                check_read(peer, &job_of(&show.checkpoint)?)?;
+                let shown = self.store.show(&show.checkpoint);
+                reply::Body::Detail(shown.map_err(|error| refusal(&error))?)
+            }
+            request::Body::Remove(remove) => {
+                let job = if remove.all_generations {
+                    remove.checkpoint.clone()
+                } else {
+                    job_of(&remove.checkpoint)?
+                };
+                check_write(peer, &job)?;
+                let removed =
+                    self.store
+                        .remove(&remove.checkpoint, remove.all_generations, remove.force);
+                let count = removed.map_err(|error| refusal(&error))?;
+                reply::Body::Done(control::Done { count })
+            }
+            request::Body::Pin(pin) => {
+                check_write(peer, &job_of(&pin.checkpoint)?)?;
+                let pinned = self.store.pin(&pin.checkpoint, pin.pinned);
+                reply::Body::Checkpoint(pinned.map_err(|error| refusal(&error))?)
+            }
+            request::Body::Verify(verify) => {
+                reply::Body::Verified(self.verify(peer, &verify.checkpoint)?)
+            }
+            request::Body::Status(_) => reply::Body::Status(self.status(peer)?),
+            request::Body::Seal(_)
+            | request::Body::Adopt(_)
+            | request::Body::Export(_)
+            | request::Body::Import(_)
+            | request::Body::Stream(_) => {
+                return Err(invalid("a request that needs a descriptor, by QUIC"));
+            }
+        })
+    }
+
+    fn open(
+        &self,
+        peer: &Peer,
+        open: request::Open,
+    ) -> Result<control::SessionOpened, control::Error> {
+        check_write(peer, &open.job)?;
+        let durability = Durability::parse(&open.durability).map_err(|error| refusal(&error))?;
+        let session = self.store.open_session(SessionRequest {
+            job: open.job,
+            pre_dump: open.pre_dump,
+            seal_follows: open.seal_follows,
+            origin: open.origin,
+            no_parent: open.no_parent,
+            parent_images: open.parent_images,
+            durability,
+        });
+        let session = session.map_err(|error| refusal(&error))?;
+        self.expect(peer, &session);
+        Ok(control::SessionOpened {
+            session: session.id.clone(),
+            parent_generation: session.parent_generation,
+            parent_origin: session.parent_origin.clone(),
+            ..control::SessionOpened::default()
+        })
+    }
+
+    /// A session of the peer's own, or a parked one of a job that it may dump into.
+    fn abort(&self, peer: &Peer, id: &str) -> Result<(), control::Error> {
+        let own = self.take(peer, id).is_ok() || self.owns(peer, id);
+        if !own {
+            let listed = self.store.list("").map_err(|error| refusal(&error))?;
+            let parked = listed
+                .into_iter()
+                .find(|record| record.generation == 0 && record.session == id);
+            match parked {
+                Some(parked) if !parked.job.is_empty() => check_write(peer, &parked.job)?,
+                _ => {
+                    return Err(control::Error {
+                        code: ErrorCode::NotFound.into(),
+                        message: format!("session {id} not found"),
+                        hint: String::new(),
+                    });
+                }
+            }
+        }
+        let aborted = self.store.abort_session(id);
+        aborted.map_err(|error| refusal(&error))?;
+        self.owned().remove(id);
+        Ok(())
+    }
+
+    /// What the peer may read; of parked sessions without a job, its own.
+    fn list(&self, peer: &Peer, job: &str) -> Result<Vec<control::Checkpoint>, control::Error> {
+        if !job.is_empty() {
+            check_read(peer, job)?;
+        }
+        let mut listed = self.store.list(job).map_err(|error| refusal(&error))?;
+        listed.retain(|record| match record.job.as_str() {
+            "" => self.owns(peer, &record.session),
+            job => check_read(peer, job).is_ok(),
+        });
+        Ok(listed)
+    }
+
+    fn verify(&self, peer: &Peer, reference: &str) -> Result<control::Verified, control::Error> {
+        let references = if reference.is_empty() {
+            self.list(peer, "")?
+                .into_iter()
+                .filter(|record| record.generation > 0)
+                .map(|record| format!("{}@{}", record.job, record.generation))
+                .collect()
+        } else {
+            check_read(peer, &job_of(reference)?)?;
+            vec![reference.to_owned()]
+        };
+        let mut all = control::Verified::default();
+        for reference in references {
+            let verified = self.store.verify(&reference, &mut |_, _| {});
+            let verified = verified.map_err(|error| refusal(&error))?;
+            all.checkpoints += verified.checkpoints;
+            all.pages += verified.pages;
+            all.damage.extend(verified.damage);
+        }
+        Ok(all)
+    }
+
+    fn status(&self, peer: &Peer) -> Result<control::ServerStatus, control::Error> {
+        if !peer.may(Action::List) {
+            return Err(denied(peer, "see the state of the node"));
+        }
+        let listed = self.list(peer, "")?;
+        let parked = listed
+            .iter()
+            .filter(|record| record.generation == 0)
+            .count() as u64;
+        Ok(control::ServerStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            regions: vec![self.store.region_status()],
+            checkpoints: listed.len() as u64 - parked,
+            parked,
+            ..control::ServerStatus::default()
+        })
+    }
+}
+
+/// The job that a reference names.
+fn job_of(reference: &str) -> Result<String, control::Error> {
+    let parsed: Result<CheckpointRef, _> = reference.parse();
+    match parsed {
+        Ok(parsed) => Ok(parsed.job),
+        Err(error) => Err(invalid(&format!(
+            "{reference:?} names no checkpoint: {error}"
+        ))),
+    }
+}
+
+fn invalid(message: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Invalid.into(),
+        message: message.to_owned(),
+        hint: "use the same version of Permafrost everywhere".to_owned(),
+    }
+}

@@ -1,0 +1,421 @@
+//! A compute node without storage: dumps go through an agent to a storage node, and come back through it.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::*;
+use permafrost_protocol::pageserver::Dialect;
+use permafrost_tests::binaries;
+use permafrost_tests::criu;
+use permafrost_tests::daemon::{Daemon, Options, tail};
+use permafrost_tests::workload::{self, Workload};
+
+/// Storage nodes, an authority that all trust, and agents.
+struct Site {
+    work: tempfile::TempDir,
+    nodes: Vec<Option<Daemon>>,
+}
+
+impl Site {
+    fn new(nodes: usize) -> Self {
+        let work = tempfile::tempdir().unwrap();
+        pki(&["init", "--dir", text(&work.path().join("ca"))]);
+        let mut site = Self {
+            work,
+            nodes: Vec::new(),
+        };
+        for n in 0..nodes {
+            let identity = site.issue(&name(n), "node", None);
+            let dir = site.path(&name(n));
+            let options = Options {
+                listen: "none".to_owned(),
+                extra: [
+                    "--listen-peers",
+                    "127.0.0.1:0",
+                    "--identity",
+                    text(&identity),
+                ]
+                .map(str::to_owned)
+                .to_vec(),
+                ..Options::default()
+            };
+            site.nodes
+                .push(Some(Daemon::start(&dir, &options).unwrap()));
+        }
+        site
+    }
+
+    /// A directory that is there.
+    fn path(&self, name: &str) -> PathBuf {
+        let path = self.work.path().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn issue(&self, name: &str, role: &str, namespace: Option<&str>) -> PathBuf {
+        let out = self.work.path().join(format!("identity-{name}"));
+        let ca = self.work.path().join("ca");
+        let mut arguments = vec!["issue", "--dir", text(&ca), "--name", name, "--role", role];
+        arguments.extend(["--out", text(&out)]);
+        if let Some(namespace) = namespace {
+            arguments.extend(["--namespace", namespace]);
+        }
+        pki(&arguments);
+        out
+    }
+
+    /// An agent that knows all nodes.
+    fn agent(&self, agent: &str, namespace: &str, extra: &[&str]) -> Daemon {
+        let identity = self.issue(agent, "agent", Some(namespace));
+        let mut arguments = vec!["--identity".to_owned(), text(&identity).to_owned()];
+        for (n, node) in self.nodes.iter().enumerate() {
+            let peers = node.as_ref().expect("a node that runs").peers();
+            arguments.push(format!("--node={}={peers}", name(n)));
+        }
+        arguments.extend(extra.iter().map(|&argument| argument.to_owned()));
+        Daemon::agent(&self.path(agent), &arguments).unwrap()
+    }
+
+    fn work(&self) -> &Path {
+        self.work.path()
+    }
+
+    fn log(&self, n: usize) -> String {
+        tail(&self.work.path().join(name(n)).join("permafrostd.log"))
+    }
+}
+
+fn name(n: usize) -> String {
+    format!("node-{n}")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn pki(arguments: &[&str]) {
+    let output = Command::new(binaries::path("permafrost").unwrap())
+        .arg("pki")
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "pki {arguments:?}: {output:?}");
+}
+
+/// What a command is refused with.
+fn refusal(daemon: &Daemon, arguments: &[&str]) -> (i32, String) {
+    let output = daemon.try_run(arguments).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code().unwrap(), said)
+}
+
+#[test]
+fn what_goes_through_an_agent_is_on_the_node_and_comes_back() {
+    let site = Site::new(1);
+    let agent = site.agent("compute", "*", &[]);
+    let mut memory = pages(3, 700);
+    memory[100 * PAGE..300 * PAGE].fill(0);
+
+    // A bare page-server dump is parked, and adopted without its name.
+    let adopted = dump_and_adopt(&agent, site.work(), "team/plain", 0x40_0000, &memory);
+    assert_eq!(adopted["generation"], 1, "{adopted}");
+    assert_eq!(adopted["zero_bytes"], 200 * PAGE);
+    assert!(exported_pages(&agent, site.work(), "team/plain") == memory);
+    let node = site.nodes[0].as_ref().unwrap();
+    assert!(exported_pages(node, site.work(), "team/plain") == memory);
+
+    // A session of its own, compared with the first one by the node, part of it by the client's word.
+    memory[699 * PAGE] ^= 1;
+    let opened = agent
+        .json(&["open", "--job", "team/plain", "--prev-images"])
+        .unwrap();
+    assert_eq!(opened["parent_generation"], 1);
+    let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
+    assert!(peer.open(), "the parent has this process");
+    peer.hole(0x40_0000, 400);
+    peer.pages(0x40_0000 + 400 * PAGE as u64, &memory[400 * PAGE..]);
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
+    let images = site.path("images-second");
+    fake_images(&images);
+    let session = opened["session"].as_str().unwrap();
+    let adopt = [
+        "adopt",
+        "--job",
+        "team/plain",
+        "--images-dir",
+        text(&images),
+        session,
+    ];
+    let second = agent.json(&adopt).unwrap();
+    assert_eq!(second["generation"], 2);
+    let added_pages = second["added_bytes"].as_u64().unwrap() / PAGE as u64;
+    assert!(added_pages < 16, "one page differs: {second}");
+    assert!(exported_pages(&agent, site.work(), "team/plain@2") == memory);
+
+    // What is exported is what the node itself exports, byte for byte.
+    let through = site.path("through");
+    let direct = site.path("direct");
+    agent
+        .run(&["get", "--force", "team/plain", text(&through)])
+        .unwrap();
+    node.run(&["get", "--force", "team/plain", text(&direct)])
+        .unwrap();
+    let mut names: Vec<_> = std::fs::read_dir(&direct)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    names.sort();
+    assert!(names.len() >= 6, "{names:?}");
+    assert_eq!(std::fs::read_dir(&through).unwrap().count(), names.len());
+    for file in names {
+        let same = std::fs::read(through.join(&file)).unwrap()
+            == std::fs::read(direct.join(&file)).unwrap();
+        assert!(same, "{file:?}");
+    }
+
+    // The small requests.
+    assert_eq!(listing(&agent), listing(node));
+    agent.run(&["pin", "team/plain@2"]).unwrap();
+    let (code, said) = refusal(&agent, &["rm", "team/plain@2"]);
+    assert_eq!(code, 4, "{said}");
+    agent.run(&["unpin", "team/plain@2"]).unwrap();
+    agent.run(&["rm", "team/plain@1"]).unwrap();
+    let verified = agent.json(&["verify"]).unwrap();
+    assert_eq!(verified["pages"].as_u64(), Some(700 + 4), "{verified}");
+    assert_eq!(verified["damage"].as_array().map(Vec::len), Some(0));
+    agent.run(&["status"]).unwrap();
+    let (code, said) = refusal(&agent, &["put", "team/x", text(&direct)]);
+    assert_eq!(code, 2, "{said}");
+    agent.stop().unwrap();
+}
+
+#[test]
+fn a_refusal_of_the_node_is_answered_at_close() {
+    let site = Site::new(1);
+    let agent = site.agent("compute", "*", &[]);
+    let opened = agent.json(&["open", "--job", "odd"]).unwrap();
+    let (code, said) = refusal(&agent, &["open", "--job", "odd"]);
+    assert_eq!(code, 4, "a job has one dump at a time: {said}");
+    let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
+    assert!(!peer.open());
+    peer.hole(0x40_0000, 4);
+    peer.pages(0x50_0000, &pages(1, 64));
+    assert_ne!(peer.close().expect("an answer"), 0);
+    peer.leave();
+    // The node has let go of the job.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while agent.json(&["open", "--job", "odd"]).is_err() {
+        assert!(Instant::now() < deadline, "{}", site.log(0));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(listing(&agent).is_empty());
+
+    // Pages that descend would be refused by the node as no dump at all.
+    let mut peer = Peer::anonymous(&agent, Dialect::V32);
+    peer.open();
+    peer.pages(0x50_0000, &pages(1, 64));
+    peer.pages(0x40_0000, &pages(1, 64));
+    assert_eq!(peer.close(), Some(22));
+    peer.leave();
+    assert!(listing(&agent).is_empty());
+}
+
+#[test]
+fn many_sessions_at_once_keep_their_pages_apart() {
+    const DUMPS: u8 = 16;
+    let site = Site::new(1);
+    let agent = site.agent("compute", "*", &[]);
+    let contents = |n: u8| pages(n + 1, 256 + usize::from(n) * 7);
+    std::thread::scope(|scope| {
+        for n in 0..DUMPS {
+            let (agent, site) = (&agent, &site);
+            scope.spawn(move || {
+                let job = format!("crowd/{n}");
+                let opened = agent.json(&["open", "--job", &job]).unwrap();
+                let mut peer = if n % 3 == 0 {
+                    Peer::tcp(opened["address"].as_str().unwrap(), Dialect::V24)
+                } else {
+                    Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32)
+                };
+                assert!(!peer.open());
+                for (at, chunk) in contents(n).chunks(64 * PAGE).enumerate() {
+                    peer.pages(0x5000_0000 + at as u64 * 0x100_0000, chunk);
+                }
+                assert_eq!(peer.close(), Some(0));
+                peer.leave();
+                let images = site.path(&format!("images-{n}"));
+                fake_images(&images);
+                let session = opened["session"].as_str().unwrap();
+                let adopt = [
+                    "adopt",
+                    "--job",
+                    &job,
+                    "--images-dir",
+                    text(&images),
+                    session,
+                ];
+                agent.json(&adopt).unwrap();
+            });
+        }
+    });
+    assert_eq!(listing(&agent).len(), usize::from(DUMPS));
+    for n in 0..DUMPS {
+        let job = format!("crowd/{n}");
+        assert!(
+            exported_pages(&agent, site.work(), &job) == contents(n),
+            "dump {n}"
+        );
+    }
+}
+
+#[test]
+fn a_node_that_dies_in_mid_dump_fails_it_and_the_next_goes_to_another() {
+    let mut site = Site::new(2);
+    let agent = site.agent("compute", "*", &["--deadline", "6s"]);
+    let mut peer = Peer::anonymous(&agent, Dialect::V32);
+    peer.open();
+    peer.pages(0x40_0000, &pages(1, 64));
+    // The first node has the session.
+    let first = site.nodes[0].take().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while first.json(&["status"]).unwrap()["sessions"]
+        .as_array()
+        .is_none_or(Vec::is_empty)
+    {
+        assert!(Instant::now() < deadline, "{}", site.log(0));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    first.kill().unwrap();
+    peer.pages(0x50_0000, &pages(2, 64));
+    let status = peer.close().expect("an answer to CLOSE");
+    assert_ne!(status, 0, "the task lives on");
+    peer.leave();
+
+    let memory = pages(5, 100);
+    dump_and_adopt(&agent, site.work(), "again", 0x40_0000, &memory);
+    let second = site.nodes[1].as_ref().unwrap();
+    assert!(exported_pages(second, site.work(), "again") == memory);
+    assert!(exported_pages(&agent, site.work(), "again") == memory);
+}
+
+#[test]
+fn an_agent_stays_in_its_namespaces() {
+    let site = Site::new(1);
+    let a = site.agent("a", "team-a", &[]);
+    let b = site.agent("b", "team-b", &[]);
+    let memory = pages(1, 50);
+    let opened = a.json(&["open", "--job", "team-a/x"]).unwrap();
+    let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
+    peer.open();
+    peer.pages(0x40_0000, &memory);
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
+    let images = site.path("images");
+    fake_images(&images);
+    let session = opened["session"].as_str().unwrap();
+    // Its name is no secret of the node's, but the job is not the other's.
+    let adopt = |job: &str| -> Vec<String> {
+        [
+            "adopt",
+            "--job",
+            job,
+            "--images-dir",
+            text(&images),
+            session,
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    };
+    let stolen = b.try_run(&adopt("team-a/x")).unwrap();
+    assert_eq!(stolen.status.code(), Some(9));
+    a.run(&adopt("team-a/x")).unwrap();
+
+    assert!(listing(&b).is_empty());
+    let out = site.work().join("out");
+    for arguments in [
+        vec!["open", "--job", "team-a/x"],
+        vec!["show", "team-a/x"],
+        vec!["rm", "team-a/x@1"],
+        vec!["rm", "--all", "team-a/x"],
+        vec!["pin", "team-a/x"],
+        vec!["verify", "team-a/x"],
+        vec!["get", "team-a/x", text(&out)],
+    ] {
+        let (code, said) = refusal(&b, &arguments);
+        assert_eq!(code, 9, "{arguments:?}: {said}");
+    }
+    assert!(exported_pages(&a, site.work(), "team-a/x") == memory);
+}
+
+#[test]
+fn a_stranger_is_not_served() {
+    let site = Site::new(1);
+    let other = Site::new(0);
+    let identity = other.issue("compute", "agent", Some("*"));
+    let peers = site.nodes[0].as_ref().unwrap().peers();
+    let arguments = [
+        "--identity".to_owned(),
+        text(&identity).to_owned(),
+        format!("--node=node-0={peers}"),
+        "--deadline=3s".to_owned(),
+    ];
+    let agent = Daemon::agent(&other.path("compute"), &arguments).unwrap();
+    let (code, said) = refusal(&agent, &["ls"]);
+    assert_eq!(code, 11, "{said}");
+}
+
+#[test]
+fn a_task_is_dumped_and_restored_through_an_agent() {
+    if criu::for_test("a_task_is_dumped_and_restored_through_an_agent").is_none() {
+        return;
+    }
+    let site = Site::new(1);
+    let agent = site.agent("compute", "*", &[]);
+    let options = workload::Options {
+        size_mib: 24,
+        ..workload::Options::default()
+    };
+    let mut workload = Workload::start(site.work(), &options).unwrap();
+    let mut counter = 0;
+    for generation in 1..=3_u64 {
+        let modified = workload.modify().unwrap();
+        let pid = workload.pid().to_string();
+        let dumped = agent
+            .json(&["dump", "--pid", &pid, "--job", "tasks/one"])
+            .unwrap();
+        assert_eq!(dumped["checkpoint"]["generation"], generation, "{dumped}");
+        workload.wait_until_gone().unwrap();
+        let restored = agent.json(&["restore", "tasks/one"]).unwrap();
+        assert_eq!(restored["streamed"], true, "{restored}");
+        let after = workload.verify().unwrap();
+        assert!(after.is_sound(), "generation {generation}: {after:?}");
+        assert_eq!(after.generation, modified.generation);
+        assert!(after.counter > counter, "the counter goes on");
+        counter = after.counter;
+    }
+    // And from an images directory.
+    workload.kill();
+    agent
+        .run(&["restore", "--no-stream", "tasks/one@3"])
+        .unwrap();
+    assert!(workload.verify().unwrap().is_sound());
+}
+
+#[test]
+fn a_dump_whose_node_is_gone_leaves_the_task_alive() {
+    if criu::for_test("a_dump_whose_node_is_gone_leaves_the_task_alive").is_none() {
+        return;
+    }
+    let mut site = Site::new(1);
+    let agent = site.agent("compute", "*", &["--deadline", "4s"]);
+    let workload = Workload::start(site.work(), &workload::Options::default()).unwrap();
+    let pid = workload.pid().to_string();
+    site.nodes[0].take().unwrap().kill().unwrap();
+    let (code, said) = refusal(&agent, &["dump", "--pid", &pid, "--job", "tasks/two"]);
+    assert_eq!(code, 11, "{said}");
+    assert!(workload.verify().unwrap().is_sound());
+}
