@@ -17,13 +17,16 @@ use super::nodes::{Nodes, odd_answer, refusal, unavailable};
 use super::session::{Session, Sink};
 use crate::frontend::{self, StreamError};
 use crate::host::{Backend, Progress};
-use crate::peer::DumpSender;
+use crate::peer::{DumpSender, PeerError};
 
 /// How long CRIU may take to connect once it has been promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Reading every page of many checkpoints takes its time, and is told nothing of on the way.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Sessions that are over and can still be seen, or found their node by.
+const MAX_OVER: usize = 1024;
 
 /// Checkpoints of nodes.
 pub struct Remote {
@@ -122,18 +125,33 @@ impl Remote {
             session: session.to_owned(),
             ..message::Commit::default()
         };
-        let committed = sender
-            .commit(&commit, self.nodes.until())
-            .map_err(|error| refusal(&error))?;
-        committed
-            .checkpoint
-            .ok_or_else(|| odd_answer(sender.node()))
+        match sender.commit(&commit, self.nodes.until()) {
+            Ok(committed) => committed
+                .checkpoint
+                .ok_or_else(|| odd_answer(sender.node())),
+            Err(PeerError::Refused { error, .. }) => Err(error),
+            // Only the answer may be lost: then it is listed.
+            Err(error) => match self.listed(session) {
+                Ok(Some(record)) if record.generation > 0 => Ok(record),
+                _ => Err(control::Error {
+                    hint: "`permafrost ls` tells whether it was sealed all the same".to_owned(),
+                    ..refusal(&error)
+                }),
+            },
+        }
+    }
+
+    /// What became of a session, as the nodes list it.
+    fn listed(&self, session: &str) -> Result<Option<control::Checkpoint>, control::Error> {
+        let listed = self.list(&request::List::default())?;
+        Ok(listed
+            .into_iter()
+            .find(|record| record.session == session && !session.is_empty()))
     }
 
     /// A session that is not under way here: it may be sealed already, or parked.
     fn seal_again(&self, id: &str, images: OwnedFd) -> Result<control::Checkpoint, control::Error> {
-        let listed = self.list(&request::List::default())?;
-        let Some(found) = listed.into_iter().find(|record| record.session == id) else {
+        let Some(found) = self.listed(id)? else {
             return Err(not_found(format!("session {id}")));
         };
         if found.generation > 0 {
@@ -176,7 +194,10 @@ impl Backend for Remote {
         let sender = self.sender(&node, &id, &open.job, None)?;
         let session = Session::new(&node, open, opened, parent_spaces, sender);
         let id = crate::host::Session::id(&*session).to_owned();
-        self.sessions().insert(id, Arc::clone(&session));
+        let mut sessions = self.sessions();
+        forget_old_failures(&mut sessions);
+        sessions.insert(id, Arc::clone(&session));
+        drop(sessions);
         Ok(session)
     }
 
@@ -417,7 +438,11 @@ impl Backend for Remote {
         let mut words = Vec::new();
         for node in self.nodes.in_order() {
             let body = request::Body::Status(request::Status {});
-            match self.nodes.ask(&node, body, self.nodes.share(until, true)) {
+            let asked = match self.nodes.reach(&node, true) {
+                Ok(()) => self.nodes.ask(&node, body, until),
+                Err(error) => Err(refusal(&error)),
+            };
+            match asked {
                 Ok(reply::Body::Status(of_node)) => {
                     words.push(node.clone());
                     status
@@ -436,6 +461,19 @@ impl Backend for Remote {
         }
         status.catalog = format!("none: an agent of {}", words.join(", "));
         Ok(status)
+    }
+}
+
+/// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory; nor do
+/// parked ones, whose node they are found on without us.
+fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
+    let mut over: Vec<_> = sessions
+        .iter()
+        .filter_map(|(id, session)| Some((session.over_since()?, id.clone())))
+        .collect();
+    if over.len() >= MAX_OVER {
+        over.sort_unstable();
+        sessions.remove(&over[0].1);
     }
 }
 

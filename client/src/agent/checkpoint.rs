@@ -90,8 +90,9 @@ impl RemoteCheckpoint {
             ..message::request::Fetch::default()
         };
         let mut failure = None;
-        for holder in &self.holders {
-            match self.image_from(holder, &fetch, image.len_bytes) {
+        for (holder, at) in self.holders.iter().zip(1..) {
+            let others = at < self.holders.len();
+            match self.image_from(holder, others, &fetch, image.len_bytes) {
                 Ok(bytes) if of_image(&bytes).is(pages_of(image.len_bytes), &image.map_digest) => {
                     return Ok(bytes);
                 }
@@ -109,6 +110,7 @@ impl RemoteCheckpoint {
     fn image_from(
         &self,
         holder: &str,
+        others: bool,
         fetch: &message::request::Fetch,
         len_bytes: u64,
     ) -> Result<Vec<u8>, PeerError> {
@@ -116,8 +118,7 @@ impl RemoteCheckpoint {
         if len_bytes > MAX_IMAGE_BYTES {
             return Err(wrong());
         }
-        let until = self.nodes.share(self.nodes.until(), true);
-        let reader = FetchReader::open(&self.nodes.network, holder, fetch.clone(), until)?;
+        let reader = self.reader(holder, others, fetch.clone())?;
         let mut bytes = Vec::new();
         for frame in reader {
             let Frame { header, payload } = frame?;
@@ -209,7 +210,8 @@ impl RemoteCheckpoint {
     ) -> Result<(), Stop<E>> {
         let mut next_index = 0;
         let mut failure = None;
-        for holder in &self.holders {
+        for (holder, at) in self.holders.iter().zip(1..) {
+            let others = at < self.holders.len();
             let fetch = message::request::Fetch {
                 checkpoint: self.record.id.clone(),
                 space: u32::try_from(place + 1).unwrap_or(u32::MAX),
@@ -217,7 +219,7 @@ impl RemoteCheckpoint {
                 runs_only,
                 ..message::request::Fetch::default()
             };
-            match self.frames_from(holder, fetch, &mut next_index, &mut take) {
+            match self.frames_from(holder, others, fetch, &mut next_index, &mut take) {
                 Err(Stop::Node(error)) => {
                     tracing::warn!(node = holder, checkpoint = self.name(), next_index, %error, "pages end early");
                     // What the first one said is what went wrong; the others may never have had it.
@@ -234,13 +236,13 @@ impl RemoteCheckpoint {
     fn frames_from<E>(
         &self,
         holder: &str,
+        others: bool,
         fetch: message::request::Fetch,
         next_index: &mut u64,
         take: &mut impl FnMut(Frame) -> Result<(), E>,
     ) -> Result<(), Stop<E>> {
         let runs_only = fetch.runs_only;
-        let until = self.nodes.share(self.nodes.until(), true);
-        let reader = FetchReader::open(&self.nodes.network, holder, fetch, until);
+        let reader = self.reader(holder, others, fetch);
         for frame in reader.map_err(Stop::Node)? {
             let frame = frame.map_err(Stop::Node)?;
             let header = &frame.header;
@@ -260,6 +262,16 @@ impl RemoteCheckpoint {
             *next_index = end;
         }
         Ok(())
+    }
+
+    fn reader(
+        &self,
+        holder: &str,
+        others: bool,
+        fetch: message::request::Fetch,
+    ) -> Result<FetchReader, PeerError> {
+        self.nodes.reach(holder, others)?;
+        FetchReader::open(&self.nodes.network, holder, fetch, self.nodes.until())
     }
 
     fn stopped(&self, stop: Stop<control::Error>) -> control::Error {

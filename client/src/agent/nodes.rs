@@ -136,12 +136,16 @@ impl Nodes {
         let mut refused: Option<control::Error> = None;
         let names = self.in_order();
         for (name, at) in names.iter().zip(1..) {
-            match self.ask(name, body.clone(), self.share(until, at < names.len())) {
+            let asked = match self.reach(name, at < names.len()) {
+                Ok(()) => self.ask(name, body.clone(), until),
+                Err(error) => Err(refusal(&error)),
+            };
+            match asked {
                 Ok(answer) => {
                     self.prefer(name);
                     return Ok((name.clone(), answer));
                 }
-                Err(error) if another_may(&error) => {
+                Err(error) if another_may(&error) && Instant::now() < until => {
                     // That nobody has it is known from those that answered.
                     if refused
                         .as_ref()
@@ -156,13 +160,15 @@ impl Nodes {
         Err(refused.unwrap_or_else(|| unavailable("no storage node is known")))
     }
 
-    /// When to give one node up, with others left to ask or none.
-    pub(super) fn share(&self, until: Instant, others: bool) -> Instant {
-        if others {
-            until.min(Instant::now() + REACH)
-        } else {
-            until
+    /// Whether a node is there, as long as there are `others` to turn to. A connection may be dead for a while before
+    /// that shows, and a request that is under way cannot be taken back.
+    pub(super) fn reach(&self, node: &str, others: bool) -> Result<(), PeerError> {
+        if !others {
+            return Ok(());
         }
+        let ping = message::request::Body::Ping(message::request::Ping {});
+        let until = Instant::now() + REACH.min(self.deadline);
+        self.network.call(node, ping, until).map(drop)
     }
 }
 

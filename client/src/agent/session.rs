@@ -228,6 +228,12 @@ impl Session {
         !matches!(state.phase, Phase::Receiving | Phase::Sealing) && state.since.elapsed() >= limit
     }
 
+    /// Since when it is over, if it is.
+    pub(super) fn over_since(&self) -> Option<Instant> {
+        let state = self.state();
+        matches!(state.phase, Phase::Done | Phase::Failed(_)).then_some(state.since)
+    }
+
     /// The node keeps it as a parked one, or as a checkpoint.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.state().phase, Phase::Done)

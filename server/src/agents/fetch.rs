@@ -9,7 +9,7 @@ use permafrost_protocol::wire::message::request;
 use super::{check_read, denied, refusal};
 use crate::store::{Fetch, Fetched, Store, StoreError};
 
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: usize = 4096;
 
 /// Sends what `request` asks for, each page verified; the last frame is `Prepare`.
 ///
@@ -101,6 +101,14 @@ impl Sending<'_> {
         } else {
             (0, 0)
         };
+        if request.runs_only {
+            for placed in self.fetch.places(place, from_index) {
+                let (first_index, flags, pages, zero) = placed?;
+                let kind = if zero { Kind::Zero } else { Kind::Parent };
+                named(self.frames, kind, first_index, flags, pages)?;
+            }
+            return Ok(());
+        }
         for fetched in self.fetch.runs(place, from_index, pages) {
             match fetched? {
                 Fetched::Pages {
@@ -108,14 +116,9 @@ impl Sending<'_> {
                     flags,
                     bytes,
                 } => {
-                    let pages = bytes.len() as u64 / PAGE_BYTES;
-                    if request.runs_only {
-                        named(self.frames, Kind::Parent, first_index, flags, pages)?;
-                    } else {
-                        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
-                        self.frames
-                            .push(Kind::Pages, flags, pages, first_index, bytes)?;
-                    }
+                    let pages = u32::try_from(bytes.len() / PAGE_BYTES).unwrap_or(u32::MAX);
+                    self.frames
+                        .push(Kind::Pages, flags, pages, first_index, bytes)?;
                 }
                 Fetched::Zero {
                     first_index,

@@ -140,6 +140,28 @@ impl Fetch {
         }
     }
 
+    /// Where the pages of the address space at `place` are, from `from_index` on, ascending: first index, flags, how
+    /// many, and whether they are zeros. Reads the map, and no page.
+    pub fn places(
+        &self,
+        place: usize,
+        from_index: u64,
+    ) -> impl Iterator<Item = Result<(u64, u16, u64, bool), StoreError>> + '_ {
+        let at = self.maps.get(place).zip(self.manifest().spaces.get(place));
+        at.into_iter().flat_map(move |((map, _), space)| {
+            map.runs().filter_map(move |run| match run {
+                Ok(run) if run.end_index() <= from_index => None,
+                Ok(run) => {
+                    let first_index = run.first_index.max(from_index);
+                    let pages = run.end_index() - first_index;
+                    let zero = matches!(run.kind, RunKind::Zero);
+                    Some(Ok((first_index, run.flags, pages, zero)))
+                }
+                Err(error) => Some(Err(self.reader.corrupt(space, from_index, error))),
+            })
+        })
+    }
+
     /// Passes a small image on, piece by piece, after all of it was verified.
     ///
     /// # Errors

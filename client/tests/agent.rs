@@ -1,0 +1,389 @@
+//! An agent over nodes that fail: what it passes on is whole, or it is not passed on as whole.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use permafrost_client::agent::{Agent, Node, Options};
+use permafrost_client::control::{Connection, ControlError};
+use permafrost_client::host;
+use permafrost_client::identity::{Authority, Namespaces, Order, Peer, Role};
+use permafrost_client::peer::{self, Endpoint, FrameSink, FrameSource, Handler, Replies};
+use permafrost_protocol::control::{self, ErrorCode, request};
+use permafrost_protocol::images::Pagemap;
+use permafrost_protocol::manifest::{self, AddressSpace, Image, Manifest};
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{Done, reply, request as wire};
+use sha2::{Digest, Sha256};
+use tokio::runtime::Runtime;
+
+const PAGE: usize = 4096;
+const PID: u64 = 4711;
+/// Pages in a frame.
+const RUN: usize = 8;
+const PAGES: usize = 400;
+const FLAGS: u16 = 4;
+
+/// The pages of the one address space: some of zeros, others all different. They lie one behind the other.
+fn memory() -> Vec<u8> {
+    let mut bytes = vec![0; PAGES * PAGE];
+    for (n, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
+        if n % 64 < 48 {
+            page.fill(5);
+            page[..8].copy_from_slice(&n.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+fn map_digest(bytes: &[u8], first_index: u64, flags: u16) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    for (page, index) in bytes.chunks(PAGE).zip(first_index..) {
+        let mut whole = page.to_vec();
+        whole.resize(PAGE, 0);
+        hash.update(index.to_le_bytes());
+        hash.update(flags.to_le_bytes());
+        hash.update(crc32fast::hash(&whole).to_le_bytes());
+    }
+    hash.finalize().to_vec()
+}
+
+fn small(name: &str) -> Vec<u8> {
+    name.repeat(700).into_bytes()
+}
+
+fn manifest() -> Manifest {
+    let image = |name: &str| Image {
+        name: name.to_owned(),
+        len_bytes: small(name).len() as u64,
+        map_root: vec![1; 32],
+        map_digest: map_digest(&small(name), 0, 0),
+    };
+    Manifest {
+        version: manifest::VERSION,
+        job: "job".to_owned(),
+        generation: 1,
+        images: vec![image("inventory.img"), image("core-4711.img")],
+        spaces: vec![AddressSpace {
+            id: PID,
+            pages_id: 65_537,
+            map_root: vec![1; 32],
+            pages: PAGES as u64,
+            map_digest: map_digest(&memory(), FIRST, FLAGS),
+            ..AddressSpace::default()
+        }],
+        ..Manifest::default()
+    }
+}
+
+/// Index of the first page.
+const FIRST: u64 = 0x400;
+
+/// A node that holds the checkpoint, or says so.
+#[derive(Default)]
+struct Fake {
+    /// Gives up after so many frames with pages.
+    breaks_after: Option<usize>,
+    /// Flips a bit of this page.
+    flips: Option<usize>,
+    /// Flips a bit of this image.
+    spoils: Option<&'static str>,
+    /// Pages sent.
+    sent: AtomicU64,
+    /// Where fetches of pages began.
+    begun_at: Mutex<Vec<u64>>,
+}
+
+fn refusal(message: impl ToString) -> control::Error {
+    control::Error {
+        code: ErrorCode::Internal.into(),
+        message: message.to_string(),
+        hint: String::new(),
+    }
+}
+
+impl Fake {
+    fn pages(&self, request: &wire::Fetch, frames: &mut dyn FrameSink) -> Result<(), String> {
+        let failed = |error: peer::PeerError| error.to_string();
+        let mut memory = memory();
+        let push = |frames: &mut dyn FrameSink, kind, pages: usize, index, payload: &[u8]| {
+            let pages = u32::try_from(pages).unwrap();
+            frames.push(kind, FLAGS, pages, index, payload)
+        };
+        if let Some(page) = self.flips {
+            memory[page * PAGE + 99] ^= 16;
+        }
+        frames
+            .push(Kind::Space, 0, 65_537, PID, &[])
+            .map_err(failed)?;
+        if !request.runs_only {
+            self.begun_at.lock().unwrap().push(request.from_index);
+        }
+        for (n, run) in memory.chunks(RUN * PAGE).enumerate() {
+            let index = FIRST + (n * RUN) as u64;
+            if index < request.from_index {
+                continue;
+            }
+            let pages = run.len() / PAGE;
+            if run.iter().all(|byte| *byte == 0) {
+                push(frames, Kind::Zero, pages, index, &[]).map_err(failed)?;
+            } else if request.runs_only {
+                push(frames, Kind::Parent, pages, index, &[]).map_err(failed)?;
+            } else {
+                if self.breaks_after.is_some_and(|after| n >= after) {
+                    // A refusal overtakes pages that are on their way.
+                    std::thread::sleep(Duration::from_secs(1));
+                    return Err("given up half-way".to_owned());
+                }
+                push(frames, Kind::Pages, pages, index, run).map_err(failed)?;
+                self.sent.fetch_add(pages as u64, Ordering::SeqCst);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Handler for Fake {
+    fn call(&self, peer: &Peer, body: wire::Body) -> reply::Body {
+        assert_eq!(peer.role(), Role::Agent);
+        match body {
+            wire::Body::Ping(_) => reply::Body::Done(Done { free_bytes: 1 }),
+            wire::Body::Control(control::Request {
+                body: Some(request::Body::Show(_)),
+                ..
+            }) => reply::Body::Control(control::Reply {
+                body: Some(control::reply::Body::Detail(control::Detail {
+                    checkpoint: Some(control::Checkpoint {
+                        job: "job".to_owned(),
+                        generation: 1,
+                        id: "a".repeat(32),
+                        memory_bytes: (PAGES * PAGE) as u64,
+                        ..control::Checkpoint::default()
+                    }),
+                    manifest: Some(manifest()),
+                    ..control::Detail::default()
+                })),
+            }),
+            _ => reply::Body::Error(refusal("not here")),
+        }
+    }
+
+    fn dump(
+        &self,
+        _: &Peer,
+        _: wire::Dump,
+        _: &mut dyn FrameSource,
+        _: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        Err(refusal("not here"))
+    }
+
+    fn fetch(
+        &self,
+        _: &Peer,
+        request: wire::Fetch,
+        frames: &mut dyn FrameSink,
+    ) -> Result<(), control::Error> {
+        frames.opened(manifest(), vec![9; 32]).map_err(refusal)?;
+        if request.space == 1 {
+            self.pages(&request, frames).map_err(refusal)?;
+        } else {
+            let name = request.image.as_str();
+            let mut bytes = small(name);
+            if self.spoils == Some(name) {
+                bytes[17] ^= 1;
+            }
+            let len_bytes = bytes.len() as u64;
+            let header = frames.push(Kind::Image, 0, 0, len_bytes, name.as_bytes());
+            header.map_err(refusal)?;
+            let data = frames.push(Kind::ImageData, 0, 0, len_bytes, &bytes);
+            data.map_err(refusal)?;
+        }
+        frames.push(Kind::Prepare, 0, 0, 0, &[]).map_err(refusal)
+    }
+}
+
+/// Fake nodes, and an agent that knows them in this order.
+struct Site {
+    work: tempfile::TempDir,
+    fakes: Vec<Arc<Fake>>,
+    _endpoints: Vec<Endpoint>,
+    agent: Option<Agent>,
+    runtime: Runtime,
+}
+
+impl Site {
+    fn new(fakes: impl IntoIterator<Item = Fake>) -> Self {
+        let work = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&work.path().join("ca"), "test", false).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+        let fakes: Vec<_> = fakes.into_iter().map(Arc::new).collect();
+        let mut nodes = Vec::new();
+        let mut endpoints = Vec::new();
+        for (n, fake) in fakes.iter().enumerate() {
+            let name = format!("node-{n}");
+            let directory = work.path().join(&name);
+            let order = Order::new(&name, Role::Node);
+            authority.issue(&order, &directory, false).unwrap();
+            let identity = permafrost_client::identity::ReloadingIdentity::load(&directory);
+            let endpoint = Endpoint::serve(
+                runtime.handle(),
+                any,
+                Arc::new(identity.unwrap()),
+                Arc::clone(fake) as Arc<dyn Handler>,
+                peer::Options::default(),
+            )
+            .unwrap();
+            let address = endpoint.local_address().unwrap();
+            nodes.push(Node { name, address });
+            endpoints.push(endpoint);
+        }
+        let identity = work.path().join("agent");
+        let mut order = Order::new("agent", Role::Agent);
+        order.namespaces = Namespaces::new(["*"]).unwrap();
+        authority.issue(&order, &identity, false).unwrap();
+        let agent = runtime.block_on(Agent::start(Options {
+            nodes,
+            identity,
+            host: host::Options {
+                run_dir: work.path().join("run"),
+                listen: None,
+                idle_connection: Duration::from_secs(60),
+            },
+            durability: String::new(),
+            deadline: Duration::from_secs(30),
+            session_ttl: Duration::from_secs(60),
+            transport: peer::Options::default(),
+        }));
+        Self {
+            fakes,
+            _endpoints: endpoints,
+            agent: Some(agent.unwrap()),
+            work,
+            runtime,
+        }
+    }
+
+    /// Exports the checkpoint into a new directory.
+    fn export(&self, name: &str) -> Result<control::Exported, ControlError> {
+        let out = self.out(name);
+        std::fs::create_dir(&out).unwrap();
+        let directory = File::open(&out).unwrap();
+        let socket = self.agent.as_ref().unwrap().control_socket();
+        let mut connection = Connection::connect(&socket).unwrap();
+        connection.call_with(
+            request::Export {
+                checkpoint: "job".to_owned(),
+                small_images_only: false,
+            },
+            Some(directory.as_fd()),
+            &mut |_| {},
+        )
+    }
+
+    fn out(&self, name: &str) -> std::path::PathBuf {
+        self.work.path().join(name)
+    }
+
+    fn check(&self, name: &str) {
+        let read = |file: &str| std::fs::read(self.out(name).join(file)).unwrap();
+        assert!(read("pages-65537.img") == memory());
+        assert_eq!(read("core-4711.img"), small("core-4711.img"));
+        assert_eq!(read("inventory.img"), small("inventory.img"));
+        let pagemap = Pagemap::read(&read("pagemap-4711.img")).unwrap();
+        let pages: u64 = pagemap.entries.iter().map(|entry| entry.nr_pages).sum();
+        assert_eq!(pages, PAGES as u64);
+        assert_eq!(pagemap.entries[0].vaddr, FIRST * PAGE as u64);
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _entered = self.runtime.enter();
+        if let Some(agent) = self.agent.take() {
+            agent.stop();
+        }
+    }
+}
+
+fn refused(result: Result<control::Exported, ControlError>) -> (ErrorCode, String) {
+    match result {
+        Err(ControlError::Refused { code, message, .. }) => (code, message),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_empty(path: &Path) -> bool {
+    std::fs::read_dir(path).unwrap().next().is_none()
+}
+
+#[test]
+fn what_one_node_leaves_off_another_goes_on_with() {
+    let breaking = Fake {
+        breaks_after: Some(10),
+        ..Fake::default()
+    };
+    let site = Site::new([breaking, Fake::default()]);
+    site.export("out").unwrap();
+    site.check("out");
+    let [first, second] = [0, 1].map(|n| site.fakes[n].sent.load(Ordering::SeqCst));
+    let stored = (0..PAGES).filter(|n| n % 64 < 48).count() as u64;
+    assert!(first > 0, "the first one was asked first");
+    assert!(second > 0);
+    // Frames that were still on their way come twice, but not all of them.
+    assert!(second < stored, "{first} and {second} of {stored}");
+    let begun_at = site.fakes[1].begun_at.lock().unwrap().clone();
+    assert!(matches!(begun_at[..], [at] if at > FIRST), "{begun_at:?}");
+}
+
+#[test]
+fn damaged_pages_are_refused_and_nothing_is_left() {
+    // The very last page too, which is held back until the digest was compared.
+    for page in [0, 200, PAGES - 1] {
+        let site = Site::new([Fake {
+            flips: Some(page),
+            ..Fake::default()
+        }]);
+        let (code, message) = refused(site.export("out"));
+        assert_eq!(code, ErrorCode::Corrupt, "{message}");
+        assert!(message.contains("process 4711"), "{message}");
+        assert!(is_empty(&site.out("out")));
+    }
+}
+
+#[test]
+fn a_damaged_image_comes_from_another_node_or_not_at_all() {
+    let spoiling = || Fake {
+        spoils: Some("core-4711.img"),
+        ..Fake::default()
+    };
+    let site = Site::new([spoiling(), Fake::default()]);
+    site.export("out").unwrap();
+    site.check("out");
+
+    let site = Site::new([spoiling()]);
+    let (code, message) = refused(site.export("out"));
+    assert_eq!(code, ErrorCode::Corrupt, "{message}");
+    assert!(is_empty(&site.out("out")));
+}
+
+#[test]
+fn a_node_that_gives_up_and_has_no_substitute_is_an_error() {
+    let breaking = || Fake {
+        breaks_after: Some(3),
+        ..Fake::default()
+    };
+    let site = Site::new([breaking(), breaking()]);
+    let (_, message) = refused(site.export("out"));
+    assert!(message.contains("given up half-way"), "{message}");
+    assert!(is_empty(&site.out("out")));
+}
