@@ -308,9 +308,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        let _entered = self.runtime.enter();
         if let Some(agent) = self.agent.take() {
-            agent.stop();
+            self.runtime.block_on(agent.stop());
         }
     }
 }

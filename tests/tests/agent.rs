@@ -225,6 +225,25 @@ fn a_refusal_of_the_node_is_answered_at_close() {
 }
 
 #[test]
+fn an_agent_that_stops_gives_its_dumps_up_and_lets_go_of_their_jobs() {
+    let site = Site::new(1);
+    let first = site.agent("first", "*", &[]);
+    let opened = first.json(&["open", "--job", "held"]).unwrap();
+    let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
+    peer.open();
+    peer.pages(0x40_0000, &pages(1, 64));
+    assert!(first.stop().unwrap().success());
+    assert_ne!(peer.close().unwrap_or(-1), 0);
+    // Sooner than a lost connection would be given up.
+    let second = site.agent("second", "*", &[]);
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while second.json(&["open", "--job", "held"]).is_err() {
+        assert!(Instant::now() < deadline, "{}", site.log(0));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
 fn many_sessions_at_once_keep_their_pages_apart() {
     const DUMPS: u8 = 16;
     let site = Site::new(1);

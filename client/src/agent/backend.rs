@@ -48,12 +48,15 @@ impl Remote {
         }
     }
 
-    /// Ends every session that is not sealed; part of stopping.
-    pub(super) fn stop(&self) {
+    /// Ends every session that is not sealed; part of stopping. Whether there was one.
+    pub(super) fn stop(&self) -> bool {
         let sessions: Vec<_> = self.sessions().drain().collect();
+        let mut ended = false;
         for (_, session) in sessions {
+            ended |= session.over_since().is_none();
             session.discard("the agent is stopping");
         }
+        ended
     }
 
     /// Discards sessions that nobody came for, and forgets those that are over.

@@ -32,6 +32,9 @@ use crate::peer::{self, PeerError};
 pub use backend::Remote;
 pub use nodes::Node;
 
+/// Time for the word that dumps are given up to get to the nodes.
+const FAREWELL: Duration = Duration::from_millis(300);
+
 /// What an agent is told.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -110,10 +113,13 @@ impl Agent {
     }
 
     /// Stops listening. Dumps that are under way fail, and their tasks live on.
-    pub fn stop(self) {
+    pub async fn stop(self) {
         self.host.stop();
         self.expiry.abort();
-        self.remote.stop();
+        if self.remote.stop() {
+            // The nodes are told, or they would keep the sessions for a connection that may come back.
+            tokio::time::sleep(FAREWELL).await;
+        }
         self.remote.nodes.network.close();
     }
 }

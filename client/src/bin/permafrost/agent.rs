@@ -110,7 +110,7 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
             _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
             _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
         }
-        agent.stop();
+        agent.stop().await;
         Ok(())
     })
 }
