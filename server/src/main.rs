@@ -102,6 +102,8 @@ fn run(args: Args) -> anyhow::Result<()> {
     // Two threads accept and keep time; the work is done on threads of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        // Conversations with peers have a thread each: dumps, fetches and requests.
+        .max_blocking_threads(1024)
         .enable_all()
         .build()
         .context("start the runtime")?;

@@ -2,16 +2,26 @@
 
 mod common;
 
+use std::io::{IoSlice, Read as _};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::*;
-use permafrost_protocol::pageserver::Dialect;
+use permafrost_client::control::Connection;
+use permafrost_client::framing;
+use permafrost_protocol::control;
+use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
+use permafrost_protocol::pageserver::{Dialect, SpaceId};
+use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_tests::binaries;
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::workload::{self, Workload};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// Storage nodes, an authority that all trust, and agents.
 struct Site {
@@ -32,6 +42,7 @@ impl Site {
             let dir = site.path(&name(n));
             let options = Options {
                 listen: "none".to_owned(),
+                region_mib: 512,
                 extra: [
                     "--listen-peers",
                     "127.0.0.1:0",
@@ -319,6 +330,84 @@ fn a_node_that_dies_in_mid_dump_fails_it_and_the_next_goes_to_another() {
     let second = site.nodes[1].as_ref().unwrap();
     assert!(exported_pages(second, site.work(), "again") == memory);
     assert!(exported_pages(&agent, site.work(), "again") == memory);
+}
+
+/// Asks for a file as CRIU does; the end of the pipe to read it from.
+fn ask_for(criu: &UnixStream, name: &str) -> std::io::PipeReader {
+    let request = FileRequest {
+        filename: name.to_owned(),
+    };
+    framing::send(criu, &request, &[]).unwrap();
+    let (reply, _) = framing::recv::<FileReply>(criu).unwrap().unwrap();
+    assert!(reply.exists, "{name}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [writer.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let byte = [IoSlice::new(&[0])];
+    rustix::net::sendmsg(criu, &byte, &mut control, SendFlags::empty()).unwrap();
+    reader
+}
+
+#[test]
+fn processes_that_do_not_read_yet_hold_up_nobody() {
+    // Each is more than the connection's windows would hold for one that is not read.
+    const PROCESSES: u8 = 6;
+    const PAGES: usize = 48 << 8;
+    let site = Site::new(1);
+    let agent = site.agent("compute", "*", &[]);
+    let mut peer = Peer::anonymous(&agent, Dialect::V32);
+    let images = site.path("images");
+    fake_images(&images);
+    for n in 0..PROCESSES {
+        let pid = PID + u32::from(n);
+        peer.space = SpaceId::process(pid);
+        peer.open();
+        for (at, chunk) in pages(n + 1, PAGES).chunks(64 * PAGE).enumerate() {
+            peer.pages((0x40_0000 + at * 64 * PAGE) as u64, chunk);
+        }
+        for kind in ["mm", "core"] {
+            std::fs::write(images.join(format!("{kind}-{pid}.img")), "not really").unwrap();
+        }
+    }
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
+    agent
+        .run(&["adopt", "--job", "tree", "--images-dir", text(&images)])
+        .unwrap();
+
+    let socket = site.work().join("streamer.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let control = agent.control();
+    let streaming = std::thread::spawn(move || {
+        let mut connection = Connection::connect(&control).unwrap();
+        let stream = control::request::Stream {
+            checkpoint: "tree".to_owned(),
+        };
+        connection.call_with(stream, Some(listener.as_fd()), &mut |_| {})
+    });
+    let criu = UnixStream::connect(&socket).unwrap();
+    let mut readers: Vec<_> = (0..u32::from(PROCESSES))
+        .map(|n| ask_for(&criu, &format!("pages-{}.img", FIRST_SERVED_PAGES_ID + n)))
+        .collect();
+    // The others get as far as they can.
+    std::thread::sleep(Duration::from_secs(2));
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for n in (0..PROCESSES).rev() {
+            let mut bytes = Vec::new();
+            readers.pop().unwrap().read_to_end(&mut bytes).unwrap();
+            done.send(bytes == pages(n + 1, PAGES)).unwrap();
+        }
+    });
+    for n in (0..PROCESSES).rev() {
+        let same = finished.recv_timeout(Duration::from_secs(60));
+        assert!(same.expect("pages of the one that reads"), "process {n}");
+    }
+    drop(criu);
+    let served = streaming.join().unwrap().unwrap();
+    assert_eq!(served.files, u64::from(PROCESSES));
 }
 
 #[test]

@@ -212,20 +212,30 @@ impl RemoteCheckpoint {
         let mut failure = None;
         for (holder, at) in self.holders.iter().zip(1..) {
             let others = at < self.holders.len();
-            let fetch = message::request::Fetch {
-                checkpoint: self.record.id.clone(),
-                space: u32::try_from(place + 1).unwrap_or(u32::MAX),
-                from_index: next_index,
-                runs_only,
-                ..message::request::Fetch::default()
-            };
-            match self.frames_from(holder, others, fetch, &mut next_index, &mut take) {
-                Err(Stop::Node(error)) => {
-                    tracing::warn!(node = holder, checkpoint = self.name(), next_index, %error, "pages end early");
-                    // What the first one said is what went wrong; the others may never have had it.
-                    failure.get_or_insert(error);
+            loop {
+                let begun_at = next_index;
+                let fetch = message::request::Fetch {
+                    checkpoint: self.record.id.clone(),
+                    space: u32::try_from(place + 1).unwrap_or(u32::MAX),
+                    from_index: next_index,
+                    runs_only,
+                    ..message::request::Fetch::default()
+                };
+                match self.frames_from(holder, others, fetch, &mut next_index, &mut take) {
+                    Err(Stop::Node(error)) => {
+                        tracing::warn!(node = holder, checkpoint = self.name(), next_index, %error, "pages end early");
+                        // A node gives up who does not read for long; a task that is restored may have to wait for
+                        // others. What the node itself refuses, it refuses again.
+                        let again =
+                            next_index > begun_at && !matches!(error, PeerError::Refused { .. });
+                        // What the first one said is what went wrong; the others may never have had it.
+                        failure.get_or_insert(error);
+                        if !again {
+                            break;
+                        }
+                    }
+                    done => return done,
                 }
-                done => return done,
             }
         }
         Err(Stop::Node(

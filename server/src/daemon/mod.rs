@@ -125,7 +125,12 @@ fn serve_peers(peers: &Peers, run_dir: &Path, store: &Arc<Store>) -> Result<Endp
         peers.listen,
         Arc::new(identity),
         handler,
-        permafrost_client::peer::Options::default(),
+        permafrost_client::peer::Options {
+            // A restoring tree reads two files a process, all at once.
+            streams: 512,
+            conversations: 256,
+            ..permafrost_client::peer::Options::default()
+        },
     )?)
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use permafrost_client::agent::{Agent, AgentError, Node, Options};
+use permafrost_client::agent::{Agent, AgentError, Node, Options, transport};
 use permafrost_client::host;
 use permafrost_client::host::arguments::{
     Listen, LogFormat, init_log, parse_duration, parse_listen,
@@ -80,7 +80,7 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
         session_ttl: arguments.session_ttl,
         transport: peer::Options {
             reconnect: (arguments.deadline / 2).min(MAX_RECONNECT),
-            ..peer::Options::default()
+            ..transport()
         },
     };
     // Two threads accept, and move what goes to and comes from the nodes.
