@@ -67,25 +67,24 @@ impl Agents {
 
     /// Keeps a session until the conversation that brings its pages takes it.
     fn expect(&self, peer: &Peer, session: &Arc<Session>) {
+        let waiting = Opened {
+            owner: name_of(peer),
+            session: Arc::clone(session),
+            since: Instant::now(),
+        };
+        self.opened().insert(session.id.clone(), waiting);
+    }
+
+    /// Discards sessions whose conversation does not come, so that their jobs are free.
+    fn discard_late(&self) {
         let mut late = Vec::new();
-        {
-            let mut opened = self.opened();
-            opened.retain(|id, waiting| {
-                let stays = waiting.since.elapsed() < BEGIN;
-                if !stays {
-                    late.push(id.clone());
-                }
-                stays
-            });
-            opened.insert(
-                session.id.clone(),
-                Opened {
-                    owner: name_of(peer),
-                    session: Arc::clone(session),
-                    since: Instant::now(),
-                },
-            );
-        }
+        self.opened().retain(|id, waiting| {
+            let stays = waiting.since.elapsed() < BEGIN;
+            if !stays {
+                late.push(id.clone());
+            }
+            stays
+        });
         for id in late {
             self.store.drop_session(&id);
         }

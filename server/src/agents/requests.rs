@@ -83,6 +83,7 @@ impl Agents {
         open: request::Open,
     ) -> Result<control::SessionOpened, control::Error> {
         check_write(peer, &open.job)?;
+        self.discard_late();
         let durability = Durability::parse(&open.durability).map_err(|error| refusal(&error))?;
         let session = self.store.open_session(SessionRequest {
             job: open.job,
