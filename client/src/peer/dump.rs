@@ -30,6 +30,9 @@ const BATCH_FRAMES: usize = 256;
 /// Pause between two conversations that ended at once, so that a peer that ends each is not flooded.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a peer that takes no more frames has to say why.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 /// How far a dump is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
@@ -487,9 +490,17 @@ impl Driver {
             .await
             .map_err(|source| PeerError::lost(node, source))?;
         // An end must not drop the streams, which would finish them as if all had been said.
+        let mut listening = std::pin::pin!(self.listen(&mut receive));
         let ended = tokio::select! {
-            ended = self.listen(&mut receive) => ended,
-            error = self.transmit(&mut bulk) => Err(error),
+            ended = &mut listening => ended,
+            error = self.transmit(&mut bulk) => match error {
+                // The peer takes no more frames: why, it says on the other stream.
+                PeerError::Ended { .. } => {
+                    let words = tokio::time::timeout(LAST_WORDS, &mut listening).await;
+                    words.unwrap_or(Err(error))
+                }
+                error => Err(error),
+            },
             error = self.say_commit(&mut send) => Err(error),
             () = self.shared.over.notified() => {
                 let aborted = VarInt::from_u32(code::ABORTED);

@@ -18,6 +18,9 @@ use super::router::Router;
 use super::stream::{self, Bulk, within};
 use super::{Frame, Options, PeerError, code, decode};
 
+/// Dumps that are kept, those included that are over and whose last word may have to be said again.
+const MAX_SESSIONS: usize = 1024;
+
 /// Frames between the connection and the handler: with the largest, 4 MiB.
 const QUEUED_FRAMES: usize = 16;
 
@@ -133,7 +136,7 @@ impl Sessions {
         self.lock().get(&(peer.to_owned(), id)).cloned()
     }
 
-    /// A new session; `None` if there is one of this id.
+    /// A new session; `None` if there is one of this id, or too many.
     pub(crate) fn begin(
         &self,
         peer: &str,
@@ -159,6 +162,9 @@ impl Sessions {
             seat: tokio::sync::Mutex::new(()),
         });
         let mut sessions = self.lock();
+        if sessions.len() >= MAX_SESSIONS {
+            return None;
+        }
         let place = sessions.entry((peer.to_owned(), id));
         let std::collections::hash_map::Entry::Vacant(place) = place else {
             return None;
@@ -227,7 +233,8 @@ impl Sessions {
             state.receiver.connection_lost();
             state.acknowledge = None;
             state.alone_since = Some(Instant::now());
-            state.failed.is_some() && !state.done
+            // Failed, or refused before it was opened: there is nothing to come back to.
+            (state.failed.is_some() && !state.done) || (over && state.has_parent.is_none())
         };
         if over {
             let _ = send.finish();

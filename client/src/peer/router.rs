@@ -73,6 +73,8 @@ impl Router {
     pub(crate) fn claim(&self, id: [u8; 16]) -> oneshot::Receiver<RecvStream> {
         let (send, receive) = oneshot::channel();
         let mut places = self.lock();
+        // Conversations that ended without their stream.
+        places.claimed.retain(|_, waiting| !waiting.is_closed());
         match places.unclaimed.remove(&id) {
             Some(stream) => drop(send.send(stream)),
             None => drop(places.claimed.insert(id, send)),

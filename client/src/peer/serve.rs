@@ -368,7 +368,7 @@ impl Conversation {
             };
             let Some((session, mut intake, mut answers)) = sessions.begin(&key(&self.peer), id)
             else {
-                let message = "this session is here already".to_owned();
+                let message = "this session is here already, or there are too many".to_owned();
                 return self
                     .refuse(send, control::ErrorCode::Conflict, message)
                     .await;

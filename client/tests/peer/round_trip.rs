@@ -133,3 +133,18 @@ fn a_slow_receiver_slows_the_sender_instead_of_filling_its_memory() {
         "{progress:?}"
     );
 }
+
+#[test]
+fn a_handler_that_gives_up_half_way_is_heard_by_whoever_pushes() {
+    let site = Site::new(Options::default());
+    let network = site.network();
+    let mut request = dump_request(7);
+    request.job = "full".to_owned();
+    let mut dump = DumpSender::open(&network, "there", request, deadline()).unwrap();
+    let mut random = Random(78);
+    let pages = random.bytes(64 * 4096);
+    dump.space(1, 1, 1).unwrap();
+    let mut pushed = (0..).map(|run| dump.pages(run * 64, 0, &pages));
+    let error = pushed.find_map(Result::err).unwrap();
+    assert!(error.to_string().contains("the region is full"), "{error}");
+}

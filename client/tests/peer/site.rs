@@ -173,6 +173,10 @@ impl Handler for Recorder {
             .unwrap()
             .insert(request.session.clone(), Taken::default());
         replies.opened(!request.parent.is_empty());
+        if request.job == "full" {
+            frames.next().and_then(|_| frames.next()).unwrap();
+            return Err(refusal("the region is full"));
+        }
         let taken = self.take(&request.session, frames, replies);
         let mut dumps = self.dumps.lock().unwrap();
         let end = taken.map_err(|error| error.to_string());
