@@ -1,0 +1,268 @@
+//! Dumps over QUIC beside a bare quinn pair with the same transport parameters, over the loopback interface.
+//!
+//! `cargo bench -p permafrost-benches --bench quic`: medians of five, taken in turn, in one process. The receiver
+//! of a dump drops the pages, that of the bare pair the bytes, so that what differs is what the conversation costs:
+//! the copy into the window, the frames, the acknowledgements, the queue to the handler.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use permafrost_client::identity::{Authority, Order, Peer, ReloadingIdentity, Role};
+use permafrost_client::peer::{
+    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, Replies, quic_endpoint,
+};
+use permafrost_protocol::control;
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{Closed, reply, request};
+use tokio::runtime::Runtime;
+
+/// Sent in one measurement.
+const BYTES: usize = 512 << 20;
+/// One frame.
+const RUN_BYTES: usize = 256 << 10;
+/// Measurements of each, of which the median counts.
+const ROUNDS: usize = 5;
+/// UDP payloads: Ethernet, what quinn's GSO batches of ten hold at most, jumbo frames.
+const PACKETS: [u16; 3] = [1452, 6500, 8972];
+
+/// Drops what comes.
+struct Sink;
+
+impl Handler for Sink {
+    fn call(&self, _: &Peer, _: request::Body) -> reply::Body {
+        reply::Body::Error(control::Error::default())
+    }
+
+    fn dump(
+        &self,
+        _: &Peer,
+        _: request::Dump,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        replies.opened(false);
+        while let Ok(frame) = frames.next() {
+            if frame.header.kind == Kind::Close {
+                replies.closed(Closed::default());
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch(
+        &self,
+        _: &Peer,
+        _: request::Fetch,
+        _: &mut dyn FrameSink,
+    ) -> Result<(), control::Error> {
+        Err(control::Error::default())
+    }
+}
+
+fn main() {
+    // cargo test runs benches to see whether they work; this one would only take time.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    // One of the two alone, for a profiler.
+    let others_than = |what: &str| !std::env::args().any(|argument| argument == what);
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let authority =
+        Authority::create(&directory.path().join("ca"), "bench", false).expect("authority");
+    let here = identity(&authority, directory.path(), "here");
+    let there = identity(&authority, directory.path(), "there");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("runtime");
+    let run = pseudorandom(RUN_BYTES);
+
+    println!(
+        "packet   bare quinn        dump              ratio   CPU s/GB bare, dump (user+system)"
+    );
+    for packet in PACKETS {
+        let options = Options {
+            packet_bytes: packet,
+            assured_packet_bytes: packet,
+            ..Options::default()
+        };
+        let (mut bare, mut dumps) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            if others_than("dump") {
+                bare.push(measure(|| {
+                    bare_pair(&runtime, &here, &there, &options, &run)
+                }));
+            }
+            if others_than("bare") {
+                dumps.push(measure(|| dump(&runtime, &here, &there, &options, &run)));
+            }
+        }
+        let (bare, dumps) = (median(bare), median(dumps));
+        println!(
+            "{packet:>5}    {:>6.0} MB/s       {:>6.0} MB/s       {:>5.2}   {:.2}+{:.2}, {:.2}+{:.2}",
+            bare.speed / 1e6,
+            dumps.speed / 1e6,
+            dumps.speed / bare.speed,
+            bare.user,
+            bare.system,
+            dumps.user,
+            dumps.system,
+        );
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Measured {
+    /// Bytes a second.
+    speed: f64,
+    /// CPU seconds of both ends for a gigabyte, in this program and in the kernel.
+    user: f64,
+    system: f64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a speed need not be exact")]
+fn measure(run: impl FnOnce() -> Duration) -> Measured {
+    let before = cpu_seconds();
+    let time = run();
+    let after = cpu_seconds();
+    let bytes = BYTES as f64;
+    Measured {
+        speed: bytes / time.as_secs_f64(),
+        user: (after.0 - before.0) * 1e9 / bytes,
+        system: (after.1 - before.1) * 1e9 / bytes,
+    }
+}
+
+fn median(mut measured: Vec<Measured>) -> Measured {
+    measured.sort_by(|a, b| a.speed.total_cmp(&b.speed));
+    measured
+        .get(measured.len() / 2)
+        .copied()
+        .unwrap_or_default()
+}
+
+/// User and system time of this process: fields 14 and 15 of its stat, in ticks of 10 ms.
+fn cpu_seconds() -> (f64, f64) {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let mut fields = rest.split_whitespace().skip(11);
+    let mut next = || -> f64 {
+        let ticks = fields.next().and_then(|field| field.parse().ok());
+        ticks.unwrap_or(0.0) / 100.0
+    };
+    (next(), next())
+}
+
+fn identity(authority: &Authority, directory: &Path, name: &str) -> Arc<ReloadingIdentity> {
+    let directory = directory.join(name);
+    let order = Order::new(name, Role::Node);
+    authority.issue(&order, &directory, false).expect("issue");
+    Arc::new(ReloadingIdentity::load(&directory).expect("identity"))
+}
+
+fn pseudorandom(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let words = std::iter::repeat_with(move || {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
+    });
+    words.flatten().take(bytes).collect()
+}
+
+/// Nothing but bytes on one stream.
+fn bare_pair(
+    runtime: &Runtime,
+    here: &ReloadingIdentity,
+    there: &ReloadingIdentity,
+    options: &Options,
+    run: &[u8],
+) -> Duration {
+    runtime.block_on(async {
+        let mut server_config = there.quic_server_config().expect("server");
+        server_config.transport_config(options.transport());
+        let bind = (Ipv4Addr::LOCALHOST, 0).into();
+        let server = quic_endpoint(bind, Some(server_config), options).expect("bind");
+        let mut client = quic_endpoint(bind, None, options).expect("bind");
+        let mut client_config = here.quic_client_config();
+        client_config.transport_config(options.transport());
+        client.set_default_client_config(client_config);
+
+        let address = server.local_addr().expect("address");
+        let receiving = tokio::spawn(async move {
+            let connection = server
+                .accept()
+                .await
+                .expect("peer")
+                .await
+                .expect("handshake");
+            let mut stream = connection.accept_uni().await.expect("stream");
+            let mut taken = 0;
+            let mut chunks: [Bytes; 32] = std::array::from_fn(|_| Bytes::new());
+            while let Some(count) = stream.read_chunks(&mut chunks).await.expect("read") {
+                taken += chunks[..count].iter().map(Bytes::len).sum::<usize>();
+            }
+            assert_eq!(taken, BYTES);
+            (Instant::now(), server)
+        });
+        let name = permafrost_client::identity::server_name("there");
+        let connecting = client.connect(address, &name).expect("connect");
+        let connection = connecting.await.expect("handshake");
+        let start = Instant::now();
+        let mut stream = connection.open_uni().await.expect("stream");
+        let run = Bytes::copy_from_slice(run);
+        for _ in 0..BYTES / RUN_BYTES / 2 {
+            let mut chunks = [run.clone(), run.clone()];
+            stream.write_all_chunks(&mut chunks).await.expect("write");
+        }
+        stream.finish().expect("finish");
+        let (end, _server) = receiving.await.expect("receiver");
+        end - start
+    })
+}
+
+fn dump(
+    runtime: &Runtime,
+    here: &Arc<ReloadingIdentity>,
+    there: &Arc<ReloadingIdentity>,
+    options: &Options,
+    run: &[u8],
+) -> Duration {
+    let bind = (Ipv4Addr::LOCALHOST, 0).into();
+    let endpoint = Endpoint::serve(
+        runtime.handle(),
+        bind,
+        Arc::clone(there),
+        Arc::new(Sink),
+        options.clone(),
+    )
+    .expect("serve");
+    let address = endpoint.local_address().expect("address");
+    let network = Network::new(
+        runtime.handle().clone(),
+        bind,
+        Arc::clone(here),
+        "",
+        Arc::new(move |_: &str| Some(address)),
+        options.clone(),
+    )
+    .expect("network");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let request = request::Dump {
+        session: vec![1; 16],
+        ..request::Dump::default()
+    };
+    let mut dump = DumpSender::open(&network, "there", request, deadline).expect("open");
+    let start = Instant::now();
+    dump.space(1, 1, 1).expect("space");
+    for index in 0..BYTES / RUN_BYTES {
+        let index = u64::try_from(index * RUN_BYTES / 4096).expect("small");
+        dump.pages(index, 0, run).expect("pages");
+    }
+    dump.close(deadline).expect("close");
+    start.elapsed()
+}
