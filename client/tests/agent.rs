@@ -258,6 +258,7 @@ impl Site {
                 run_dir: work.path().join("run"),
                 listen: None,
                 idle_connection: Duration::from_secs(60),
+                tls: None,
             },
             durability: String::new(),
             deadline: Duration::from_secs(30),

@@ -31,17 +31,11 @@ pub struct Config {
     /// A connection that brings a dump and is silent for so long is given up. The task is frozen meanwhile, so
     /// this is no place to be impatient, nor to wait for ever. Default 10 min.
     pub idle_connection: Duration,
-    /// Where peers are served. Default: nowhere.
-    pub peers: Option<Peers>,
-}
-
-/// Where peers are served, and as whom.
-#[derive(Clone, Debug)]
-pub struct Peers {
-    /// UDP address; port 0 takes any.
-    pub listen: SocketAddr,
-    /// Directory of `ca.pem`, `cert.pem` and `key.pem`.
-    pub identity: PathBuf,
+    /// Directory of `ca.pem`, `cert.pem` and `key.pem`. With one, `criu --tls` is taken on the page-server ports, and
+    /// nothing else from other hosts. Default none.
+    pub identity: Option<PathBuf>,
+    /// Where peers are served, which takes an identity: a UDP address; port 0 takes any. Default: nowhere.
+    pub listen_peers: Option<SocketAddr>,
 }
 
 impl Default for Config {
@@ -55,7 +49,8 @@ impl Default for Config {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 7117))),
             retention: Retention::default(),
             idle_connection: Duration::from_secs(600),
-            peers: None,
+            identity: None,
+            listen_peers: None,
         }
     }
 }

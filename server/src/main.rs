@@ -12,7 +12,7 @@ use clap::Parser;
 use permafrost_client::host::arguments::{
     Listen, LogFormat, init_log, parse_duration, parse_listen,
 };
-use permafrost_server::config::{Config, Peers};
+use permafrost_server::config::Config;
 use permafrost_server::daemon::Daemon;
 use permafrost_server::store::Retention;
 use tokio::signal::unix::{SignalKind, signal};
@@ -61,7 +61,8 @@ struct Args {
     /// Where agents are served (UDP; port 0 takes any). Both sides show certificates.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "identity")]
     listen_peers: Option<SocketAddr>,
-    /// Directory of this node's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them.
+    /// Directory of this node's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them. With it the
+    /// page-server ports take `criu --tls`, and from other hosts nothing else.
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
     /// Form of the log on standard error.
@@ -94,10 +95,8 @@ fn run(args: Args) -> anyhow::Result<()> {
             idle_session: args.session_ttl,
         },
         idle_connection: args.idle_timeout,
-        peers: args
-            .listen_peers
-            .zip(args.identity)
-            .map(|(listen, identity)| Peers { listen, identity }),
+        identity: args.identity,
+        listen_peers: args.listen_peers,
     };
     // Two threads accept and keep time; the work is done on threads of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread()

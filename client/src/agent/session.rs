@@ -78,6 +78,10 @@ impl host::Session for Session {
         &self.id
     }
 
+    fn job(&self) -> &str {
+        &self.request.job
+    }
+
     fn parent(&self) -> (u64, Option<Origin>) {
         (self.parent_generation, self.parent_origin.clone())
     }

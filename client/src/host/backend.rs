@@ -18,6 +18,9 @@ pub trait Session: Send + Sync + 'static {
     /// 32 hex digits.
     fn id(&self) -> &str;
 
+    /// Empty for an anonymous one.
+    fn job(&self) -> &str;
+
     /// Generation that its pages are compared with (0 for none), and where that one was taken.
     fn parent(&self) -> (u64, Option<Origin>);
 

@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use super::{Backend, Session, Shared, bind_unix, remove_socket};
 use crate::frontend;
+use crate::identity::{Action, CriuTls, TlsStream, begins_with_tls, namespace_of};
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -22,10 +23,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that bring dumps, at most: each has a thread and a buffer of its own.
 const MAX_CONNECTIONS: usize = 1024;
 
+/// Time for a TLS handshake: the task is frozen meanwhile.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// A connection that may bring a dump.
 pub(super) enum Connection {
     Unix(StdUnixStream),
     Tcp(std::net::TcpStream),
+    Tls(Box<TlsStream>),
 }
 
 impl Connection {
@@ -43,6 +48,8 @@ impl Connection {
                 stream.set_read_timeout(Some(idle))?;
                 stream.set_write_timeout(Some(idle))?;
             }
+            // It has said who it is, and more than a byte.
+            Self::Tls(_) => return Ok(true),
         }
         loop {
             match rustix::net::recv(self, &mut [0_u8; 1], RecvFlags::PEEK) {
@@ -50,6 +57,51 @@ impl Connection {
                 peeked => return Ok(peeked?.1 > 0),
             }
         }
+    }
+
+    /// Shakes hands where the peer begins TLS. Without it only this host's own connections are taken, where there are
+    /// certificates to tell others by.
+    fn secure(self, tls: Option<&CriuTls>, idle: Duration) -> Result<Self, control::Error> {
+        let (Self::Tcp(stream), Some(tls)) = (&self, tls) else {
+            return Ok(self);
+        };
+        let io = |error| failed("look for TLS", &error);
+        let local = stream.peer_addr().map_err(io)?.ip().is_loopback();
+        let begins = begins_with_tls(stream, HANDSHAKE_PATIENCE).map_err(io)?;
+        match self {
+            Self::Tcp(stream) if begins => {
+                let secured = tls
+                    .accept(stream, HANDSHAKE_PATIENCE)
+                    .map_err(|error| denied(error.to_string()))?;
+                let tcp = secured.tcp();
+                tcp.set_read_timeout(Some(idle))
+                    .and_then(|()| tcp.set_write_timeout(Some(idle)))
+                    .map_err(io)?;
+                Ok(Self::Tls(Box::new(secured)))
+            }
+            Self::Tcp(stream) if local => {
+                stream.set_read_timeout(Some(idle)).map_err(io)?;
+                Ok(Self::Tcp(stream))
+            }
+            _ => Err(denied(
+                "a connection from another host without TLS".to_owned(),
+            )),
+        }
+    }
+
+    /// Whether its certificate, if it had to show one, allows it to dump into a job.
+    fn authorize(&self, job: &str) -> Result<(), control::Error> {
+        let Self::Tls(stream) = self else {
+            return Ok(());
+        };
+        let (peer, namespace) = (stream.peer(), namespace_of(job));
+        if peer.may(Action::DumpInto { namespace }) {
+            return Ok(());
+        }
+        let name = peer.name();
+        Err(denied(format!(
+            "{name} may not dump into namespace {namespace}"
+        )))
     }
 
     /// What ends it from another thread.
@@ -64,6 +116,10 @@ impl Connection {
                 let stream = stream.try_clone()?;
                 Box::new(move || drop(stream.shutdown(Shutdown::Both)))
             }
+            Self::Tls(stream) => {
+                let stream = stream.tcp().try_clone()?;
+                Box::new(move || drop(stream.shutdown(Shutdown::Both)))
+            }
         })
     }
 }
@@ -73,6 +129,7 @@ impl AsFd for Connection {
         match self {
             Self::Unix(stream) => stream.as_fd(),
             Self::Tcp(stream) => stream.as_fd(),
+            Self::Tls(stream) => stream.tcp().as_fd(),
         }
     }
 }
@@ -149,7 +206,12 @@ fn serve<B: Backend>(
                 return;
             }
         }
-        if let Err(error) = converse(&*shared.backend, session, connection) {
+        let options = &shared.options;
+        // Before a session is begun: whoever is refused takes nobody's.
+        let served = connection
+            .secure(options.tls.as_ref(), options.idle_connection)
+            .and_then(|connection| converse(&*shared.backend, session, connection));
+        if let Err(error) = served {
             tracing::warn!(error = error.message, "connection refused");
         }
     });
@@ -163,6 +225,7 @@ fn converse<B: Backend>(
     session: Option<Arc<B::Session>>,
     connection: Connection,
 ) -> Result<(), control::Error> {
+    connection.authorize(session.as_ref().map_or("", |session| session.job()))?;
     let hang_up = connection
         .hang_up()
         .map_err(|error| failed("duplicate a descriptor", &error))?;
@@ -171,10 +234,25 @@ fn converse<B: Backend>(
     let outcome = match connection {
         Connection::Unix(mut stream) => frontend::serve(&mut stream, &mut sink),
         Connection::Tcp(mut stream) => frontend::serve(&mut stream, &mut sink),
+        Connection::Tls(mut stream) => {
+            let outcome = frontend::serve(&mut *stream, &mut sink);
+            if let Err(error) = stream.close() {
+                tracing::debug!(%error, "end of TLS not told");
+            }
+            outcome
+        }
     };
     // Whatever went wrong, the sink was told and the session has noted it.
     tracing::debug!(session = session.id(), ?outcome, "conversation over");
     Ok(())
+}
+
+fn denied(message: String) -> control::Error {
+    control::Error {
+        code: ErrorCode::Denied.into(),
+        message,
+        hint: String::new(),
+    }
 }
 
 /// A refusal for what the system did not do.

@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 
+use crate::identity::CriuTls;
+
 pub use backend::{Backend, Progress, Session};
 pub use run_dir::make_private_dir;
 
@@ -38,6 +40,9 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// A connection that brings a dump and is silent for so long is given up.
     pub idle_connection: Duration,
+    /// Takes `criu --tls` on the ports, and nothing else from other hosts. `None`: no TLS, and whoever reaches the
+    /// ports may dump.
+    pub tls: Option<CriuTls>,
 }
 
 /// Why a host does not listen.
@@ -122,10 +127,11 @@ impl Bound {
             .map(TcpListener::local_addr)
             .transpose()
             .map_err(port)?;
-        if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+        let unguarded = options.tls.is_none();
+        if let Some(address) = address.filter(|a| unguarded && !a.ip().is_loopback()) {
             tracing::warn!(
                 %address,
-                "the page-server port is open to the network: anyone who reaches it can store pages"
+                "the page-server port is open to the network: anyone who reaches it can store pages (with --identity, only criu --tls can)"
             );
         }
         Ok(Self {

@@ -31,6 +31,10 @@ impl Session for store::Session {
         &self.id
     }
 
+    fn job(&self) -> &str {
+        &self.request.job
+    }
+
     fn parent(&self) -> (u64, Option<Origin>) {
         (self.parent_generation, self.parent_origin.clone())
     }

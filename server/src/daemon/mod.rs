@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_client::host::{self, Bound, Host, HostError, make_private_dir};
-use permafrost_client::identity::ReloadingIdentity;
+use permafrost_client::identity::{CriuTls, ReloadingIdentity};
 use permafrost_client::peer::Endpoint;
 use tokio::runtime::Handle;
 
 use self::backend::Local;
 use crate::agents::{AgentHandler, Agents};
-use crate::config::{Config, Peers};
+use crate::config::Config;
 use crate::store::{Retention, Store, StoreError};
 
 pub use startup::StartError;
@@ -40,17 +40,21 @@ impl Daemon {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         // What others may have taken comes first: a start that fails there leaves the region as it was.
         make_private_dir(&config.data_dir)?;
+        let identity = config.identity.as_ref().map(ReloadingIdentity::load);
+        let identity = identity.transpose()?.map(Arc::new);
+        let tls = identity.as_deref().map(CriuTls::reloading).transpose()?;
         let bound = Bound::bind(host::Options {
             run_dir: config.run_dir.clone(),
             listen: config.listen,
             idle_connection: config.idle_connection,
+            tls,
         })
         .await?;
         let (store, catalog_origin) = startup::open_store(&config)?;
         let peers = config
-            .peers
-            .as_ref()
-            .map(|peers| serve_peers(peers, &config.run_dir, &store))
+            .listen_peers
+            .zip(identity)
+            .map(|(listen, identity)| serve_peers(listen, identity, &config.run_dir, &store))
             .transpose();
         let peers = match peers {
             Ok(peers) => peers,
@@ -107,8 +111,12 @@ impl Daemon {
 }
 
 /// Serves agents.
-fn serve_peers(peers: &Peers, run_dir: &Path, store: &Arc<Store>) -> Result<Endpoint, StartError> {
-    let identity = ReloadingIdentity::load(&peers.identity)?;
+fn serve_peers(
+    listen: SocketAddr,
+    identity: Arc<ReloadingIdentity>,
+    run_dir: &Path,
+    store: &Arc<Store>,
+) -> Result<Endpoint, StartError> {
     let spool = run_dir.join("images");
     // What a daemon that is gone has left.
     match std::fs::remove_dir_all(&spool) {
@@ -122,8 +130,8 @@ fn serve_peers(peers: &Peers, run_dir: &Path, store: &Arc<Store>) -> Result<Endp
     let handler = Arc::new(AgentHandler::new(Arc::clone(store), agents));
     Ok(Endpoint::serve(
         &Handle::current(),
-        peers.listen,
-        Arc::new(identity),
+        listen,
+        identity,
         handler,
         permafrost_client::peer::Options {
             // A restoring tree reads two files a process, all at once.

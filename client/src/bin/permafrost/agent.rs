@@ -74,6 +74,8 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
             run_dir: arguments.run_dir,
             listen: arguments.listen.0,
             idle_connection: arguments.idle_timeout,
+            // An agent's certificate is none to be connected to with.
+            tls: None,
         },
         durability: Durability::word(arguments.durability),
         deadline: arguments.deadline,
