@@ -6,5 +6,6 @@ pub mod catalog;
 pub mod cluster;
 pub mod config;
 pub mod daemon;
+pub mod repair;
 pub mod replication;
 pub mod store;
