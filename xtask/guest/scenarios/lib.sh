@@ -62,6 +62,8 @@ gone() { ! test -e "/proc/$PID"; }
 
 # start_permafrostd ARGUMENTS…: sets DAEMON.
 start_permafrostd() {
+    # The last one's: the new one's shell empties it, but not necessarily before it is looked at.
+    rm -f /tmp/permafrostd.out
     permafrostd --data-dir "$DATA" --run-dir /run/permafrost --listen 127.0.0.1:7117 "$@" \
         >/tmp/permafrostd.out 2>/tmp/permafrostd.err &
     DAEMON=$!
