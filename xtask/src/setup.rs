@@ -1,13 +1,12 @@
 //! `cargo xtask setup`: a CRIU that works here.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use permafrost_tests::criu;
 
-use crate::{apt, paths, tools, ui};
+use crate::{tools, ui};
 
 /// Whether there is a CRIU to work with.
 pub(crate) enum Criu {
@@ -73,34 +72,15 @@ fn cannot_run() -> Option<&'static str> {
 }
 
 fn fetch() -> Result<PathBuf> {
-    let dir = paths::target().join("criu");
-    fs::create_dir_all(&dir).context("create target/criu")?;
-    // Two at a time would take each other's root away.
-    let lock = fs::File::create(dir.join("lock")).context("create the lock")?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).context("take the lock")?;
+    let criu = tools::Program {
+        suite: "unstable",
+        packages: &["criu"],
+        path: "usr/sbin/criu",
+        arguments: "",
+    };
     let wrapper = criu::fetched();
-    if wrapper.exists() && criu::check(&wrapper).is_ok() {
-        return Ok(wrapper);
-    }
-    let root = dir.join("root");
-    apt::unpack("unstable", &["criu"], &root)?;
-    let root = apt::Root { dir: root };
-    let loader = root.loader()?;
-    let loader = loader.strip_prefix(&root.dir).unwrap_or(&loader);
-    let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
-    // Relative to the script, so that the whole folder can be moved.
-    let script = format!(
-        "#!/bin/sh\n\
-         # Starts the CRIU beside it through its own loader and libraries.\n\
-         root=$(dirname \"$(readlink -f \"$0\")\")/root\n\
-         exec \"$root/{}\" --library-path \"$root/usr/lib/{triplet}:$root/lib/{triplet}\" \"$root/usr/sbin/criu\" \"$@\"\n",
-        loader.display()
-    );
-    let new = dir.join("criu.new");
-    fs::write(&new, script).context("write the script that starts CRIU")?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o755))
-        .context("make the script executable")?;
-    // Last: the script is there only with everything it starts.
-    fs::rename(&new, &wrapper).context("put the script in place")?;
+    tools::fetch(&criu, &wrapper, |there| {
+        there.exists() && criu::check(there).is_ok()
+    })?;
     fs::canonicalize(&wrapper).context("find the script")
 }

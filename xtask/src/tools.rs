@@ -36,13 +36,13 @@ pub(crate) fn protoc() -> Result<Option<PathBuf>> {
             let task = ui::Task::begin("fetch protoc, as there is none here");
             // The second has the .proto files that every other imports; the script names their folder, as protoc
             // looks for it beside the loader that it is started through.
-            fetch(
-                &["protobuf-compiler", "libprotobuf-dev"],
-                "usr/bin/protoc",
-                "\"-I$root/usr/include\"",
-                &wrapper,
-            )
-            .context("fetch protoc")?;
+            let protoc = Program {
+                suite: SUITE,
+                packages: &["protobuf-compiler", "libprotobuf-dev"],
+                path: "usr/bin/protoc",
+                arguments: "\"-I$root/usr/include\"",
+            };
+            fetch(&protoc, &wrapper, says_version).context("fetch protoc")?;
             task.done(&format!("{}", wrapper.display()));
         }
         Some(wrapper)
@@ -60,7 +60,13 @@ pub(crate) fn etcd() -> Result<PathBuf> {
         return Ok(found);
     }
     let task = ui::Task::begin("fetch etcd, as there is none here");
-    fetch(&["etcd-server"], "usr/bin/etcd", "", &wrapper).context("fetch etcd")?;
+    let etcd = Program {
+        suite: SUITE,
+        packages: &["etcd-server"],
+        path: "usr/bin/etcd",
+        arguments: "",
+    };
+    fetch(&etcd, &wrapper, says_version).context("fetch etcd")?;
     etcd::check(&wrapper)
         .map_err(anyhow::Error::msg)
         .context("start the etcd that was fetched")?;
@@ -78,21 +84,35 @@ fn says_version(program: &Path) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Unpacks packages beside `wrapper`, and makes that a script which starts the program, with `arguments`
-/// (as the shell reads them; `$root` is where the packages are) before its own.
-fn fetch(packages: &[&str], program: &str, arguments: &str, wrapper: &Path) -> Result<()> {
+/// A program out of Debian packages.
+pub(crate) struct Program<'a> {
+    /// Release of Debian.
+    pub(crate) suite: &'a str,
+    /// With everything they depend on.
+    pub(crate) packages: &'a [&'a str],
+    /// Where it lies in them.
+    pub(crate) path: &'a str,
+    /// What it is always started with, as the shell reads it; `$root` is where the packages are.
+    pub(crate) arguments: &'a str,
+}
+
+/// Unpacks a program beside `wrapper`, and makes that a script which starts it; unless it is there and `works`.
+///
+/// # Errors
+/// Fails with apt's own words.
+pub(crate) fn fetch(of: &Program<'_>, wrapper: &Path, works: impl Fn(&Path) -> bool) -> Result<()> {
     let dir = wrapper.parent().context("a script needs a folder")?;
     fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     // Two at a time would take each other's root away.
     let lock = fs::File::create(dir.join("lock")).context("create the lock")?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).context("take the lock")?;
-    if says_version(wrapper) {
+    if works(wrapper) {
         return Ok(());
     }
     let root = apt::Root {
         dir: dir.join("root"),
     };
-    apt::unpack(SUITE, packages, &root.dir)?;
+    apt::unpack(of.suite, of.packages, &root.dir)?;
     let loader = root.loader()?;
     let loader = loader.strip_prefix(&root.dir).unwrap_or(&loader);
     let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
@@ -101,8 +121,10 @@ fn fetch(packages: &[&str], program: &str, arguments: &str, wrapper: &Path) -> R
         "#!/bin/sh\n\
          # Starts the program beside it through its own loader and libraries.\n\
          root=$(dirname \"$(readlink -f \"$0\")\")/root\n\
-         exec \"$root/{}\" --library-path \"$root/usr/lib/{triplet}:$root/lib/{triplet}\" \"$root/{program}\" {arguments} \"$@\"\n",
-        loader.display()
+         exec \"$root/{}\" --library-path \"$root/usr/lib/{triplet}:$root/lib/{triplet}\" \"$root/{}\" {} \"$@\"\n",
+        loader.display(),
+        of.path,
+        of.arguments
     );
     let new = wrapper.with_extension("new");
     fs::write(&new, script).context("write the script")?;

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Error};
+use etcd_client::{Client, ConnectOptions, Error, KeyValue, Txn, TxnOpResponse};
 use tokio::time::Instant;
 
 use super::config::ClusterConfig;
@@ -42,6 +42,14 @@ impl From<Failure> for StoreError {
             hint,
         }
     }
+}
+
+/// A transaction's outcome.
+pub(crate) struct Outcome {
+    /// The compares held.
+    pub(crate) succeeded: bool,
+    /// What each get found.
+    pub(crate) found: Vec<Vec<KeyValue>>,
 }
 
 struct Member {
@@ -100,6 +108,27 @@ impl Etcd {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Carries a transaction out, which must be one that can be repeated.
+    pub(crate) async fn transact(&self, limit: Duration, txn: Txn) -> Result<Outcome, Failure> {
+        let answer = self
+            .call(limit, |mut client| {
+                let txn = txn.clone();
+                async move { client.txn(txn).await }
+            })
+            .await?;
+        let found = answer
+            .op_responses()
+            .into_iter()
+            .filter_map(|answer| match answer {
+                TxnOpResponse::Get(mut get) => Some(get.take_kvs()),
+                _ => None,
+            });
+        Ok(Outcome {
+            succeeded: answer.succeeded(),
+            found: found.collect(),
+        })
     }
 
     async fn attempt<T, F>(&self, index: usize, call: impl Fn(Client) -> F) -> Result<T, Error>

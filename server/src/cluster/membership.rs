@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::config::ClusterConfig;
-use super::etcd::{Etcd, Failure};
+use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::Keys;
 use super::values::{
@@ -361,8 +361,12 @@ impl Keeper {
             TxnOp::get(node_key, None::<GetOptions>),
             TxnOp::get(member_key, None),
         ]);
-        let answer = self.transaction(look).await?;
-        let mut found = answer.1.into_iter();
+        let mut found = self
+            .transaction(look)
+            .await?
+            .found
+            .into_iter()
+            .map(|kvs| kvs.into_iter().next());
         let unusable = |error| Refusal::Value {
             name: name.to_owned(),
             error,
@@ -404,7 +408,7 @@ impl Keeper {
                 TxnOp::get(node_key.clone(), None),
             ])
             .or_else([TxnOp::get(node_key, None)]);
-        let (_, found) = self.transaction(put).await?;
+        let found = self.transaction(put).await?.found;
         // Ours also when an earlier attempt's answer was lost: the lease is only ours.
         Ok(found
             .into_iter()
@@ -413,26 +417,8 @@ impl Keeper {
             .map(|kv| kv.create_revision()))
     }
 
-    /// Whether the compares held, and what each get found.
-    async fn transaction(
-        &self,
-        txn: Txn,
-    ) -> Result<(bool, Vec<Option<etcd_client::KeyValue>>), Failure> {
-        let answer = self
-            .etcd
-            .call(self.ttl, |mut client| {
-                let txn = txn.clone();
-                async move { client.txn(txn).await }
-            })
-            .await?;
-        let found = answer
-            .op_responses()
-            .into_iter()
-            .filter_map(|answer| match answer {
-                TxnOpResponse::Get(mut get) => Some(get.take_kvs().into_iter().next()),
-                _ => None,
-            });
-        Ok((answer.succeeded(), found.collect()))
+    async fn transaction(&self, txn: Txn) -> Result<Outcome, Failure> {
+        self.etcd.transact(self.ttl, txn).await
     }
 
     async fn grant(&self) -> Result<(i64, Tick, Duration), Failure> {
@@ -493,7 +479,7 @@ impl Keeper {
                 self.value(facts),
                 Some(PutOptions::new().with_lease(own.lease)),
             )]);
-        Ok(self.transaction(put).await?.0)
+        Ok(self.transaction(put).await?.succeeded)
     }
 
     /// Leads if nobody does.
@@ -520,8 +506,12 @@ impl Keeper {
             ])
             .or_else([TxnOp::get(key, None)]);
         match self.transaction(put).await {
-            Ok((_, found)) => {
-                let is_mine = found.iter().flatten().any(|kv| kv.lease() == own.lease);
+            Ok(outcome) => {
+                let is_mine = outcome
+                    .found
+                    .iter()
+                    .flatten()
+                    .any(|kv| kv.lease() == own.lease);
                 let token = if is_mine { own.token } else { 0 };
                 if self.leader.swap(token, Ordering::AcqRel) != token && is_mine {
                     tracing::info!("this node leads the work in the background");

@@ -3,32 +3,29 @@
 //! Every change is one transaction that compares this node's registration (see [`super::fence`]), and one that can
 //! be repeated: when an answer is lost, the repetition finds its own work done.
 
-use std::collections::HashMap;
+mod counters;
+mod locks;
+
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use etcd_client::{
-    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
-    TxnOpResponse,
-};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
 use permafrost_protocol::control::Checkpoint;
 use prost::Message as _;
 use tokio::runtime::Handle;
 
 use super::config::ClusterConfig;
-use super::etcd::{Etcd, Failure};
+use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration};
 use super::keys::{Keys, end_of};
-use super::values::{Entry, Holder, Json as _, VERSION};
+use super::values::{Entry, Json as _};
 use super::{JobLock, Registered, Registry};
 use crate::store::StoreError;
+use locks::{Held, Locks};
 
 /// Entries in one answer: some 100 KiB, far below the 4 MiB that a client takes.
 const PAGE: i64 = 500;
-
-/// How long letting a lock go may hold its holder up; after that it goes on in the background.
-const UNLOCK_WAIT: Duration = Duration::from_secs(1);
 
 const CHANGED_HINT: &str = "try again";
 
@@ -46,20 +43,6 @@ struct Inner {
     limit: Duration,
     runtime: Handle,
     locks: Mutex<Locks>,
-}
-
-#[derive(Default)]
-struct Locks {
-    /// Job to create revision of its lock.
-    held: HashMap<String, i64>,
-    /// Tokens of locks that were let go while etcd did not answer.
-    let_go: HashMap<String, String>,
-}
-
-/// A get's or transaction's outcome.
-struct Outcome {
-    succeeded: bool,
-    found: Vec<Vec<KeyValue>>,
 }
 
 impl EtcdRegistry {
@@ -121,29 +104,8 @@ fn no_answer(limit: Duration) -> StoreError {
 }
 
 impl Inner {
-    fn locks(&self) -> MutexGuard<'_, Locks> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn transaction(&self, txn: Txn) -> Result<Outcome, Failure> {
-        let answer = self
-            .etcd
-            .call(self.limit, |mut client| {
-                let txn = txn.clone();
-                async move { client.txn(txn).await }
-            })
-            .await?;
-        let found = answer
-            .op_responses()
-            .into_iter()
-            .filter_map(|answer| match answer {
-                TxnOpResponse::Get(mut get) => Some(get.take_kvs()),
-                _ => None,
-            });
-        Ok(Outcome {
-            succeeded: answer.succeeded(),
-            found: found.collect(),
-        })
+        self.etcd.transact(self.limit, txn).await
     }
 
     async fn get(
@@ -186,133 +148,6 @@ impl Inner {
 
     fn get_own(&self) -> TxnOp {
         TxnOp::get(self.keys.node(&self.node), None)
-    }
-
-    async fn lock_job(&self, job: &str) -> Result<Holder, StoreError> {
-        let key = self.keys.lock(job);
-        let own = self.fence.registration()?;
-        let holder = Holder {
-            v: VERSION,
-            node: self.node.clone(),
-            token: uuid::Uuid::new_v4().to_string(),
-        };
-        loop {
-            let lock = Txn::new()
-                .when([
-                    self.still(own),
-                    Compare::create_revision(key.clone(), CompareOp::Equal, 0),
-                ])
-                .and_then([
-                    self.get_own(),
-                    TxnOp::put(
-                        key.clone(),
-                        holder.encode(),
-                        Some(PutOptions::new().with_lease(own.lease)),
-                    ),
-                    TxnOp::get(key.clone(), None),
-                ])
-                .or_else([self.get_own(), TxnOp::get(key.clone(), None)]);
-            let outcome = self.transaction(lock).await?;
-            if !self.is_registered(&outcome, own) {
-                return Err(self.fenced());
-            }
-            let Some(kv) = outcome.found.get(1).and_then(|found| found.first()) else {
-                // It was free again when the answer was made.
-                continue;
-            };
-            let present = Holder::decode(kv.value()).map_err(|error| StoreError::Conflict {
-                message: format!("the lock of job {job} is {error}"),
-                hint: "run daemons of the same version",
-            })?;
-            if present.token == holder.token {
-                self.locks()
-                    .held
-                    .insert(job.to_owned(), kv.create_revision());
-                return Ok(holder);
-            }
-            let was_let_go = self
-                .locks()
-                .let_go
-                .get(job)
-                .is_some_and(|token| *token == present.token);
-            if was_let_go {
-                self.unlock(job, &present.token).await?;
-                continue;
-            }
-            return Err(StoreError::Conflict {
-                message: format!("job {job} is being dumped on node {}", present.node),
-                hint: "wait until that dump is done; a node that died keeps the lock until its lease ends",
-            });
-        }
-    }
-
-    /// Removes a lock if it is still that one.
-    async fn unlock(&self, job: &str, token: &str) -> Result<(), Failure> {
-        let key = self.keys.lock(job);
-        let holder = Holder {
-            v: VERSION,
-            node: self.node.clone(),
-            token: token.to_owned(),
-        };
-        let delete = Txn::new()
-            .when([Compare::value(
-                key.clone(),
-                CompareOp::Equal,
-                holder.encode(),
-            )])
-            .and_then([TxnOp::delete(key, None)]);
-        self.transaction(delete).await?;
-        let mut locks = self.locks();
-        if locks.let_go.get(job).is_some_and(|known| known == token) {
-            locks.let_go.remove(job);
-        }
-        Ok(())
-    }
-
-    async fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
-        let key = self.keys.generation(job);
-        let own = self.fence.registration()?;
-        loop {
-            let present = self.get(key.clone(), None).await?;
-            let present = present.kvs().first();
-            let revision = present.map_or(0, KeyValue::mod_revision);
-            let last = match present {
-                Some(kv) => std::str::from_utf8(kv.value())
-                    .ok()
-                    .and_then(|text| text.parse::<u64>().ok())
-                    .ok_or_else(|| damaged(&key, "no number"))?,
-                None => 0,
-            };
-            // A counter that was lost does not hand numbers out that are listed.
-            let last = match present {
-                Some(_) => last,
-                None => self
-                    .newest(job)
-                    .await?
-                    .map_or(0, |(newest, _)| newest.checkpoint.generation),
-            };
-            let next = last
-                .checked_add(1)
-                .ok_or_else(|| damaged(&key, "used up"))?;
-            let reserve = Txn::new()
-                .when([
-                    self.still(own),
-                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
-                ])
-                .and_then([
-                    self.get_own(),
-                    TxnOp::put(key.clone(), next.to_string(), None),
-                ])
-                .or_else([self.get_own()]);
-            let outcome = self.transaction(reserve).await?;
-            if outcome.succeeded {
-                return Ok(next);
-            }
-            if !self.is_registered(&outcome, own) {
-                return Err(self.fenced());
-            }
-            // Another was quicker, or it was us and the answer was lost: that number is skipped then.
-        }
     }
 
     /// The entry with the highest generation, and its revision.
@@ -542,40 +377,6 @@ impl Inner {
         );
         Ok(listed)
     }
-
-    /// A counter is at least `generation` afterwards. For the rebuild.
-    async fn raise_generation(&self, job: &str, generation: u64) -> Result<(), StoreError> {
-        let key = self.keys.generation(job);
-        let own = self.fence.registration()?;
-        loop {
-            let present = self.get(key.clone(), None).await?;
-            let present = present.kvs().first();
-            let last = present
-                .and_then(|kv| std::str::from_utf8(kv.value()).ok()?.parse::<u64>().ok())
-                .unwrap_or_default();
-            if last >= generation {
-                return Ok(());
-            }
-            let revision = present.map_or(0, KeyValue::mod_revision);
-            let raise = Txn::new()
-                .when([
-                    self.still(own),
-                    Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
-                ])
-                .and_then([
-                    self.get_own(),
-                    TxnOp::put(key.clone(), generation.to_string(), None),
-                ])
-                .or_else([self.get_own()]);
-            let outcome = self.transaction(raise).await?;
-            if outcome.succeeded {
-                return Ok(());
-            }
-            if !self.is_registered(&outcome, own) {
-                return Err(self.fenced());
-            }
-        }
-    }
 }
 
 fn entry(kv: &KeyValue) -> Result<(Registered, i64), StoreError> {
@@ -591,45 +392,11 @@ fn damaged(key: &str, what: &str) -> StoreError {
     }
 }
 
-/// Lets a job's lock go when dropped.
-struct Held {
-    registry: EtcdRegistry,
-    job: String,
-    token: String,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let inner = self.registry.inner.clone();
-        let (job, token) = (self.job.clone(), self.token.clone());
-        {
-            let mut locks = inner.locks();
-            locks.held.remove(&job);
-            locks.let_go.insert(job.clone(), token.clone());
-        }
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let runtime = inner.runtime.clone();
-        runtime.spawn(async move {
-            // When etcd does not answer for that long, the lease ends too, or the next lock of the job sees to it.
-            if let Err(failure) = inner.unlock(&job, &token).await {
-                tracing::warn!(%failure, job, "lock not removed");
-            }
-            let _ = sender.send(());
-        });
-        // So that the next dump of the job finds it free.
-        let _ = receiver.recv_timeout(UNLOCK_WAIT);
-    }
-}
-
 impl Registry for EtcdRegistry {
     fn lock_job(&self, job: &str) -> Result<JobLock, StoreError> {
         let owned = job.to_owned();
         let holder = self.wait(|inner| async move { inner.lock_job(&owned).await })?;
-        Ok(Box::new(Held {
-            registry: self.clone(),
-            job: job.to_owned(),
-            token: holder.token,
-        }))
+        Ok(Box::new(Held::new(&self.inner, job, holder)))
     }
 
     fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
