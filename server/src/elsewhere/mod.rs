@@ -1,0 +1,1 @@
+//! Reading a checkpoint that this node does not hold, or whose copy here is damaged.

@@ -1,0 +1,1 @@
+//! What this node counts, for Prometheus.
