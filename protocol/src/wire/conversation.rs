@@ -75,6 +75,15 @@ pub fn check_request(request: &Request) -> Result<&request::Body, ConversationEr
         }
         request::Body::Publish(publish) => check_id("checkpoint", &publish.checkpoint)?,
         request::Body::Rollback(rollback) => check_id("checkpoint", &rollback.checkpoint)?,
+        request::Body::Pull(pull) => {
+            check_id("checkpoint", &pull.checkpoint)?;
+            if !pull.parent.is_empty() {
+                check_id("parent", &pull.parent)?;
+            }
+            for node in &pull.from {
+                check_node(node)?;
+            }
+        }
         // These have no fields that this layer knows a rule for.
         _ => {}
     }

@@ -111,6 +111,9 @@ pub mod request {
         /// Only this small image; no address space.
         #[prost(string, tag = "8")]
         pub image: String,
+        /// For a copy that nobody waits for: sent slowly while the holder takes dumps.
+        #[prost(bool, tag = "10")]
+        pub background: bool,
     }
 
     /// The cluster lists this checkpoint: it is acknowledged, and is not collected as left over. Answered by `Done`.
@@ -146,6 +149,12 @@ pub mod request {
         /// It is listed: what is sealed is marked so at once.
         #[prost(bool, tag = "4")]
         pub published: bool,
+        /// Content that it is listed with: a copy with another is refused. Empty while nobody knows.
+        #[prost(bytes = "vec", tag = "5")]
+        pub content_digest: Vec<u8>,
+        /// Nobody waits for it: taken in slowly while this node takes dumps.
+        #[prost(bool, tag = "6")]
+        pub background: bool,
     }
 
     /// What checkpoints a node holds. Answered by [`super::Held`].
