@@ -135,7 +135,7 @@ impl Shared {
 pub struct DumpSender {
     shared: Arc<Shared>,
     coder: Coder,
-    patience: Duration,
+    stall: Duration,
 }
 
 impl DumpSender {
@@ -185,8 +185,7 @@ impl DumpSender {
         let dump = Self {
             shared: Arc::clone(&shared),
             coder: Coder::new(options.compression),
-            // Longer than a reconnect takes, so that its failure is what is reported.
-            patience: options.reconnect * 2 + options.frame_timeout,
+            stall: options.stall,
         };
         let driver = Driver {
             network: network.clone(),
@@ -342,8 +341,7 @@ impl DumpSender {
     ) -> Result<(), PeerError> {
         let length = payload.len();
         let mut payload = Some(payload);
-        // A peer that takes nothing for so long is as good as lost, and CRIU's task is frozen meanwhile.
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.stall;
         let shared = &self.shared;
         let pushed = shared.wait("room in the window", deadline, |state| {
             if state.failed.is_some() || state.over || !state.sender.has_room(length) {

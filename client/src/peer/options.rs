@@ -56,6 +56,9 @@ pub struct Options {
     pub keep_alive: Duration,
     /// How long a sender tries to have a lost connection again. Default 20 s.
     pub reconnect: Duration,
+    /// A peer that takes nothing for so long, while the window is full, is given up: CRIU's task is frozen meanwhile.
+    /// Longer than `reconnect`, or a lost connection is reported as a slow peer. Default 50 s.
+    pub stall: Duration,
     /// How long a receiver keeps a dump whose connection is lost. Default 30 s.
     pub grace: Duration,
     /// When pages are compressed. Default adaptive.
@@ -82,6 +85,7 @@ impl Default for Options {
             idle_timeout: Duration::from_secs(6),
             keep_alive: Duration::from_millis(1500),
             reconnect: Duration::from_secs(20),
+            stall: Duration::from_secs(50),
             grace: Duration::from_secs(30),
             compression: Compression::Adaptive,
         }
