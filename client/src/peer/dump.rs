@@ -1,37 +1,26 @@
 //! The sending side of a dump, for a thread of the store or of a front end.
 
+mod driver;
+
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use permafrost_protocol::control;
-use permafrost_protocol::wire::frame::{Coding, HEADER_BYTES, Kind, Preamble};
-use permafrost_protocol::wire::message::{
-    Closed, Commit, Committed, Prepared, Reply, reply, request,
-};
+use bytes::Bytes;
+use permafrost_protocol::wire::frame::{Coding, Kind};
+use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, request};
 use permafrost_protocol::wire::sender::Sender;
-use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Notify;
 
+use super::PeerError;
 use super::coding::{Coder, LinkSpeed};
-use super::network::{Link, Network, answered};
-use super::stream::{self, within};
-use super::{PeerError, code};
+use super::network::Network;
+use driver::Driver;
 
 /// Longest run of pages in one frame, and piece of an image, bytes.
 pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES as usize;
 /// A page, bytes.
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(PAGE_BYTES as u64 == permafrost_protocol::pageserver::PAGE_BYTES);
-/// Bytes handed to quinn at once.
-const BATCH_BYTES: usize = 512 << 10;
-/// Frames handed to quinn at once.
-const BATCH_FRAMES: usize = 256;
-/// Pause between two conversations that ended at once, so that a peer that ends each is not flooded.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
-
-/// How long a peer that takes no more frames has to say why.
-const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// How far a dump is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -372,273 +361,5 @@ impl DumpSender {
 impl Drop for DumpSender {
     fn drop(&mut self) {
         self.shared.end();
-    }
-}
-
-/// Why a conversation ended.
-enum End {
-    /// All is said, or this side gave up.
-    Over,
-    /// Another conversation may go on.
-    Lost(PeerError),
-    /// None will.
-    Failed(PeerError),
-}
-
-struct Driver {
-    network: Network,
-    shared: Arc<Shared>,
-    request: request::Dump,
-    session: [u8; 16],
-}
-
-impl Driver {
-    async fn run(mut self, opening: Instant) {
-        let reconnect = self.network.options().reconnect;
-        let mut deadline = opening;
-        let mut conversations = 0;
-        loop {
-            let ended = self.converse(deadline).await;
-            let begun = {
-                let mut state = self.shared.lock();
-                state.sender.connection_lost();
-                state.link.interrupted();
-                if state.over {
-                    return;
-                }
-                state.conversations
-            };
-            match ended {
-                End::Over => return,
-                End::Failed(error) => return self.shared.fail(error),
-                End::Lost(error) => {
-                    tracing::debug!(node = self.shared.node, %error, "dump interrupted");
-                    // The time for a new connection counts from the end of one that was there.
-                    if begun > conversations {
-                        conversations = begun;
-                        deadline = Instant::now() + reconnect;
-                    }
-                    if Instant::now() + RETRY_PAUSE >= deadline {
-                        return self.shared.fail(error);
-                    }
-                    self.request.resume = begun > 0;
-                    tokio::time::sleep(RETRY_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    async fn converse(&self, deadline: Instant) -> End {
-        let begun = tokio::select! {
-            begun = self.begin(deadline) => begun,
-            () = self.shared.over.notified() => return End::Over,
-        };
-        match begun {
-            Ok((link, send, receive)) => {
-                let ended = self.exchange(&link, send, receive).await;
-                match ended {
-                    Ok(()) => End::Over,
-                    Err(error) => ending(error),
-                }
-            }
-            Err(error) => ending(error),
-        }
-    }
-
-    /// Opens the conversation and learns where the peer is.
-    async fn begin(&self, deadline: Instant) -> Result<(Link, SendStream, RecvStream), PeerError> {
-        let node = self.shared.node.as_str();
-        let link = self.network.link(node, deadline).await?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let body = request::Body::Dump(self.request.clone());
-        let (send, receive, opened) = within(node, "the opening", left, async {
-            let hello = self.network.hello();
-            let (send, mut receive) = stream::converse(&link.connection, node, hello, body).await?;
-            let answer: Reply =
-                stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
-            match answered(node, answer)? {
-                reply::Body::DumpOpened(opened) => Ok((send, receive, opened)),
-                _ => Err(PeerError::protocol(node, "no answer to a dump")),
-            }
-        })
-        .await?;
-        let mut state = self.shared.lock();
-        state
-            .sender
-            .resumed(opened.next_sequence)
-            .map_err(|_| PeerError::protocol(node, "a place in the dump that cannot be"))?;
-        state.conversations += 1;
-        state.opened.get_or_insert(opened.has_parent);
-        drop(state);
-        self.shared.changed.notify_all();
-        Ok((link, send, receive))
-    }
-
-    /// Sends and listens until all is said.
-    async fn exchange(
-        &self,
-        link: &Link,
-        mut send: SendStream,
-        mut receive: RecvStream,
-    ) -> Result<(), PeerError> {
-        let node = self.shared.node.as_str();
-        let mut bulk = link
-            .connection
-            .open_uni()
-            .await
-            .map_err(|source| PeerError::lost(node, source))?;
-        // An end must not drop the streams, which would finish them as if all had been said.
-        let mut listening = std::pin::pin!(self.listen(&mut receive));
-        let ended = tokio::select! {
-            ended = &mut listening => ended,
-            error = self.transmit(&mut bulk) => match error {
-                // The peer takes no more frames: why, it says on the other stream.
-                PeerError::Ended { .. } => {
-                    let words = tokio::time::timeout(LAST_WORDS, &mut listening).await;
-                    words.unwrap_or(Err(error))
-                }
-                error => Err(error),
-            },
-            error = self.say_commit(&mut send) => Err(error),
-            () = self.shared.over.notified() => {
-                let aborted = VarInt::from_u32(code::ABORTED);
-                let _ = bulk.reset(aborted);
-                let _ = send.reset(aborted);
-                Ok(())
-            }
-        };
-        match &ended {
-            Ok(()) => {
-                let _ = bulk.finish();
-                let _ = send.finish();
-            }
-            Err(_) => {
-                let _ = bulk.reset(VarInt::from_u32(code::MISBEHAVED));
-                let _ = send.reset(VarInt::from_u32(code::MISBEHAVED));
-            }
-        }
-        ended
-    }
-
-    /// Takes the peer's replies in, until [`Committed`].
-    async fn listen(&self, receive: &mut RecvStream) -> Result<(), PeerError> {
-        let shared = &*self.shared;
-        let node = shared.node.as_str();
-        loop {
-            let answer: Reply =
-                stream::read(receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
-            let body = answered(node, answer)?;
-            let mut state = shared.lock();
-            let mut over = false;
-            match body {
-                reply::Body::Acknowledged(acknowledged) => {
-                    let used = state.window_bytes - state.sender.window_left();
-                    let freed = state
-                        .sender
-                        .acknowledged(acknowledged.next_sequence)
-                        .map_err(|_| {
-                            PeerError::protocol(node, "an acknowledgement that cannot be")
-                        })?;
-                    // Of a window a quarter full even now there was always something to send.
-                    let waiting = used - freed > state.window_bytes / 4;
-                    state.link.acknowledged(Instant::now(), freed, waiting);
-                }
-                reply::Body::Closed(closed) => state.closed = Some(closed),
-                reply::Body::Prepared(prepared) => state.prepared = Some(prepared),
-                reply::Body::Committed(committed) => {
-                    state.committed = Some(committed);
-                    over = true;
-                }
-                _ => return Err(PeerError::protocol(node, "a reply that was not asked for")),
-            }
-            drop(state);
-            shared.changed.notify_all();
-            if over {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Sends frames as they are pushed; returns on failure only.
-    async fn transmit(&self, bulk: &mut SendStream) -> PeerError {
-        let node = self.shared.node.as_str();
-        let preamble = Preamble { id: self.session };
-        let mut chunks = vec![Bytes::copy_from_slice(&preamble.encode())];
-        loop {
-            self.batch(&mut chunks);
-            if chunks.is_empty() {
-                self.shared.work.notified().await;
-                continue;
-            }
-            if let Err(error) = bulk.write_all_chunks(&mut chunks).await {
-                return PeerError::write(node, "frames", error);
-            }
-            chunks.clear();
-        }
-    }
-
-    /// Takes what is to be sent now, headers encoded into one piece of memory.
-    fn batch(&self, chunks: &mut Vec<Bytes>) {
-        let mut frames = Vec::new();
-        let mut bytes = 0;
-        {
-            let mut state = self.shared.lock();
-            while bytes < BATCH_BYTES
-                && frames.len() < BATCH_FRAMES
-                && let Some((header, payload)) = state.sender.poll_transmit()
-            {
-                bytes += HEADER_BYTES + payload.len();
-                frames.push((header, payload));
-            }
-        }
-        let mut headers = BytesMut::with_capacity(frames.len() * HEADER_BYTES);
-        for (header, payload) in frames {
-            headers.extend_from_slice(&header.encode());
-            // Headers without payload in between go as one chunk.
-            if !payload.is_empty() {
-                chunks.push(headers.split().freeze());
-                chunks.push(payload);
-            }
-        }
-        if !headers.is_empty() {
-            chunks.push(headers.freeze());
-        }
-    }
-
-    /// Sends the commit once there is one; returns on failure only.
-    async fn say_commit(&self, send: &mut SendStream) -> PeerError {
-        loop {
-            let commit = self.shared.lock().commit.clone();
-            if let Some(commit) = commit {
-                let said = stream::write(send, &self.shared.node, "commit", &commit).await;
-                if let Err(error) = said {
-                    return error;
-                }
-                // Only a lost connection makes it be said again.
-                return std::future::pending().await;
-            }
-            self.shared.commit.notified().await;
-        }
-    }
-}
-
-/// Whether another conversation may go on after `error`.
-fn ending(error: PeerError) -> End {
-    match error {
-        PeerError::Lost { .. } | PeerError::Unreachable { .. } | PeerError::Deadline { .. } => {
-            End::Lost(error)
-        }
-        // A peer that stops or is too busy now may be there again.
-        PeerError::Ended { code: ended, .. } if ended == u64::from(code::BUSY) => End::Lost(error),
-        PeerError::Refused {
-            error: refusal,
-            node,
-        } if refusal.code == i32::from(control::ErrorCode::Unavailable) => {
-            End::Lost(PeerError::Refused {
-                node,
-                error: refusal,
-            })
-        }
-        error => End::Failed(error),
     }
 }
