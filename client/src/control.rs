@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::{
-    self, Checkpoint, Checkpoints, Detail, Done, ErrorCode, Exported, Progress, Reply, Request,
-    ServerStatus, SessionOpened, Verified, reply, request,
+    self, Checkpoint, Checkpoints, Detail, Done, ErrorCode, Exported, NodeList, Progress, Rebuilt,
+    Reply, Request, ServerStatus, SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -113,6 +113,8 @@ answers! {
     Verified(Verified),
     Exported(Exported),
     Status(ServerStatus),
+    Nodes(NodeList),
+    Rebuilt(Rebuilt),
 }
 
 calls! {
@@ -129,6 +131,9 @@ calls! {
     Import -> Checkpoint,
     Stream -> Exported,
     Status -> ServerStatus,
+    Nodes -> NodeList,
+    SetNode -> NodeList,
+    Rebuild -> Rebuilt,
 }
 
 /// A connection to the daemon.

@@ -28,7 +28,7 @@ pub struct Request {
     /// What is asked for.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22"
     )]
     pub body: Option<request::Body>,
 }
@@ -67,6 +67,12 @@ pub mod request {
         Status(Status),
         #[prost(message, tag = "14")]
         Stream(Stream),
+        #[prost(message, tag = "20")]
+        Nodes(Nodes),
+        #[prost(message, tag = "21")]
+        SetNode(SetNode),
+        #[prost(message, tag = "22")]
+        Rebuild(Rebuild),
     }
 
     /// Open a session. Answered by [`super::SessionOpened`].
@@ -223,13 +229,44 @@ pub mod request {
     /// State of the daemon. Answered by [`super::ServerStatus`].
     #[derive(Clone, PartialEq, Message)]
     pub struct Status {}
+
+    /// Nodes of the cluster. Answered by [`super::NodeList`].
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Nodes {
+        /// Only this one; empty for all.
+        #[prost(string, tag = "1")]
+        pub name: String,
+    }
+
+    /// What an operator wants of a node. Answered by [`super::NodeList`] of that one, as it is afterwards.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct SetNode {
+        /// Its name.
+        #[prost(string, tag = "1")]
+        pub name: String,
+        /// `active`, `drained` or `removed`.
+        #[prost(string, tag = "2")]
+        pub state: String,
+        /// Removed although it lives and is not drained, or what it alone holds is lost with it.
+        #[prost(bool, tag = "3")]
+        pub force: bool,
+    }
+
+    /// List again what the nodes hold and were told is listed: after the registry's data was lost. Answered by
+    /// [`super::Rebuilt`].
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Rebuild {
+        /// Only say what would be done.
+        #[prost(bool, tag = "1")]
+        pub dry_run: bool,
+    }
 }
 
 /// A reply.
 #[derive(Clone, PartialEq, Message)]
 pub struct Reply {
     /// What is said.
-    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21")]
     pub body: Option<reply::Body>,
 }
 
@@ -261,6 +298,10 @@ pub mod reply {
         Exported(Exported),
         #[prost(message, tag = "10")]
         Status(ServerStatus),
+        #[prost(message, tag = "20")]
+        Nodes(NodeList),
+        #[prost(message, tag = "21")]
+        Rebuilt(Rebuilt),
     }
 }
 
@@ -542,4 +583,155 @@ pub struct SessionStatus {
     /// Seconds since it was opened.
     #[prost(uint64, tag = "6")]
     pub age_s: u64,
+}
+
+/// Nodes of a cluster, and how its checkpoints stand.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct NodeList {
+    /// By name.
+    #[prost(message, repeated, tag = "1")]
+    pub nodes: Vec<NodeStatus>,
+    /// The node that answers.
+    #[prost(string, tag = "2")]
+    pub answered_by: String,
+    /// The node that works in the background for all; empty while there is none, or nobody knows.
+    #[prost(string, tag = "3")]
+    pub leader: String,
+    /// The registry's random id, made with its data; empty while nobody knows.
+    #[prost(string, tag = "4")]
+    pub cluster: String,
+    /// How long ago the registry last confirmed which nodes there are, milliseconds; none: it never has.
+    #[prost(uint64, optional, tag = "5")]
+    pub age_ms: Option<u64>,
+    /// Checkpoints that are listed. Like all that is counted, none while the registry does not answer.
+    #[prost(uint64, optional, tag = "6")]
+    pub checkpoints: Option<u64>,
+    /// Of these, with fewer copies on nodes that live and stay than there should be.
+    #[prost(uint64, optional, tag = "7")]
+    pub under_replicated: Option<u64>,
+    /// Of these, without a copy on any node that lives.
+    #[prost(uint64, optional, tag = "8")]
+    pub stranded: Option<u64>,
+}
+
+/// One node of a cluster.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct NodeStatus {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// What an operator has said of it: `active`, `drained` or `removed`.
+    #[prost(string, tag = "2")]
+    pub state: String,
+    /// Its lease lives. What follows is empty of a node that does not, but for the region and what is counted.
+    #[prost(bool, tag = "3")]
+    pub live: bool,
+    /// It is stopping.
+    #[prost(bool, tag = "4")]
+    pub stopping: bool,
+    /// `reserved`, or `transient`: its copies do not count.
+    #[prost(string, tag = "5")]
+    pub class: String,
+    /// `pmem`, `memory` or `file`.
+    #[prost(string, tag = "6")]
+    pub tier: String,
+    /// Zone it fails with.
+    #[prost(string, tag = "7")]
+    pub zone: String,
+    /// Rack it fails with.
+    #[prost(string, tag = "8")]
+    pub rack: String,
+    /// Machine it fails with.
+    #[prost(string, tag = "9")]
+    pub host: String,
+    /// Where it takes QUIC connections, `host:port`.
+    #[prost(string, tag = "10")]
+    pub address: String,
+    /// Its region's uuid.
+    #[prost(string, tag = "11")]
+    pub region: String,
+    /// Size of its region, bytes.
+    #[prost(uint64, tag = "12")]
+    pub capacity_bytes: u64,
+    /// Bytes free in its region.
+    #[prost(uint64, tag = "13")]
+    pub free_bytes: u64,
+    /// Version of its software.
+    #[prost(string, tag = "14")]
+    pub version: String,
+    /// When its region was first there, milliseconds since the Unix epoch, by its own clock.
+    #[prost(uint64, tag = "15")]
+    pub first_seen_unix_ms: u64,
+    /// Listed checkpoints that it holds.
+    #[prost(uint64, optional, tag = "16")]
+    pub checkpoints: Option<u64>,
+    /// Of these, with too few copies on the other nodes that live and stay: it is needed until they are copied.
+    #[prost(uint64, optional, tag = "17")]
+    pub needed: Option<u64>,
+    /// Memory of those, bytes.
+    #[prost(uint64, optional, tag = "18")]
+    pub needed_bytes: Option<u64>,
+    /// Of these, on no other node that lives: lost, if this one is.
+    #[prost(uint64, optional, tag = "19")]
+    pub only_here: Option<u64>,
+    /// Names of some of those that are only here.
+    #[prost(string, repeated, tag = "20")]
+    pub only_here_names: Vec<String>,
+}
+
+/// What a rebuild has done, or would do.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Rebuilt {
+    /// Nothing was changed.
+    #[prost(bool, tag = "1")]
+    pub dry_run: bool,
+    /// The registry's id.
+    #[prost(string, tag = "2")]
+    pub cluster: String,
+    /// Nodes whose inventories were taken.
+    #[prost(string, repeated, tag = "3")]
+    pub nodes: Vec<String>,
+    /// Nodes that are not part of it, and why: what only they hold is not listed again.
+    #[prost(message, repeated, tag = "4")]
+    pub missing: Vec<MissingNode>,
+    /// Checkpoints that were listed again.
+    #[prost(message, repeated, tag = "5")]
+    pub listed: Vec<Checkpoint>,
+    /// Copies that were added to checkpoints which were listed.
+    #[prost(uint64, tag = "6")]
+    pub copies_added: u64,
+    /// Copies that were left alone.
+    #[prost(message, repeated, tag = "7")]
+    pub doubts: Vec<Doubt>,
+    /// Checkpoints that were to be listed, and could not: their jobs are being dumped now.
+    #[prost(string, repeated, tag = "8")]
+    pub busy: Vec<String>,
+}
+
+/// A node whose inventory a rebuild does not have.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct MissingNode {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Why not.
+    #[prost(string, tag = "2")]
+    pub why: String,
+}
+
+/// A copy that a rebuild leaves alone.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Doubt {
+    /// The node that holds it.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// Its name, `JOB@GENERATION`.
+    #[prost(string, tag = "2")]
+    pub checkpoint: String,
+    /// Its id.
+    #[prost(string, tag = "3")]
+    pub id: String,
+    /// What is wrong.
+    #[prost(string, tag = "4")]
+    pub why: String,
 }

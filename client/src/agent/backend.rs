@@ -465,6 +465,30 @@ impl Backend for Remote {
         status.catalog = format!("none: an agent of {}", words.join(", "));
         Ok(status)
     }
+
+    fn nodes(&self, nodes: &request::Nodes) -> Result<control::NodeList, control::Error> {
+        match self.nodes.ask_any(&request::Body::Nodes(nodes.clone()))? {
+            (_, reply::Body::Nodes(list)) => Ok(list),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error> {
+        match self.nodes.ask_any(&request::Body::SetNode(set.clone()))? {
+            (_, reply::Body::Nodes(list)) => Ok(list),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
+
+    fn rebuild(&self, rebuild: &request::Rebuild) -> Result<control::Rebuilt, control::Error> {
+        match self
+            .nodes
+            .ask_any(&request::Body::Rebuild(rebuild.clone()))?
+        {
+            (_, reply::Body::Rebuilt(rebuilt)) => Ok(rebuilt),
+            (node, _) => Err(odd_answer(&node)),
+        }
+    }
 }
 
 /// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory; nor do

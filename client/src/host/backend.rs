@@ -156,4 +156,22 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// The checkpoints cannot be listed.
     fn status(&self) -> Result<control::ServerStatus, control::Error>;
+
+    /// Nodes of the cluster, and how its checkpoints stand.
+    ///
+    /// # Errors
+    /// There is no cluster, or no such node.
+    fn nodes(&self, nodes: &request::Nodes) -> Result<control::NodeList, control::Error>;
+
+    /// Drains a node, takes it back or removes it. That one as it is afterwards.
+    ///
+    /// # Errors
+    /// There is no cluster or no such node; something would be lost with it.
+    fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error>;
+
+    /// Lists again what the nodes hold.
+    ///
+    /// # Errors
+    /// There is no cluster, or its registry does not answer.
+    fn rebuild(&self, rebuild: &request::Rebuild) -> Result<control::Rebuilt, control::Error>;
 }

@@ -155,6 +155,9 @@ impl<B: Backend> Handler<'_, B> {
                 &mut progress(self.stream),
             )?),
             request::Body::Status(_) => reply::Body::Status(self.status()?),
+            request::Body::Nodes(nodes) => reply::Body::Nodes(backend.nodes(&nodes)?),
+            request::Body::SetNode(set) => reply::Body::Nodes(backend.set_node(&set)?),
+            request::Body::Rebuild(rebuild) => reply::Body::Rebuilt(backend.rebuild(&rebuild)?),
         })
     }
 

@@ -157,9 +157,13 @@ pub mod request {
         pub background: bool,
     }
 
-    /// What checkpoints a node holds. Answered by [`super::Held`].
+    /// What checkpoints a node holds. Answered by [`super::Held`], a part at a time.
     #[derive(Clone, PartialEq, Eq, Message)]
-    pub struct Inventory {}
+    pub struct Inventory {
+        /// Only checkpoints whose id comes behind this one: the last of the part before. Empty at first.
+        #[prost(string, tag = "1")]
+        pub after: String,
+    }
 
     /// Answered by `Done`: the node is there, and how it is.
     #[derive(Clone, PartialEq, Eq, Message)]
@@ -303,12 +307,32 @@ pub struct FetchOpened {
     pub content_digest: Vec<u8>,
 }
 
-/// Checkpoints that a node holds.
+/// Checkpoints that a node holds, in the order of their ids.
 #[derive(Clone, PartialEq, Message)]
 pub struct Held {
     /// Each, as in a listing.
     #[prost(message, repeated, tag = "1")]
     pub checkpoints: Vec<control::Checkpoint>,
+    /// Of each of these, in the same order: its copy.
+    #[prost(message, repeated, tag = "2")]
+    pub copies: Vec<HeldCopy>,
+    /// There are more, behind the last one here.
+    #[prost(bool, tag = "3")]
+    pub more: bool,
+}
+
+/// How a checkpoint that a node holds stands with the cluster.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct HeldCopy {
+    /// SHA-256 over what it holds (docs/format.md, "Content digest").
+    #[prost(bytes = "vec", tag = "1")]
+    pub content_digest: Vec<u8>,
+    /// The node was told that the cluster lists it.
+    #[prost(bool, tag = "2")]
+    pub published: bool,
+    /// It was sealed for the cluster, and the node has not been told that it is listed.
+    #[prost(bool, tag = "3")]
+    pub provisional: bool,
 }
 
 /// Done; and how the node is.

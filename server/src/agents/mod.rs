@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use permafrost_client::identity::{Action, Peer, namespace_of};
 use permafrost_protocol::control::{self, ErrorCode};
 
+use crate::cluster::Operate;
 use crate::store::{Session, Store, StoreError};
 
 pub use fetch::serve_fetch;
@@ -36,6 +37,8 @@ pub struct Agents {
     /// Parked sessions, and the agent of each. What was parked before this daemon's start is nobody's: an agent must
     /// know its name to adopt it.
     owned: Mutex<HashMap<String, String>>,
+    /// The cluster, if this node is in one.
+    operator: Option<Arc<dyn Operate>>,
 }
 
 /// A session that waits for its conversation.
@@ -54,6 +57,16 @@ impl Agents {
             spool,
             opened: Mutex::default(),
             owned: Mutex::default(),
+            operator: None,
+        }
+    }
+
+    /// Answers `permafrost node …`, too.
+    #[must_use]
+    pub fn with_operator(self, operator: Arc<dyn Operate>) -> Self {
+        Self {
+            operator: Some(operator),
+            ..self
         }
     }
 

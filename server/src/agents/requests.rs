@@ -5,6 +5,7 @@ use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, reque
 use permafrost_protocol::manifest::CheckpointRef;
 
 use super::{Agents, check_read, check_write, denied, refusal};
+use crate::cluster::{Operate, no_cluster};
 use crate::replication::Durability;
 use crate::store::SessionRequest;
 
@@ -67,6 +68,30 @@ impl Agents {
                 reply::Body::Verified(self.verify(peer, &verify.checkpoint)?)
             }
             request::Body::Status(_) => reply::Body::Status(self.status(peer)?),
+            request::Body::Nodes(nodes) => {
+                if !peer.may(Action::List) {
+                    return Err(denied(peer, "see the nodes"));
+                }
+                let answer = self.operator()?.nodes(&nodes);
+                reply::Body::Nodes(answer.map_err(|error| refusal(&error))?)
+            }
+            request::Body::SetNode(set) => {
+                check_operate(peer, "drain or remove nodes")?;
+                tracing::info!(
+                    peer = peer.name(),
+                    node = set.name,
+                    state = set.state,
+                    force = set.force,
+                    "node is set"
+                );
+                let answer = self.operator()?.set_node(&set);
+                reply::Body::Nodes(answer.map_err(|error| refusal(&error))?)
+            }
+            request::Body::Rebuild(rebuild) => {
+                check_operate(peer, "rebuild the registry")?;
+                let answer = self.operator()?.rebuild(&rebuild);
+                reply::Body::Rebuilt(answer.map_err(|error| refusal(&error))?)
+            }
             request::Body::Seal(_)
             | request::Body::Adopt(_)
             | request::Body::Export(_)
@@ -75,6 +100,12 @@ impl Agents {
                 return Err(invalid("a request that needs a descriptor, by QUIC"));
             }
         })
+    }
+
+    fn operator(&self) -> Result<&dyn Operate, control::Error> {
+        self.operator
+            .as_deref()
+            .ok_or_else(|| refusal(&no_cluster()))
     }
 
     fn open(
@@ -181,6 +212,18 @@ impl Agents {
             ..control::ServerStatus::default()
         })
     }
+}
+
+/// Whether `peer` looks after the cluster.
+fn check_operate(peer: &Peer, what: &str) -> Result<(), control::Error> {
+    if peer.may(Action::Operate) {
+        return Ok(());
+    }
+    Err(control::Error {
+        hint: "ask with a certificate of role operator (`permafrost agent --identity`), or as root on a storage node"
+            .to_owned(),
+        ..denied(peer, what)
+    })
 }
 
 /// The job that a reference names.

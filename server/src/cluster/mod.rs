@@ -12,6 +12,7 @@ mod fence;
 mod keys;
 mod membership;
 mod nodes;
+mod operate;
 pub mod placement;
 pub mod rebuild;
 mod registry;
@@ -29,6 +30,8 @@ pub use config::{ClusterConfig, DEFAULT_PREFIX, TlsFiles};
 pub use fence::Fence;
 pub use membership::Leader;
 pub use nodes::{LiveNode, Nodes, NodesView};
+pub use operate::Operate;
+pub(crate) use operate::no_cluster;
 pub use registry::EtcdRegistry;
 pub use values::{FailureDomain, Member, MemberState, NodeClass, NodeFacts, Tier};
 

@@ -10,6 +10,7 @@ use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
+use crate::cluster::{Operate, no_cluster};
 use crate::replication::Durability;
 use crate::store::{self, SessionRequest, SessionSink, Store, StoreError};
 
@@ -20,6 +21,14 @@ pub(crate) struct Local {
     pub(crate) park_ttl: Duration,
     /// Where the catalog came from, in words.
     pub(crate) catalog_origin: String,
+    /// The cluster, if this node is in one.
+    pub(crate) operator: Option<Arc<dyn Operate>>,
+}
+
+impl Local {
+    fn operator(&self) -> Result<&dyn Operate, StoreError> {
+        self.operator.as_deref().ok_or_else(no_cluster)
+    }
 }
 
 fn refusal(error: StoreError) -> control::Error {
@@ -187,5 +196,22 @@ impl Backend for Local {
             catalog: self.catalog_origin.clone(),
             ..control::ServerStatus::default()
         })
+    }
+
+    fn nodes(&self, nodes: &request::Nodes) -> Result<control::NodeList, control::Error> {
+        let answer = self.operator().and_then(|operator| operator.nodes(nodes));
+        answer.map_err(refusal)
+    }
+
+    fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error> {
+        let answer = self.operator().and_then(|operator| operator.set_node(set));
+        answer.map_err(refusal)
+    }
+
+    fn rebuild(&self, rebuild: &request::Rebuild) -> Result<control::Rebuilt, control::Error> {
+        let answer = self
+            .operator()
+            .and_then(|operator| operator.rebuild(rebuild));
+        answer.map_err(refusal)
     }
 }

@@ -68,6 +68,7 @@ impl Daemon {
             store: Arc::clone(&store),
             park_ttl: config.retention.parked,
             catalog_origin,
+            operator: None,
         }));
         let expiry = tokio::spawn(expire(Arc::clone(&store), config.retention));
         Ok(Self {
