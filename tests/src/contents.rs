@@ -15,6 +15,14 @@ pub enum Contents {
     ZeroRich,
     /// English-like words: compresses about 4 : 1.
     Text,
+    /// As the heap of an interpreter or a virtual machine: objects with pointers between them, strings, numbers, some
+    /// pages of zeros and some that do not compress. All in all about 3 : 1.
+    Heap,
+}
+
+impl Contents {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Random, Self::ZeroRich, Self::Text, Self::Heap];
 }
 
 impl FromStr for Contents {
@@ -25,6 +33,7 @@ impl FromStr for Contents {
             "random" => Ok(Self::Random),
             "zero-rich" => Ok(Self::ZeroRich),
             "text" => Ok(Self::Text),
+            "heap" => Ok(Self::Heap),
             _ => Err(UnknownContents {
                 name: name.to_owned(),
             }),
@@ -38,6 +47,7 @@ impl fmt::Display for Contents {
             Self::Random => "random",
             Self::ZeroRich => "zero-rich",
             Self::Text => "text",
+            Self::Heap => "heap",
         })
     }
 }
@@ -53,7 +63,7 @@ impl fmt::Display for UnknownContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "unknown contents {:?}: random, zero-rich or text",
+            "unknown contents {:?}: random, zero-rich, text or heap",
             self.name
         )
     }
@@ -72,13 +82,12 @@ pub fn fill(
     let mut state = mix(seed ^ mix(index) ^ mix(u64::from(generation) << 32 | 0x5eed));
     match contents {
         Contents::ZeroRich if index % 4 != 3 && generation.is_multiple_of(2) => page.fill(0),
-        Contents::Random | Contents::ZeroRich => {
-            for word in page.chunks_exact_mut(8) {
-                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                word.copy_from_slice(&mix(state).to_le_bytes());
-            }
-        }
+        Contents::Random | Contents::ZeroRich => fill_words(page, || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            mix(state)
+        }),
         Contents::Text => fill_text(state, page),
+        Contents::Heap => fill_heap(state, page),
     }
 }
 
@@ -94,6 +103,52 @@ fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+fn fill_words(page: &mut [u8; PAGE_BYTES], mut word: impl FnMut() -> u64) {
+    for place in page.as_chunks_mut::<8>().0 {
+        *place = word().to_le_bytes();
+    }
+}
+
+/// A page of one of the sorts that a heap consists of.
+fn fill_heap(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
+    /// Where objects lie, and the types that they point to.
+    const OBJECTS: u64 = 0x7f3a_5000_0000;
+    const TYPES: u64 = 0x55d0_c3a1_0000;
+    let mut draw = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(state)
+    };
+    match draw() % 16 {
+        0 | 1 => page.fill(0),
+        // Objects of four words: references to it, its type, and two of: a pointer, a small number, nothing.
+        2..=8 => {
+            let mut field = 0;
+            fill_words(page, || {
+                let (word, place) = (draw(), field % 4);
+                field += 1;
+                match (place, word >> 60) {
+                    (0, _) => 1 + (word & word >> 8 & 7),
+                    (1, _) => TYPES + (word & word >> 8 & 31) * 0x1a0,
+                    (_, 0..=6) => OBJECTS + (word & 0x1f_ffff) * 32,
+                    (_, 7..=11) => word & 0xff,
+                    _ => 0,
+                }
+            });
+        }
+        9..=11 => fill_text(draw(), page),
+        // Arrays of numbers that are near each other, two a word.
+        12..=14 => {
+            let mut last = 1000;
+            fill_words(page, || {
+                let word = draw();
+                last += word & 15;
+                last | (last + (word >> 8 & 63)) << 32
+            });
+        }
+        _ => fill_words(page, draw),
+    }
 }
 
 fn fill_text(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
@@ -132,11 +187,14 @@ mod tests {
 
     #[test]
     fn pages_differ_by_index_generation_and_seed() {
-        for contents in [Contents::Random, Contents::Text] {
-            let page = |seed, index, generation| {
-                let mut page = [0; PAGE_BYTES];
-                fill(contents, seed, index, generation, &mut page);
-                page
+        for contents in [Contents::Random, Contents::Text, Contents::Heap] {
+            // Some together: single ones may all be zeros.
+            let page = |seed, index: u64, generation| {
+                [0, 1, 2, 3, 4, 5, 6, 7].map(|n| {
+                    let mut page = [0; PAGE_BYTES];
+                    fill(contents, seed, index * 8 + n, generation, &mut page);
+                    page
+                })
             };
             assert_eq!(page(1, 2, 3), page(1, 2, 3));
             assert_ne!(page(1, 2, 3), page(2, 2, 3));
@@ -146,8 +204,30 @@ mod tests {
     }
 
     #[test]
+    fn they_compress_as_they_say() {
+        let ratio = |contents| {
+            let mut bytes = Vec::new();
+            for index in 0..1024 {
+                let mut page = [0; PAGE_BYTES];
+                fill(contents, 7, index, 0, &mut page);
+                bytes.extend(page);
+            }
+            // As they go over the wire: runs of 256 KiB, quickly.
+            let packed: usize = bytes
+                .chunks(256 << 10)
+                .map(|run| zstd::bulk::compress(run, 1).unwrap().len())
+                .sum();
+            bytes.len() * 10 / packed
+        };
+        assert_eq!(ratio(Contents::Random), 9);
+        assert_eq!(ratio(Contents::ZeroRich), 39);
+        assert!((35..60).contains(&ratio(Contents::Text)));
+        assert!((27..33).contains(&ratio(Contents::Heap)));
+    }
+
+    #[test]
     fn names_round_trip() {
-        for contents in [Contents::Random, Contents::ZeroRich, Contents::Text] {
+        for contents in Contents::ALL {
             assert_eq!(contents.to_string().parse::<Contents>().unwrap(), contents);
         }
         assert!("prose".parse::<Contents>().is_err());

@@ -43,7 +43,7 @@ struct Options {
     /// Private memory, MiB.
     #[arg(long, default_value_t = 16)]
     size_mib: usize,
-    /// What fills it: random, zero-rich, text.
+    /// What fills it: random, zero-rich, text, heap.
     #[arg(long, default_value = "random")]
     contents: Contents,
     /// Processes beside the root, each with a sixteenth of its memory.
