@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use permafrost_benches::bare::{self, RUN_BYTES};
 use permafrost_client::identity::{Authority, Order, Peer, ReloadingIdentity, Role};
 use permafrost_client::peer::{
-    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, Replies, quic_endpoint,
+    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, Replies,
 };
 use permafrost_protocol::control;
 use permafrost_protocol::wire::frame::Kind;
@@ -21,8 +22,6 @@ use tokio::runtime::Runtime;
 
 /// Sent in one measurement.
 const BYTES: usize = 512 << 20;
-/// One frame.
-const RUN_BYTES: usize = 256 << 10;
 /// Measurements of each, of which the median counts.
 const ROUNDS: usize = 5;
 /// UDP payloads: Ethernet, what quinn's GSO batches of ten hold at most, jumbo frames.
@@ -78,17 +77,13 @@ fn main() {
         .enable_all()
         .build()
         .expect("runtime");
-    let run = pseudorandom(RUN_BYTES);
+    let run = bare::run();
 
     println!(
         "packet   bare quinn        dump              ratio   CPU s/GB bare, dump (user+system)"
     );
     for packet in PACKETS {
-        let options = Options {
-            packet_bytes: packet,
-            assured_packet_bytes: packet,
-            ..Options::default()
-        };
+        let options = bare::options(packet);
         let (mut bare, mut dumps) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             if others_than("dump") {
@@ -163,65 +158,22 @@ fn identity(authority: &Authority, directory: &Path, name: &str) -> Arc<Reloadin
     Arc::new(ReloadingIdentity::load(&directory).expect("identity"))
 }
 
-fn pseudorandom(bytes: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let words = std::iter::repeat_with(move || {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
-    });
-    words.flatten().take(bytes).collect()
-}
-
-/// Nothing but bytes on one stream.
 fn bare_pair(
     runtime: &Runtime,
     here: &ReloadingIdentity,
     there: &ReloadingIdentity,
     options: &Options,
-    run: &[u8],
+    run: &Bytes,
 ) -> Duration {
     runtime.block_on(async {
-        let mut server_config = there.quic_server_config().expect("server");
-        server_config.transport_config(options.transport());
         let bind = (Ipv4Addr::LOCALHOST, 0).into();
-        let server = quic_endpoint(bind, Some(server_config), options).expect("bind");
-        let mut client = quic_endpoint(bind, None, options).expect("bind");
-        let mut client_config = here.quic_client_config();
-        client_config.transport_config(options.transport());
-        client.set_default_client_config(client_config);
-
+        let server = bare::receiver(bind, there, options);
         let address = server.local_addr().expect("address");
-        let receiving = tokio::spawn(async move {
-            let connection = server
-                .accept()
-                .await
-                .expect("peer")
-                .await
-                .expect("handshake");
-            let mut stream = connection.accept_uni().await.expect("stream");
-            let mut taken = 0;
-            let mut chunks: [Bytes; 32] = std::array::from_fn(|_| Bytes::new());
-            while let Some(count) = stream.read_chunks(&mut chunks).await.expect("read") {
-                taken += chunks[..count].iter().map(Bytes::len).sum::<usize>();
-            }
-            assert_eq!(taken, BYTES);
-            (Instant::now(), server)
-        });
-        let name = permafrost_client::identity::server_name("there");
-        let connecting = client.connect(address, &name).expect("connect");
-        let connection = connecting.await.expect("handshake");
-        let start = Instant::now();
-        let mut stream = connection.open_uni().await.expect("stream");
-        let run = Bytes::copy_from_slice(run);
-        for _ in 0..BYTES / RUN_BYTES / 2 {
-            let mut chunks = [run.clone(), run.clone()];
-            stream.write_all_chunks(&mut chunks).await.expect("write");
-        }
-        stream.finish().expect("finish");
-        let (end, _server) = receiving.await.expect("receiver");
-        end - start
+        let receiving = tokio::spawn(async move { bare::receive(&server).await });
+        let client = bare::sender(bind, here, options);
+        let time = bare::send(&client, address, "there", run, BYTES).await;
+        assert_eq!(receiving.await.expect("receiver"), BYTES);
+        time
     })
 }
 

@@ -1,5 +1,7 @@
-//! What the benches of the region stand on: a region in memory, and pages that are worth storing.
+//! What the benches stand on: a region in memory, pages that are worth storing, and a bare quinn pair.
 #![forbid(unsafe_code)]
+
+pub mod bare;
 
 use std::sync::Arc;
 
