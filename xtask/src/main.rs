@@ -35,7 +35,7 @@ enum Task {
         #[arg(long)]
         quick: bool,
     },
-    /// Measure real dumps and restores beside CRIU's own ways.
+    /// Measure real dumps and restores beside CRIU's own ways: on one machine, or with a subcommand between two hosts.
     Bench(bench::Options),
     /// Run the crash tests longer than CI does.
     Soak(soak::Options),

@@ -1,7 +1,9 @@
 //! `cargo xtask bench`: real dumps of real processes, side by side with CRIU's own ways, in one run.
 
 mod contenders;
+mod figures;
 mod recovery;
+mod replicas;
 mod report;
 
 use std::time::Duration;
@@ -17,16 +19,26 @@ use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 use crate::ui;
 
+/// What else can be measured.
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Bench {
+    /// Dumps that are on another host when they are acknowledged, beside CRIU's page server and bare QUIC
+    Replicas(replicas::Options),
+}
+
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
+    #[command(subcommand)]
+    other: Option<Bench>,
     /// Sizes of the dumped process, MiB.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 512, 2048])]
     sizes: Vec<u64>,
     /// Dumps of each size by each contender, in turn.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// What fills the process: random, zero-rich, text.
+    /// What fills the process: random, zero-rich, text, heap.
     #[arg(long, default_value = "random")]
     contents: Contents,
     /// Checkpoints in the region whose recovery is timed; 0 leaves that out.
@@ -65,8 +77,16 @@ fn settle(daemon: &Daemon) -> Result<()> {
 /// Runs the benches and prints what they found.
 ///
 /// # Errors
-/// Fails where CRIU cannot run, and when a dump or restore fails: a restored process that is not sound is no result.
+/// Fails where CRIU, or what else a bench needs, cannot be had, and when a dump or restore fails: a restored process
+/// that is not sound is no result.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    match &options.other {
+        None => one_machine(options),
+        Some(Bench::Replicas(options)) => replicas::run(options),
+    }
+}
+
+fn one_machine(options: &Options) -> Result<()> {
     let criu = match setup::criu()? {
         Criu::Works(path) => path,
         Criu::CannotRun(why) => {

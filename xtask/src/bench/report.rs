@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::Measured;
 use super::contenders::{Contender, Sample};
+use super::figures::{as_f64, median, spread};
 use super::recovery::Recovery;
 use crate::table;
 
@@ -217,40 +218,12 @@ impl Measured {
     }
 }
 
-/// The middle of sorted values; of two, their mean.
-fn median(sorted: &[f64]) -> Option<f64> {
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(sorted[middle]),
-        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-    }
-}
-
-fn spread(sorted: &[f64]) -> String {
-    let (Some(median), Some(least), Some(most)) = (median(sorted), sorted.first(), sorted.last())
-    else {
-        return "–".to_owned();
-    };
-    // Three digits say all that such measurements do.
-    let digits = if *most < 10.0 { 2 } else { 0 };
-    format!("{median:.digits$} ({least:.digits$}–{most:.digits$})")
-}
-
-/// Sizes in MiB are far below 2^53.
-fn as_f64(n: u64) -> f64 {
-    u32::try_from(n).map_or(f64::INFINITY, f64::from)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_ratios() {
-        assert_eq!(median(&[]), None);
-        assert_eq!(median(&[1.0, 2.0, 9.0]), Some(2.0));
-        assert_eq!(median(&[1.0, 2.0]), Some(1.5));
+    fn ratios_and_aims() {
         let samples = |frozen: &[f64]| {
             frozen
                 .iter()

@@ -1,0 +1,253 @@
+//! Medians, and their ratios to `criu page-server --tls`, which promises the same on the wire.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::contenders::{Contender, Sample};
+use super::{Measured, Setting};
+use crate::bench::figures::{as_f64, median, spread};
+use crate::table;
+
+/// What others are compared with.
+const BASE: Contender = Contender::PageServerTls;
+
+/// Everything measured.
+pub(super) struct Report<'a> {
+    pub(super) criu: &'a Path,
+    pub(super) mbit: Option<u32>,
+    pub(super) measured: &'a [Measured],
+}
+
+/// One figure of a sample.
+struct Figure {
+    name: &'static str,
+    unit: &'static str,
+    /// `None` where a contender has it not.
+    of: fn(&Sample, Setting) -> Option<f64>,
+}
+
+const FIGURES: [Figure; 6] = [
+    Figure {
+        name: "frozen",
+        unit: "ms",
+        of: |sample, _| (sample.frozen_ms > 0.0).then_some(sample.frozen_ms),
+    },
+    Figure {
+        name: "wall",
+        unit: "ms",
+        of: |sample, _| Some(sample.wall_ms),
+    },
+    Figure {
+        name: "speed",
+        unit: "MB/s",
+        of: speed,
+    },
+    Figure {
+        name: "on the wire",
+        unit: "of the memory",
+        of: |sample, setting| {
+            Some(as_f64(sample.forth_bytes + sample.back_bytes) / memory_bytes(setting))
+        },
+    },
+    Figure {
+        name: "processor here",
+        unit: "s/GB",
+        of: |sample, setting| Some(sample.here_cpu_s * 1e9 / memory_bytes(setting)),
+    },
+    Figure {
+        name: "there",
+        unit: "s/GB",
+        of: |sample, setting| Some(sample.there_cpu_s * 1e9 / memory_bytes(setting)),
+    },
+];
+
+/// Memory over the time that the task stands still; of the bare pair, over the time it takes.
+fn speed(sample: &Sample, setting: Setting) -> Option<f64> {
+    let ms = if sample.frozen_ms > 0.0 {
+        sample.frozen_ms
+    } else {
+        sample.wall_ms
+    };
+    (ms > 0.0).then(|| memory_bytes(setting) / ms / 1e3)
+}
+
+fn memory_bytes(setting: Setting) -> f64 {
+    as_f64(setting.size_mib << 20)
+}
+
+impl Report<'_> {
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let mut out = String::new();
+        for measured in self.measured {
+            let setting = measured.setting;
+            let speed = self
+                .mbit
+                .map_or(String::new(), |mbit| format!(", {mbit} Mbit/s"));
+            out += &format!(
+                "\n{setting}{speed}, medians of {} (least–most), × of {BASE}\n",
+                measured.runs()
+            );
+            out += &table::render(&measured.rows());
+        }
+        out += "\nfrozen: CRIU's own statistics. wall: the dump command; of bare QUIC, from the handshake until the last byte was read.\n\
+                speed: memory over the frozen time; of bare QUIC, bytes over wall. On the wire: both directions with all headers.\n\
+                processor: user and system time, in ticks of 10 ms, on the task's host (CRIU, permafrost, its permafrostd) and on the\n\
+                other (page server, permafrostd); GB of the process's memory. What the kernel does with packets is counted where\n\
+                it happens to be done. The registry of permafrost is in the JSON only.\n";
+        out
+    }
+
+    /// For programs.
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "criu": self.criu,
+            "processors": std::thread::available_parallelism().map_or(0, usize::from),
+            "kernel": rustix::system::uname().release().to_string_lossy(),
+            "link_mbit": self.mbit,
+            "settings": self.measured.iter().map(Measured::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Measured {
+    fn runs(&self) -> usize {
+        let runs = self.samples.iter().map(|(_, samples)| samples.len());
+        runs.min().unwrap_or(0)
+    }
+
+    /// Sorted.
+    fn values(&self, figure: &Figure, contender: Contender) -> Vec<f64> {
+        let mut values: Vec<f64> = self
+            .samples
+            .iter()
+            .filter(|(of, _)| *of == contender)
+            .flat_map(|(_, samples)| samples)
+            .filter_map(|sample| (figure.of)(sample, self.setting))
+            .collect();
+        values.sort_by(f64::total_cmp);
+        values
+    }
+
+    fn ratio(&self, figure: &Figure, contender: Contender) -> Option<f64> {
+        let base = median(&self.values(figure, BASE))?;
+        (base > 0.0).then_some(median(&self.values(figure, contender))? / base)
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        let mut head = vec![String::new()];
+        for figure in &FIGURES {
+            head.extend([format!("{} ({})", figure.name, figure.unit), "×".to_owned()]);
+        }
+        let mut rows = vec![head];
+        for (contender, _) in &self.samples {
+            let mut row = vec![contender.to_string()];
+            for figure in &FIGURES {
+                row.push(spread(&self.values(figure, *contender)));
+                row.push(
+                    self.ratio(figure, *contender)
+                        .map_or("–".to_owned(), |ratio| format!("{ratio:.2}")),
+                );
+            }
+            rows.push(row);
+        }
+        rows
+    }
+
+    fn json(&self) -> Value {
+        let mut contenders = serde_json::Map::new();
+        for (contender, samples) in &self.samples {
+            let mut figures = serde_json::Map::new();
+            for figure in &FIGURES {
+                let values = self.values(figure, *contender);
+                figures.insert(
+                    format!("{} ({})", figure.name, figure.unit),
+                    json!({
+                        "median": median(&values),
+                        "values": values,
+                        "ratio": self.ratio(figure, *contender),
+                    }),
+                );
+            }
+            let registry: Vec<f64> = samples.iter().map(|sample| sample.registry_cpu_s).collect();
+            figures.insert("registry (s)".to_owned(), json!(registry));
+            contenders.insert(contender.to_string(), Value::Object(figures));
+        }
+        json!({
+            "mtu": self.setting.mtu,
+            "size_mib": self.setting.size_mib,
+            "contents": self.setting.contents.to_string(),
+            "runs": self.runs(),
+            "ratios_to": BASE.to_string(),
+            "contenders": contenders,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use permafrost_tests::contents::Contents;
+
+    use super::*;
+
+    fn measured() -> Measured {
+        let samples = |frozen: &[f64]| {
+            let sample = |&frozen_ms: &f64| Sample {
+                frozen_ms,
+                wall_ms: 1000.0,
+                forth_bytes: 1 << 20,
+                here_cpu_s: 0.5,
+                ..Sample::default()
+            };
+            frozen.iter().map(sample).collect()
+        };
+        Measured {
+            setting: Setting {
+                mtu: 1500,
+                size_mib: 2,
+                contents: Contents::Heap,
+            },
+            samples: vec![
+                (BASE, samples(&[400.0, 100.0, 200.0])),
+                (Contender::Permafrost, samples(&[50.0, 100.0, 900.0])),
+                (Contender::BareQuic, samples(&[0.0])),
+            ],
+        }
+    }
+
+    #[test]
+    fn ratios_are_of_medians() {
+        let measured = measured();
+        assert_eq!(
+            measured.ratio(&FIGURES[0], Contender::Permafrost),
+            Some(0.5)
+        );
+        assert_eq!(measured.ratio(&FIGURES[0], Contender::BareQuic), None);
+        assert_eq!(measured.ratio(&FIGURES[0], Contender::PageServer), None);
+        assert_eq!(measured.values(&FIGURES[3], BASE), [0.5, 0.5, 0.5]);
+        let speed = measured.values(&FIGURES[2], Contender::BareQuic);
+        assert!((speed[0] - 2.097_152).abs() < 1e-6, "{speed:?}");
+    }
+
+    #[test]
+    fn a_row_for_each_contender_and_a_dash_for_what_it_has_not() {
+        let rows = measured().rows();
+        assert_eq!(rows.len(), 4);
+        assert!(rows.iter().all(|row| row.len() == 1 + 2 * FIGURES.len()));
+        assert_eq!(
+            rows[2][..3],
+            ["permafrost, 2 copies", "100 (50–900)", "0.50"]
+        );
+        assert_eq!(rows[3][1..3], ["–", "–"]);
+        let report = Report {
+            criu: Path::new("criu"),
+            mbit: Some(100),
+            measured: &[measured()],
+        };
+        assert!(report.text().contains("2 MiB, heap, MTU 1500, 100 Mbit/s"));
+        let ratio = &report.json()["settings"][0]["contenders"]["permafrost, 2 copies"]["frozen (ms)"]
+            ["ratio"];
+        assert_eq!(ratio.as_f64(), Some(0.5));
+    }
+}
