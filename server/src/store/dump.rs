@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use permafrost_pmem::{
-    Checkpoint, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, Shadow, ShadowError,
+    Checkpoint, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow,
+    ShadowError,
 };
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
@@ -261,6 +262,34 @@ impl DumpBuilder {
         })?;
         self.shadow
             .reference_as(&mut current.map, first_index, flags, pages, parent)?;
+        Ok(())
+    }
+
+    /// Reads pages of the parent at the same place, and so verifies them: a copy that refers to damaged pages would
+    /// have the right digest and be damaged all the same.
+    ///
+    /// # Errors
+    /// One of them is damaged; there is no parent, or its map is damaged.
+    pub(super) fn check_parent(&mut self, first_index: u64, pages: u64) -> Result<(), StoreError> {
+        let current = self.current.as_mut().ok_or_else(no_space_open)?;
+        let Some(parent) = current.parent.as_mut() else {
+            return Ok(());
+        };
+        let end = first_index.saturating_add(pages);
+        let mut index = first_index;
+        while index < end {
+            let Some(run) = parent.lookup(index).map_err(ShadowError::from)? else {
+                return Err(ShadowError::MissingInParent { index }.into());
+            };
+            let mut here = run.end_index().min(end) - index;
+            if matches!(run.kind, RunKind::Stored { .. }) {
+                here = here.min(COPY_PAGES);
+                let count = u32::try_from(here).unwrap_or(u32::MAX);
+                let read = parent.map().read_range(&run, index, count);
+                read.map_err(ShadowError::from)?;
+            }
+            index += here;
+        }
         Ok(())
     }
 

@@ -35,7 +35,7 @@ use crate::catalog::{Catalog, CatalogError, reconcile};
 pub use clustered::Cluster;
 pub use error::StoreError;
 pub use fetch::{Fetch, Fetched, FetchedRuns};
-pub use provisional::{Holding, Settled};
+pub use provisional::{Holding, Mark, Settled};
 pub use replica::{ReplicaDump, ReplicaRequest};
 pub use session::{Session, SessionRequest, SessionSink};
 
@@ -85,6 +85,8 @@ pub struct Store {
     index: Mutex<Index>,
     retention: Retention,
     cluster: OnceLock<Cluster>,
+    /// Copies of dumps that are under way on other nodes.
+    copies_coming: replica::Coming,
 }
 
 impl Store {
@@ -116,6 +118,7 @@ impl Store {
             index: Mutex::default(),
             retention,
             cluster: OnceLock::new(),
+            copies_coming: replica::Coming::default(),
         };
         let done = reconcile(&*store.catalog, &truth, |id| {
             let checkpoint = store.checkpoint(id)?;
@@ -262,6 +265,13 @@ impl Store {
         seen.entry(id.to_owned())
             .or_insert_with(Instant::now)
             .elapsed()
+    }
+
+    /// Whether a dump comes in, here or for a copy of one that another node takes: what can wait waits. Costs a
+    /// lock and a look at each session.
+    #[must_use]
+    pub fn is_receiving(&self) -> bool {
+        self.copies_coming.any() || self.sessions().values().any(|session| session.is_taking())
     }
 
     /// States of the sessions that are not sealed.

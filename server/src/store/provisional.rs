@@ -25,6 +25,17 @@ pub struct Holding {
     pub provisional: bool,
 }
 
+/// How a checkpoint that this node holds stands towards the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Its id.
+    pub id: String,
+    /// It is known here that the cluster lists it.
+    pub published: bool,
+    /// It was sealed for a cluster, and is not known to be listed.
+    pub provisional: bool,
+}
+
 /// What [`Store::settle`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
@@ -160,6 +171,27 @@ impl Store {
             }
         }
         held
+    }
+
+    /// Whether a checkpoint of that id is here, damaged or not.
+    #[must_use]
+    pub fn holds(&self, id: &str) -> bool {
+        self.checkpoint(id).is_ok()
+    }
+
+    /// Of everything that this node holds only how it stands towards the cluster: reads nothing from the medium.
+    #[must_use]
+    pub fn marks(&self) -> Vec<Mark> {
+        let checkpoints = self.region.checkpoints();
+        let marks = checkpoints.iter().map(|checkpoint| {
+            let attrs = checkpoint.attrs();
+            Mark {
+                id: checkpoint.id().to_string(),
+                published: attrs & ATTR_PUBLISHED != 0,
+                provisional: attrs & ATTR_PROVISIONAL != 0,
+            }
+        });
+        marks.collect()
     }
 
     /// What the catalog has where the checkpoint belongs.

@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use permafrost_pmem::{ATTR_PROVISIONAL, CheckpointId, MapWriter, PAGE_SIZE, Shadow};
 use permafrost_protocol::control;
@@ -31,7 +32,7 @@ const MAX_IMAGES: usize = 1 << 20;
 
 /// What a replica is opened with.
 pub struct ReplicaRequest {
-    /// Session, chosen by the node that takes the dump.
+    /// Session, chosen by the node that takes the dump; zeros for what was stored without one.
     pub session: [u8; 16],
     /// Job; empty while nobody knows.
     pub job: String,
@@ -46,6 +47,32 @@ pub struct ReplicaDump {
     session: String,
     has_parent: bool,
     stage: Stage,
+    /// While somebody waits for it.
+    coming: Option<OneComing>,
+}
+
+/// How many copies of dumps are on their way in.
+#[derive(Clone, Default)]
+pub(super) struct Coming(Arc<AtomicUsize>);
+
+/// One of them, until dropped.
+struct OneComing(Coming);
+
+impl Coming {
+    pub(super) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    fn one(&self) -> OneComing {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        OneComing(self.clone())
+    }
+}
+
+impl Drop for OneComing {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 enum Stage {
@@ -97,8 +124,13 @@ impl Store {
         };
         Ok(ReplicaDump {
             store: Arc::clone(self),
-            session: hex(&request.session),
+            session: if request.session == [0; 16] {
+                String::new()
+            } else {
+                hex(&request.session)
+            },
             has_parent: parent.is_some(),
+            coming: Some(self.copies_coming.one()),
             stage: Stage::Receiving(Box::new(DumpBuilder::new(&self.region, parent, None))),
         })
     }
@@ -143,7 +175,12 @@ impl ReplicaDump {
         self.has_parent
     }
 
-    /// Session, 32 hex digits.
+    /// Nobody waits for it: it does not count as a dump that comes in.
+    pub fn in_background(&mut self) {
+        self.coming = None;
+    }
+
+    /// Session, 32 hex digits; empty for none.
     #[must_use]
     pub fn session(&self) -> &str {
         &self.session
@@ -180,6 +217,15 @@ impl ReplicaDump {
     /// As [`ReplicaDump::pages`]; the parent is not here, lacks a page, or its map is damaged.
     pub fn parent(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), StoreError> {
         self.receiving()?.same_as_parent(first_index, flags, pages)
+    }
+
+    /// Reads and verifies pages of the parent, which [`ReplicaDump::parent`] does not do: they may have been damaged
+    /// since.
+    ///
+    /// # Errors
+    /// One of them is damaged, or missing.
+    pub fn check_parent(&mut self, first_index: u64, pages: u64) -> Result<(), StoreError> {
+        self.receiving()?.check_parent(first_index, pages)
     }
 
     /// Ends the address spaces: everything is durable when this returns, and referenced by nothing. The digest
@@ -264,6 +310,23 @@ impl ReplicaDump {
     /// It is not prepared, or holds something else than the sender wants sealed; the number or the id is another
     /// checkpoint's; the manifest would break a rule; the region is full or fails. Nothing is sealed then.
     pub fn commit(&mut self, commit: &Commit) -> Result<control::Checkpoint, StoreError> {
+        self.commit_as(commit, false)
+    }
+
+    /// As [`ReplicaDump::commit`], in the place of the checkpoint of that id, which is damaged: its marks stay. To be
+    /// opened without a parent, whose pages may be the damaged ones.
+    ///
+    /// # Errors
+    /// There is none. As [`ReplicaDump::commit`], then the damaged one may be gone, too.
+    pub fn commit_again(&mut self, commit: &Commit) -> Result<control::Checkpoint, StoreError> {
+        self.commit_as(commit, true)
+    }
+
+    fn commit_as(
+        &mut self,
+        commit: &Commit,
+        again: bool,
+    ) -> Result<control::Checkpoint, StoreError> {
         if let Stage::Committed { id, digest, record } = &self.stage {
             if *id != commit.checkpoint {
                 return Err(out_of_order("committed under another id"));
@@ -297,13 +360,13 @@ impl ReplicaDump {
             spaces: dump.spaces,
             session: commit.session.clone(),
         };
-        let record = self.store.seal_numbered(
-            dump.shadow,
-            contents,
-            &numbering,
-            ATTR_PROVISIONAL,
-            digest,
-        )?;
+        let (store, shadow) = (&self.store, dump.shadow);
+        let record = if again {
+            store.seal_again(shadow, contents, &numbering, digest)?
+        } else {
+            store.seal_numbered(shadow, contents, &numbering, ATTR_PROVISIONAL, digest)?
+        };
+        self.coming = None;
         self.stage = Stage::Committed {
             id: commit.checkpoint.clone(),
             digest,

@@ -267,6 +267,43 @@ impl Store {
         self.seal_locked(&mut index, shadow, contents, numbering, attrs, digest, None)
     }
 
+    /// Seals a whole copy in the place of one of the same id that is damaged; marks and pin stay. A region names a
+    /// checkpoint once, so this takes two records of the journal: a crash between them leaves neither, and other
+    /// nodes have it. Not the other way round, which would take another id.
+    ///
+    /// # Errors
+    /// There is none of that id. As [`Store::seal_numbered`], then the damaged one may be gone.
+    pub(super) fn seal_again(
+        &self,
+        shadow: Shadow,
+        contents: Contents,
+        numbering: &Numbering,
+        digest: ContentDigest,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let mut index = self.index();
+        index.check()?;
+        let damaged = self.checkpoint(&numbering.id.to_string())?;
+        let attrs = damaged.attrs();
+        self.region.delete(damaged.id())?;
+        drop(damaged);
+        let place = control::Checkpoint {
+            job: contents.job.clone(),
+            generation: numbering.generation,
+            session: contents.session.clone(),
+            id: numbering.id.to_string(),
+            ..control::Checkpoint::default()
+        };
+        let sealed = self.seal_locked(&mut index, shadow, contents, numbering, attrs, digest, None);
+        if sealed.is_err()
+            && self
+                .catalogued(&place)?
+                .is_some_and(|row| row.id == place.id)
+        {
+            self.catalog.remove(&place)?;
+        }
+        sealed
+    }
+
     #[expect(
         clippy::too_many_arguments,
         reason = "the one place where all of it meets"

@@ -230,6 +230,11 @@ impl Session {
         idle && self.discard(ErrorCode::SessionFailed, "nobody came for it in time")
     }
 
+    /// Whether its pages come in, or are being sealed.
+    pub(super) fn is_taking(&self) -> bool {
+        matches!(self.state().phase, Phase::Receiving | Phase::Sealing)
+    }
+
     /// When it failed, if it did.
     pub(super) fn failed_since(&self) -> Option<Instant> {
         let state = self.state();

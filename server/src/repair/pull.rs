@@ -1,0 +1,281 @@
+//! Getting a checkpoint from another node: fetched, compared, and sealed here under the same id.
+
+mod intake;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_client::peer::{FetchReader, Network};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::wire::message::{Commit, request};
+
+use self::intake::{Failure, Intake};
+use super::throttle::Throttle;
+use crate::replication::ContentDigest;
+use crate::store::{ReplicaDump, ReplicaRequest, Store, StoreError};
+
+/// How long a node may take to agree to a fetch: it may have to compute the digest of a checkpoint of an old format.
+const OPENING: Duration = Duration::from_secs(20);
+
+/// How long a pull waits for another one of the same checkpoint.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most nodes that one pull asks.
+const MAX_SOURCES: usize = 64;
+
+/// Carries out [`request::Pull`]. One for a node; takes a few frames' memory for each pull under way.
+pub struct Puller {
+    store: Arc<Store>,
+    network: Network,
+    node: String,
+    throttle: Arc<Throttle>,
+    under_way: UnderWay,
+}
+
+impl Puller {
+    /// Into `store`, over `network`; `node` is this node's name, which is never asked.
+    #[must_use]
+    pub fn new(store: Arc<Store>, network: Network, node: &str, throttle: Arc<Throttle>) -> Self {
+        Self {
+            store,
+            network,
+            node: node.to_owned(),
+            throttle,
+            under_way: UnderWay::default(),
+        }
+    }
+
+    /// Gets a checkpoint from the first of the nodes that has it whole, and seals it here: published if it is said to
+    /// be, else provisional. What is here already is the answer. Blocks for as long as the transfer takes; not to be
+    /// called on a thread of the runtime.
+    ///
+    /// A copy that refers to pages of a parent here reads them first: if one is damaged, everything is fetched.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] with what each node said, when none has it whole and with the content asked for;
+    /// [`StoreError::Conflict`] when it is being pulled already, or is here with another content; the region is full
+    /// or fails; the node stops. Nothing is left behind.
+    pub fn pull(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
+        let _turn = self.under_way.begin(&request.checkpoint)?;
+        if let Some(held) = self.held(request)? {
+            if request.published {
+                self.store.publish(&request.checkpoint)?;
+            }
+            return Ok(held);
+        }
+        let sealed = self.pull_from_any(request, false)?;
+        if request.published {
+            self.store.publish(&sealed.id)?;
+        }
+        Ok(sealed)
+    }
+
+    /// Gets a fresh copy of a checkpoint that is damaged here, whole and without its parent's pages, and puts it in
+    /// the place of the damaged one; that stays until the fresh one is durable. Marks and pin stay. A crash between
+    /// the removal of the one and the seal of the other leaves none here: the sweep then takes this node off the
+    /// list of its holders.
+    ///
+    /// # Errors
+    /// As [`Puller::pull`]; it is not here. The damaged copy is as it was, unless the region failed in the last step.
+    pub fn pull_again(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
+        let _turn = self.under_way.begin(&request.checkpoint)?;
+        if !self.store.holds(&request.checkpoint) {
+            return Err(StoreError::NotFound {
+                what: format!("checkpoint {}", request.checkpoint),
+            });
+        }
+        let sealed = self.pull_from_any(request, true)?;
+        if request.published {
+            self.store.publish(&sealed.id)?;
+        }
+        Ok(sealed)
+    }
+
+    /// What is here already.
+    fn held(&self, request: &request::Pull) -> Result<Option<control::Checkpoint>, StoreError> {
+        let held = match self.store.open_fetch(&request.checkpoint, "") {
+            Ok(held) => held,
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if !request.content_digest.is_empty() && held.content_digest() != *request.content_digest {
+            return Err(StoreError::Conflict {
+                message: format!(
+                    "checkpoint {} is here with other content",
+                    request.checkpoint
+                ),
+                hint: "",
+            });
+        }
+        Ok(Some(held.checkpoint().clone()))
+    }
+
+    fn pull_from_any(
+        &self,
+        request: &request::Pull,
+        again: bool,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let mut said = Vec::new();
+        let sources = request.from.iter().filter(|node| **node != self.node);
+        for node in sources.take(MAX_SOURCES) {
+            let parent = if again { "" } else { &request.parent };
+            let mut pulled = self.pull_from(request, node, parent, again);
+            if let Err(Failure::Parent(error)) = &pulled {
+                tracing::warn!(id = %request.checkpoint, %error, "pulled without its parent");
+                pulled = self.pull_from(request, node, "", again);
+            }
+            match pulled {
+                Ok(sealed) => {
+                    tracing::info!(id = %sealed.id, job = %sealed.job, from = %node, "pulled");
+                    return Ok(sealed);
+                }
+                Err(Failure::Own(error) | Failure::Parent(error)) => return Err(error),
+                Err(Failure::Source(why)) => {
+                    tracing::warn!(id = %request.checkpoint, from = %node, %why, "not pulled");
+                    said.push(why);
+                }
+            }
+        }
+        if said.is_empty() {
+            said.push("no other node was named".to_owned());
+        }
+        Err(StoreError::Unavailable {
+            message: format!(
+                "checkpoint {} cannot be had from other nodes: {}",
+                request.checkpoint,
+                said.join("; ")
+            ),
+            hint: "",
+        })
+    }
+
+    fn pull_from(
+        &self,
+        request: &request::Pull,
+        node: &str,
+        parent: &str,
+        again: bool,
+    ) -> Result<control::Checkpoint, Failure> {
+        // Held open while it is fetched: a parent that goes away meanwhile is no matter.
+        let parent = if self.store.holds(parent) { parent } else { "" };
+        let fetch = request::Fetch {
+            checkpoint: request.checkpoint.clone(),
+            parent: parent.to_owned(),
+            background: request.background,
+            ..request::Fetch::default()
+        };
+        let deadline = Instant::now() + OPENING;
+        let reader = FetchReader::open(&self.network, node, fetch, deadline)
+            .map_err(|error| Failure::Source(error.to_string()))?;
+        let opened = reader.opened();
+        let claimed: ContentDigest = (&*opened.content_digest)
+            .try_into()
+            .map_err(|_| Failure::source(node, "no content digest"))?;
+        if !request.content_digest.is_empty() && request.content_digest != claimed {
+            return Err(Failure::source(node, "has other content than is listed"));
+        }
+        let manifest = opened.manifest.clone().unwrap_or_default();
+        let commit = commit_of(&request.checkpoint, &manifest, claimed);
+        let mut dump = self.open(&manifest, parent)?;
+        if request.background {
+            dump.in_background();
+        }
+        let throttle = request.background.then_some(&*self.throttle);
+        let mut intake = Intake::new(node, dump, throttle);
+        for frame in reader {
+            if self.throttle.is_stopped() {
+                return Err(Failure::Own(StoreError::Unavailable {
+                    message: "this node is stopping".to_owned(),
+                    hint: "",
+                }));
+            }
+            let frame = frame.map_err(|error| Failure::Source(error.to_string()))?;
+            intake.take(&frame)?;
+        }
+        let mut dump = intake.finish(claimed)?;
+        let sealed = if again {
+            dump.commit_again(&commit)
+        } else {
+            dump.commit(&commit)
+        };
+        sealed.map_err(Failure::Own)
+    }
+
+    fn open(&self, manifest: &Manifest, parent: &str) -> Result<ReplicaDump, Failure> {
+        let session = if manifest.session.is_empty() {
+            [0; 16]
+        } else {
+            uuid::Uuid::try_parse(&manifest.session)
+                .map_err(|error| Failure::Source(format!("its session: {error}")))?
+                .into_bytes()
+        };
+        let request = ReplicaRequest {
+            session,
+            job: manifest.job.clone(),
+            parent: parent.to_owned(),
+        };
+        self.store.open_replica(request).map_err(Failure::Own)
+    }
+}
+
+/// What a copy of a sealed checkpoint is sealed as.
+fn commit_of(id: &str, manifest: &Manifest, digest: ContentDigest) -> Commit {
+    Commit {
+        checkpoint: id.to_owned(),
+        content_digest: digest.to_vec(),
+        job: manifest.job.clone(),
+        generation: manifest.generation,
+        parent_generation: manifest.parent_generation,
+        created_unix_ms: manifest.created_unix_ms,
+        kind: manifest.kind,
+        origin: manifest.origin.clone(),
+        session: manifest.session.clone(),
+    }
+}
+
+/// Checkpoints that are being pulled: each by one thread.
+#[derive(Default)]
+struct UnderWay {
+    ids: Mutex<HashSet<String>>,
+    ended: Condvar,
+}
+
+/// The right to pull a checkpoint.
+struct Turn<'a> {
+    under_way: &'a UnderWay,
+    id: String,
+}
+
+impl UnderWay {
+    fn begin(&self, id: &str) -> Result<Turn<'_>, StoreError> {
+        let taken = |ids: &mut HashSet<String>| ids.contains(id);
+        let (mut ids, waited) = self
+            .ended
+            .wait_timeout_while(self.ids(), PATIENCE, taken)
+            .unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Err(StoreError::Conflict {
+                message: format!("checkpoint {id} is being pulled already"),
+                hint: "",
+            });
+        }
+        ids.insert(id.to_owned());
+        Ok(Turn {
+            under_way: self,
+            id: id.to_owned(),
+        })
+    }
+
+    fn ids(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.under_way.ids().remove(&self.id);
+        self.under_way.ended.notify_all();
+    }
+}

@@ -1,0 +1,125 @@
+//! The frames of a fetch, into a copy of the dump.
+
+use std::time::Instant;
+
+use permafrost_client::peer::Frame;
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::wire::frame::{Header, Kind};
+
+use super::super::throttle::{NAMED_PAGE_BYTES, Throttle};
+use crate::replication::ContentDigest;
+use crate::store::{ReplicaDump, StoreError};
+
+/// Why a pull from one node failed.
+pub(super) enum Failure {
+    /// The node, in words that name it: another may do better.
+    Source(String),
+    /// The parent's pages that are here.
+    Parent(StoreError),
+    /// This node: no other can help.
+    Own(StoreError),
+}
+
+impl Failure {
+    pub(super) fn source(node: &str, what: &str) -> Self {
+        Self::Source(format!("{node}: {what}"))
+    }
+}
+
+/// Takes in the frames of one fetch.
+pub(super) struct Intake<'a> {
+    node: &'a str,
+    dump: ReplicaDump,
+    throttle: Option<&'a Throttle>,
+    closed: bool,
+}
+
+impl<'a> Intake<'a> {
+    pub(super) fn new(node: &'a str, dump: ReplicaDump, throttle: Option<&'a Throttle>) -> Self {
+        Self {
+            node,
+            dump,
+            throttle,
+            closed: false,
+        }
+    }
+
+    /// Takes a frame in, and waits as the throttle says.
+    pub(super) fn take(&mut self, frame: &Frame) -> Result<(), Failure> {
+        let began = Instant::now();
+        let header = &frame.header;
+        self.put(header, &frame.payload)?;
+        if let Some(throttle) = self.throttle {
+            let named = match header.kind {
+                Kind::Zero | Kind::Parent => u64::from(header.pages) * NAMED_PAGE_BYTES,
+                _ => 0,
+            };
+            throttle.took(frame.payload.len() as u64 + named, began.elapsed());
+        }
+        Ok(())
+    }
+
+    /// All frames are in: the copy, durable, whose content is `expected`.
+    pub(super) fn finish(mut self, expected: ContentDigest) -> Result<ReplicaDump, Failure> {
+        self.close()?;
+        let digest = self.dump.prepare();
+        if digest.map_err(|error| self.blame(error))? != expected {
+            return Err(Failure::source(
+                self.node,
+                "what came is not what it said it would send",
+            ));
+        }
+        Ok(self.dump)
+    }
+
+    fn put(&mut self, header: &Header, payload: &[u8]) -> Result<(), Failure> {
+        let (index, flags, pages) = (header.index, header.flags, u64::from(header.pages));
+        let dump = &mut self.dump;
+        let taken = match header.kind {
+            Kind::Space => {
+                let space = header
+                    .space()
+                    .map_err(|error| Failure::source(self.node, &error.to_string()))?;
+                dump.space(space, header.pages)
+            }
+            Kind::Pages => dump.pages(index, flags, payload),
+            Kind::Zero => dump.zero(index, flags, pages),
+            Kind::Parent => {
+                return dump
+                    .parent(index, flags, pages)
+                    .and_then(|()| dump.check_parent(index, pages))
+                    .map_err(Failure::Parent);
+            }
+            Kind::Image => {
+                self.close()?;
+                let name = std::str::from_utf8(payload)
+                    .map_err(|_| Failure::source(self.node, "an image without a name"))?;
+                self.dump.begin_image(name, index)
+            }
+            Kind::ImageData => dump.image_data(payload),
+            Kind::Close | Kind::Prepare => {
+                return Err(Failure::source(self.node, "a frame that may not come"));
+            }
+        };
+        taken.map_err(|error| self.blame(error))
+    }
+
+    /// The address spaces are all in.
+    fn close(&mut self) -> Result<(), Failure> {
+        if !self.closed {
+            self.dump.close().map_err(|error| self.blame(error))?;
+            self.closed = true;
+        }
+        Ok(())
+    }
+
+    /// What makes no sense came from there; the rest is this node's own.
+    fn blame(&self, error: StoreError) -> Failure {
+        match error.code() {
+            ErrorCode::Invalid | ErrorCode::Conflict => {
+                Failure::source(self.node, &error.to_string())
+            }
+            _ => Failure::Own(error),
+        }
+    }
+}

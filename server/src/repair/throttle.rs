@@ -1,0 +1,369 @@
+//! How fast repair may be: as fast as it can while nothing else goes on, and a fraction of that while dumps come in.
+//!
+//! Whoever copies for repair says after each frame what it took, and waits as long as it is told. What is bounded
+//! is the throughput, as a share of what was measured while no dump came in: then processor, link and medium have
+//! that share of the load at both ends, whichever of them is the bottleneck. The time that this node's own threads
+//! work is bounded by the same share on top of it, for work that moves few bytes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_client::peer::{FrameSink, PeerError};
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::wire::frame::Kind;
+
+use crate::store::Store;
+
+/// What counts as full speed until it has been measured, bytes a second: half of a gigabit link.
+const UNMEASURED: u64 = 64 << 20;
+
+/// Slowest pace, bytes a second: a peer gives up one that takes a frame for seconds.
+const SLOWEST: u64 = 1 << 20;
+
+/// How long full speed is measured at a time.
+const MEASURE: Duration = Duration::from_millis(500);
+
+/// Work that was not done earlier may be caught up with at once for so long.
+const BURST: Duration = Duration::from_millis(20);
+
+/// Longest time slept before it is looked again whether there is still a reason to.
+const NAP: Duration = Duration::from_millis(50);
+
+/// What a page that is only named takes, in bytes of one that is sent: its place in a map.
+pub(super) const NAMED_PAGE_BYTES: u64 = 16;
+
+/// How fast repair may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes a second at any time; `None`: as fast as it goes. Less than 1 MiB/s is taken to be that.
+    pub rate: Option<u64>,
+    /// Percent of full speed, and of the time of a processor, while dumps come in; 1 to 100.
+    pub share_percent: u8,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            rate: None,
+            share_percent: 25,
+        }
+    }
+}
+
+/// The pace of all that is repaired on one node. Keeps no time itself.
+#[derive(Debug)]
+pub struct Pace {
+    limits: Limits,
+    /// When all that was taken so far would be through at the rate.
+    paid: Duration,
+    /// The same of the share of a processor's time.
+    rested: Duration,
+    /// Bytes a second, measured while no dump came in.
+    full: Option<u64>,
+    /// Since when it is measured, and the bytes since then.
+    measuring: Option<(Duration, u64)>,
+    last: Duration,
+}
+
+impl Pace {
+    /// Nothing is measured yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            paid: Duration::ZERO,
+            rested: Duration::ZERO,
+            full: None,
+            measuring: None,
+            last: Duration::ZERO,
+        }
+    }
+
+    /// Full speed as far as it is known, bytes a second.
+    #[must_use]
+    pub fn full_speed(&self) -> u64 {
+        self.full.unwrap_or(UNMEASURED)
+    }
+
+    /// At `now` so many bytes are through, which took a thread `busy`; `receiving`: dumps come in.
+    pub fn took(&mut self, now: Duration, bytes: u64, busy: Duration, receiving: bool) {
+        self.measure(now, bytes, receiving);
+        let earliest = now.saturating_sub(BURST);
+        self.paid = match self.rate(receiving) {
+            Some(rate) => {
+                let ns = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+                let takes = Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
+                self.paid.max(earliest).saturating_add(takes)
+            }
+            None => now,
+        };
+        self.rested = if receiving {
+            let began = earliest.saturating_sub(busy);
+            let takes = busy.saturating_mul(100) / self.share();
+            self.rested.max(began).saturating_add(takes)
+        } else {
+            now
+        };
+    }
+
+    /// How long to wait, at `now`, before going on.
+    #[must_use]
+    pub fn wait(&self, now: Duration, receiving: bool) -> Duration {
+        let mut until = Duration::ZERO;
+        if self.limits.rate.is_some() || receiving {
+            until = self.paid;
+        }
+        if receiving {
+            until = until.max(self.rested);
+        }
+        until.saturating_sub(now)
+    }
+
+    fn share(&self) -> u32 {
+        self.limits.share_percent.clamp(1, 100).into()
+    }
+
+    /// The highest rate, bytes a second.
+    fn rate(&self, receiving: bool) -> Option<u64> {
+        let mut rate = self.limits.rate;
+        if receiving {
+            let share = self.full_speed() / 100 * u64::from(self.share());
+            rate = Some(rate.map_or(share, |rate| rate.min(share)));
+        }
+        rate.map(|rate| rate.max(SLOWEST))
+    }
+
+    fn measure(&mut self, now: Duration, bytes: u64, receiving: bool) {
+        let paused = now.saturating_sub(self.last) > MEASURE;
+        self.last = now;
+        if receiving {
+            self.measuring = None;
+            return;
+        }
+        let (since, before) = match self.measuring {
+            Some(measuring) if !paused => measuring,
+            // What this piece took is not known.
+            _ => {
+                self.measuring = Some((now, 0));
+                return;
+            }
+        };
+        let (bytes, took) = (before + bytes, now.saturating_sub(since));
+        if took < MEASURE {
+            self.measuring = Some((since, bytes));
+            return;
+        }
+        let speed = u128::from(bytes) * 1_000_000_000 / took.as_nanos().max(1);
+        let speed = u64::try_from(speed).unwrap_or(u64::MAX);
+        // A slow source, or a busy machine, says little of what there is; a fast one says it.
+        self.full = Some(match self.full {
+            Some(full) => speed.max(full - full / 8 + speed / 8),
+            None => speed,
+        });
+        self.measuring = Some((now, 0));
+    }
+}
+
+/// [`Pace`] by the clock, for all threads that repair on this node.
+pub struct Throttle {
+    pace: Mutex<Pace>,
+    began: Instant,
+    receiving: Box<dyn Fn() -> bool + Send + Sync>,
+    stopped: AtomicBool,
+}
+
+impl Throttle {
+    /// `receiving` says whether dumps come in; it is asked for each frame.
+    #[must_use]
+    pub fn new(limits: Limits, receiving: impl Fn() -> bool + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            pace: Mutex::new(Pace::new(limits)),
+            began: Instant::now(),
+            receiving: Box::new(receiving),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// Of a node: its store says whether dumps come in.
+    #[must_use]
+    pub fn of(store: &Arc<Store>, limits: Limits) -> Arc<Self> {
+        let store = Arc::downgrade(store);
+        Self::new(limits, move || {
+            store.upgrade().is_some_and(|store| store.is_receiving())
+        })
+    }
+
+    /// So many bytes are through, which took this thread `busy`; waits as long as that is to have taken.
+    pub fn took(&self, bytes: u64, busy: Duration) {
+        let receiving = (self.receiving)();
+        self.pace()
+            .took(self.began.elapsed(), bytes, busy, receiving);
+        loop {
+            if self.is_stopped() {
+                return;
+            }
+            let receiving = (self.receiving)();
+            let wait = self.pace().wait(self.began.elapsed(), receiving);
+            if wait.is_zero() {
+                return;
+            }
+            std::thread::sleep(wait.min(NAP));
+        }
+    }
+
+    /// Ends every wait, now and from now on; what repairs ends at its next frame.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was stopped.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Frames for a peer that fetches in the background.
+    pub fn sink<'a>(&'a self, frames: &'a mut dyn FrameSink) -> ThrottledSink<'a> {
+        ThrottledSink {
+            throttle: self,
+            frames,
+            since: Instant::now(),
+        }
+    }
+
+    fn pace(&self) -> std::sync::MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Passes frames on at the pace of repair.
+pub struct ThrottledSink<'a> {
+    throttle: &'a Throttle,
+    frames: &'a mut dyn FrameSink,
+    /// Since when this thread has been reading what it pushes next.
+    since: Instant,
+}
+
+impl FrameSink for ThrottledSink<'_> {
+    fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError> {
+        self.frames.opened(manifest, content_digest)
+    }
+
+    fn push(
+        &mut self,
+        kind: Kind,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: &[u8],
+    ) -> Result<(), PeerError> {
+        // Not the time in which the peer is waited for.
+        let busy = self.since.elapsed();
+        self.frames.push(kind, flags, pages, index, payload)?;
+        let named = if payload.is_empty() { pages } else { 0 };
+        let bytes = payload.len() as u64 + u64::from(named) * NAMED_PAGE_BYTES;
+        self.throttle.took(bytes, busy);
+        self.since = Instant::now();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FRAME: u64 = 256 << 10;
+    const FULL: u64 = 500 << 20;
+
+    /// Frames at full speed, as far as the pace lets them, for so long: bytes a second.
+    fn run(pace: &mut Pace, now: &mut Duration, seconds: u64, receiving: bool) -> u64 {
+        let (began, mut bytes) = (*now, 0);
+        let takes = Duration::from_nanos(FRAME * 1_000_000_000 / FULL);
+        while *now < began + Duration::from_secs(seconds) {
+            *now += takes;
+            bytes += FRAME;
+            pace.took(*now, FRAME, takes / 3, receiving);
+            *now += pace.wait(*now, receiving);
+        }
+        bytes * 1000 / u64::try_from((*now - began).as_millis()).unwrap()
+    }
+
+    #[test]
+    fn alone_it_goes_at_full_speed_and_beside_a_dump_at_its_share() {
+        let mut pace = Pace::new(Limits::default());
+        let mut now = Duration::from_secs(5);
+        assert!(run(&mut pace, &mut now, 3, false) > FULL * 99 / 100);
+        assert!(pace.full_speed().abs_diff(FULL) < FULL / 50);
+        let beside = run(&mut pace, &mut now, 5, true);
+        assert!(beside < FULL * 26 / 100, "{beside}");
+        assert!(beside > FULL * 22 / 100, "{beside}");
+        // Once the dump is over it is as fast as before, and remembers how fast that is.
+        assert!(run(&mut pace, &mut now, 3, false) > FULL * 98 / 100);
+        assert!(run(&mut pace, &mut now, 3, true) < FULL * 26 / 100);
+    }
+
+    #[test]
+    fn before_anything_was_measured_it_is_careful() {
+        let mut pace = Pace::new(Limits::default());
+        let mut now = Duration::ZERO;
+        let beside = run(&mut pace, &mut now, 5, true);
+        assert!(beside < UNMEASURED * 26 / 100, "{beside}");
+        assert!(beside > UNMEASURED * 22 / 100, "{beside}");
+    }
+
+    #[test]
+    fn a_rate_holds_at_all_times() {
+        let limits = Limits {
+            rate: Some(40 << 20),
+            ..Limits::default()
+        };
+        let mut pace = Pace::new(limits);
+        let mut now = Duration::ZERO;
+        let alone = run(&mut pace, &mut now, 5, false);
+        assert!(alone.abs_diff(40 << 20) < 2 << 20, "{alone}");
+        let beside = run(&mut pace, &mut now, 5, true);
+        assert!(beside < 12 << 20, "{beside}");
+    }
+
+    #[test]
+    fn work_that_moves_nothing_has_its_share_of_a_processor() {
+        let mut pace = Pace::new(Limits::default());
+        let (mut now, mut busy) = (Duration::ZERO, Duration::ZERO);
+        while now < Duration::from_secs(10) {
+            now += Duration::from_millis(1);
+            busy += Duration::from_millis(1);
+            pace.took(now, 0, Duration::from_millis(1), true);
+            now += pace.wait(now, true);
+        }
+        assert!(busy < now * 26 / 100 && busy > now * 23 / 100, "{busy:?}");
+    }
+
+    #[test]
+    fn a_pause_between_two_pulls_is_not_taken_for_a_slow_link() {
+        let mut pace = Pace::new(Limits::default());
+        let mut now = Duration::ZERO;
+        for _ in 0..20 {
+            run(&mut pace, &mut now, 1, false);
+            now += Duration::from_secs(60);
+        }
+        assert!(pace.full_speed() > FULL * 95 / 100);
+    }
+
+    #[test]
+    fn a_wait_ends_when_the_dump_does() {
+        let receiving = Arc::new(AtomicBool::new(true));
+        let seen = Arc::clone(&receiving);
+        let throttle = Throttle::new(Limits::default(), move || seen.load(Ordering::Relaxed));
+        let began = Instant::now();
+        let over = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            receiving.store(false, Ordering::Relaxed);
+        });
+        // By itself this would be paid off in a minute.
+        throttle.took(UNMEASURED * 15, Duration::ZERO);
+        assert!(began.elapsed() < Duration::from_secs(30));
+        assert!(began.elapsed() >= Duration::from_millis(190));
+        over.join().unwrap();
+    }
+}
