@@ -12,6 +12,7 @@ pub mod identity;
 pub mod origin;
 pub mod peer;
 pub mod processes;
+pub mod remote;
 pub mod scratch;
 pub mod tracking;
 pub mod verdict;

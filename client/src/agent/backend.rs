@@ -10,7 +10,6 @@ use permafrost_protocol::control::{self, ErrorCode, reply, request};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message;
 
-use super::checkpoint::RemoteCheckpoint;
 use super::directory::{ImagesDir, Served, failed};
 use super::export;
 use super::nodes::{Nodes, odd_answer, refusal, unavailable};
@@ -18,6 +17,7 @@ use super::session::{Session, Sink};
 use crate::frontend::{self, StreamError};
 use crate::host::{Backend, Progress};
 use crate::peer::{DumpSender, PeerError};
+use crate::remote::{Holders, RemoteCheckpoint};
 
 /// How long CRIU may take to connect once it has been promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -88,6 +88,30 @@ impl Remote {
             // Then CRIU sends everything, and the node compares.
             _ => Vec::new(),
         }
+    }
+
+    /// A checkpoint to be read: from the nodes that hold it as far as they are known, or through the others.
+    fn checkpoint(&self, reference: &str) -> Result<RemoteCheckpoint, control::Error> {
+        let show = request::Body::Show(request::Show {
+            checkpoint: reference.to_owned(),
+        });
+        let (node, answer) = self.nodes.ask_for(&show)?;
+        let reply::Body::Detail(control::Detail {
+            checkpoint: Some(record),
+            manifest: Some(manifest),
+            ..
+        }) = answer
+        else {
+            return Err(odd_answer(&node));
+        };
+        manifest.check().map_err(|error| control::Error {
+            code: ErrorCode::Corrupt.into(),
+            message: format!("manifest of {reference} from {node}: {error}"),
+            hint: String::new(),
+        })?;
+        let order = self.nodes.holders_first(&node, &record.nodes);
+        let holders = Arc::clone(&self.nodes) as Arc<dyn Holders>;
+        Ok(RemoteCheckpoint::new(holders, order, record, manifest))
     }
 
     fn sender(
@@ -369,7 +393,7 @@ impl Backend for Remote {
         directory: OwnedFd,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
-        let checkpoint = RemoteCheckpoint::open(&self.nodes, &export.checkpoint)?;
+        let checkpoint = self.checkpoint(&export.checkpoint)?;
         export::export(&checkpoint, export.small_images_only, directory, progress)
     }
 
@@ -393,8 +417,8 @@ impl Backend for Remote {
         caller: &UnixStream,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
-        let checkpoint = RemoteCheckpoint::open(&self.nodes, &stream.checkpoint)?;
-        let total_bytes = checkpoint.record.memory_bytes;
+        let checkpoint = self.checkpoint(&stream.checkpoint)?;
+        let total_bytes = checkpoint.record().memory_bytes;
         let served =
             frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
                 frontend::stream(&criu, &checkpoint, &mut |bytes| {
@@ -416,8 +440,8 @@ impl Backend for Remote {
         Ok(control::Exported {
             files: served.files,
             bytes: served.bytes,
-            origin: checkpoint.manifest.origin.clone(),
-            checkpoint: Some(checkpoint.record),
+            origin: checkpoint.manifest().origin.clone(),
+            checkpoint: Some(checkpoint.record().clone()),
         })
     }
 

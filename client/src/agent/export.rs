@@ -8,9 +8,11 @@ use permafrost_protocol::control;
 use permafrost_protocol::images::{pagemap_name, pages_name};
 use permafrost_protocol::pageserver::SpaceId;
 
-use super::checkpoint::{ImageOrTaker, PAGE_BYTES, RemoteCheckpoint, Run};
 use super::directory::{ImagesDir, failed};
 use crate::host::Progress;
+use crate::remote::{MapDigest, ReadError, RemoteCheckpoint, Run};
+
+const PAGE_BYTES: u64 = 4096;
 
 /// Writes `checkpoint` into `directory`: the small images byte for byte, the pages in the files that CRIU would have
 /// made, zero pages as holes.
@@ -26,7 +28,7 @@ pub(super) fn export(
         total_bytes: if small_images_only {
             0
         } else {
-            checkpoint.record.memory_bytes
+            checkpoint.record().memory_bytes
         },
         done_bytes: 0,
         written_bytes: 0,
@@ -37,10 +39,10 @@ pub(super) fn export(
         return Err(error);
     }
     Ok(control::Exported {
-        checkpoint: Some(checkpoint.record.clone()),
+        checkpoint: Some(checkpoint.record().clone()),
         files: export.created.len() as u64,
         bytes: export.written_bytes,
-        origin: checkpoint.manifest.origin.clone(),
+        origin: checkpoint.manifest().origin.clone(),
     })
 }
 
@@ -61,14 +63,14 @@ impl Export<'_> {
         progress: Progress<'_>,
     ) -> Result<(), control::Error> {
         // Nothing takes a directory without an inventory for images, so it comes when all else is there.
-        let images = &self.checkpoint.manifest.images;
+        let images = &self.checkpoint.manifest().images;
         let (last, first): (Vec<_>, Vec<_>) =
             (0..images.len()).partition(|place| images[*place].name == "inventory.img");
         for place in first {
             self.small_image(place)?;
         }
         if !small_images_only {
-            for place in 0..self.checkpoint.manifest.spaces.len() {
+            for place in 0..self.checkpoint.manifest().spaces.len() {
                 self.space(place, progress)?;
             }
         }
@@ -104,13 +106,13 @@ impl Export<'_> {
 
     fn small_image(&mut self, place: usize) -> Result<(), control::Error> {
         let bytes = self.checkpoint.image(place)?;
-        let name = self.checkpoint.manifest.images[place].name.clone();
+        let name = self.checkpoint.manifest().images[place].name.clone();
         self.write(&name, &bytes)
     }
 
     fn space(&mut self, place: usize, progress: Progress<'_>) -> Result<(), control::Error> {
         let checkpoint = self.checkpoint;
-        let space = &checkpoint.manifest.spaces[place];
+        let space = &checkpoint.manifest().spaces[place];
         let name = pagemap_name(SpaceId {
             space_type: space.space_type(),
             id: space.id,
@@ -121,20 +123,20 @@ impl Export<'_> {
         let file = self.create(&name)?;
         let wrote = |error| failed(&format!("write image {name}"), &error);
         let mut at = 0;
-        let written = checkpoint.pages(place, |run| {
+        let written = checkpoint.pages(place, 0, MapDigest::default(), |run| {
             match run {
-                Run::Pages(bytes) => {
+                Run::Pages { bytes, .. } => {
                     file.write_all_at(bytes, at)?;
                     at += bytes.len() as u64;
                 }
-                Run::Zero(pages) => at += pages * PAGE_BYTES,
+                Run::Zero { pages, .. } => at += pages * PAGE_BYTES,
             }
             progress(self.done_bytes + at, self.total_bytes);
             Ok(())
         });
         written.map_err(|error| match error {
-            ImageOrTaker::Image(error) => error,
-            ImageOrTaker::Taker(error) => wrote(error),
+            ReadError::Holders(error) => error,
+            ReadError::Taker(error) => wrote(error),
         })?;
         // Zero pages at the end are a hole, too.
         file.set_len(at).map_err(wrote)?;

@@ -11,8 +11,6 @@
 //! the dump, and its task lives on; the next one goes to another node.
 
 mod backend;
-mod checkpoint;
-mod digest;
 mod directory;
 mod export;
 mod nodes;
@@ -29,14 +27,9 @@ use crate::host::{self, Bound, Host, HostError};
 use crate::identity::{IdentityError, ReloadingIdentity};
 use crate::peer::{self, PeerError};
 
+pub use crate::remote::transport;
 pub use backend::Remote;
 pub use nodes::Node;
-
-/// Files that are read from one node at once: a process has two.
-const STREAMS: u32 = 512;
-
-/// What is under way to one reader, bytes: a gigabyte a second at 2 ms.
-const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
 /// Time for the word that dumps are given up to get to the nodes.
 const FAREWELL: Duration = Duration::from_millis(300);
@@ -58,21 +51,6 @@ pub struct Options {
     pub session_ttl: Duration,
     /// The transport's limits.
     pub transport: peer::Options,
-}
-
-/// The transport's limits for an agent.
-///
-/// The processes of a tree read their pages when it suits them, each on a stream of its own, and some wait for others
-/// to have read theirs. So what one of them leaves unread must not use up what the connection may hold: the windows
-/// of all streams together fit the connection's. They are limits; memory is used where somebody does not read.
-#[must_use]
-pub fn transport() -> peer::Options {
-    peer::Options {
-        streams: STREAMS,
-        stream_window_bytes: STREAM_WINDOW_BYTES,
-        connection_window_bytes: STREAMS * STREAM_WINDOW_BYTES,
-        ..peer::Options::default()
-    }
 }
 
 /// Why an agent does not start.

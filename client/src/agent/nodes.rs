@@ -12,9 +12,7 @@ use tokio::runtime::Handle;
 
 use crate::identity::ReloadingIdentity;
 use crate::peer::{self, Network, PeerError};
-
-/// How long one node may take to be reached, where others are left to ask.
-const REACH: Duration = Duration::from_secs(3);
+use crate::remote::{self, Arriving, Holders};
 
 /// A storage node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,11 +66,11 @@ impl Nodes {
         from.iter().chain(before).cloned().collect()
     }
 
-    /// All of them: those that hold a checkpoint first, and of these `first`.
+    /// All of them: those that hold a checkpoint first, and of these, or else of the others, `first`.
     pub(super) fn holders_first(&self, first: &str, holders: &[String]) -> Vec<String> {
         let mut names = self.in_order();
         // Stable, so that the rest stays in order.
-        names.sort_by_key(|name| (name != first, !holders.contains(name)));
+        names.sort_by_key(|name| (!holders.contains(name), name != first));
         names
     }
 
@@ -160,40 +158,30 @@ impl Nodes {
         Err(refused.unwrap_or_else(|| unavailable("no storage node is known")))
     }
 
-    /// Whether a node is there, as long as there are `others` to turn to. A connection may be dead for a while before
-    /// that shows, and a request that is under way cannot be taken back.
+    /// Whether a node is there, as long as there are `others` to turn to.
     pub(super) fn reach(&self, node: &str, others: bool) -> Result<(), PeerError> {
         if !others {
             return Ok(());
         }
-        let ping = message::request::Body::Ping(message::request::Ping {});
-        let until = Instant::now() + REACH.min(self.deadline);
-        self.network.call(node, ping, until).map(drop)
+        remote::reach(&self.network, node, self.deadline)
+    }
+}
+
+impl Holders for Nodes {
+    fn fetch(
+        &self,
+        node: &str,
+        others: bool,
+        request: message::request::Fetch,
+    ) -> Result<Arriving, PeerError> {
+        remote::fetch(&self.network, node, others, request, self.deadline)
     }
 }
 
 /// A node's failure as the control protocol says it.
 pub(super) fn refusal(error: &PeerError) -> control::Error {
-    let code = match error {
-        PeerError::Refused { error, .. } => return error.clone(),
-        PeerError::NoAddress { .. }
-        | PeerError::Unreachable { .. }
-        | PeerError::Lost { .. }
-        | PeerError::Ended { .. }
-        | PeerError::Deadline { .. } => ErrorCode::Unavailable,
-        PeerError::WrongPeer { .. } | PeerError::Identity { .. } => ErrorCode::Denied,
-        _ => ErrorCode::Internal,
-    };
-    control::Error {
-        code: code.into(),
-        message: error.to_string(),
-        hint: match code {
-            ErrorCode::Unavailable => {
-                "the next attempt goes to another node, if the agent knows one".to_owned()
-            }
-            _ => String::new(),
-        },
-    }
+    let hint = "the next attempt goes to another node, if the agent knows one";
+    remote::refusal(error, hint)
 }
 
 pub(super) fn unavailable(message: &str) -> control::Error {

@@ -9,4 +9,4 @@ mod streamer;
 
 pub use pageserver::{Outcome, ServeError, serve};
 pub use sink::{PageSink, SinkError};
-pub use streamer::{ImageError, ImageSource, Pipe, StreamError, Streamed, accept, stream};
+pub use streamer::{ImageError, ImageSource, Pipe, StreamError, Streamed, Wanted, accept, stream};

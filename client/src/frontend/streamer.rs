@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use permafrost_protocol::images::ImageName;
+use permafrost_protocol::manifest::{AddressSpace, Manifest};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,6 +22,40 @@ use crate::framing::{self, FramingError};
 /// Asked for each pipe; the default of 64 KiB makes the two sides take turns. What a user without
 /// privileges may have (fs.pipe-max-size).
 const PIPE_BYTES: usize = 1 << 20;
+
+/// What zero pages are written from.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// What CRIU asks for, as places in a checkpoint's manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A small image.
+    Small(usize),
+    /// The pagemap of an address space.
+    Pagemap(usize),
+    /// The pages of an address space.
+    Pages(usize),
+}
+
+impl Wanted {
+    /// The image of that name, if the checkpoint has one.
+    #[must_use]
+    pub fn find(manifest: &Manifest, name: &str) -> Option<Self> {
+        let mut images = manifest.images.iter();
+        if let Some(at) = images.position(|image| image.name == name) {
+            return Some(Self::Small(at));
+        }
+        let place = |is: &dyn Fn(&AddressSpace) -> bool| manifest.spaces.iter().position(is);
+        match ImageName::parse(name) {
+            ImageName::Pagemap(id) => {
+                place(&|space| space.space_type() == id.space_type && space.id == id.id)
+                    .map(Self::Pagemap)
+            }
+            ImageName::Pages(id) => place(&|space| space.pages_id == id).map(Self::Pages),
+            _ => None,
+        }
+    }
+}
 
 /// What a restoring CRIU is served from.
 pub trait ImageSource: Sync {
@@ -79,6 +115,19 @@ impl Pipe {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+        Ok(())
+    }
+
+    /// Writes so many zeros.
+    ///
+    /// # Errors
+    /// CRIU has closed its end.
+    pub fn write_zeros(&mut self, mut bytes: u64) -> io::Result<()> {
+        while bytes > 0 {
+            let chunk = usize::try_from(bytes).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+            self.write_all(&ZEROS[..chunk])?;
+            bytes -= chunk as u64;
         }
         Ok(())
     }

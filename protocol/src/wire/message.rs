@@ -111,6 +111,10 @@ pub mod request {
         /// Only this small image; no address space.
         #[prost(string, tag = "8")]
         pub image: String,
+        /// `JOB@GENERATION` of the checkpoint. A node that does not hold it finds by this who does, and passes on what
+        /// comes from there; not for other nodes, which ask holders. Empty: only what the node holds itself.
+        #[prost(string, tag = "9")]
+        pub listed_as: String,
         /// For a copy that nobody waits for: sent slowly while the holder takes dumps.
         #[prost(bool, tag = "10")]
         pub background: bool,

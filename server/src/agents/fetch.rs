@@ -1,8 +1,15 @@
 //! Sending a checkpoint to a peer: its pages, where they are, or one of its small images.
+//!
+//! What is not here, or damaged here, comes from another node and is passed on, but to nodes, which ask the holders
+//! themselves: so a request never goes round in circles.
+
+use std::io;
 
 use permafrost_client::identity::{Peer, Role};
 use permafrost_client::peer::{FrameSink, PeerError};
+use permafrost_client::remote::{MapDigest, Part, ReadError, RemoteCheckpoint, Run};
 use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::manifest::{CheckpointRef, Manifest};
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::request;
 
@@ -14,35 +21,89 @@ const PAGE_BYTES: usize = 4096;
 /// Sends what `request` asks for, each page verified; the last frame is `Prepare`.
 ///
 /// # Errors
-/// What the peer is told: no such checkpoint, not its own to read, damage.
+/// What the peer is told: no such checkpoint, not its own to read, damage, no holder there.
 pub fn serve_fetch(
     store: &Store,
     peer: &Peer,
     request: &request::Fetch,
     frames: &mut dyn FrameSink,
 ) -> Result<(), control::Error> {
-    let fetch = store
-        .open_fetch(&request.checkpoint, &request.parent)
-        .map_err(|error| refusal(&error))?;
-    match fetch.manifest().job.as_str() {
+    let source = match store.open_fetch(&request.checkpoint, &request.parent) {
+        Ok(fetch) => Source::Here(Box::new(fetch)),
+        Err(error) => Source::Elsewhere(Box::new(pass_on(store, peer, request, &error)?)),
+    };
+    match source.manifest().job.as_str() {
         // Copies are made of it by nodes; to everybody else it is not there before it is adopted.
         "" if peer.role() != Role::Node => return Err(denied(peer, "read a parked session")),
         "" => {}
         job => check_read(peer, job)?,
     }
-    let digest = fetch.content_digest().to_vec();
     frames
-        .opened(fetch.manifest().clone(), digest)
+        .opened(source.manifest().clone(), source.content_digest())
         .map_err(|error| gone(&error))?;
-    let mut sending = Sending { fetch, frames };
+    let mut sending = Sending {
+        store,
+        source,
+        passes_on: peer.role() != Role::Node,
+        frames,
+    };
     sending.all(request).map_err(|error| match error {
         Failure::Store(error) => refusal(&error),
         Failure::Peer(error) => gone(&error),
     })
 }
 
+/// What cannot be opened here, as other nodes have it, for whoever may read it. A node asks them itself.
+fn pass_on(
+    store: &Store,
+    peer: &Peer,
+    request: &request::Fetch,
+    error: &StoreError,
+) -> Result<RemoteCheckpoint, control::Error> {
+    let is_damaged = !matches!(error, StoreError::NotFound { .. });
+    if is_damaged {
+        store.report_damage(&request.checkpoint, error);
+    }
+    let listed_as: Result<CheckpointRef, _> = request.listed_as.parse();
+    let Ok(listed_as) = listed_as else {
+        return Err(refusal(error));
+    };
+    if peer.role() == Role::Node {
+        return Err(refusal(error));
+    }
+    check_read(peer, &listed_as.job)?;
+    let opened = store.open_elsewhere(&request.checkpoint, &request.listed_as);
+    // What is wrong here says more.
+    opened.map_err(|elsewhere| refusal(if is_damaged { error } else { &elsewhere }))
+}
+
+/// Where it is read from.
+enum Source {
+    Here(Box<Fetch>),
+    Elsewhere(Box<RemoteCheckpoint>),
+}
+
+impl Source {
+    fn manifest(&self) -> &Manifest {
+        match self {
+            Self::Here(fetch) => fetch.manifest(),
+            Self::Elsewhere(remote) => remote.manifest(),
+        }
+    }
+
+    fn content_digest(&self) -> Vec<u8> {
+        match self {
+            Self::Here(fetch) => fetch.content_digest().to_vec(),
+            Self::Elsewhere(remote) => remote.manifest().content_digest.clone(),
+        }
+    }
+}
+
 struct Sending<'a> {
-    fetch: Fetch,
+    store: &'a Store,
+    source: Source,
+    /// What is damaged here may come from elsewhere.
+    passes_on: bool,
     frames: &'a mut dyn FrameSink,
 }
 
@@ -54,6 +115,12 @@ enum Failure {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+impl From<control::Error> for Failure {
+    fn from(error: control::Error) -> Self {
+        Self::Store(StoreError::Elsewhere(error))
     }
 }
 
@@ -69,13 +136,18 @@ impl Sending<'_> {
             if !request.image.is_empty() {
                 self.image(&request.image)?;
             } else if request.space > 0 {
-                let place = usize::try_from(request.space - 1).unwrap_or(usize::MAX);
-                self.space(place, request)?;
+                let part = Part {
+                    place: usize::try_from(request.space - 1).unwrap_or(usize::MAX),
+                    from_index: request.from_index,
+                    pages: request.pages,
+                };
+                self.space(part, request.runs_only)?;
             } else {
-                for place in 0..self.fetch.manifest().spaces.len() {
-                    self.space(place, request)?;
+                // From where, and how many, is said of one space only.
+                for place in 0..self.source.manifest().spaces.len() {
+                    self.space(Part::all(place), request.runs_only)?;
                 }
-                let images = self.fetch.manifest().images.iter();
+                let images = self.source.manifest().images.iter();
                 let names: Vec<String> = images.map(|image| image.name.clone()).collect();
                 for name in names {
                     self.image(&name)?;
@@ -86,88 +158,226 @@ impl Sending<'_> {
         Ok(())
     }
 
-    fn space(&mut self, place: usize, request: &request::Fetch) -> Result<(), Failure> {
-        let Some(space) = self.fetch.manifest().spaces.get(place) else {
+    fn space(&mut self, part: Part, runs_only: bool) -> Result<(), Failure> {
+        let Some(space) = self.source.manifest().spaces.get(part.place) else {
             return Err(Failure::Store(StoreError::NotFound {
-                what: format!("address space {}", place + 1),
+                what: format!("address space {}", part.place.saturating_add(1)),
             }));
         };
         let space_type = u16::try_from(space.space_type).unwrap_or(u16::MAX);
         self.frames
             .push(Kind::Space, space_type, space.pages_id, space.id, &[])?;
-        // From where, and how many, is said of one space only.
-        let (from_index, pages) = if request.space > 0 {
-            (request.from_index, request.pages)
-        } else {
-            (0, 0)
+        let fetch = match &self.source {
+            Source::Here(fetch) => fetch,
+            Source::Elsewhere(remote) => {
+                let before = Some(MapDigest::default());
+                return others_pages(remote, self.frames, part, part, runs_only, before);
+            }
         };
-        if request.runs_only {
-            for placed in self.fetch.places(place, from_index) {
-                let (first_index, flags, pages, zero) = placed?;
-                let kind = if zero { Kind::Zero } else { Kind::Parent };
-                named(self.frames, kind, first_index, flags, pages)?;
+        let mut rest = part;
+        let sent = if runs_only {
+            own_places(fetch, self.frames, &mut rest)
+        } else {
+            own_pages(fetch, self.frames, &mut rest)
+        };
+        let Err(Failure::Store(damage)) = sent else {
+            return sent;
+        };
+        let others = self.others(fetch, damage)?;
+        let before = (!runs_only && part.is_all())
+            .then(|| fetch.digest_before(part.place, rest.from_index))
+            .transpose()?;
+        others_pages(&others, self.frames, part, rest, runs_only, before)
+    }
+
+    fn image(&mut self, name: &str) -> Result<(), Failure> {
+        let mut images = self.source.manifest().images.iter();
+        let Some(place) = images.position(|image| image.name == name) else {
+            return Err(Failure::Store(StoreError::NotFound {
+                what: format!("image {name}"),
+            }));
+        };
+        let len_bytes = self.source.manifest().images[place].len_bytes;
+        let mut image = ImageFrames::new(self.frames, name, len_bytes);
+        let passed = match &self.source {
+            Source::Here(fetch) => fetch.image(name, |bytes| image.push(bytes)),
+            Source::Elsewhere(remote) => return image.all(&remote.image(place)?),
+        };
+        let begun = image.announced;
+        match (passed, image.lost, &self.source) {
+            (_, Some(lost), _) => Err(Failure::Peer(lost)),
+            (Ok(()), None, _) if begun => Ok(()),
+            // An empty one has no piece.
+            (Ok(()), None, _) => ImageFrames::new(self.frames, name, len_bytes).all(&[]),
+            (Err(damage), None, Source::Here(fetch)) if !begun => {
+                let others = self.others(fetch, damage)?;
+                let bytes = others.image(place)?;
+                ImageFrames::new(self.frames, name, len_bytes).all(&bytes)
             }
-            return Ok(());
+            (Err(error), ..) => Err(Failure::Store(error)),
         }
-        for fetched in self.fetch.runs(place, from_index, pages) {
-            match fetched? {
-                Fetched::Pages {
-                    first_index,
-                    flags,
-                    bytes,
-                } => {
-                    let pages = u32::try_from(bytes.len() / PAGE_BYTES).unwrap_or(u32::MAX);
-                    self.frames
-                        .push(Kind::Pages, flags, pages, first_index, bytes)?;
-                }
-                Fetched::Zero {
-                    first_index,
-                    flags,
-                    pages,
-                } => named(self.frames, Kind::Zero, first_index, flags, pages)?,
-                Fetched::Parent {
-                    first_index,
-                    flags,
-                    pages,
-                } => named(self.frames, Kind::Parent, first_index, flags, pages)?,
+    }
+
+    /// The other copies of what is damaged here, for a peer that does not ask them itself.
+    fn others(&self, fetch: &Fetch, damage: StoreError) -> Result<RemoteCheckpoint, StoreError> {
+        let others = self.store.others_of_damaged(fetch, &damage);
+        others.filter(|_| self.passes_on).ok_or(damage)
+    }
+}
+
+/// Sends this node's pages; `rest` is what is left of them, damaged or not.
+fn own_pages(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Result<(), Failure> {
+    let limited = rest.pages > 0;
+    for fetched in fetch.runs(rest.place, rest.from_index, rest.pages) {
+        let (next_index, pages) = match fetched? {
+            Fetched::Pages {
+                first_index,
+                flags,
+                bytes,
+            } => {
+                let pages = push_pages(frames, first_index, flags, bytes)?;
+                (first_index + pages, pages)
             }
+            Fetched::Zero {
+                first_index,
+                flags,
+                pages,
+            } => {
+                named(frames, Kind::Zero, first_index, flags, pages)?;
+                (first_index + pages, pages)
+            }
+            Fetched::Parent {
+                first_index,
+                flags,
+                pages,
+            } => {
+                named(frames, Kind::Parent, first_index, flags, pages)?;
+                (first_index + pages, pages)
+            }
+        };
+        rest.from_index = next_index;
+        if limited {
+            rest.pages -= pages;
+        }
+    }
+    Ok(())
+}
+
+/// Says where this node's pages are; `rest` is what is left of them, damaged or not.
+fn own_places(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Result<(), Failure> {
+    for placed in fetch.places(rest.place, rest.from_index) {
+        let (first_index, flags, pages, zero) = placed?;
+        named_place(frames, first_index, flags, pages, zero)?;
+        rest.from_index = first_index + pages;
+    }
+    Ok(())
+}
+
+/// Passes on the pages of other nodes, the `rest` of a part; `before` is the digest of those before. The last ones are
+/// held back until the digest was found right: of an address space, for a part has none, and whoever asks for parts
+/// compares it.
+fn others_pages(
+    others: &RemoteCheckpoint,
+    frames: &mut dyn FrameSink,
+    part: Part,
+    rest: Part,
+    runs_only: bool,
+    before: Option<MapDigest>,
+) -> Result<(), Failure> {
+    let mut push = |run: Run<'_>| match run {
+        Run::Pages {
+            first_index,
+            flags,
+            bytes,
+        } => push_pages(frames, first_index, flags, bytes).map(drop),
+        Run::Zero {
+            first_index,
+            flags,
+            pages,
+        } => named(frames, Kind::Zero, first_index, flags, pages),
+    };
+    let passed = match before {
+        _ if runs_only => others.places(rest, |first_index, flags, pages, zero| {
+            named_place(frames, first_index, flags, pages, zero)
+        }),
+        Some(before) if part.is_all() => others.pages(rest.place, rest.from_index, before, push),
+        _ => others.part(rest, &mut push),
+    };
+    passed.map_err(|error| match error {
+        ReadError::Holders(error) => Failure::Store(StoreError::Elsewhere(error)),
+        ReadError::Taker(error) => Failure::Peer(error),
+    })
+}
+
+/// The frames of one small image.
+struct ImageFrames<'a> {
+    frames: &'a mut dyn FrameSink,
+    name: &'a str,
+    len_bytes: u64,
+    announced: bool,
+    /// Why the peer gets no more.
+    lost: Option<PeerError>,
+}
+
+impl<'a> ImageFrames<'a> {
+    fn new(frames: &'a mut dyn FrameSink, name: &'a str, len_bytes: u64) -> Self {
+        Self {
+            frames,
+            name,
+            len_bytes,
+            announced: false,
+            lost: None,
+        }
+    }
+
+    fn try_push(&mut self, bytes: &[u8]) -> Result<(), PeerError> {
+        if !self.announced {
+            let name = self.name.as_bytes();
+            self.frames.push(Kind::Image, 0, 0, self.len_bytes, name)?;
+            self.announced = true;
+        }
+        for piece in bytes.chunks(MAX_PAYLOAD_BYTES as usize) {
+            let index = piece.len() as u64;
+            self.frames.push(Kind::ImageData, 0, 0, index, piece)?;
         }
         Ok(())
     }
 
-    fn image(&mut self, name: &str) -> Result<(), Failure> {
-        let mut images = self.fetch.manifest().images.iter();
-        let found = images.find(|image| image.name == name);
-        let len_bytes = found.map_or(0, |image| image.len_bytes);
-        let frames = &mut *self.frames;
-        let mut announced = false;
-        let mut lost = None;
-        let mut push = |kind, index, payload: &[u8]| {
-            frames.push(kind, 0, 0, index, payload).map_err(|error| {
-                let told = std::io::Error::other(error.to_string());
-                lost = Some(error);
-                told
-            })
-        };
-        let passed = self.fetch.image(name, |bytes| {
-            if !announced {
-                push(Kind::Image, len_bytes, name.as_bytes())?;
-                announced = true;
-            }
-            for piece in bytes.chunks(MAX_PAYLOAD_BYTES as usize) {
-                push(Kind::ImageData, piece.len() as u64, piece)?;
-            }
-            Ok(())
-        });
-        if passed.is_ok() && !announced {
-            // An empty one has no piece.
-            let _ = push(Kind::Image, len_bytes, name.as_bytes());
-        }
-        match lost {
-            Some(error) => Err(Failure::Peer(error)),
-            None => Ok(passed?),
-        }
+    /// The next bytes, from who knows system errors only.
+    fn push(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.try_push(bytes).map_err(|error| {
+            let told = io::Error::other(error.to_string());
+            self.lost = Some(error);
+            told
+        })
     }
+
+    fn all(mut self, bytes: &[u8]) -> Result<(), Failure> {
+        Ok(self.try_push(bytes)?)
+    }
+}
+
+fn push_pages(
+    frames: &mut dyn FrameSink,
+    first_index: u64,
+    flags: u16,
+    bytes: &[u8],
+) -> Result<u64, PeerError> {
+    let pages = u32::try_from(bytes.len() / PAGE_BYTES).unwrap_or(u32::MAX);
+    frames.push(Kind::Pages, flags, pages, first_index, bytes)?;
+    Ok(pages.into())
+}
+
+/// Where pages are, without them.
+fn named_place(
+    frames: &mut dyn FrameSink,
+    first_index: u64,
+    flags: u16,
+    pages: u64,
+    zero: bool,
+) -> Result<(), PeerError> {
+    let kind = if zero { Kind::Zero } else { Kind::Parent };
+    named(frames, kind, first_index, flags, pages)
 }
 
 /// Pages that are only named, in as many frames as their count takes.

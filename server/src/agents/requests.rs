@@ -7,7 +7,7 @@ use permafrost_protocol::manifest::CheckpointRef;
 use super::{Agents, check_read, check_write, denied, refusal};
 use crate::cluster::{Operate, no_cluster};
 use crate::replication::Durability;
-use crate::store::SessionRequest;
+use crate::store::{SessionRequest, StoreError};
 
 impl Agents {
     /// Answers a control request that came by QUIC.
@@ -174,7 +174,8 @@ impl Agents {
     }
 
     fn verify(&self, peer: &Peer, reference: &str) -> Result<control::Verified, control::Error> {
-        let references = if reference.is_empty() {
+        let everything = reference.is_empty();
+        let references = if everything {
             self.list(peer, "")?
                 .into_iter()
                 .filter(|record| record.generation > 0)
@@ -186,8 +187,11 @@ impl Agents {
         };
         let mut all = control::Verified::default();
         for reference in references {
-            let verified = self.store.verify(&reference, &mut |_, _| {});
-            let verified = verified.map_err(|error| refusal(&error))?;
+            let verified = match self.store.verify(&reference, &mut |_, _| {}) {
+                // Removed since it was listed, or held by others only.
+                Err(StoreError::NotFound { .. }) if everything => continue,
+                verified => verified.map_err(|error| refusal(&error))?,
+            };
             all.checkpoints += verified.checkpoints;
             all.pages += verified.pages;
             all.damage.extend(verified.damage);

@@ -1,1 +1,98 @@
 //! Reading a checkpoint that this node does not hold, or whose copy here is damaged.
+//!
+//! ```text
+//!  Store ── Elsewhere: whom to ask in what order ──▶ RemoteCheckpoint ── Holders::fetch ──▶ a node's serve_fetch
+//! ```
+//!
+//! The store sees the trait only. The daemon of a node in a cluster installs [`Peers`] once, before it listens:
+//!
+//! ```ignore
+//! // A network of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.
+//! let network = Network::new(runtime, any, identity, region, addresses, permafrost_client::remote::transport())?;
+//! let nodes = cluster.nodes();
+//! let peers = Peers::new(network, move || nodes.live(), &name, domain, deadline)
+//!     .on_damage(move |checkpoint| scrub.damaged(checkpoint));
+//! store.look_elsewhere(Arc::new(peers));
+//! ```
+
+mod order;
+
+use std::time::Duration;
+
+use permafrost_client::peer::{Network, PeerError};
+use permafrost_client::remote::{self, Arriving, Holders};
+use permafrost_protocol::wire::message::request;
+
+use crate::cluster::{FailureDomain, NodesView};
+
+pub use order::nearest_first;
+
+/// The other nodes, as a store reads from them. All methods may be called on many threads at once.
+pub trait Elsewhere: Holders {
+    /// Of `holders`, those to ask, in this order; never this node.
+    fn in_order(&self, holders: &[String]) -> Vec<String>;
+
+    /// This node's copy of a checkpoint (32 hex digits) is damaged. Called at every damaged read, so it must not
+    /// block: whoever mends it does so later.
+    fn damaged(&self, checkpoint: &str);
+}
+
+/// The nodes of a cluster, over QUIC.
+pub struct Peers {
+    network: Network,
+    view: Box<dyn Fn() -> NodesView + Send + Sync>,
+    node: String,
+    domain: FailureDomain,
+    deadline: Duration,
+    on_damage: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Peers {
+    /// `view` says which nodes are alive and where they are, `node` and `domain` which one this is. Each node that is
+    /// asked has `deadline` to begin its answer.
+    #[must_use]
+    pub fn new(
+        network: Network,
+        view: impl Fn() -> NodesView + Send + Sync + 'static,
+        node: &str,
+        domain: FailureDomain,
+        deadline: Duration,
+    ) -> Self {
+        Self {
+            network,
+            view: Box::new(view),
+            node: node.to_owned(),
+            domain,
+            deadline,
+            on_damage: Box::new(|_| {}),
+        }
+    }
+
+    /// Who is told of damage in this node's copies: by checkpoint, at every damaged read. Must not block.
+    #[must_use]
+    pub fn on_damage(mut self, on_damage: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        self.on_damage = Box::new(on_damage);
+        self
+    }
+}
+
+impl Holders for Peers {
+    fn fetch(
+        &self,
+        node: &str,
+        others: bool,
+        request: request::Fetch,
+    ) -> Result<Arriving, PeerError> {
+        remote::fetch(&self.network, node, others, request, self.deadline)
+    }
+}
+
+impl Elsewhere for Peers {
+    fn in_order(&self, holders: &[String]) -> Vec<String> {
+        nearest_first(&(self.view)(), &self.node, &self.domain, holders)
+    }
+
+    fn damaged(&self, checkpoint: &str) {
+        (self.on_damage)(checkpoint);
+    }
+}

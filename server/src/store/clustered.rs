@@ -10,6 +10,7 @@ use permafrost_protocol::manifest::Kind;
 use permafrost_protocol::wire::message::Commit;
 
 use super::dump::Parent;
+use super::elsewhere::not_here;
 use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, digest, unix_ms};
 use crate::cluster::{Registered, Registry};
@@ -332,16 +333,7 @@ impl Store {
         record: &control::Checkpoint,
     ) -> Result<Arc<Checkpoint>, StoreError> {
         match self.checkpoint(&record.id) {
-            Err(StoreError::NotFound { .. }) if !record.nodes.is_empty() => {
-                Err(StoreError::NotFound {
-                    what: format!(
-                        "copy of {}@{} on this node (held by {})",
-                        record.job,
-                        record.generation,
-                        record.nodes.join(", ")
-                    ),
-                })
-            }
+            Err(StoreError::NotFound { .. }) if !record.nodes.is_empty() => Err(not_here(record)),
             other => other,
         }
     }

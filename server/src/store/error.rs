@@ -67,6 +67,9 @@ pub enum StoreError {
         /// What the decoder says.
         source: permafrost_protocol::manifest::ManifestError,
     },
+    /// Nobody who holds a copy passes it on.
+    #[error("{}", .0.message)]
+    Elsewhere(control::Error),
     /// Pages could not be written.
     #[error(transparent)]
     Shadow(#[from] ShadowError),
@@ -108,6 +111,7 @@ impl StoreError {
             Self::Conflict { .. } => ErrorCode::Conflict,
             Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::SessionFailed { code, .. } => *code,
+            Self::Elsewhere(error) => error.code(),
             Self::Corrupt { .. } | Self::Manifest { .. } => ErrorCode::Corrupt,
             Self::Shadow(error) if is_full(error) => ErrorCode::NoSpace,
             Self::Shadow(ShadowError::Corrupt(_)) => ErrorCode::Corrupt,
@@ -123,8 +127,9 @@ impl StoreError {
         }
     }
 
-    fn hint(&self) -> &'static str {
+    fn hint(&self) -> &str {
         match self {
+            Self::Elsewhere(error) => &error.hint,
             Self::Invalid { hint, .. }
             | Self::Conflict { hint, .. }
             | Self::Unavailable { hint, .. } => hint,

@@ -1,5 +1,6 @@
 //! Reading a checkpoint for another node: run by run, each page verified, in bounded memory.
 
+use permafrost_client::remote::MapDigest;
 use permafrost_pmem::{MapCursor, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
@@ -160,6 +161,17 @@ impl Fetch {
                 Err(error) => Some(Err(self.reader.corrupt(space, from_index, error))),
             })
         })
+    }
+
+    /// The digest of the pages of the address space at `place` before `from_index`, each of them verified.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn digest_before(&self, place: usize, from_index: u64) -> Result<MapDigest, StoreError> {
+        match self.manifest().spaces.get(place) {
+            Some(space) => self.reader.digest_before(space, from_index),
+            None => Ok(MapDigest::default()),
+        }
     }
 
     /// Passes a small image on, piece by piece, after all of it was verified.

@@ -6,6 +6,7 @@ use permafrost_pmem::{ATTR_PINNED, MediumKind, PageError, PageMap, RunKind};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
+use super::anywhere::Anywhere;
 use super::reader::{PAGE_BYTES, Reader, checkpoint_name};
 use super::{Progress, Store, StoreError, manifest_of, unix_ms};
 
@@ -32,18 +33,27 @@ impl Store {
         Ok(listed)
     }
 
-    /// One checkpoint in full.
+    /// One checkpoint in full. Of one that is not here, what it takes up here is nothing.
     ///
     /// # Errors
-    /// No such checkpoint, or a damaged manifest.
+    /// No such checkpoint; a damaged manifest, and nobody else has it.
     pub fn show(&self, reference: &str) -> Result<control::Detail, StoreError> {
-        let record = self.resolve(reference)?;
-        let checkpoint = self.checkpoint_of(&record)?;
+        let shown = Anywhere::open(self, self.resolve(reference)?)?;
+        let (segments, exclusive_bytes) = match &shown.here {
+            Some(here) => {
+                let checkpoint = here.checkpoint();
+                (
+                    checkpoint.segments(),
+                    self.region.exclusive_bytes(checkpoint),
+                )
+            }
+            None => (0, 0),
+        };
         Ok(control::Detail {
-            manifest: Some(manifest_of(&checkpoint)?),
-            segments: checkpoint.segments(),
-            exclusive_bytes: self.region.exclusive_bytes(&checkpoint),
-            checkpoint: Some(record),
+            manifest: Some(shown.manifest),
+            segments,
+            exclusive_bytes,
+            checkpoint: Some(shown.record),
         })
     }
 
@@ -96,10 +106,10 @@ impl Store {
         Ok(record)
     }
 
-    /// Reads every page of one checkpoint, of a job's newest, or (empty) of everything, and checks it.
+    /// Reads every page that this node has of one checkpoint, of a job's newest, or (empty) of everything, and checks it.
     ///
     /// # Errors
-    /// No such checkpoint. Damage is no error: it is what the answer lists.
+    /// No such checkpoint, or not here. Damage is no error: it is what the answer lists.
     pub fn verify(
         &self,
         reference: &str,
@@ -123,7 +133,8 @@ impl Store {
             match Reader::open(self, record) {
                 Ok(reader) => verification.read(&reader)?,
                 // Removed since it was listed.
-                Err(StoreError::NotFound { .. }) => continue,
+                Err(StoreError::NotFound { .. }) if everything => continue,
+                Err(error @ StoreError::NotFound { .. }) => return Err(error),
                 Err(error) => verification.result.damage.push(format!("{name}: {error}")),
             }
             verification.result.checkpoints += 1;

@@ -2,9 +2,11 @@
 //!
 //! Everything here blocks: callers are threads of their own, one for each connection.
 
+mod anywhere;
 mod clustered;
 mod digest;
 mod dump;
+mod elsewhere;
 mod error;
 mod export;
 mod fetch;
@@ -31,6 +33,7 @@ use permafrost_protocol::manifest::{CheckpointRef, Kind, Manifest, check_job_nam
 use self::dump::Parent;
 use self::jobs::JobLocks;
 use crate::catalog::{Catalog, CatalogError, reconcile};
+use crate::elsewhere::Elsewhere;
 
 pub use clustered::Cluster;
 pub use error::StoreError;
@@ -85,6 +88,7 @@ pub struct Store {
     index: Mutex<Index>,
     retention: Retention,
     cluster: OnceLock<Cluster>,
+    elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     /// Copies of dumps that are under way on other nodes.
     copies_coming: replica::Coming,
 }
@@ -118,6 +122,7 @@ impl Store {
             index: Mutex::default(),
             retention,
             cluster: OnceLock::new(),
+            elsewhere: OnceLock::new(),
             copies_coming: replica::Coming::default(),
         };
         let done = reconcile(&*store.catalog, &truth, |id| {

@@ -3,7 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use permafrost_pmem::{BlobError, Checkpoint, PAGE_SIZE, PageError, PageMap};
+use permafrost_client::remote::MapDigest;
+use permafrost_pmem::{BlobError, Checkpoint, PAGE_SIZE, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, SpaceType};
@@ -73,6 +74,11 @@ impl Reader {
         map.read_blob(image.len_bytes, sink).map_err(told)
     }
 
+    /// This node's copy.
+    pub(super) fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.checkpoint
+    }
+
     /// The pages of a small image.
     pub(super) fn image_map(&self, image: &Image) -> Result<PageMap, StoreError> {
         Ok(self.checkpoint.map(&map_root(&image.map_root)?))
@@ -95,6 +101,52 @@ impl Reader {
             });
         }
         Ok(pagemap.finish())
+    }
+
+    /// The digest of the pages before `from_index`, each of them verified, for what comes another way to go on with.
+    pub(super) fn digest_before(
+        &self,
+        space: &AddressSpace,
+        from_index: u64,
+    ) -> Result<MapDigest, StoreError> {
+        let map = self.map(space)?;
+        let mut digest = MapDigest::default();
+        let mut runs = map.runs();
+        let mut next_index = 0;
+        // Nothing behind is looked at: there may be the damage.
+        while next_index < from_index {
+            let Some(run) = runs.next() else { break };
+            let run = run.map_err(|source| self.corrupt(space, next_index, source))?;
+            next_index = run.end_index();
+            let pages = next_index.min(from_index).saturating_sub(run.first_index);
+            match run.kind {
+                RunKind::Zero => digest.zeros(run.first_index, run.flags, pages),
+                RunKind::Stored { .. } => {
+                    let pages = u32::try_from(pages).unwrap_or(run.pages);
+                    let bytes = map.read_range(&run, run.first_index, pages);
+                    let bytes = bytes.map_err(|e| self.corrupt(space, run.first_index, e))?;
+                    digest.pages(run.first_index, run.flags, bytes);
+                }
+            }
+        }
+        Ok(digest)
+    }
+
+    /// The pages of a run before the damaged one that `error` names; there may be none.
+    pub(super) fn before_damage<'m>(
+        map: &'m PageMap,
+        run: &Run,
+        error: &PageError,
+    ) -> (u64, &'m [u8]) {
+        let nothing = (run.first_index, &[][..]);
+        let PageError::Corrupt { index, .. } = error else {
+            return nothing;
+        };
+        let pages = u32::try_from(index.saturating_sub(run.first_index)).unwrap_or(0);
+        match map.read_range(run, run.first_index, pages) {
+            Ok(bytes) if !bytes.is_empty() => (*index, bytes),
+            _ => nothing,
+        }
     }
 
     /// Damage in an address space, by name and address; `index` is the page's where the damage does not say.

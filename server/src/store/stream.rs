@@ -5,27 +5,26 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use permafrost_client::frontend::{self, ImageError, ImageSource, Pipe, StreamError};
+use permafrost_client::frontend::{self, ImageError, ImageSource, Pipe, StreamError, Wanted};
+use permafrost_client::remote;
 use permafrost_pmem::RunKind;
 use permafrost_protocol::control;
-use permafrost_protocol::images::ImageName;
-use permafrost_protocol::manifest::AddressSpace;
 
+use super::anywhere::Anywhere;
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Progress, Store, StoreError};
 
 /// How long CRIU may take to connect once it has been promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What zero pages are written from.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-
 impl Store {
     /// Serves a checkpoint to the CRIU that connects to `listener`, until it hangs up. Every page is verified
-    /// before it is given; a damaged one ends its file early, which makes the restore fail.
+    /// before it is given; one that is not here, or damaged here, comes from another node. Where there is none the
+    /// file ends early, which makes the restore fail.
     ///
     /// # Errors
-    /// No such checkpoint; nobody connects before `caller` hangs up; damage, by name and address.
+    /// No such checkpoint; nobody connects before `caller` hangs up; damage, by name and address; no node that holds
+    /// it is there.
     pub fn stream(
         &self,
         reference: &str,
@@ -33,7 +32,7 @@ impl Store {
         caller: &UnixStream,
         progress: Progress<'_>,
     ) -> Result<control::Exported, StoreError> {
-        let reader = Reader::open(self, self.resolve(reference)?)?;
+        let reader = Anywhere::open(self, self.resolve(reference)?)?;
         let total_bytes = reader.record.memory_bytes;
         let served =
             frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
@@ -58,105 +57,96 @@ impl Store {
     }
 }
 
-/// What CRIU asks for, as places in the manifest.
-pub(super) enum Wanted {
-    Small(usize),
-    Pagemap(usize),
-    Pages(usize),
-}
-
-impl ImageSource for Reader {
+impl ImageSource for Anywhere<'_> {
     type Image = Wanted;
     type Error = StoreError;
 
     fn find(&self, name: &str) -> Option<Wanted> {
-        if let Some(at) = self
-            .manifest
-            .images
-            .iter()
-            .position(|image| image.name == name)
-        {
-            return Some(Wanted::Small(at));
-        }
-        let spaces = &self.manifest.spaces;
-        match ImageName::parse(name) {
-            ImageName::Pagemap(id) => spaces
-                .iter()
-                .position(|space| space.space_type() == id.space_type && space.id == id.id)
-                .map(Wanted::Pagemap),
-            ImageName::Pages(id) => spaces
-                .iter()
-                .position(|space| space.pages_id == id)
-                .map(Wanted::Pages),
-            _ => None,
-        }
+        Wanted::find(&self.manifest, name)
     }
 
     fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<StoreError>> {
-        match *wanted {
-            Wanted::Small(at) => {
-                let image = &self.manifest.images[at];
-                self.small(image, |bytes| pipe.write_all(bytes))
-                    .map_err(|error| match error {
-                        ReadError::Store(error) => ImageError::Source(error),
-                        ReadError::Sink(error) => ImageError::Out(error),
-                    })?;
-                Ok(image.len_bytes)
+        let written = match *wanted {
+            Wanted::Small(place) => self
+                .small(place, |bytes| pipe.write_all(bytes))
+                .map(|()| self.manifest.images[place].len_bytes),
+            Wanted::Pagemap(place) => {
+                self.pagemap(place)
+                    .map_err(ReadError::Store)
+                    .and_then(|pagemap| {
+                        pipe.write_all(&pagemap)?;
+                        Ok(pagemap.len() as u64)
+                    })
             }
-            Wanted::Pagemap(at) => {
-                let pagemap = self
-                    .pagemap(&self.manifest.spaces[at])
-                    .map_err(ImageError::Source)?;
-                pipe.write_all(&pagemap)?;
-                Ok(pagemap.len() as u64)
-            }
-            Wanted::Pages(at) => write_pages(self, &self.manifest.spaces[at], pipe),
-        }
+            Wanted::Pages(place) => self
+                .write_pages(place, pipe)
+                .map(|()| self.manifest.spaces[place].pages * PAGE_BYTES),
+        };
+        written.map_err(|error| match error {
+            ReadError::Store(error) => ImageError::Source(error),
+            ReadError::Sink(error) => ImageError::Out(error),
+        })
     }
 }
 
-fn write_pages(
+impl Anywhere<'_> {
+    fn write_pages(&self, place: usize, pipe: &mut Pipe) -> Result<(), ReadError> {
+        let (mut next_index, mut cause) = (0, None);
+        if let Some(here) = &self.here {
+            match write_own(here, place, pipe, &mut next_index) {
+                Err(ReadError::Store(error)) => cause = Some(error),
+                written => return written,
+            }
+        }
+        self.pages_of_others(place, next_index, cause, |run| match run {
+            remote::Run::Pages { bytes, .. } => pipe.write_all(bytes),
+            remote::Run::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
+        })
+    }
+}
+
+/// Writes the pages of this node's copy; `next_index` is behind the last one that was written, damaged or not.
+fn write_own(
     reader: &Reader,
-    space: &AddressSpace,
+    place: usize,
     pipe: &mut Pipe,
-) -> Result<u64, ImageError<StoreError>> {
-    let map = reader.map(space).map_err(ImageError::Source)?;
-    let corrupt = |index, source| ImageError::Source(reader.corrupt(space, index, source));
+    next_index: &mut u64,
+) -> Result<(), ReadError> {
+    let space = &reader.manifest.spaces[place];
+    let map = reader.map(space)?;
     let total = space.pages * PAGE_BYTES;
     let mut written = 0;
     for run in map.runs() {
-        let run = run.map_err(|source| corrupt(0, source))?;
+        let run = run.map_err(|source| reader.corrupt(space, *next_index, source))?;
         let bytes = u64::from(run.pages) * PAGE_BYTES;
         written += bytes;
         // Spliced pages are the region's own, which may change hands once the checkpoint is let go. So the last
         // ones, a pipe full, are copied: when they are in, CRIU has read all that were not.
         let spliced = if total.saturating_sub(written) >= pipe.capacity_bytes() {
             map.splice_source(&run)
-                .map_err(|source| corrupt(run.first_index, source))?
         } else {
-            None
+            Ok(None)
         };
-        match (spliced, &run.kind) {
-            (Some((file, at)), _) => pipe.splice(file, at, bytes)?,
-            (None, RunKind::Zero) => write_zeros(pipe, bytes)?,
-            (None, RunKind::Stored { .. }) => {
-                pipe.write_all(
-                    map.read(&run)
-                        .map_err(|source| corrupt(run.first_index, source))?,
-                )?;
+        let read = match spliced {
+            Ok(Some((file, at))) => {
+                pipe.splice(file, at, bytes)?;
+                *next_index = run.end_index();
+                continue;
+            }
+            Ok(None) => map.read(&run),
+            Err(source) => Err(source),
+        };
+        match read {
+            Ok(_) if matches!(run.kind, RunKind::Zero) => pipe.write_zeros(bytes)?,
+            Ok(pages) => pipe.write_all(pages)?,
+            Err(source) => {
+                let (damaged_index, intact) = Reader::before_damage(&map, &run, &source);
+                pipe.write_all(intact)?;
+                *next_index = damaged_index;
+                return Err(reader.corrupt(space, damaged_index, source).into());
             }
         }
-    }
-    Ok(written)
-}
-
-fn write_zeros(pipe: &mut Pipe, mut bytes: u64) -> io::Result<()> {
-    while bytes > 0 {
-        let chunk = usize::try_from(bytes)
-            .unwrap_or(usize::MAX)
-            .min(ZEROS.len());
-        pipe.write_all(&ZEROS[..chunk])?;
-        bytes -= chunk as u64;
+        *next_index = run.end_index();
     }
     Ok(())
 }

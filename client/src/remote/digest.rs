@@ -1,4 +1,4 @@
-//! Digests of what comes from a node, compared with those of the manifest before CRIU gets the last of it.
+//! Digests of what comes from nodes, compared with those of the manifest before CRIU gets the last of it.
 
 use std::sync::LazyLock;
 
@@ -10,22 +10,22 @@ static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PA
 
 /// The digest of a page map in the making (docs/format.md, "Content digest"): over each page, ascending, its index,
 /// flags and CRC32.
-#[derive(Default)]
-pub(super) struct MapDigest {
+#[derive(Clone, Default)]
+pub struct MapDigest {
     hash: Sha256,
     pages: u64,
 }
 
 impl MapDigest {
     /// Whole pages from `index` on.
-    pub(super) fn pages(&mut self, index: u64, flags: u16, bytes: &[u8]) {
+    pub fn pages(&mut self, index: u64, flags: u16, bytes: &[u8]) {
         for (page, index) in bytes.chunks_exact(PAGE_BYTES).zip(index..) {
             self.page(index, flags, crc32fast::hash(page));
         }
     }
 
     /// Pages of zeros from `index` on.
-    pub(super) fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
+    pub fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
         let crc = *ZERO_PAGE_CRC32;
         for index in index..index.saturating_add(pages) {
             self.page(index, flags, crc);

@@ -1,0 +1,503 @@
+//! A checkpoint that nodes hold, as what a restoring CRIU or an export is served from.
+//!
+//! Pages come from one node, and from another when that one fails, from the page on that was reached. What came is
+//! compared with the manifest's digest before the last of it is passed on: of damaged data the end is missing.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
+use permafrost_protocol::manifest::{Manifest, SpaceType};
+use permafrost_protocol::wire::frame::{Kind, MAX_IMAGE_BYTES};
+use permafrost_protocol::wire::message::{FetchOpened, request};
+
+use super::digest::{MapDigest, of_image};
+use super::{Holders, refusal};
+use crate::frontend::{ImageError, ImageSource, Pipe, Wanted};
+use crate::peer::{Frame, PeerError};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// What helps when no holder is there.
+const HINT: &str = "try again when a node that holds it is there";
+
+/// A checkpoint that is being read.
+pub struct RemoteCheckpoint {
+    holders: Arc<dyn Holders>,
+    /// Who may have it, in the order in which they are asked.
+    order: Vec<String>,
+    record: control::Checkpoint,
+    manifest: Manifest,
+}
+
+/// Some pages of an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run<'a> {
+    /// Whole pages.
+    Pages {
+        /// Index of the first one.
+        first_index: u64,
+        /// CRIU's flags.
+        flags: u16,
+        /// The pages.
+        bytes: &'a [u8],
+    },
+    /// Pages of zeros.
+    Zero {
+        /// Index of the first one.
+        first_index: u64,
+        /// CRIU's flags.
+        flags: u16,
+        /// How many.
+        pages: u64,
+    },
+}
+
+/// Which pages of a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Place of the address space in the manifest, from 0.
+    pub place: usize,
+    /// Index of the first page.
+    pub from_index: u64,
+    /// How many at most; 0 for all that there are.
+    pub pages: u64,
+}
+
+impl Part {
+    /// All pages of an address space.
+    #[must_use]
+    pub fn all(place: usize) -> Self {
+        Self {
+            place,
+            ..Self::default()
+        }
+    }
+
+    /// Whether it is all pages of an address space.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        *self == Self::all(self.place)
+    }
+}
+
+/// Why something was not passed on.
+#[derive(Debug)]
+pub enum ReadError<E> {
+    /// It could not be had.
+    Holders(control::Error),
+    /// Whoever takes it.
+    Taker(E),
+}
+
+/// How reading a space ended early.
+enum Stop<E> {
+    /// The node's side: another may do better.
+    Node(PeerError),
+    /// Whoever takes the pages.
+    Taker(E),
+}
+
+impl RemoteCheckpoint {
+    /// A checkpoint whose manifest is known. `order` is who may have it, in the order in which they are asked.
+    #[must_use]
+    pub fn new(
+        holders: Arc<dyn Holders>,
+        order: Vec<String>,
+        record: control::Checkpoint,
+        manifest: Manifest,
+    ) -> Self {
+        Self {
+            holders,
+            order,
+            record,
+            manifest,
+        }
+    }
+
+    /// Gets the manifest from the first one in `order` that has one that `is_right`.
+    ///
+    /// # Errors
+    /// Nobody has it; of several failures the first.
+    pub fn open(
+        holders: Arc<dyn Holders>,
+        order: Vec<String>,
+        record: control::Checkpoint,
+        is_right: impl Fn(&FetchOpened, &Manifest) -> bool,
+    ) -> Result<Self, control::Error> {
+        let fetch = request::Fetch {
+            manifest_only: true,
+            ..fetch_of(&record)
+        };
+        let mut failure = None;
+        for (holder, at) in order.iter().zip(1..) {
+            let opened = holders.fetch(holder, at < order.len(), fetch.clone());
+            let mut opened = match opened {
+                Ok(arriving) => arriving.opened,
+                Err(error) => {
+                    tracing::warn!(node = holder, checkpoint = name_of(&record), %error, "no manifest");
+                    failure.get_or_insert(refusal(&error, HINT));
+                    continue;
+                }
+            };
+            match opened.manifest.take() {
+                Some(manifest) if manifest.check().is_ok() && is_right(&opened, &manifest) => {
+                    return Ok(Self::new(holders, order, record, manifest));
+                }
+                _ => {
+                    let what = format!("manifest from {holder}");
+                    failure.get_or_insert(corrupt(&record, &what));
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| nobody(&record)))
+    }
+
+    /// Its line of the listing.
+    #[must_use]
+    pub fn record(&self) -> &control::Checkpoint {
+        &self.record
+    }
+
+    /// Its manifest; the map roots mean nothing here.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// A small image, whole and compared with its digest.
+    ///
+    /// # Errors
+    /// Nobody has it, or nobody has it undamaged.
+    pub fn image(&self, place: usize) -> Result<Vec<u8>, control::Error> {
+        let image = &self.manifest.images[place];
+        let fetch = request::Fetch {
+            image: image.name.clone(),
+            ..fetch_of(&self.record)
+        };
+        let mut failure = None;
+        for (holder, at) in self.order.iter().zip(1..) {
+            let others = at < self.order.len();
+            match self.image_from(holder, others, &fetch, image.len_bytes) {
+                Ok(bytes) if of_image(&bytes).is(pages_of(image.len_bytes), &image.map_digest) => {
+                    return Ok(bytes);
+                }
+                Ok(_) => {
+                    let what = format!("image {} from {holder}", image.name);
+                    failure = Some(corrupt(&self.record, &what));
+                }
+                Err(error) => {
+                    tracing::warn!(node = holder, checkpoint = name_of(&self.record), image = image.name, %error, "no image");
+                    failure.get_or_insert(refusal(&error, HINT));
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| nobody(&self.record)))
+    }
+
+    fn image_from(
+        &self,
+        holder: &str,
+        others: bool,
+        fetch: &request::Fetch,
+        len_bytes: u64,
+    ) -> Result<Vec<u8>, PeerError> {
+        let wrong = || protocol(holder, "an image of another length");
+        if len_bytes > MAX_IMAGE_BYTES {
+            return Err(wrong());
+        }
+        let arriving = self.holders.fetch(holder, others, fetch.clone())?;
+        let mut bytes = Vec::new();
+        for frame in arriving.frames {
+            let Frame { header, payload } = frame?;
+            if header.kind == Kind::ImageData {
+                bytes.extend_from_slice(&payload);
+                if bytes.len() as u64 > len_bytes {
+                    return Err(wrong());
+                }
+            }
+        }
+        if bytes.len() as u64 == len_bytes {
+            Ok(bytes)
+        } else {
+            Err(wrong())
+        }
+    }
+
+    /// The pagemap image of the address space at `place`: where its pages are, without them.
+    ///
+    /// # Errors
+    /// Nobody says, or not what the manifest does.
+    pub fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
+        let space = &self.manifest.spaces[place];
+        let mut pagemap = PagemapWriter::new(space.pages_id);
+        let mut total = 0;
+        let taken = self.places(Part::all(place), |first_index, flags, nr_pages, _| {
+            total += nr_pages;
+            pagemap.push(PagemapEntry {
+                vaddr: first_index * PAGE_BYTES,
+                nr_pages,
+                flags,
+            });
+            Ok(())
+        });
+        match taken {
+            Ok(()) if total == space.pages => Ok(pagemap.finish()),
+            Ok(()) => Err(corrupt(&self.record, &format!("pagemap of {}", space.id))),
+            Err(ReadError::Holders(error) | ReadError::Taker(error)) => Err(error),
+        }
+    }
+
+    /// Where the pages of a part are, ascending: first index, flags, how many, and whether they are zeros.
+    ///
+    /// # Errors
+    /// Nobody says; the taker's own.
+    pub fn places<E>(
+        &self,
+        part: Part,
+        mut take: impl FnMut(u64, u16, u64, bool) -> Result<(), E>,
+    ) -> Result<(), ReadError<E>> {
+        let taken = self.frames(part, true, |Frame { header, .. }| {
+            let zero = header.kind == Kind::Zero;
+            take(header.index, header.flags, header.pages.into(), zero)
+        });
+        taken.map_err(told)
+    }
+
+    /// Passes on the pages of the address space at `place` from `from_index` on, ascending. `before` is the digest of
+    /// those before, which came another way. The last pages are held back until the digest of all was found right.
+    ///
+    /// # Errors
+    /// Nobody has them, or they are not what the manifest says; the taker's own.
+    pub fn pages<E>(
+        &self,
+        place: usize,
+        from_index: u64,
+        before: MapDigest,
+        mut take: impl FnMut(Run<'_>) -> Result<(), E>,
+    ) -> Result<(), ReadError<E>> {
+        let space = &self.manifest.spaces[place];
+        let mut digest = before;
+        let mut held: Option<Frame> = None;
+        let part = Part {
+            place,
+            from_index,
+            pages: 0,
+        };
+        let taken = self.frames(part, false, |frame| {
+            let (index, flags) = (frame.header.index, frame.header.flags);
+            match frame.header.kind {
+                Kind::Pages => digest.pages(index, flags, &frame.payload),
+                _ => digest.zeros(index, flags, frame.header.pages.into()),
+            }
+            match held.replace(frame) {
+                Some(before) => take(run_of(&before)),
+                None => Ok(()),
+            }
+        });
+        taken.map_err(told)?;
+        if !digest.is(space.pages, &space.map_digest) {
+            let what = match space.space_type() {
+                SpaceType::Process => format!("process {}", space.id),
+                SpaceType::SharedMemory => format!("shared memory {}", space.id),
+            };
+            return Err(ReadError::Holders(corrupt(&self.record, &what)));
+        }
+        held.map_or(Ok(()), |last| take(run_of(&last)))
+            .map_err(ReadError::Taker)
+    }
+
+    /// Passes on some pages of an address space, ascending. A part has no digest: whoever puts the parts together
+    /// must compare that of the whole.
+    ///
+    /// # Errors
+    /// Nobody has them; the taker's own.
+    pub fn part<E>(
+        &self,
+        part: Part,
+        mut take: impl FnMut(Run<'_>) -> Result<(), E>,
+    ) -> Result<(), ReadError<E>> {
+        let taken = self.frames(part, false, |frame| take(run_of(&frame)));
+        taken.map_err(told)
+    }
+
+    /// Every frame with pages of the part, ascending and each once, from one holder after another.
+    fn frames<E>(
+        &self,
+        part: Part,
+        runs_only: bool,
+        mut take: impl FnMut(Frame) -> Result<(), E>,
+    ) -> Result<(), Stop<E>> {
+        let mut rest = part;
+        let mut failure = None;
+        for (holder, at) in self.order.iter().zip(1..) {
+            let others = at < self.order.len();
+            loop {
+                let begun_at = rest.from_index;
+                match self.frames_from(holder, others, runs_only, &mut rest, &mut take) {
+                    Err(Stop::Node(error)) => {
+                        let (checkpoint, next_index) = (name_of(&self.record), rest.from_index);
+                        tracing::warn!(node = holder, checkpoint, next_index, %error, "pages end early");
+                        // A node gives up who does not read for long; a task that is restored may have to wait for
+                        // others. What the node itself refuses, it refuses again.
+                        let again = rest.from_index > begun_at
+                            && !matches!(error, PeerError::Refused { .. });
+                        // What the first one said is what went wrong; the others may never have had it.
+                        failure.get_or_insert(error);
+                        if part.pages > 0 && rest.pages == 0 {
+                            return Ok(());
+                        }
+                        if !again {
+                            break;
+                        }
+                    }
+                    done => return done,
+                }
+            }
+        }
+        Err(Stop::Node(
+            failure.unwrap_or_else(|| protocol("nobody", "no node is known")),
+        ))
+    }
+
+    fn frames_from<E>(
+        &self,
+        holder: &str,
+        others: bool,
+        runs_only: bool,
+        rest: &mut Part,
+        take: &mut impl FnMut(Frame) -> Result<(), E>,
+    ) -> Result<(), Stop<E>> {
+        let fetch = request::Fetch {
+            space: u32::try_from(rest.place + 1).unwrap_or(u32::MAX),
+            from_index: rest.from_index,
+            pages: rest.pages,
+            runs_only,
+            ..fetch_of(&self.record)
+        };
+        let limited = rest.pages > 0;
+        let arriving = self.holders.fetch(holder, others, fetch);
+        for frame in arriving.map_err(Stop::Node)?.frames {
+            let frame = frame.map_err(Stop::Node)?;
+            let header = &frame.header;
+            let wanted = match header.kind {
+                Kind::Space => continue,
+                Kind::Pages => !runs_only,
+                Kind::Parent => runs_only,
+                Kind::Zero => true,
+                _ => false,
+            };
+            let pages = u64::from(header.pages);
+            let fits = header.index >= rest.from_index && (!limited || pages <= rest.pages);
+            let Some(end) = header.index.checked_add(pages).filter(|_| wanted && fits) else {
+                let error = protocol(holder, "pages that were not asked for");
+                return Err(Stop::Node(error));
+            };
+            take(frame).map_err(Stop::Taker)?;
+            rest.from_index = end;
+            if limited {
+                rest.pages -= pages;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is asked for in every case. By its name a node that does not hold it finds who does.
+fn fetch_of(record: &control::Checkpoint) -> request::Fetch {
+    request::Fetch {
+        checkpoint: record.id.clone(),
+        listed_as: name_of(record),
+        ..request::Fetch::default()
+    }
+}
+
+fn name_of(record: &control::Checkpoint) -> String {
+    format!("{}@{}", record.job, record.generation)
+}
+
+fn run_of(frame: &Frame) -> Run<'_> {
+    let (first_index, flags) = (frame.header.index, frame.header.flags);
+    match frame.header.kind {
+        Kind::Pages => Run::Pages {
+            first_index,
+            flags,
+            bytes: &frame.payload,
+        },
+        _ => Run::Zero {
+            first_index,
+            flags,
+            pages: frame.header.pages.into(),
+        },
+    }
+}
+
+fn told<E>(stop: Stop<E>) -> ReadError<E> {
+    match stop {
+        Stop::Node(error) => ReadError::Holders(refusal(&error, HINT)),
+        Stop::Taker(error) => ReadError::Taker(error),
+    }
+}
+
+fn corrupt(record: &control::Checkpoint, what: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Corrupt.into(),
+        message: format!("{}: {what}: not what the manifest says", name_of(record)),
+        hint: "`permafrost verify` on the nodes lists everything that is damaged".to_owned(),
+    }
+}
+
+fn nobody(record: &control::Checkpoint) -> control::Error {
+    control::Error {
+        code: ErrorCode::Unavailable.into(),
+        message: format!("no node is known that holds {}", name_of(record)),
+        hint: HINT.to_owned(),
+    }
+}
+
+fn pages_of(len_bytes: u64) -> u64 {
+    len_bytes.div_ceil(PAGE_BYTES)
+}
+
+fn protocol(node: &str, what: &'static str) -> PeerError {
+    PeerError::Protocol {
+        node: node.to_owned(),
+        what,
+    }
+}
+
+impl ImageSource for RemoteCheckpoint {
+    type Image = Wanted;
+    type Error = control::Error;
+
+    fn find(&self, name: &str) -> Option<Wanted> {
+        Wanted::find(&self.manifest, name)
+    }
+
+    fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<control::Error>> {
+        match *wanted {
+            Wanted::Small(place) => {
+                let image = self.image(place).map_err(ImageError::Source)?;
+                pipe.write_all(&image)?;
+                Ok(image.len() as u64)
+            }
+            Wanted::Pagemap(place) => {
+                let pagemap = self.pagemap(place).map_err(ImageError::Source)?;
+                pipe.write_all(&pagemap)?;
+                Ok(pagemap.len() as u64)
+            }
+            Wanted::Pages(place) => {
+                let written = self.pages(place, 0, MapDigest::default(), |run| match run {
+                    Run::Pages { bytes, .. } => pipe.write_all(bytes),
+                    Run::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
+                });
+                match written {
+                    Ok(()) => Ok(self.manifest.spaces[place].pages * PAGE_BYTES),
+                    Err(ReadError::Holders(error)) => Err(ImageError::Source(error)),
+                    Err(ReadError::Taker(error)) => Err(ImageError::Out(error)),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Reading a checkpoint wherever it is: this node's copy, the other nodes' where it has none, and theirs from where its
+//! own is damaged on.
+
+use std::io;
+use std::sync::OnceLock;
+
+use permafrost_client::remote::{self, MapDigest, RemoteCheckpoint};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
+
+use super::reader::{ReadError, Reader, checkpoint_name};
+use super::{Store, StoreError};
+
+/// A checkpoint that is being read.
+pub(super) struct Anywhere<'a> {
+    store: &'a Store,
+    /// How people name it.
+    pub(super) name: String,
+    /// Its line of the listing.
+    pub(super) record: control::Checkpoint,
+    /// Its manifest; the map roots are this node's where it has a copy.
+    pub(super) manifest: Manifest,
+    /// This node's copy, if it has one that can be opened.
+    pub(super) here: Option<Reader>,
+    /// The others'. `None`: there are none.
+    others: OnceLock<Option<RemoteCheckpoint>>,
+}
+
+impl<'a> Anywhere<'a> {
+    pub(super) fn open(store: &'a Store, record: control::Checkpoint) -> Result<Self, StoreError> {
+        let error = match Reader::open(store, record.clone()) {
+            Ok(here) => {
+                return Ok(Self {
+                    store,
+                    name: checkpoint_name(&record),
+                    record,
+                    manifest: here.manifest.clone(),
+                    here: Some(here),
+                    others: OnceLock::new(),
+                });
+            }
+            Err(error) => error,
+        };
+        let is_damaged = !matches!(error, StoreError::NotFound { .. });
+        if is_damaged {
+            store.report_damage(&record.id, &error);
+        }
+        match store.open_remote(&record) {
+            Ok(remote) => Ok(Self {
+                store,
+                name: checkpoint_name(&record),
+                record,
+                manifest: remote.manifest().clone(),
+                here: None,
+                others: OnceLock::from(Some(remote)),
+            }),
+            Err(elsewhere) if !is_damaged && !record.nodes.is_empty() => Err(elsewhere),
+            // What is wrong here says more than that nobody else has it.
+            Err(_) => Err(error),
+        }
+    }
+
+    /// Passes a small image on, piece by piece, after all of it was verified.
+    pub(super) fn small(
+        &self,
+        place: usize,
+        mut sink: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
+        let mut cause = None;
+        if let Some(here) = &self.here {
+            let mut begun = false;
+            let read = here.small(&self.manifest.images[place], |bytes| {
+                begun = true;
+                sink(bytes)
+            });
+            match read {
+                Err(ReadError::Store(error)) if !begun => cause = Some(error),
+                read => return read,
+            }
+        }
+        let bytes = self.read_others(cause, RemoteCheckpoint::image, place)?;
+        Ok(sink(&bytes)?)
+    }
+
+    /// The pagemap image of the address space at `place`.
+    pub(super) fn pagemap(&self, place: usize) -> Result<Vec<u8>, StoreError> {
+        let mut cause = None;
+        if let Some(here) = &self.here {
+            match here.pagemap(&self.manifest.spaces[place]) {
+                Err(error) => cause = Some(error),
+                pagemap => return pagemap,
+            }
+        }
+        self.read_others(cause, RemoteCheckpoint::pagemap, place)
+    }
+
+    /// Passes on the pages of the address space at `place` as the other nodes have them, from `from_index` on: those
+    /// before were this node's, and `cause` is why its others cannot be had.
+    pub(super) fn pages_of_others(
+        &self,
+        place: usize,
+        from_index: u64,
+        cause: Option<StoreError>,
+        take: impl FnMut(remote::Run<'_>) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
+        let Some(others) = self.others(cause.as_ref()) else {
+            return Err(self.nobody(cause).into());
+        };
+        let before = self.digest_before(place, from_index)?;
+        match others.pages(place, from_index, before, take) {
+            Ok(()) => Ok(()),
+            Err(remote::ReadError::Taker(error)) => Err(ReadError::Sink(error)),
+            Err(remote::ReadError::Holders(error)) => Err(self.failed(cause, error).into()),
+        }
+    }
+
+    fn digest_before(&self, place: usize, from_index: u64) -> Result<MapDigest, StoreError> {
+        match &self.here {
+            Some(here) => here.digest_before(&self.manifest.spaces[place], from_index),
+            None => Ok(MapDigest::default()),
+        }
+    }
+
+    fn read_others<T>(
+        &self,
+        cause: Option<StoreError>,
+        read: impl FnOnce(&RemoteCheckpoint, usize) -> Result<T, control::Error>,
+        place: usize,
+    ) -> Result<T, StoreError> {
+        match self.others(cause.as_ref()) {
+            Some(others) => read(others, place).map_err(|error| self.failed(cause, error)),
+            None => Err(self.nobody(cause)),
+        }
+    }
+
+    /// The other copies, after this one was found damaged, if it was.
+    fn others(&self, cause: Option<&StoreError>) -> Option<&RemoteCheckpoint> {
+        if let Some(cause) = cause {
+            self.store.report_damage(&self.record.id, cause);
+        }
+        let find = || self.store.remote_of(&self.record, &self.manifest);
+        self.others.get_or_init(find).as_ref()
+    }
+
+    /// What is wrong here says more than what is wrong with the others, of which the log tells.
+    fn failed(&self, cause: Option<StoreError>, error: control::Error) -> StoreError {
+        let Some(cause) = cause else {
+            return StoreError::Elsewhere(error);
+        };
+        tracing::warn!(
+            checkpoint = self.name,
+            error = error.message,
+            "nor do others have it"
+        );
+        cause
+    }
+
+    fn nobody(&self, cause: Option<StoreError>) -> StoreError {
+        cause.unwrap_or_else(|| super::elsewhere::not_here(&self.record))
+    }
+}

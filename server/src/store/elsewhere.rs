@@ -1,0 +1,134 @@
+//! The store, where a checkpoint is read that is not here, or damaged here.
+
+use std::sync::Arc;
+
+use permafrost_client::remote::{Holders, RemoteCheckpoint};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::wire::message::FetchOpened;
+
+use super::reader::checkpoint_name;
+use super::{Fetch, Store, StoreError, digest};
+use crate::elsewhere::Elsewhere;
+use crate::replication::ContentDigest;
+
+impl Store {
+    /// Where to read what is not here, once and for all. To be called before requests come. False if it is known
+    /// already.
+    pub fn look_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) -> bool {
+        self.elsewhere.set(elsewhere).is_ok()
+    }
+
+    /// A listed checkpoint (32 hex digits, and `JOB@GENERATION`) as the other nodes hold it.
+    ///
+    /// # Errors
+    /// It is not listed so, or nobody who has it is there.
+    pub fn open_elsewhere(
+        &self,
+        checkpoint: &str,
+        listed_as: &str,
+    ) -> Result<RemoteCheckpoint, StoreError> {
+        let record = self.resolve(listed_as)?;
+        if record.id != checkpoint {
+            return Err(StoreError::NotFound {
+                what: format!("checkpoint {checkpoint}"),
+            });
+        }
+        self.open_remote(&record)
+    }
+
+    /// Damage was found in what is read for another node: tells of it, and gives the other copies, if there are any.
+    pub fn others_of_damaged(
+        &self,
+        fetch: &Fetch,
+        damage: &StoreError,
+    ) -> Option<RemoteCheckpoint> {
+        let (record, manifest) = (fetch.checkpoint(), fetch.manifest());
+        self.report_damage(&record.id, damage);
+        let found = self.look_up(&manifest.job, Some(manifest.generation));
+        let listed = found.ok().flatten().filter(|found| found.id == record.id)?;
+        self.remote_of(&listed, manifest)
+    }
+
+    /// The other copies of a checkpoint whose manifest is intact here.
+    pub(super) fn remote_of(
+        &self,
+        record: &control::Checkpoint,
+        manifest: &Manifest,
+    ) -> Option<RemoteCheckpoint> {
+        let elsewhere = self.elsewhere.get()?;
+        let order = elsewhere.in_order(&record.nodes);
+        (!order.is_empty()).then(|| {
+            let holders = Arc::clone(elsewhere) as Arc<dyn Holders>;
+            RemoteCheckpoint::new(holders, order, record.clone(), manifest.clone())
+        })
+    }
+
+    /// A listed checkpoint with the manifest of one of its holders, which must be of the content that is listed.
+    pub(super) fn open_remote(
+        &self,
+        record: &control::Checkpoint,
+    ) -> Result<RemoteCheckpoint, StoreError> {
+        let Some(elsewhere) = self.elsewhere.get() else {
+            return Err(not_here(record));
+        };
+        let order = elsewhere.in_order(&record.nodes);
+        if order.is_empty() {
+            return Err(not_here(record));
+        }
+        let listed = self.listed_digest(record)?;
+        let holders = Arc::clone(elsewhere) as Arc<dyn Holders>;
+        let opened = RemoteCheckpoint::open(holders, order, record.clone(), |opened, manifest| {
+            listed.is_none_or(|listed| is_of(opened, manifest, &listed))
+        });
+        opened.map_err(StoreError::Elsewhere)
+    }
+
+    /// What the registry says a checkpoint holds.
+    fn listed_digest(
+        &self,
+        record: &control::Checkpoint,
+    ) -> Result<Option<ContentDigest>, StoreError> {
+        let Some(registry) = self.registry() else {
+            return Ok(None);
+        };
+        let found = registry.find(&record.job, record.generation)?;
+        match found {
+            Some(entry) if entry.checkpoint.id == record.id => Ok(Some(entry.content_digest)),
+            _ => Err(StoreError::NotFound {
+                what: format!("checkpoint {}", checkpoint_name(record)),
+            }),
+        }
+    }
+
+    /// Says that this node's copy is damaged: to the log, and to whoever mends it.
+    pub fn report_damage(&self, checkpoint: &str, error: &StoreError) {
+        tracing::error!(checkpoint, %error, "the copy on this node is damaged");
+        if let Some(elsewhere) = self.elsewhere.get() {
+            elsewhere.damaged(checkpoint);
+        }
+    }
+}
+
+/// Whether a manifest is of that content. One sealed before manifests had digests of maps says nothing of it; then
+/// its holder's word is taken.
+fn is_of(opened: &FetchOpened, manifest: &Manifest, listed: &ContentDigest) -> bool {
+    let mut spaces = manifest.spaces.iter().map(|space| &space.map_digest);
+    let mut images = manifest.images.iter().map(|image| &image.map_digest);
+    if spaces.all(|digest| !digest.is_empty()) && images.all(|digest| !digest.is_empty()) {
+        return digest::of_whole(&manifest.spaces, &manifest.images) == *listed;
+    }
+    opened.content_digest == listed
+}
+
+/// Listed, and not on this node.
+pub(super) fn not_here(record: &control::Checkpoint) -> StoreError {
+    StoreError::NotFound {
+        what: format!(
+            "copy of {}@{} on this node (held by {})",
+            record.job,
+            record.generation,
+            record.nodes.join(", ")
+        ),
+    }
+}
