@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, Detail, Done, ErrorCode, Exported, NodeList, Progress, Rebuilt,
-    Reply, Request, ServerStatus, SessionOpened, Verified, reply, request,
+    Reply, Request, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -115,6 +115,7 @@ answers! {
     Status(ServerStatus),
     Nodes(NodeList),
     Rebuilt(Rebuilt),
+    Scrubbed(Scrubbed),
 }
 
 calls! {
@@ -134,6 +135,7 @@ calls! {
     Nodes -> NodeList,
     SetNode -> NodeList,
     Rebuild -> Rebuilt,
+    Scrub -> Scrubbed,
 }
 
 /// A connection to the daemon.

@@ -28,7 +28,7 @@ pub struct Request {
     /// What is asked for.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25"
     )]
     pub body: Option<request::Body>,
 }
@@ -73,6 +73,8 @@ pub mod request {
         SetNode(SetNode),
         #[prost(message, tag = "22")]
         Rebuild(Rebuild),
+        #[prost(message, tag = "25")]
+        Scrub(Scrub),
     }
 
     /// Open a session. Answered by [`super::SessionOpened`].
@@ -260,13 +262,25 @@ pub mod request {
         #[prost(bool, tag = "1")]
         pub dry_run: bool,
     }
+
+    /// Read and verify every page that this node holds, have what is damaged mended from another node, and set
+    /// aside what cannot be. Progress, then [`super::Scrubbed`].
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Scrub {
+        /// `JOB`, `JOB@GEN`, or empty for everything.
+        #[prost(string, tag = "1")]
+        pub checkpoint: String,
+    }
 }
 
 /// A reply.
 #[derive(Clone, PartialEq, Message)]
 pub struct Reply {
     /// What is said.
-    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21")]
+    #[prost(
+        oneof = "reply::Body",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25"
+    )]
     pub body: Option<reply::Body>,
 }
 
@@ -302,6 +316,8 @@ pub mod reply {
         Nodes(NodeList),
         #[prost(message, tag = "21")]
         Rebuilt(Rebuilt),
+        #[prost(message, tag = "25")]
+        Scrubbed(Scrubbed),
     }
 }
 
@@ -426,6 +442,10 @@ pub struct Checkpoint {
     /// How many copies there should be; 0 on a single machine.
     #[prost(uint32, tag = "16")]
     pub copies_wanted: u32,
+    /// What is damaged in the copy of the node that was asked, by name and address; empty: nothing known. Told when
+    /// it is listed, never stored.
+    #[prost(string, tag = "17")]
+    pub damaged: String,
 }
 
 /// A listing.
@@ -473,6 +493,66 @@ pub struct Verified {
     /// What is damaged, one entry each, by name and address.
     #[prost(string, repeated, tag = "3")]
     pub damage: Vec<String>,
+}
+
+/// Result of a scrub.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Scrubbed {
+    /// Checkpoints read.
+    #[prost(uint64, tag = "1")]
+    pub checkpoints: u64,
+    /// Pages read.
+    #[prost(uint64, tag = "2")]
+    pub pages: u64,
+    /// Checkpoints that were found damaged, mended or not.
+    #[prost(message, repeated, tag = "3")]
+    pub damaged: Vec<DamagedCheckpoint>,
+}
+
+/// A checkpoint that a scrub found damaged.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct DamagedCheckpoint {
+    /// `JOB@GEN`, `session SESSION`, or `checkpoint ID` of one that nobody can name.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// Checkpoint id, 32 hex digits.
+    #[prost(string, tag = "2")]
+    pub id: String,
+    /// What is damaged, by name and address; the first 64.
+    #[prost(string, repeated, tag = "3")]
+    pub damage: Vec<String>,
+    /// A fresh copy has taken its place, and verifies.
+    #[prost(bool, tag = "4")]
+    pub mended: bool,
+    /// Why it was not mended.
+    #[prost(string, tag = "5")]
+    pub reason: String,
+    /// Node whose copy it is; empty for the one that was asked.
+    #[prost(string, tag = "6")]
+    pub node: String,
+}
+
+/// State of the scrub.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct ScrubStatus {
+    /// Within so many seconds everything is verified; 0: only on request.
+    #[prost(uint64, tag = "1")]
+    pub period_s: u64,
+    /// Seconds since the checkpoint was verified, or sealed, for which that is longest ago; 0 without checkpoints.
+    #[prost(uint64, tag = "2")]
+    pub oldest_s: u64,
+    /// Pages read since the daemon started.
+    #[prost(uint64, tag = "3")]
+    pub pages: u64,
+    /// Checkpoints found damaged since it started.
+    #[prost(uint64, tag = "4")]
+    pub damaged: u64,
+    /// Of those mended.
+    #[prost(uint64, tag = "5")]
+    pub mended: u64,
+    /// Checkpoints that are damaged now.
+    #[prost(uint64, tag = "6")]
+    pub quarantined: u64,
 }
 
 /// Result of an export.
@@ -528,6 +608,9 @@ pub struct ServerStatus {
     /// Where the catalog came from: `opened`, `rebuilt` and why.
     #[prost(string, tag = "11")]
     pub catalog: String,
+    /// The scrub.
+    #[prost(message, optional, tag = "20")]
+    pub scrub: Option<ScrubStatus>,
 }
 
 /// State of a region.

@@ -387,6 +387,43 @@ impl Backend for Remote {
         }
     }
 
+    fn scrub(
+        &self,
+        scrub: &request::Scrub,
+        _progress: Progress<'_>,
+    ) -> Result<control::Scrubbed, control::Error> {
+        let mut all = control::Scrubbed::default();
+        let mut refused = None;
+        let mut asked = 0;
+        for node in self.nodes.in_order() {
+            let body = request::Body::Scrub(scrub.clone());
+            match self
+                .nodes
+                .ask(&node, body, Instant::now() + VERIFY_DEADLINE)
+            {
+                Ok(reply::Body::Scrubbed(scrubbed)) => {
+                    asked += 1;
+                    all.checkpoints += scrubbed.checkpoints;
+                    all.pages += scrubbed.pages;
+                    let damaged = scrubbed.damaged.into_iter();
+                    all.damaged
+                        .extend(damaged.map(|damaged| control::DamagedCheckpoint {
+                            node: node.clone(),
+                            ..damaged
+                        }));
+                }
+                Ok(_) => return Err(odd_answer(&node)),
+                Err(error) => {
+                    refused.get_or_insert(error);
+                }
+            }
+        }
+        match refused {
+            Some(error) if asked == 0 => Err(error),
+            _ => Ok(all),
+        }
+    }
+
     fn export(
         &self,
         export: &request::Export,

@@ -116,6 +116,16 @@ pub trait Backend: Send + Sync + 'static {
         progress: Progress<'_>,
     ) -> Result<control::Verified, control::Error>;
 
+    /// Reads every page and checks it, has what is damaged mended, and sets aside what cannot be.
+    ///
+    /// # Errors
+    /// No such checkpoint. Damage is no error.
+    fn scrub(
+        &self,
+        scrub: &request::Scrub,
+        progress: Progress<'_>,
+    ) -> Result<control::Scrubbed, control::Error>;
+
     /// Writes a checkpoint into a directory as CRIU images.
     ///
     /// # Errors

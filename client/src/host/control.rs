@@ -138,6 +138,9 @@ impl<B: Backend> Handler<'_, B> {
             request::Body::Verify(verify) => {
                 reply::Body::Verified(backend.verify(&verify, &mut progress(self.stream))?)
             }
+            request::Body::Scrub(scrub) => {
+                reply::Body::Scrubbed(backend.scrub(&scrub, &mut progress(self.stream))?)
+            }
             request::Body::Export(export) => reply::Body::Exported(backend.export(
                 &export,
                 descriptor()?,

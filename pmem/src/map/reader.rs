@@ -92,16 +92,7 @@ impl PageMap {
         if skip.saturating_add(u64::from(pages)) > u64::from(run.pages) || pages == 0 {
             return Ok(&[]);
         }
-        let mut crcs = Vec::new();
-        let place = self.read_checksums(location, run.pages, &mut crcs)?;
-        let found = crc32fast::hash(crcs.as_bytes());
-        if found != crcs_crc32 {
-            let fault = MapFault::PageChecksums {
-                expected: crcs_crc32,
-                found,
-            };
-            return Err(PageError::MapCorrupt { location, fault });
-        }
+        let (place, crcs) = self.verified_checksums(location, run.pages, crcs_crc32)?;
         let at = self.checkpoint.space().geometry.segment_at(place.segment)
             + u64::from(place.page) * PAGE_BYTES
             + skip * PAGE_BYTES;
@@ -127,6 +118,23 @@ impl PageMap {
             }
         }
         Ok(bytes)
+    }
+
+    /// Verifies a run's page checksums, and none of its pages: for pages that other maps share, and that were read
+    /// through one of those.
+    ///
+    /// # Errors
+    /// [`PageError::MapCorrupt`].
+    pub fn check_checksums(&self, run: &Run) -> Result<(), PageError> {
+        match run.kind {
+            RunKind::Zero => Ok(()),
+            RunKind::Stored {
+                location,
+                crcs_crc32,
+            } => self
+                .verified_checksums(location, run.pages, crcs_crc32)
+                .map(drop),
+        }
     }
 
     /// Where a run's pages are in the medium's file, once every one of them was verified: `None` where there is
@@ -199,6 +207,26 @@ impl PageMap {
 
     pub(super) fn load(&self, location: PageNo, crc32: u32, level: u16) -> Result<Node, PageError> {
         Node::load(&self.checkpoint, location, crc32, level)
+    }
+
+    /// The page checksums of a stored run, and where its pages are.
+    fn verified_checksums(
+        &self,
+        location: PageNo,
+        pages: u32,
+        crcs_crc32: u32,
+    ) -> Result<(SegmentPlace, Vec<U32>), PageError> {
+        let mut crcs = Vec::new();
+        let place = self.read_checksums(location, pages, &mut crcs)?;
+        let found = crc32fast::hash(crcs.as_bytes());
+        if found != crcs_crc32 {
+            let fault = MapFault::PageChecksums {
+                expected: crcs_crc32,
+                found,
+            };
+            return Err(PageError::MapCorrupt { location, fault });
+        }
+        Ok((place, crcs))
     }
 
     /// The page checksums of a stored run, unverified, and where its pages are: in a segment that the

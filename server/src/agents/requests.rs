@@ -92,6 +92,11 @@ impl Agents {
                 let answer = self.operator()?.rebuild(&rebuild);
                 reply::Body::Rebuilt(answer.map_err(|error| refusal(&error))?)
             }
+            request::Body::Scrub(scrub) => {
+                check_operate(peer, "have a node scrubbed")?;
+                let scrubbed = self.store.scrub_now(&scrub.checkpoint, &mut |_, _| {});
+                reply::Body::Scrubbed(scrubbed.map_err(|error| refusal(&error))?)
+            }
             request::Body::Seal(_)
             | request::Body::Adopt(_)
             | request::Body::Export(_)

@@ -135,20 +135,37 @@ impl Backend for Local {
             .map_err(refusal)
     }
 
+    fn scrub(
+        &self,
+        scrub: &request::Scrub,
+        progress: Progress<'_>,
+    ) -> Result<control::Scrubbed, control::Error> {
+        self.store
+            .scrub_now(&scrub.checkpoint, progress)
+            .map_err(refusal)
+    }
+
     fn export(
         &self,
         export: &request::Export,
         directory: OwnedFd,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
-        self.store
-            .export(
-                &export.checkpoint,
-                export.small_images_only,
-                directory,
-                progress,
-            )
-            .map_err(refusal)
+        if export.small_images_only {
+            // For a dump to be compared with: no restore.
+            return self
+                .store
+                .export(&export.checkpoint, true, directory, progress)
+                .map_err(refusal);
+        }
+        let exported = self
+            .store
+            .check_restorable(&export.checkpoint)
+            .and_then(|()| {
+                self.store
+                    .export(&export.checkpoint, false, directory, progress)
+            });
+        self.store.counters().restored(exported).map_err(refusal)
     }
 
     fn import(
@@ -176,9 +193,14 @@ impl Backend for Local {
         caller: &UnixStream,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
-        self.store
-            .stream(&stream.checkpoint, listener, caller, progress)
-            .map_err(refusal)
+        let streamed = self
+            .store
+            .check_restorable(&stream.checkpoint)
+            .and_then(|()| {
+                self.store
+                    .stream(&stream.checkpoint, listener, caller, progress)
+            });
+        self.store.counters().restored(streamed).map_err(refusal)
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
@@ -194,6 +216,7 @@ impl Backend for Local {
             parked,
             park_ttl_s: self.park_ttl.as_secs(),
             catalog: self.catalog_origin.clone(),
+            scrub: self.store.scrub_status(),
             ..control::ServerStatus::default()
         })
     }

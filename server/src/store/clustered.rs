@@ -9,6 +9,7 @@ use permafrost_protocol::control;
 use permafrost_protocol::manifest::Kind;
 use permafrost_protocol::wire::message::Commit;
 
+use super::checking::Held;
 use super::dump::Parent;
 use super::elsewhere::not_here;
 use super::seal::{Contents, Numbering};
@@ -44,6 +45,41 @@ impl Store {
     /// is in one already.
     pub fn join(&self, cluster: Cluster) -> bool {
         self.cluster.set(cluster).is_ok()
+    }
+
+    /// This node's name, in a cluster.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        Some(&self.cluster.get()?.node)
+    }
+
+    /// The cluster's line of a checkpoint that this node holds, with its other holders; `None` where the cluster does
+    /// not list it, or there is none.
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub fn other_holders(
+        &self,
+        held: &Held,
+    ) -> Result<Option<(control::Checkpoint, Vec<String>)>, StoreError> {
+        let Some(registry) = self.registry() else {
+            return Ok(None);
+        };
+        let entry = match &held.record {
+            Some(record) if record.generation > 0 => registry
+                .find(&record.job, record.generation)?
+                .filter(|entry| entry.checkpoint.id == held.id),
+            _ => registry
+                .list("")?
+                .into_iter()
+                .find(|entry| entry.checkpoint.id == held.id),
+        };
+        Ok(entry.map(|entry| {
+            let own = self.node();
+            let others = entry.nodes.iter().filter(|node| Some(node.as_str()) != own);
+            let others = others.cloned().collect();
+            (line(entry), others)
+        }))
     }
 
     pub(super) fn registry(&self) -> Option<&dyn Registry> {

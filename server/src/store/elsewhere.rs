@@ -104,6 +104,7 @@ impl Store {
     /// Says that this node's copy is damaged: to the log, and to whoever mends it.
     pub fn report_damage(&self, checkpoint: &str, error: &StoreError) {
         tracing::error!(checkpoint, %error, "the copy on this node is damaged");
+        self.suspect(checkpoint);
         if let Some(elsewhere) = self.elsewhere.get() {
             elsewhere.damaged(checkpoint);
         }

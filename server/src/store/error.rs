@@ -59,6 +59,14 @@ pub enum StoreError {
         /// The failed check.
         source: PageError,
     },
+    /// It is known to be damaged, and no other node has it.
+    #[error("{name} is damaged: {damage}")]
+    Damaged {
+        /// The checkpoint.
+        name: String,
+        /// Where, and how.
+        damage: String,
+    },
     /// A manifest does not decode; its pages were intact, so it is of another version or a defect of ours.
     #[error("manifest of checkpoint {id}: {source}")]
     Manifest {
@@ -112,7 +120,9 @@ impl StoreError {
             Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::SessionFailed { code, .. } => *code,
             Self::Elsewhere(error) => error.code(),
-            Self::Corrupt { .. } | Self::Manifest { .. } => ErrorCode::Corrupt,
+            Self::Corrupt { .. } | Self::Damaged { .. } | Self::Manifest { .. } => {
+                ErrorCode::Corrupt
+            }
             Self::Shadow(error) if is_full(error) => ErrorCode::NoSpace,
             Self::Shadow(ShadowError::Corrupt(_)) => ErrorCode::Corrupt,
             Self::Seal(SealError::Shadow(error)) if is_full(error) => ErrorCode::NoSpace,
@@ -134,6 +144,9 @@ impl StoreError {
             | Self::Conflict { hint, .. }
             | Self::Unavailable { hint, .. } => hint,
             Self::NotFound { .. } => "`permafrost ls` lists what is there",
+            Self::Damaged { .. } => {
+                "restore an older generation (`permafrost ls`); `permafrost scrub` looks again"
+            }
             Self::Corrupt { .. } => "`permafrost verify` lists everything that is damaged",
             _ if self.code() == ErrorCode::NoSpace => {
                 "remove checkpoints (`permafrost rm`) or start permafrostd with a larger region"

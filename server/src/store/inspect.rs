@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 
-use permafrost_pmem::{ATTR_PINNED, MediumKind, PageError, PageMap, RunKind};
+use permafrost_pmem::{ATTR_PINNED, MediumKind};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
 use super::anywhere::Anywhere;
-use super::reader::{PAGE_BYTES, Reader, checkpoint_name};
+use super::checking::Held;
+use super::reader::PAGE_BYTES;
 use super::{Progress, Store, StoreError, manifest_of, unix_ms};
 
 impl Store {
@@ -30,7 +31,10 @@ impl Store {
                 what: format!("job {job}"),
             });
         }
-        Ok(listed)
+        Ok(listed
+            .into_iter()
+            .map(|record| self.with_damage(record))
+            .collect())
     }
 
     /// One checkpoint in full. Of one that is not here, what it takes up here is nothing.
@@ -53,7 +57,7 @@ impl Store {
             manifest: Some(shown.manifest),
             segments,
             exclusive_bytes,
-            checkpoint: Some(shown.record),
+            checkpoint: Some(self.with_damage(shown.record)),
         })
     }
 
@@ -122,27 +126,31 @@ impl Store {
             vec![self.resolve(reference)?]
         };
         let total = records.iter().map(|record| record.memory_bytes).sum();
-        let mut verification = Verification {
-            result: control::Verified::default(),
-            total,
-            progress,
-        };
+        let mut result = control::Verified::default();
         let listed: HashSet<String> = records.iter().map(|record| record.id.clone()).collect();
         for record in records {
-            let name = checkpoint_name(&record);
-            match Reader::open(self, record) {
-                Ok(reader) => verification.read(&reader)?,
+            let held = Held {
+                id: record.id.clone(),
+                record: Some(record),
+                bytes: 0,
+            };
+            let checked = self.check(&held, None, &mut |pages, _| {
+                result.pages += pages;
+                progress((result.pages * PAGE_BYTES).min(total), total);
+                true
+            });
+            match checked {
+                Ok(checked) => result.damage.extend(checked.damage),
                 // Removed since it was listed.
                 Err(StoreError::NotFound { .. }) if everything => continue,
-                Err(error @ StoreError::NotFound { .. }) => return Err(error),
-                Err(error) => verification.result.damage.push(format!("{name}: {error}")),
+                Err(error) => return Err(error),
             }
-            verification.result.checkpoints += 1;
+            result.checkpoints += 1;
         }
         if everything {
-            verification.result.damage.extend(self.unlisted(&listed));
+            result.damage.extend(self.unlisted(&listed));
         }
-        Ok(verification.result)
+        Ok(result)
     }
 
     /// What the region has and the catalog has not: checkpoints whose manifest is damaged, or whose number is
@@ -197,51 +205,6 @@ impl Store {
             unsafe_shutdowns: usage.unsafe_shutdowns,
             journal_records: usage.journal_records,
             journal_capacity: usage.journal_capacity,
-        }
-    }
-}
-
-struct Verification<'a> {
-    result: control::Verified,
-    total: u64,
-    progress: Progress<'a>,
-}
-
-impl Verification<'_> {
-    fn read(&mut self, reader: &Reader) -> Result<(), StoreError> {
-        for image in &reader.manifest.images {
-            self.read_map(&reader.image_map(image)?, |_, error| {
-                reader.corrupt_image(image, error)
-            });
-        }
-        for space in &reader.manifest.spaces {
-            self.read_map(&reader.map(space)?, |index, error| {
-                reader.corrupt(space, index, error)
-            });
-        }
-        Ok(())
-    }
-
-    /// Reads every run of a map. One that fails is noted, and the next is read; what lies behind a damaged map
-    /// page cannot even be named.
-    fn read_map(&mut self, map: &PageMap, damage: impl Fn(u64, PageError) -> StoreError) {
-        for run in map.runs() {
-            let run = match run {
-                Ok(run) => run,
-                Err(error) => {
-                    self.result.damage.push(damage(0, error).to_string());
-                    return;
-                }
-            };
-            self.result.pages += u64::from(run.pages);
-            if !matches!(run.kind, RunKind::Zero)
-                && let Err(error) = map.read(&run)
-            {
-                self.result
-                    .damage
-                    .push(damage(run.first_index, error).to_string());
-            }
-            (self.progress)((self.result.pages * PAGE_BYTES).min(self.total), self.total);
         }
     }
 }

@@ -3,7 +3,9 @@
 //! Everything here blocks: callers are threads of their own, one for each connection.
 
 mod anywhere;
+mod checking;
 mod clustered;
+mod counters;
 mod digest;
 mod dump;
 mod elsewhere;
@@ -15,6 +17,7 @@ mod import;
 mod inspect;
 mod jobs;
 mod provisional;
+mod quarantine;
 mod reader;
 mod replica;
 mod seal;
@@ -35,10 +38,13 @@ use self::jobs::JobLocks;
 use crate::catalog::{Catalog, CatalogError, reconcile};
 use crate::elsewhere::Elsewhere;
 
+pub use checking::{Checked, Held, PagesRead};
 pub use clustered::Cluster;
+pub use counters::{BOUNDS_S, Count, Counters, Timings};
 pub use error::StoreError;
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use provisional::{Holding, Mark, Settled};
+pub use quarantine::Scrub;
 pub use replica::{ReplicaDump, ReplicaRequest};
 pub use session::{Session, SessionRequest, SessionSink};
 
@@ -91,6 +97,8 @@ pub struct Store {
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     /// Copies of dumps that are under way on other nodes.
     copies_coming: replica::Coming,
+    quarantine: quarantine::Quarantine,
+    counters: Arc<Counters>,
 }
 
 impl Store {
@@ -124,6 +132,8 @@ impl Store {
             cluster: OnceLock::new(),
             elsewhere: OnceLock::new(),
             copies_coming: replica::Coming::default(),
+            quarantine: quarantine::Quarantine::default(),
+            counters: Arc::default(),
         };
         let done = reconcile(&*store.catalog, &truth, |id| {
             let checkpoint = store.checkpoint(id)?;
@@ -152,6 +162,12 @@ impl Store {
         &self.region
     }
 
+    /// What it has done.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
     /// Opens a session; it takes pages once a connection has come.
     ///
     /// # Errors
@@ -176,7 +192,9 @@ impl Store {
             parent.as_ref(),
             request.durability,
         )?;
-        let session = Session::new(id, request, parent, guard, copies);
+        let counters = Arc::clone(&self.counters);
+        counters.dumps_begun.add(1);
+        let session = Session::new(id, request, parent, guard, copies, counters);
         let mut sessions = self.sessions();
         forget_old_failures(&mut sessions);
         sessions.insert(session.id.clone(), Arc::clone(&session));
@@ -328,6 +346,15 @@ impl Store {
         let Some(head) = self.head(job)? else {
             return Ok(None);
         };
+        if let Some(damage) = self.damage(&head.id) {
+            tracing::warn!(
+                job,
+                generation = head.generation,
+                damage,
+                "not compared with: damaged"
+            );
+            return Ok(None);
+        }
         let read = || {
             let checkpoint = self.checkpoint(&head.id)?;
             let manifest = manifest_of(&checkpoint)?;
@@ -400,6 +427,7 @@ impl Store {
             // Told when it is listed, by the registry.
             nodes: Vec::new(),
             copies_wanted: 0,
+            damaged: String::new(),
         }
     }
 

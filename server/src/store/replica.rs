@@ -122,6 +122,7 @@ impl Store {
         } else {
             self.parent_by_id(&request.parent)
         };
+        self.counters.copies_begun.add(1);
         Ok(ReplicaDump {
             store: Arc::clone(self),
             session: if request.session == [0; 16] {
@@ -155,6 +156,10 @@ impl Store {
     /// A checkpoint to compare with. Comparing saves space and transfer, so damage is logged and no more.
     pub(super) fn parent_by_id(&self, id: &str) -> Option<Parent> {
         let checkpoint = self.checkpoint(id).ok()?;
+        if let Some(damage) = self.damage(id) {
+            tracing::warn!(id, damage, "not compared with: damaged");
+            return None;
+        }
         match manifest_of(&checkpoint) {
             Ok(manifest) => Some(Parent {
                 checkpoint,
@@ -200,7 +205,10 @@ impl ReplicaDump {
     /// # Errors
     /// The region is full or fails; the indices do not ascend, no space is open, or the dump is closed.
     pub fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]) -> Result<(), StoreError> {
-        self.receiving()?.append(first_index, flags, bytes)
+        self.receiving()?.append(first_index, flags, bytes)?;
+        let received = &self.store.counters.copies_received_bytes;
+        received.add(bytes.len() as u64);
+        Ok(())
     }
 
     /// Takes pages of zeros. Costs some ten nanoseconds a page.
@@ -372,6 +380,7 @@ impl ReplicaDump {
             digest,
             record: Box::new(record.clone()),
         };
+        self.store.counters.copies_sealed.add(1);
         Ok(record)
     }
 

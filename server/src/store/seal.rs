@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use permafrost_pmem::{CheckpointId, Shadow};
 use permafrost_protocol::control;
@@ -52,11 +53,13 @@ impl Store {
                 what: format!("session {id}"),
             });
         };
+        let since = Instant::now();
         let (dump, sealing) = session.begin_seal()?;
         let sealed = self.seal_dump(&session, dump, images);
         match &sealed {
             Ok(_) => {
                 sealing.done();
+                self.counters.sealed(since);
                 self.sessions().remove(id);
             }
             Err(error) => sealing.failed(error),

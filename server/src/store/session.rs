@@ -23,6 +23,7 @@ use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use super::counters::Counters;
 use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
 use super::{Store, StoreError};
@@ -59,6 +60,7 @@ pub struct Session {
     pub parent_origin: Option<Origin>,
     opened: Instant,
     received: AtomicU64,
+    counters: Arc<Counters>,
     state: Mutex<State>,
     ended: watch::Sender<bool>,
 }
@@ -120,6 +122,7 @@ impl Session {
         parent: Option<Parent>,
         job_guard: Option<JobGuard>,
         copies: Option<Box<dyn Copies>>,
+        counters: Arc<Counters>,
     ) -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
@@ -133,6 +136,7 @@ impl Session {
                 .and_then(|parent| parent.manifest.origin.clone()),
             opened: now,
             received: AtomicU64::new(0),
+            counters,
             state: Mutex::new(State {
                 phase: Phase::Open,
                 since: now,
@@ -296,6 +300,7 @@ impl Session {
 
     fn log_failure(&self, reason: &str) {
         tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
+        self.counters.dumps_failed.add(1);
         self.ended.send_replace(true);
     }
 
@@ -367,6 +372,7 @@ impl SessionSink {
         match self.store.park(&self.session, dump) {
             Ok(()) => {
                 sealing.done();
+                self.session.counters.dumps_parked.add(1);
                 Ok(())
             }
             Err(error) => {
@@ -421,6 +427,7 @@ impl PageSink for SessionSink {
         self.session
             .received
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.session.counters.received_bytes.add(bytes.len() as u64);
         self.with(|builder| builder.pages(vaddr, flags, bytes))
     }
 

@@ -1,0 +1,126 @@
+//! What the store counts of its work, from its start on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Upper bounds of [`Timings`], seconds.
+pub const BOUNDS_S: [f64; 14] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+];
+
+/// A number that grows.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds to it.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How long something took, each time.
+#[derive(Debug, Default)]
+pub struct Timings {
+    sum_us: Count,
+    /// One for each bound, one for what is beyond.
+    buckets: [Count; BOUNDS_S.len() + 1],
+}
+
+impl Timings {
+    /// Counts one.
+    pub fn record(&self, took: Duration) {
+        self.sum_us
+            .add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        let seconds = took.as_secs_f64();
+        let bound = BOUNDS_S.iter().position(|bound| seconds <= *bound);
+        self.buckets[bound.unwrap_or(BOUNDS_S.len())].add(1);
+    }
+
+    /// All of them together.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        Duration::from_micros(self.sum_us.value())
+    }
+
+    /// How many, up to each of [`BOUNDS_S`] but above the one before, and last those beyond.
+    #[must_use]
+    pub fn counts(&self) -> [u64; BOUNDS_S.len() + 1] {
+        std::array::from_fn(|at| self.buckets[at].value())
+    }
+}
+
+/// What the store has done since it was opened. A session begun is sealed, parked, failed, or still there.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Sessions opened.
+    pub dumps_begun: Count,
+    /// Sessions that became checkpoints.
+    pub dumps_sealed: Count,
+    /// Sessions whose CLOSE was CRIU's last word, parked.
+    pub dumps_parked: Count,
+    /// Sessions that failed or were discarded.
+    pub dumps_failed: Count,
+    /// Bytes of pages that sessions received.
+    pub received_bytes: Count,
+    /// From the request to seal to the checkpoint: the task is frozen meanwhile.
+    pub seals: Timings,
+    /// Copies of other nodes' dumps begun here.
+    pub copies_begun: Count,
+    /// Copies sealed here.
+    pub copies_sealed: Count,
+    /// Bytes of pages that came for copies.
+    pub copies_received_bytes: Count,
+    /// Restores served, and images directories written.
+    pub restores: Count,
+    /// Those that failed.
+    pub restores_failed: Count,
+    /// Bytes of images given to them.
+    pub restored_bytes: Count,
+}
+
+impl Counters {
+    /// Counts a restore that took place, or did not; gives the result back.
+    pub fn restored<E>(
+        &self,
+        result: Result<permafrost_protocol::control::Exported, E>,
+    ) -> Result<permafrost_protocol::control::Exported, E> {
+        match &result {
+            Ok(exported) => {
+                self.restores.add(1);
+                self.restored_bytes.add(exported.bytes);
+            }
+            Err(_) => self.restores_failed.add(1),
+        }
+        result
+    }
+
+    /// Counts a seal that began at `since`.
+    pub(super) fn sealed(&self, since: Instant) {
+        self.dumps_sealed.add(1);
+        self.seals.record(since.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timings_are_sorted_into_their_buckets() {
+        let timings = Timings::default();
+        for ms in [1, 2, 31_000] {
+            timings.record(Duration::from_millis(ms));
+        }
+        let counts = timings.counts();
+        assert_eq!((counts[0], counts[1], counts[14]), (1, 1, 1));
+        assert_eq!(counts.iter().sum::<u64>(), 3);
+        assert_eq!(timings.sum(), Duration::from_millis(31_003));
+    }
+}

@@ -1,0 +1,147 @@
+//! Checkpoints that are known to be damaged here, and who looks for them.
+//!
+//! One in quarantine stays, and nothing is built upon it: no dump is compared with it, and no restore begins that no
+//! other node could help out. Remembered in memory: the scrub finds them again.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+
+use permafrost_protocol::control;
+
+use super::reader::checkpoint_name;
+use super::{Progress, Store, StoreError};
+
+/// Looks after what is stored: see [`crate::scrub`].
+pub trait Scrub: Send + Sync {
+    /// Verifies a checkpoint, a job's newest, or (empty) everything, and mends or sets aside what is damaged.
+    ///
+    /// # Errors
+    /// No such checkpoint. Damage is no error.
+    fn scrub(
+        &self,
+        reference: &str,
+        progress: Progress<'_>,
+    ) -> Result<control::Scrubbed, StoreError>;
+
+    /// A checkpoint may be damaged: it is the next to be verified. Returns at once.
+    fn suspect(&self, id: &str);
+
+    /// How far it is.
+    fn status(&self) -> control::ScrubStatus;
+}
+
+/// The store's side of it.
+#[derive(Default)]
+pub(super) struct Quarantine {
+    /// By id: what is damaged.
+    damaged: Mutex<HashMap<String, String>>,
+    /// Holds the store, so the store must not hold it.
+    scrub: OnceLock<Weak<dyn Scrub>>,
+}
+
+impl Quarantine {
+    fn damaged(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// Says who scrubs, once and for all. False if somebody does already.
+    pub fn scrubbed_by(&self, scrub: Weak<dyn Scrub>) -> bool {
+        self.quarantine.scrub.set(scrub).is_ok()
+    }
+
+    fn scrub(&self) -> Option<std::sync::Arc<dyn Scrub>> {
+        self.quarantine.scrub.get()?.upgrade()
+    }
+
+    /// Verifies a checkpoint, a job's newest, or (empty) everything that this node holds, now; mends or sets aside what
+    /// is damaged.
+    ///
+    /// # Errors
+    /// No such checkpoint here. Damage is no error.
+    pub fn scrub_now(
+        &self,
+        reference: &str,
+        progress: Progress<'_>,
+    ) -> Result<control::Scrubbed, StoreError> {
+        let scrub = self.scrub().ok_or_else(|| StoreError::Unavailable {
+            message: "this node is starting or stopping and scrubs nothing".to_owned(),
+            hint: "try again",
+        })?;
+        scrub.scrub(reference, progress)
+    }
+
+    /// A checkpoint looked damaged to whoever read it: it is the next to be verified. Returns at once.
+    pub fn suspect(&self, id: &str) {
+        if let Some(scrub) = self.scrub() {
+            scrub.suspect(id);
+        }
+    }
+
+    /// State of the scrub, where there is one.
+    #[must_use]
+    pub fn scrub_status(&self) -> Option<control::ScrubStatus> {
+        Some(self.scrub()?.status())
+    }
+
+    /// Sets a damaged checkpoint aside; whether it was not yet.
+    pub fn set_aside(&self, id: &str, damage: &str) -> bool {
+        let mut damaged = self.quarantine.damaged();
+        damaged.insert(id.to_owned(), damage.to_owned()).is_none()
+    }
+
+    /// A checkpoint is whole, or is no more; whether it was set aside.
+    pub fn lift(&self, id: &str) -> bool {
+        self.quarantine.damaged().remove(id).is_some()
+    }
+
+    /// What is known to be damaged in a checkpoint of this node.
+    #[must_use]
+    pub fn damage(&self, id: &str) -> Option<String> {
+        self.quarantine.damaged().get(id).cloned()
+    }
+
+    /// Checkpoints of this node that are damaged: ids, and what is.
+    #[must_use]
+    pub fn set_asides(&self) -> Vec<(String, String)> {
+        let mut damaged = self.quarantine.damaged();
+        damaged.retain(|id, _| self.checkpoint(id).is_ok());
+        damaged
+            .iter()
+            .map(|(id, damage)| (id.clone(), damage.clone()))
+            .collect()
+    }
+
+    /// With what is known of its damage, for people: never to be stored.
+    pub(super) fn with_damage(&self, mut record: control::Checkpoint) -> control::Checkpoint {
+        record.damaged = self.damage(&record.id).unwrap_or_default();
+        record
+    }
+
+    /// Refuses a checkpoint that is damaged here, and that no other node holds: better before a restore begins than in
+    /// the middle of it.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`]; no such checkpoint.
+    pub fn check_restorable(&self, reference: &str) -> Result<(), StoreError> {
+        if self.quarantine.damaged().is_empty() {
+            return Ok(());
+        }
+        let record = self.resolve(reference)?;
+        let Some(damage) = self.damage(&record.id) else {
+            return Ok(());
+        };
+        let elsewhere = record
+            .nodes
+            .iter()
+            .any(|node| Some(node.as_str()) != self.node());
+        if elsewhere {
+            return Ok(());
+        }
+        Err(StoreError::Damaged {
+            name: checkpoint_name(&record),
+            damage,
+        })
+    }
+}
