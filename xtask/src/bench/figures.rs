@@ -16,9 +16,19 @@ pub(super) fn spread(sorted: &[f64]) -> String {
     else {
         return "–".to_owned();
     };
-    // Three digits say all that such measurements do.
-    let digits = if *most < 10.0 { 2 } else { 0 };
+    let digits = digits(*most);
     format!("{median:.digits$} ({least:.digits$}–{most:.digits$})")
+}
+
+/// One value.
+pub(super) fn three_digits(value: f64) -> String {
+    let digits = digits(value);
+    format!("{value:.digits$}")
+}
+
+/// Behind the point: three digits say all that such measurements do.
+fn digits(most: f64) -> usize {
+    if most < 10.0 { 2 } else { 0 }
 }
 
 /// Sizes and counts here are far below 2^53.
@@ -39,5 +49,7 @@ mod tests {
         assert_eq!(spread(&[]), "–");
         assert_eq!(spread(&[1.0, 2.0, 9.0]), "2.00 (1.00–9.00)");
         assert_eq!(spread(&[10.0, 20.4]), "15 (10–20)");
+        assert_eq!(three_digits(1.234), "1.23");
+        assert_eq!(three_digits(123.4), "123");
     }
 }

@@ -27,8 +27,8 @@ Contenders, in turn:
     permafrost         `permafrost dump` on one of two nodes, --copies 2 --durability all: two copies
     bare QUIC          as many bytes on one stream of a quinn pair, nothing stored: what the link gives
 
-Frozen: CRIU's own figure. Needs root, CRIU, etcd and iproute2. Everything is on one machine, whose processors all
-of them share: only the ratios of one run hold.
+Needs root, CRIU, etcd and iproute2. Everything is on one machine, whose processors all of them share: only the
+ratios of one run hold. The first dump of each kind is brought back from the other host's copy, and checked.
 
 Examples:
     cargo xtask bench replicas

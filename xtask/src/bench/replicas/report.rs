@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::contenders::{Contender, Sample};
 use super::{Measured, Setting};
-use crate::bench::figures::{as_f64, median, spread};
+use crate::bench::figures::{as_f64, median, spread, three_digits};
 use crate::table;
 
 /// What others are compared with.
@@ -23,6 +23,8 @@ pub(super) struct Report<'a> {
 struct Figure {
     name: &'static str,
     unit: &'static str,
+    /// Whether the table has least, most and ratio as well; the JSON has all of each.
+    in_full: bool,
     /// `None` where a contender has it not.
     of: fn(&Sample, Setting) -> Option<f64>,
 }
@@ -31,33 +33,39 @@ const FIGURES: [Figure; 6] = [
     Figure {
         name: "frozen",
         unit: "ms",
+        in_full: true,
         of: |sample, _| (sample.frozen_ms > 0.0).then_some(sample.frozen_ms),
     },
     Figure {
         name: "wall",
         unit: "ms",
+        in_full: true,
         of: |sample, _| Some(sample.wall_ms),
     },
     Figure {
         name: "speed",
         unit: "MB/s",
+        in_full: false,
         of: speed,
     },
     Figure {
-        name: "on the wire",
-        unit: "of the memory",
+        name: "wire",
+        unit: "× memory",
+        in_full: false,
         of: |sample, setting| {
             Some(as_f64(sample.forth_bytes + sample.back_bytes) / memory_bytes(setting))
         },
     },
     Figure {
-        name: "processor here",
+        name: "CPU here",
         unit: "s/GB",
+        in_full: false,
         of: |sample, setting| Some(sample.here_cpu_s * 1e9 / memory_bytes(setting)),
     },
     Figure {
-        name: "there",
+        name: "CPU there",
         unit: "s/GB",
+        in_full: false,
         of: |sample, setting| Some(sample.there_cpu_s * 1e9 / memory_bytes(setting)),
     },
 ];
@@ -92,8 +100,8 @@ impl Report<'_> {
             out += &table::render(&measured.rows());
         }
         out += "\nfrozen: CRIU's own statistics. wall: the dump command; of bare QUIC, from the handshake until the last byte was read.\n\
-                speed: memory over the frozen time; of bare QUIC, bytes over wall. On the wire: both directions with all headers.\n\
-                processor: user and system time, in ticks of 10 ms, on the task's host (CRIU, permafrost, its permafrostd) and on the\n\
+                speed: memory over the frozen time; of bare QUIC, bytes over wall. wire: both directions with all headers.\n\
+                CPU: user and system time, in ticks of 10 ms, on the task's host (CRIU, permafrost, its permafrostd) and on the\n\
                 other (page server, permafrostd); GB of the process's memory. What the kernel does with packets is counted where\n\
                 it happens to be done. The registry of permafrost is in the JSON only.\n";
         out
@@ -138,13 +146,21 @@ impl Measured {
     fn rows(&self) -> Vec<Vec<String>> {
         let mut head = vec![String::new()];
         for figure in &FIGURES {
-            head.extend([format!("{} ({})", figure.name, figure.unit), "×".to_owned()]);
+            head.push(format!("{} ({})", figure.name, figure.unit));
+            if figure.in_full {
+                head.push("×".to_owned());
+            }
         }
         let mut rows = vec![head];
         for (contender, _) in &self.samples {
             let mut row = vec![contender.to_string()];
             for figure in &FIGURES {
-                row.push(spread(&self.values(figure, *contender)));
+                let values = self.values(figure, *contender);
+                if !figure.in_full {
+                    row.push(median(&values).map_or("–".to_owned(), three_digits));
+                    continue;
+                }
+                row.push(spread(&values));
                 row.push(
                     self.ratio(figure, *contender)
                         .map_or("–".to_owned(), |ratio| format!("{ratio:.2}")),
@@ -234,7 +250,7 @@ mod tests {
     fn a_row_for_each_contender_and_a_dash_for_what_it_has_not() {
         let rows = measured().rows();
         assert_eq!(rows.len(), 4);
-        assert!(rows.iter().all(|row| row.len() == 1 + 2 * FIGURES.len()));
+        assert!(rows.iter().all(|row| row.len() == rows[0].len()));
         assert_eq!(
             rows[2][..3],
             ["permafrost, 2 copies", "100 (50–900)", "0.50"]
