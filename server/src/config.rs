@@ -4,6 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
+use crate::repair::Limits;
+use crate::replication::Durability;
 use crate::store::Retention;
 
 /// Configuration of a daemon.
@@ -36,6 +39,31 @@ pub struct Config {
     pub identity: Option<PathBuf>,
     /// Where peers are served, which takes an identity: a UDP address; port 0 takes any. Default: nowhere.
     pub listen_peers: Option<SocketAddr>,
+    /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
+    pub cluster: Option<ClusterOptions>,
+}
+
+/// What makes a daemon a node of a cluster. Its name is that of its certificate.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// The registry.
+    pub registry: ClusterConfig,
+    /// Where other nodes and agents reach this one. Default: `listen_peers`, if that is no wildcard.
+    pub advertise: Option<SocketAddr>,
+    /// Copies that there should be of a checkpoint, this node's included. Default 2.
+    pub copies: u32,
+    /// What a dump gets that asks for nothing else. Default quorum.
+    pub durability: Durability,
+    /// How long CLOSE, and each step of a seal, may wait for other nodes: the task is frozen meanwhile. Default 30 s.
+    pub deadline: Duration,
+    /// Whether copies here count towards durability. Default reserved.
+    pub class: NodeClass,
+    /// What this node fails with. Default: a machine of its own.
+    pub domain: FailureDomain,
+    /// Speed of the medium. Default: what the region is on.
+    pub tier: Option<Tier>,
+    /// How fast repair may be.
+    pub repair: Limits,
 }
 
 impl Default for Config {
@@ -51,6 +79,7 @@ impl Default for Config {
             idle_connection: Duration::from_secs(600),
             identity: None,
             listen_peers: None,
+            cluster: None,
         }
     }
 }

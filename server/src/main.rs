@@ -12,8 +12,11 @@ use clap::Parser;
 use permafrost_client::host::arguments::{
     Listen, LogFormat, init_log, parse_duration, parse_listen,
 };
-use permafrost_server::config::Config;
+use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
+use permafrost_server::config::{ClusterOptions, Config};
 use permafrost_server::daemon::Daemon;
+use permafrost_server::repair::Limits;
+use permafrost_server::replication::Durability;
 use permafrost_server::store::Retention;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -58,16 +61,105 @@ struct Args {
     /// How long a connection may be silent in the middle of a dump before it is given up.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     idle_timeout: Duration,
-    /// Where agents are served (UDP; port 0 takes any). Both sides show certificates.
+    /// Where other nodes and agents are served (UDP; port 0 takes any). Both sides show certificates.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "identity")]
     listen_peers: Option<SocketAddr>,
     /// Directory of this node's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them. With it the
     /// page-server ports take `criu --tls`, and from other hosts nothing else.
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Form of the log on standard error.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
+}
+
+/// Being a node of a cluster.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Cluster")]
+struct ClusterArgs {
+    /// The cluster's registry: etcd://HOST:PORT,HOST:PORT,…[/PREFIX]. Name all members. Without it this is one
+    /// machine, and nothing below applies. The node's name is that of its certificate.
+    #[arg(
+        long,
+        value_name = "URL",
+        requires = "listen_peers",
+        requires = "identity"
+    )]
+    catalog: Option<String>,
+    /// File with etcd's USER:PASSWORD in its first line.
+    #[arg(long, value_name = "FILE", requires = "catalog")]
+    catalog_user_file: Option<PathBuf>,
+    /// Certificate of the authority that etcd's certificates are signed by; makes connections with etcd TLS.
+    #[arg(long, value_name = "FILE", requires = "catalog")]
+    catalog_ca: Option<PathBuf>,
+    /// Directory of the cert.pem and key.pem that etcd is shown.
+    #[arg(long, value_name = "DIR", requires = "catalog_ca")]
+    catalog_identity: Option<PathBuf>,
+    /// Where other nodes and agents reach this one [default: --listen-peers, if it is no wildcard].
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "catalog")]
+    advertise: Option<SocketAddr>,
+    /// Copies that there should be of each checkpoint, on nodes of different hosts.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    copies: u32,
+    /// On how many nodes a dump that asks for nothing must be durable before it is acknowledged: local, quorum (more
+    /// than half of the copies) or all.
+    #[arg(long, value_name = "WORD", default_value = "quorum", value_parser = parse_durability)]
+    durability: Durability,
+    /// How long a frozen task may wait for other nodes before its dump is refused and it goes on.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    deadline: Duration,
+    /// reserved: ours to keep. transient: may be taken away at any time, so copies here count for nothing.
+    #[arg(long, value_name = "CLASS", default_value = "reserved", value_parser = parse_word::<NodeClass>)]
+    class: NodeClass,
+    /// What this node fails with: HOST, RACK/HOST or ZONE/RACK/HOST [default: a machine of its own].
+    #[arg(long, value_name = "DOMAIN", default_value = "", value_parser = parse_domain)]
+    domain: FailureDomain,
+    /// Speed of the medium: pmem, memory or file [default: what the region is on].
+    #[arg(long, value_name = "TIER", value_parser = parse_word::<Tier>)]
+    tier: Option<Tier>,
+    /// How long this node counts as alive after its last sign of life.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    lease: Duration,
+    /// Most bytes a second that repair reads or writes here, such as 100M [default: as fast as it goes].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    repair_rate: Option<u64>,
+    /// Percent of full speed, and of a processor, that repair gets while dumps come in.
+    #[arg(long, value_name = "PERCENT", default_value_t = Limits::default().share_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
+    repair_share: u8,
+}
+
+impl ClusterArgs {
+    /// What they say, if there is a cluster.
+    fn options(self) -> anyhow::Result<Option<ClusterOptions>> {
+        let Some(url) = &self.catalog else {
+            return Ok(None);
+        };
+        let mut registry = ClusterConfig::parse(url)?;
+        registry.user_file = self.catalog_user_file;
+        registry.lease_ttl = self.lease;
+        registry.tls = self.catalog_ca.map(|ca| TlsFiles {
+            ca,
+            identity: self
+                .catalog_identity
+                .map(|directory| (directory.join("cert.pem"), directory.join("key.pem"))),
+        });
+        Ok(Some(ClusterOptions {
+            registry,
+            advertise: self.advertise,
+            copies: self.copies,
+            durability: self.durability,
+            deadline: self.deadline,
+            class: self.class,
+            domain: self.domain,
+            tier: self.tier,
+            repair: Limits {
+                rate: self.repair_rate,
+                share_percent: self.repair_share,
+            },
+        }))
+    }
 }
 
 fn main() -> ExitCode {
@@ -97,6 +189,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         idle_connection: args.idle_timeout,
         identity: args.identity,
         listen_peers: args.listen_peers,
+        cluster: args.cluster.options()?,
     };
     // Two threads accept and keep time; the work is done on threads of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -128,7 +221,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
             _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
         }
-        daemon.stop().context("mark the region clean")
+        daemon.stop().await.context("mark the region clean")
     })
 }
 
@@ -156,6 +249,29 @@ fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is too large"))
 }
 
+fn parse_durability(word: &str) -> Result<Durability, String> {
+    match Durability::parse(word) {
+        Ok(Some(durability)) => Ok(durability),
+        _ => Err("say local, quorum or all".to_owned()),
+    }
+}
+
+/// One of the words that an enum has in the registry.
+fn parse_word<T: serde::de::DeserializeOwned>(word: &str) -> Result<T, String> {
+    serde_json::from_value(word.into()).map_err(|error| error.to_string())
+}
+
+/// `HOST`, `RACK/HOST` or `ZONE/RACK/HOST`.
+fn parse_domain(text: &str) -> Result<FailureDomain, String> {
+    let mut parts = text.rsplit('/').map(str::to_owned);
+    let mut next = || parts.next().unwrap_or_default();
+    let (host, rack, zone) = (next(), next(), next());
+    if parts.next().is_some() {
+        return Err(format!("{text:?} has more than zone, rack and host"));
+    }
+    Ok(FailureDomain { host, rack, zone })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,5 +284,26 @@ mod tests {
         for bad in ["", "G", "-1", "1.5G", "12Q", "99999999999T"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
+    }
+    #[test]
+    fn a_failure_domain_ends_with_the_host() {
+        let domain = |host: &str, rack: &str, zone: &str| {
+            Ok(FailureDomain {
+                host: host.into(),
+                rack: rack.into(),
+                zone: zone.into(),
+            })
+        };
+        assert_eq!(parse_domain(""), domain("", "", ""));
+        assert_eq!(parse_domain("h"), domain("h", "", ""));
+        assert_eq!(parse_domain("z/r/h"), domain("h", "r", "z"));
+        assert!(parse_domain("a/b/c/d").is_err());
+    }
+
+    #[test]
+    fn words_are_the_registry_s() {
+        assert_eq!(parse_word("transient"), Ok(NodeClass::Transient));
+        assert_eq!(parse_word("pmem"), Ok(Tier::Pmem));
+        assert!(parse_word::<Tier>("floppy").is_err());
     }
 }

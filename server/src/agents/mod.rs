@@ -2,7 +2,6 @@
 //! and their requests those of `permafrost`, as far as their certificates let them.
 
 mod fetch;
-mod handler;
 mod intake;
 mod requests;
 mod spool;
@@ -19,7 +18,6 @@ use crate::cluster::Operate;
 use crate::store::{Session, Store, StoreError};
 
 pub use fetch::serve_fetch;
-pub use handler::AgentHandler;
 
 /// An agent that has opened a session begins its conversation at once; one that does not, never will.
 const BEGIN: Duration = Duration::from_secs(60);

@@ -1,21 +1,24 @@
 //! `permafrostd`: opens the region and the catalog, listens, and stops cleanly.
 
 mod backend;
+mod member;
 mod startup;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_client::host::{self, Bound, Host, HostError, make_private_dir};
 use permafrost_client::identity::{CriuTls, ReloadingIdentity};
-use permafrost_client::peer::Endpoint;
+use permafrost_client::peer::{self, Endpoint, Handler};
 use tokio::runtime::Handle;
 
 use self::backend::Local;
-use crate::agents::{AgentHandler, Agents};
+use self::member::Member;
+use crate::agents::Agents;
 use crate::config::Config;
+use crate::peers::NodeHandler;
 use crate::store::{Retention, Store, StoreError};
 
 pub use startup::StartError;
@@ -30,6 +33,7 @@ pub struct Daemon {
     expiry: tokio::task::JoinHandle<()>,
     host: Host<Local>,
     peers: Option<Endpoint>,
+    member: Option<Member>,
 }
 
 impl Daemon {
@@ -51,13 +55,9 @@ impl Daemon {
         })
         .await?;
         let (store, catalog_origin) = startup::open_store(&config)?;
-        let peers = config
-            .listen_peers
-            .zip(identity)
-            .map(|(listen, identity)| serve_peers(listen, identity, &config.run_dir, &store))
-            .transpose();
-        let peers = match peers {
-            Ok(peers) => peers,
+        let served = serve_peers(&config, identity, &store).await;
+        let (peers, member) = match served {
+            Ok(served) => served,
             Err(error) => {
                 // It was not a crash.
                 store.close()?;
@@ -76,6 +76,7 @@ impl Daemon {
             expiry,
             host,
             peers,
+            member,
         })
     }
 
@@ -102,23 +103,28 @@ impl Daemon {
     ///
     /// # Errors
     /// The region could not be marked.
-    pub fn stop(self) -> Result<(), StoreError> {
+    pub async fn stop(self) -> Result<(), StoreError> {
         self.host.stop();
         self.expiry.abort();
         drop(self.peers);
         self.store.stop();
+        if let Some(member) = self.member {
+            member.leave().await;
+        }
         self.store.close()
     }
 }
 
-/// Serves agents.
-fn serve_peers(
-    listen: SocketAddr,
-    identity: Arc<ReloadingIdentity>,
-    run_dir: &Path,
+/// Serves peers, where an address for it is given, and joins the cluster.
+async fn serve_peers(
+    config: &Config,
+    identity: Option<Arc<ReloadingIdentity>>,
     store: &Arc<Store>,
-) -> Result<Endpoint, StartError> {
-    let spool = run_dir.join("images");
+) -> Result<(Option<Endpoint>, Option<Member>), StartError> {
+    let Some((listen, identity)) = config.listen_peers.zip(identity) else {
+        return Ok((None, None));
+    };
+    let spool = config.run_dir.join("images");
     // What a daemon that is gone has left.
     match std::fs::remove_dir_all(&spool) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -128,19 +134,31 @@ fn serve_peers(
         _ => make_private_dir(&spool)?,
     }
     let agents = Agents::new(Arc::clone(store), spool);
-    let handler = Arc::new(AgentHandler::new(Arc::clone(store), agents));
-    Ok(Endpoint::serve(
+    let name = identity.current().name().to_owned();
+    let handler = Arc::new(NodeHandler::new(Arc::clone(store), &name));
+    let endpoint = Endpoint::serve(
         &Handle::current(),
         listen,
-        identity,
-        handler,
-        permafrost_client::peer::Options {
+        Arc::clone(&identity),
+        Arc::clone(&handler) as Arc<dyn Handler>,
+        peer::Options {
             // A restoring tree reads two files a process, all at once.
             streams: 512,
             conversations: 256,
-            ..permafrost_client::peer::Options::default()
+            ..peer::Options::default()
         },
-    )?)
+    )?;
+    let member = match &config.cluster {
+        Some(options) => {
+            let address = endpoint
+                .local_address()
+                .map_err(StoreError::io("ask where peers are served"))?;
+            Some(Member::join(options, address, &identity, store).await?)
+        }
+        None => None,
+    };
+    handler.begin(agents, member.as_ref().map(Member::copying));
+    Ok((Some(endpoint), member))
 }
 
 async fn expire(store: Arc<Store>, retention: Retention) {

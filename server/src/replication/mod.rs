@@ -4,6 +4,8 @@
 //! the session takes. A copy that fails is dropped or replaced behind them; what the session is told is only whether
 //! enough nodes hold the dump.
 
+mod fanout;
+
 use std::io::Read;
 use std::time::Duration;
 
@@ -11,6 +13,8 @@ use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 
 use crate::store::StoreError;
+
+pub use fanout::{FanOut, FanOutStats, View};
 
 /// SHA-256 over what a dump holds, wherever and however it is stored.
 pub type ContentDigest = [u8; 32];

@@ -13,7 +13,7 @@ use super::checking::Held;
 use super::dump::Parent;
 use super::elsewhere::not_here;
 use super::seal::{Contents, Numbering};
-use super::{Store, StoreError, digest, unix_ms};
+use super::{Store, StoreError, digest, manifest_of, unix_ms};
 use crate::cluster::{Registered, Registry};
 use crate::replication::{Copies, CopiesRequest, Durability, Replicate};
 
@@ -345,6 +345,31 @@ impl Store {
             replicate.withdrawn(&record.id, &others);
         }
         Ok(())
+    }
+
+    /// Whether the registry lists a checkpoint, and this node as a holder.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn is_listed_here(&self, id: &str) -> Result<bool, StoreError> {
+        let (Some(cluster), Some(registry)) = (self.cluster.get(), self.registry()) else {
+            return Ok(false);
+        };
+        let Ok(checkpoint) = self.checkpoint(id) else {
+            return Ok(false);
+        };
+        // One whose manifest is damaged is looked for by its id.
+        let entry = match manifest_of(&checkpoint) {
+            Ok(manifest) if manifest.generation > 0 => {
+                registry.find(&manifest.job, manifest.generation)?
+            }
+            _ => {
+                let mut entries = registry.list("")?.into_iter();
+                entries.find(|entry| entry.checkpoint.id == id)
+            }
+        };
+        Ok(entry
+            .is_some_and(|entry| entry.checkpoint.id == id && entry.nodes.contains(&cluster.node)))
     }
 
     /// The copies of a parked dump are sealed without images, on their nodes; there is no step yet that gives them

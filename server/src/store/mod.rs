@@ -168,6 +168,12 @@ impl Store {
         &self.counters
     }
 
+    /// Where the region is, and what its medium promises.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Opens a session; it takes pages once a connection has come.
     ///
     /// # Errors

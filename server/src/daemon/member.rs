@@ -1,0 +1,201 @@
+//! A daemon as a node of a cluster: what it joins, and what works in the background from then on.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use permafrost_client::identity::ReloadingIdentity;
+use permafrost_client::peer::{self, Network};
+use permafrost_client::remote;
+use permafrost_pmem::MediumKind;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use super::StartError;
+use crate::cluster::{Cluster, NodeFacts, Nodes, Tier};
+use crate::config::ClusterOptions;
+use crate::elsewhere::Peers;
+use crate::peers::Copying;
+use crate::repair::{Puller, Throttle};
+use crate::replication::FanOut;
+use crate::store::{self, Store, StoreError};
+
+/// How long a node has to begin its answer to a reader, who goes on to the next holder then.
+const READ_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A replica that takes nothing for so long is given up: the task is frozen meanwhile.
+const STALL: Duration = Duration::from_secs(5);
+
+/// How often this node's facts are looked at; what has changed goes to the registry with the next sign of life.
+const FACTS_PERIOD: Duration = Duration::from_secs(1);
+
+/// tmpfs, as statfs(2) names it.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// This node's part in a cluster.
+pub(super) struct Member {
+    cluster: Arc<Cluster>,
+    networks: [Network; 2],
+    throttle: Arc<Throttle>,
+    puller: Arc<Puller>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Member {
+    /// Registers the node, and makes the store one of several.
+    pub(super) async fn join(
+        options: &ClusterOptions,
+        address: SocketAddr,
+        identity: &Arc<ReloadingIdentity>,
+        store: &Arc<Store>,
+    ) -> Result<Self, StartError> {
+        let runtime = Handle::current();
+        let name = identity.current().name().to_owned();
+        let facts = facts(options, &name, address, store)?;
+        let region = facts.region.clone();
+        let cluster = Arc::new(Cluster::join(&options.registry, facts).await?);
+        let network = |transport: peer::Options| {
+            let nodes = cluster.nodes();
+            let any = if address.is_ipv4() {
+                SocketAddr::from(([0; 4], 0))
+            } else {
+                SocketAddr::from(([0; 16], 0))
+            };
+            Network::new(
+                runtime.clone(),
+                any,
+                Arc::clone(identity),
+                &region,
+                Arc::new(move |node: &str| address_of(&nodes, node)),
+                transport,
+            )
+        };
+        let copies = network(peer::Options {
+            reconnect: STALL,
+            stall: STALL,
+            ..peer::Options::default()
+        })?;
+        // Of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.
+        let reads = network(remote::transport())?;
+
+        let replicate = FanOut::new(
+            runtime.clone(),
+            copies.clone(),
+            Arc::new(cluster.nodes()),
+            &name,
+            options.class,
+            options.copies,
+        );
+        let joined = store.join(store::Cluster {
+            node: name.clone(),
+            replicate: Some(Arc::new(replicate)),
+            registry: Some(Arc::new(cluster.registry())),
+            durability: options.durability,
+            deadline: options.deadline,
+            wanted_copies: options.copies,
+        });
+        debug_assert!(joined, "a store joins once");
+        let nodes = cluster.nodes();
+        store.look_elsewhere(Arc::new(Peers::new(
+            reads.clone(),
+            move || nodes.live(),
+            &name,
+            options.domain.clone(),
+            READ_DEADLINE,
+        )));
+        let throttle = Throttle::of(store, options.repair);
+        let puller = Puller::new(
+            Arc::clone(store),
+            reads.clone(),
+            &name,
+            Arc::clone(&throttle),
+        );
+        let telling = tokio::spawn(tell_facts(Arc::clone(&cluster), Arc::clone(store)));
+        Ok(Self {
+            cluster,
+            networks: [copies, reads],
+            throttle,
+            puller: Arc::new(puller),
+            tasks: vec![telling],
+        })
+    }
+
+    /// What peers are served with.
+    pub(super) fn copying(&self) -> Copying {
+        Copying {
+            puller: Arc::clone(&self.puller),
+            throttle: Arc::clone(&self.throttle),
+        }
+    }
+
+    /// Leaves the cluster: the others know at once, and this node's locks are free.
+    pub(super) async fn leave(self) {
+        self.throttle.stop();
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.cluster.leave().await;
+        for network in &self.networks {
+            network.close();
+        }
+    }
+}
+
+/// What this node says of itself.
+fn facts(
+    options: &ClusterOptions,
+    name: &str,
+    address: SocketAddr,
+    store: &Store,
+) -> Result<NodeFacts, StoreError> {
+    let advertised = options.advertise.unwrap_or(address);
+    if advertised.ip().is_unspecified() || advertised.port() == 0 {
+        return Err(StoreError::Invalid {
+            message: format!("{advertised} is no address that other nodes can reach"),
+            hint: "say --advertise ADDRESS:PORT, or give --listen-peers an address of this machine",
+        });
+    }
+    let region = store.region_status();
+    Ok(NodeFacts {
+        name: name.to_owned(),
+        address: advertised.to_string(),
+        tier: options.tier.unwrap_or_else(|| tier_of(store)),
+        class: options.class,
+        domain: options.domain.clone(),
+        capacity_bytes: region.capacity_bytes,
+        free_bytes: region.free_bytes,
+        region: region.uuid,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..NodeFacts::default()
+    })
+}
+
+fn tier_of(store: &Store) -> Tier {
+    let place = store.place();
+    match place.guarantee.kind {
+        MediumKind::Dax => Tier::Pmem,
+        _ if is_in_memory(&place.path) => Tier::Memory,
+        _ => Tier::File,
+    }
+}
+
+fn is_in_memory(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
+}
+
+fn address_of(nodes: &Nodes, node: &str) -> Option<SocketAddr> {
+    let view = nodes.live();
+    let live = view.nodes.iter().find(|live| live.facts.name == node)?;
+    live.facts.address.parse().ok()
+}
+
+/// Keeps what changes of the facts up to date.
+async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>) {
+    let mut ticks = tokio::time::interval(FACTS_PERIOD);
+    loop {
+        ticks.tick().await;
+        let free_bytes = store.region_status().free_bytes;
+        cluster.update_facts(|facts| facts.free_bytes = free_bytes);
+    }
+}

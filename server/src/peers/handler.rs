@@ -1,0 +1,200 @@
+//! What a node answers to whom.
+
+use std::sync::{Arc, OnceLock};
+
+use permafrost_client::identity::{Action, Peer, Role};
+use permafrost_client::peer::{FrameSink, FrameSource, Handler, Replies};
+use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::wire::message::{Committed, Done, Held, HeldCopy, reply, request};
+
+use super::replica::take_copy;
+use crate::agents::{Agents, serve_fetch};
+use crate::repair::{Puller, Throttle};
+use crate::store::{Store, StoreError};
+
+/// Checkpoints of an inventory that are told at once: a reply has a mebibyte at most.
+const INVENTORY_PART: usize = 1000;
+
+/// Serves every peer as its certificate says.
+pub struct NodeHandler {
+    store: Arc<Store>,
+    node: String,
+    serving: OnceLock<Serving>,
+}
+
+struct Serving {
+    agents: Agents,
+    copying: Option<Copying>,
+}
+
+/// What a node of a cluster needs besides.
+pub struct Copying {
+    /// Gets checkpoints from other nodes.
+    pub puller: Arc<Puller>,
+    /// Slows down what nobody waits for.
+    pub throttle: Arc<Throttle>,
+}
+
+impl NodeHandler {
+    /// For the node of that name. Until [`Self::begin`] it asks everybody to come again.
+    #[must_use]
+    pub fn new(store: Arc<Store>, node: &str) -> Self {
+        Self {
+            store,
+            node: node.to_owned(),
+            serving: OnceLock::new(),
+        }
+    }
+
+    /// Begins to serve; other nodes with `copying` only. A node must listen before it joins a cluster, which is told
+    /// where, and serve after it.
+    pub fn begin(&self, agents: Agents, copying: Option<Copying>) {
+        let serving = Serving { agents, copying };
+        let first = self.serving.set(serving).is_ok();
+        debug_assert!(first, "a handler begins once");
+    }
+
+    fn serving(&self) -> Result<&Serving, StoreError> {
+        self.serving.get().ok_or(StoreError::Unavailable {
+            message: format!("node {} is starting", self.node),
+            hint: "ask again in a moment",
+        })
+    }
+
+    /// What nodes ask of each other.
+    fn between_nodes(
+        &self,
+        copying: &Copying,
+        body: request::Body,
+    ) -> Result<reply::Body, StoreError> {
+        Ok(match body {
+            request::Body::Publish(publish) => {
+                self.store.publish(&publish.checkpoint)?;
+                self.done()
+            }
+            request::Body::Rollback(rollback) => {
+                self.roll_back(&rollback.checkpoint)?;
+                self.done()
+            }
+            request::Body::Inventory(inventory) => reply::Body::Held(self.held(&inventory.after)),
+            request::Body::Pull(pull) => {
+                let record = copying.puller.pull(&pull)?;
+                reply::Body::Committed(Committed {
+                    checkpoint: Some(record),
+                    nodes: vec![self.node.clone()],
+                })
+            }
+            _ => {
+                return Err(StoreError::Invalid {
+                    message: "a request that this node does not know".to_owned(),
+                    hint: "use the same version of Permafrost everywhere",
+                });
+            }
+        })
+    }
+
+    fn answer(&self, peer: &Peer, body: request::Body) -> Result<reply::Body, control::Error> {
+        let serving = self.serving().map_err(|error| error.to_reply())?;
+        match (body, &serving.copying) {
+            (request::Body::Control(request), _) => {
+                Ok(reply::Body::Control(serving.agents.call(peer, request)))
+            }
+            (request::Body::Ping(_), _) => Ok(self.done()),
+            (body, Some(copying)) if peer.may(Action::Replicate) => {
+                let answer = self.between_nodes(copying, body);
+                answer.map_err(|error| error.to_reply())
+            }
+            _ => Err(self.denied(peer)),
+        }
+    }
+
+    fn denied(&self, peer: &Peer) -> control::Error {
+        control::Error {
+            code: ErrorCode::Denied.into(),
+            message: format!(
+                "{} {} exchanges no copies with node {}",
+                peer.role(),
+                peer.name(),
+                self.node
+            ),
+            hint: "nodes of a cluster have certificates with --role node, and run with --catalog"
+                .to_owned(),
+        }
+    }
+
+    fn done(&self) -> reply::Body {
+        reply::Body::Done(Done {
+            free_bytes: self.store.region_status().free_bytes,
+        })
+    }
+
+    /// Drops a copy that the registry does not list on this node. Nobody's word is taken for that: what it lists
+    /// stays, and while it does not answer nothing goes.
+    fn roll_back(&self, checkpoint: &str) -> Result<(), StoreError> {
+        let unlisted = !self.store.is_listed_here(checkpoint)?;
+        if self.store.roll_back(checkpoint, unlisted)? {
+            tracing::info!(checkpoint, "dropped: not listed");
+        }
+        Ok(())
+    }
+
+    fn held(&self, after: &str) -> Held {
+        let mut held = self.store.held();
+        held.retain(|holding| holding.checkpoint.id.as_str() > after);
+        held.sort_by(|a, b| a.checkpoint.id.cmp(&b.checkpoint.id));
+        let more = held.len() > INVENTORY_PART;
+        held.truncate(INVENTORY_PART);
+        let copies = held.iter().map(|holding| HeldCopy {
+            content_digest: holding.content_digest.to_vec(),
+            published: holding.published,
+            provisional: holding.provisional,
+        });
+        Held {
+            copies: copies.collect(),
+            checkpoints: held.into_iter().map(|holding| holding.checkpoint).collect(),
+            more,
+        }
+    }
+}
+
+impl Handler for NodeHandler {
+    fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
+        self.answer(peer, body).unwrap_or_else(|error| {
+            tracing::info!(peer = peer.name(), error = error.message, "request refused");
+            reply::Body::Error(error)
+        })
+    }
+
+    fn dump(
+        &self,
+        peer: &Peer,
+        request: request::Dump,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        let serving = self.serving().map_err(|error| error.to_reply())?;
+        if peer.role() != Role::Node {
+            return serving.agents.dump(peer, request, frames, replies);
+        }
+        if !peer.may(Action::Replicate) || serving.copying.is_none() {
+            return Err(self.denied(peer));
+        }
+        take_copy(&self.store, &self.node, request, frames, replies)
+    }
+
+    fn fetch(
+        &self,
+        peer: &Peer,
+        request: request::Fetch,
+        frames: &mut dyn FrameSink,
+    ) -> Result<(), control::Error> {
+        let serving = self.serving().map_err(|error| error.to_reply())?;
+        match &serving.copying {
+            Some(copying) if request.background && peer.may(Action::Replicate) => {
+                let mut slow = copying.throttle.sink(frames);
+                serve_fetch(&self.store, peer, &request, &mut slow)
+            }
+            _ => serve_fetch(&self.store, peer, &request, frames),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Another node's dump, as a copy here.
+
+use std::sync::Arc;
+
+use permafrost_client::peer::{Frame, FrameSource, PeerError, Replies};
+use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
+
+use crate::store::{ReplicaDump, ReplicaRequest, Store, StoreError};
+
+/// Takes a copy in, from its opening to its seal. Whatever ends the conversation before the commit frees what came.
+///
+/// # Errors
+/// What the node is told.
+pub(super) fn take_copy(
+    store: &Arc<Store>,
+    node: &str,
+    request: request::Dump,
+    frames: &mut dyn FrameSource,
+    replies: &mut dyn Replies,
+) -> Result<(), control::Error> {
+    let session = request.session.as_slice().try_into();
+    let session = session.map_err(|_| invalid("a session has 16 bytes"))?;
+    let mut dump = store
+        .open_replica(ReplicaRequest {
+            session,
+            job: request.job,
+            parent: request.parent,
+        })
+        .map_err(|error| error.to_reply())?;
+    replies.opened(dump.has_parent());
+    loop {
+        let frame = frames.next().map_err(|error| gone(&error))?;
+        match frame.header.kind {
+            Kind::Close => {
+                let digest = dump.close().map_err(|error| error.to_reply())?;
+                replies.closed(Closed {
+                    content_digest: digest.to_vec(),
+                    nodes: vec![node.to_owned()],
+                });
+            }
+            Kind::Prepare => break,
+            _ => apply(&mut dump, &frame).map_err(|error| error.to_reply())?,
+        }
+    }
+    let digest = dump.prepare().map_err(|error| error.to_reply())?;
+    replies.prepared(Prepared {
+        content_digest: digest.to_vec(),
+        nodes: vec![node.to_owned()],
+    });
+    let commit = frames.commit().map_err(|error| gone(&error))?;
+    let record = dump.commit(&commit).map_err(|error| error.to_reply())?;
+    replies.committed(Committed {
+        checkpoint: Some(record),
+        nodes: vec![node.to_owned()],
+    });
+    Ok(())
+}
+
+/// Does what a frame of pages or of an image says.
+///
+/// # Errors
+/// What the store says of it.
+pub(crate) fn apply(dump: &mut ReplicaDump, frame: &Frame) -> Result<(), StoreError> {
+    let header = &frame.header;
+    let (index, flags) = (header.index, header.flags);
+    match header.kind {
+        Kind::Space => {
+            let space = header.space().map_err(|error| StoreError::Invalid {
+                message: error.to_string(),
+                hint: "",
+            })?;
+            dump.space(space, header.pages)
+        }
+        Kind::Pages => dump.pages(index, flags, &frame.payload),
+        Kind::Zero => dump.zero(index, flags, header.pages.into()),
+        Kind::Parent => dump.parent(index, flags, header.pages.into()),
+        Kind::Image => {
+            let name = std::str::from_utf8(&frame.payload).map_err(|_| StoreError::Invalid {
+                message: "an image's name is not UTF-8".to_owned(),
+                hint: "",
+            })?;
+            dump.begin_image(name, index)
+        }
+        Kind::ImageData => dump.image_data(&frame.payload),
+        Kind::Close | Kind::Prepare => Ok(()),
+    }
+}
+
+/// The node is gone, so nobody hears this; the log does.
+fn gone(error: &PeerError) -> control::Error {
+    control::Error {
+        code: ErrorCode::SessionFailed.into(),
+        message: error.to_string(),
+        hint: String::new(),
+    }
+}
+
+fn invalid(message: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Invalid.into(),
+        message: message.to_owned(),
+        hint: String::new(),
+    }
+}

@@ -1,0 +1,553 @@
+//! Copies by fan-out: the node that takes a dump sends it to each of the others itself.
+//!
+//! ```text
+//!                     ┌─ DumpSender ═▶ node b
+//! session ─▶ FanOut ──┤                             b fails ─▶ at the commit d pulls what is sealed here
+//!                     └─ DumpSender ═▶ node c
+//! ```
+//!
+//! A copy that fails or lags is given up at once, so that the task does not stay frozen for it. What is then missing is
+//! made up for at the commit: the dump is sealed here, and another node pulls it.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use permafrost_client::peer::{DumpSender, Network, PeerError};
+use permafrost_protocol::pageserver::SpaceId;
+use permafrost_protocol::wire::frame::{Coding, Kind, MAX_PAYLOAD_BYTES};
+use permafrost_protocol::wire::message::{Commit, request};
+use tokio::runtime::Handle;
+
+use super::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
+use crate::cluster::placement::{Wanted, place};
+use crate::cluster::{LiveNode, NodeClass};
+use crate::store::StoreError;
+
+/// How long the nodes may take to agree to a dump. Nothing is frozen yet.
+const OPENING: Duration = Duration::from_secs(5);
+
+/// How often other nodes are chosen for those that did not agree.
+const OPENING_ROUNDS: usize = 3;
+
+/// What a copy may keep the dump waiting for, beyond [`LAG_FACTOR`] times what the others do.
+const LAG: Duration = Duration::from_secs(5);
+
+/// See [`LAG`].
+const LAG_FACTOR: u32 = 4;
+
+/// Once enough copies are durable, how long the others get at the least. They get as long as the enough took.
+const STRAGGLE: Duration = Duration::from_millis(500);
+
+/// How long a word that nobody waits for is tried.
+const AFTERWARDS: Duration = Duration::from_secs(10);
+
+/// The nodes as they are now.
+pub trait View: Send + Sync {
+    /// Those that live.
+    fn live(&self) -> Vec<LiveNode>;
+}
+
+impl View for crate::cluster::Nodes {
+    fn live(&self) -> Vec<LiveNode> {
+        crate::cluster::Nodes::live(self).nodes
+    }
+}
+
+/// What became of copies since the start.
+#[derive(Debug, Default)]
+pub struct FanOutStats {
+    /// Begun while the dump streamed.
+    pub begun: AtomicU64,
+    /// Given up: failed, too slow, or of other content.
+    pub failed: AtomicU64,
+    /// Pulled by another node at the commit, in the place of one that was given up.
+    pub replaced: AtomicU64,
+}
+
+/// Makes copies by fan-out.
+pub struct FanOut {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    runtime: Handle,
+    network: Network,
+    view: Arc<dyn View>,
+    node: String,
+    class: NodeClass,
+    copies: usize,
+    stats: Arc<FanOutStats>,
+}
+
+impl FanOut {
+    /// For the node of that name and class; `copies` of each checkpoint are wanted, this node's included.
+    pub fn new(
+        runtime: Handle,
+        network: Network,
+        view: Arc<dyn View>,
+        node: &str,
+        class: NodeClass,
+        copies: u32,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            runtime,
+            network,
+            view,
+            node: node.to_owned(),
+            class,
+            copies: usize::try_from(copies).unwrap_or(usize::MAX),
+            stats: Arc::default(),
+        });
+        Self { shared }
+    }
+
+    /// What became of copies.
+    #[must_use]
+    pub fn stats(&self) -> Arc<FanOutStats> {
+        Arc::clone(&self.shared.stats)
+    }
+}
+
+impl Shared {
+    /// Nodes for so many copies besides those that hold one, without those that have failed.
+    fn choose(&self, more: usize, holders: &[String], without: &[String]) -> Vec<LiveNode> {
+        let live = self.view.live();
+        let mut taken = vec![self.node.clone()];
+        taken.extend_from_slice(holders);
+        let placement = place(
+            &live,
+            &Wanted {
+                local: &self.node,
+                copies: taken.len() + more,
+                size_bytes: 0,
+                holders: &taken,
+                without,
+            },
+        );
+        let chosen = placement.nodes.into_iter().take(more);
+        chosen
+            .filter_map(|name| live.iter().find(|node| node.facts.name == name).cloned())
+            .collect()
+    }
+
+    /// Says something to nodes without waiting.
+    fn tell(&self, nodes: &[String], body: &request::Body) {
+        for node in nodes {
+            let (network, node, body) = (self.network.clone(), node.clone(), body.clone());
+            self.runtime.spawn(async move {
+                let until = Instant::now() + AFTERWARDS;
+                if let Err(error) = network.call_async(&node, body, until).await {
+                    tracing::info!(node, %error, "not told; it finds out when it asks what is listed");
+                }
+            });
+        }
+    }
+
+    fn roll_back(&self, checkpoint: &str, nodes: &[String]) {
+        let checkpoint = checkpoint.to_owned();
+        let body = request::Body::Rollback(request::Rollback { checkpoint });
+        self.tell(nodes, &body);
+    }
+}
+
+impl Replicate for FanOut {
+    fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError> {
+        let shared = &self.shared;
+        let own = usize::from(shared.class == NodeClass::Reserved);
+        let (others, needed) = match request.durability {
+            // Made by repair, behind the dump: it must not wait for another node, nor fill memory for one.
+            Durability::Local => (0, 0),
+            Durability::Quorum => {
+                let needed = shared.copies / 2 + 1;
+                (shared.copies.saturating_sub(1), needed.saturating_sub(own))
+            }
+            Durability::All => (
+                shared.copies.saturating_sub(1).max(shared.copies - own),
+                shared.copies.saturating_sub(own),
+            ),
+        };
+        // A transient node's own copy counts for nothing, so one more is needed.
+        let others = others.max(needed);
+        let mut copying = Copying {
+            shared: Arc::clone(shared),
+            parent: request.parent.clone(),
+            needed,
+            deadline: request.deadline,
+            copies: Vec::new(),
+            without: Vec::new(),
+            holders: Vec::new(),
+        };
+        copying.open(&request, others);
+        let counting = copying.counting();
+        if counting < needed {
+            let live = shared.view.live().len();
+            return Err(StoreError::Unavailable {
+                message: format!(
+                    "{needed} more nodes must keep a copy, and {counting} can ({live} nodes are alive{})",
+                    copying.failed_words()
+                ),
+                hint: "see `permafrost node ls`; or dump with --durability local",
+            });
+        }
+        shared
+            .stats
+            .begun
+            .fetch_add(copying.copies.len() as u64, Ordering::Relaxed);
+        Ok(Box::new(copying))
+    }
+
+    fn withdrawn(&self, checkpoint: &str, nodes: &[String]) {
+        self.shared.roll_back(checkpoint, nodes);
+    }
+}
+
+/// The copies of one dump.
+struct Copying {
+    shared: Arc<Shared>,
+    parent: String,
+    /// Copies on other reserved nodes that there must be.
+    needed: usize,
+    deadline: Duration,
+    copies: Vec<Copy>,
+    /// Nodes that have failed in this dump.
+    without: Vec<String>,
+    /// Nodes that have sealed it.
+    holders: Vec<String>,
+}
+
+/// A copy under way.
+struct Copy {
+    sender: DumpSender,
+    /// On a reserved node.
+    counts: bool,
+    /// How long the dump has waited for it.
+    waited: Duration,
+}
+
+impl Copying {
+    /// Opens `others` copies, on other nodes than were chosen first if need be.
+    fn open(&mut self, request: &CopiesRequest, others: usize) {
+        for _ in 0..OPENING_ROUNDS {
+            let there: Vec<String> = self.nodes();
+            let chosen =
+                self.shared
+                    .choose(others.saturating_sub(there.len()), &there, &self.without);
+            if chosen.is_empty() {
+                return;
+            }
+            let opened: Vec<_> = std::thread::scope(|scope| {
+                let opening: Vec<_> = chosen
+                    .iter()
+                    .map(|node| scope.spawn(|| self.shared.open(&node.facts.name, request)))
+                    .collect();
+                opening.into_iter().map(|thread| thread.join()).collect()
+            });
+            for (node, opened) in chosen.into_iter().zip(opened) {
+                match opened {
+                    Ok(Ok(sender)) => self.copies.push(Copy {
+                        sender,
+                        counts: node.facts.class == NodeClass::Reserved,
+                        waited: Duration::ZERO,
+                    }),
+                    Ok(Err(error)) => self.given_up(&node.facts.name, &error.to_string()),
+                    Err(_) => self.given_up(&node.facts.name, "opening it failed"),
+                }
+            }
+        }
+    }
+
+    fn nodes(&self) -> Vec<String> {
+        let nodes = self.copies.iter().map(|copy| copy.sender.node().to_owned());
+        nodes.collect()
+    }
+
+    /// Copies under way that count.
+    fn counting(&self) -> usize {
+        self.copies.iter().filter(|copy| copy.counts).count()
+    }
+
+    fn given_up(&mut self, node: &str, why: &str) {
+        tracing::warn!(node, why, "copy given up");
+        self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
+        self.without.push(node.to_owned());
+    }
+
+    fn failed_words(&self) -> String {
+        if self.without.is_empty() {
+            String::new()
+        } else {
+            format!("; failed: {}", self.without.join(", "))
+        }
+    }
+
+    /// Does something with every copy; those that it fails with are given up, and so are those that lag.
+    fn each(&mut self, mut act: impl FnMut(&mut DumpSender) -> Result<(), PeerError>) {
+        let mut failed = Vec::new();
+        for (at, copy) in self.copies.iter_mut().enumerate() {
+            let began = Instant::now();
+            if let Err(error) = act(&mut copy.sender) {
+                failed.push((at, error.to_string()));
+            }
+            copy.waited += began.elapsed();
+        }
+        for (at, why) in failed.into_iter().rev() {
+            let copy = self.copies.swap_remove(at);
+            self.given_up(copy.sender.node(), &why);
+        }
+        if let Some(at) = self.laggard() {
+            let copy = self.copies.swap_remove(at);
+            self.given_up(copy.sender.node(), "it is much slower than the others");
+        }
+    }
+
+    /// A copy that holds all others up.
+    fn laggard(&self) -> Option<usize> {
+        let slowest = (0..self.copies.len()).max_by_key(|at| self.copies[*at].waited)?;
+        let others = self.copies.iter().enumerate();
+        let next = others
+            .filter(|(at, _)| *at != slowest)
+            .map(|(_, copy)| copy.waited)
+            .max()?;
+        (self.copies[slowest].waited > LAG + next * LAG_FACTOR).then_some(slowest)
+    }
+
+    /// Has every copy do something long, all at once, until enough have; the others get a little longer. What is
+    /// not right by then is given up.
+    fn all<T: Send + 'static>(
+        &mut self,
+        act: impl Fn(&mut DumpSender, Instant) -> Result<T, PeerError> + Clone + Send + 'static,
+        right: impl Fn(&T) -> bool,
+    ) {
+        let began = Instant::now();
+        let deadline = began + self.deadline;
+        let (done, results) = mpsc::channel();
+        let mut pending: Vec<String> = self.nodes();
+        for mut copy in self.copies.drain(..) {
+            let (act, done) = (act.clone(), done.clone());
+            std::thread::spawn(move || {
+                let result = act(&mut copy.sender, deadline);
+                // Nobody listens any more when it was given up: it is dropped, and so ended.
+                let _ = done.send((copy, result));
+            });
+        }
+        drop(done);
+        let mut until = deadline;
+        while !pending.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok((copy, result)) = results.recv_timeout(left) else {
+                break;
+            };
+            let node = copy.sender.node().to_owned();
+            pending.retain(|other| *other != node);
+            match result {
+                Ok(answer) if right(&answer) => self.copies.push(copy),
+                Ok(_) => self.given_up(&node, "it has other content"),
+                Err(error) => self.given_up(&node, &error.to_string()),
+            }
+            if self.counting() >= self.needed {
+                until = deadline.min(Instant::now() + began.elapsed().max(STRAGGLE));
+            }
+        }
+        for node in pending {
+            self.given_up(&node, "it was not done in time");
+        }
+    }
+
+    /// There are enough copies, or nodes to replace them at the commit.
+    fn check(&self) -> Result<(), StoreError> {
+        let missing = self.needed.saturating_sub(self.counting());
+        if missing == 0 {
+            return Ok(());
+        }
+        let substitutes = self.shared.choose(missing, &self.nodes(), &self.without);
+        let counting = substitutes
+            .iter()
+            .filter(|node| node.facts.class == NodeClass::Reserved);
+        if counting.count() >= missing {
+            return Ok(());
+        }
+        Err(self.too_few(self.counting()))
+    }
+
+    fn too_few(&self, have: usize) -> StoreError {
+        StoreError::Unavailable {
+            message: format!(
+                "{have} of {} other nodes that must keep a copy have one{}",
+                self.needed,
+                self.failed_words()
+            ),
+            hint: "see `permafrost node ls`; or dump with --durability local",
+        }
+    }
+
+    /// Has other nodes pull what is sealed here, until enough have: their names, and whether they count.
+    fn pull(&mut self, commit: &Commit, mut have: usize, deadline: Instant) -> Vec<(String, bool)> {
+        let mut pulled = Vec::new();
+        while have < self.needed {
+            let mut taken = self.nodes();
+            taken.extend(pulled.iter().map(|(node, _): &(String, bool)| node.clone()));
+            let chosen = self
+                .shared
+                .choose(self.needed - have, &taken, &self.without);
+            if chosen.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            let results: Vec<_> = std::thread::scope(|scope| {
+                let pulls: Vec<_> = chosen
+                    .iter()
+                    .map(|node| {
+                        let body = request::Body::Pull(request::Pull {
+                            checkpoint: commit.checkpoint.clone(),
+                            from: vec![self.shared.node.clone()],
+                            parent: self.parent.clone(),
+                            content_digest: commit.content_digest.clone(),
+                            ..request::Pull::default()
+                        });
+                        let network = &self.shared.network;
+                        scope.spawn(move || network.call(&node.facts.name, body, deadline))
+                    })
+                    .collect();
+                pulls.into_iter().map(|thread| thread.join()).collect()
+            });
+            for (node, result) in chosen.into_iter().zip(results) {
+                let name = node.facts.name;
+                match result {
+                    Ok(Ok(_)) => {
+                        tracing::info!(node = name, "keeps a copy in the place of one that failed");
+                        self.shared.stats.replaced.fetch_add(1, Ordering::Relaxed);
+                        let counts = node.facts.class == NodeClass::Reserved;
+                        have += usize::from(counts);
+                        pulled.push((name, counts));
+                    }
+                    Ok(Err(error)) => self.given_up(&name, &error.to_string()),
+                    Err(_) => self.given_up(&name, "asking it failed"),
+                }
+            }
+        }
+        pulled
+    }
+}
+
+impl Shared {
+    fn open(&self, node: &str, request: &CopiesRequest) -> Result<DumpSender, PeerError> {
+        let dump = request::Dump {
+            session: request.session.to_vec(),
+            job: request.job.clone(),
+            parent: request.parent.clone(),
+            ..request::Dump::default()
+        };
+        DumpSender::open(&self.network, node, dump, Instant::now() + OPENING)
+    }
+}
+
+impl Copies for Copying {
+    fn takes_parent(&self) -> bool {
+        self.copies.iter().all(|copy| copy.sender.has_parent())
+    }
+
+    fn space(&mut self, space: SpaceId, pages_id: u32) {
+        let space_type = u16::try_from(i32::from(space.space_type)).unwrap_or(u16::MAX);
+        self.each(|sender| sender.space(space_type, space.id, pages_id));
+    }
+
+    fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]) {
+        self.each(|sender| sender.pages(first_index, flags, bytes));
+    }
+
+    fn zero(&mut self, first_index: u64, flags: u16, pages: u64) {
+        self.each(|sender| counted(first_index, pages, |at, n| sender.zero(at, flags, n)));
+    }
+
+    fn parent(&mut self, first_index: u64, flags: u16, pages: u64) {
+        self.each(|sender| counted(first_index, pages, |at, n| sender.parent(at, flags, n)));
+    }
+
+    fn close(&mut self, own: ContentDigest) -> Result<(), StoreError> {
+        self.all(DumpSender::close, |closed| closed.content_digest == own);
+        self.check()
+    }
+
+    fn image(
+        &mut self,
+        name: &str,
+        len_bytes: u64,
+        contents: &mut dyn Read,
+    ) -> Result<(), StoreError> {
+        let failed = StoreError::io(format!("read image {name}"));
+        let title = Bytes::copy_from_slice(name.as_bytes());
+        self.each(|sender| sender.push(Kind::Image, Coding::Raw, 0, 0, len_bytes, title.clone()));
+        let mut piece = Vec::with_capacity(MAX_PAYLOAD_BYTES as usize);
+        loop {
+            piece.clear();
+            let read =
+                Read::take(&mut *contents, u64::from(MAX_PAYLOAD_BYTES)).read_to_end(&mut piece);
+            let read = match read {
+                Ok(0) => return Ok(()),
+                Ok(read) => read as u64,
+                Err(error) => return Err(failed(error)),
+            };
+            let bytes = Bytes::copy_from_slice(&piece);
+            self.each(|sender| {
+                sender.push(Kind::ImageData, Coding::Raw, 0, 0, read, bytes.clone())
+            });
+        }
+    }
+
+    fn prepare(&mut self, own: ContentDigest) -> Result<(), StoreError> {
+        self.all(DumpSender::prepare, |ready| ready.content_digest == own);
+        self.check()
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError> {
+        let deadline = Instant::now() + self.deadline;
+        // Whoever got the commit may have sealed, whatever became of the answer.
+        let told = self.nodes();
+        let wanted = commit.clone();
+        self.all(
+            move |sender, deadline| sender.commit(&wanted, deadline),
+            |_| true,
+        );
+        let mut holders = self.nodes();
+        let mut have = self.counting();
+        self.holders = told;
+        for (node, counts) in self.pull(commit, have, deadline) {
+            have += usize::from(counts);
+            self.holders.push(node.clone());
+            holders.push(node);
+        }
+        if have < self.needed {
+            return Err(self.too_few(have));
+        }
+        Ok(holders)
+    }
+
+    fn published(&mut self, checkpoint: &str) {
+        let checkpoint = checkpoint.to_owned();
+        let body = request::Body::Publish(request::Publish { checkpoint });
+        self.shared.tell(&self.holders, &body);
+    }
+
+    fn roll_back(&mut self, checkpoint: &str) {
+        self.copies.clear();
+        self.shared.roll_back(checkpoint, &self.holders);
+    }
+}
+
+/// Pages that are only named, in as many frames as their count takes.
+fn counted(
+    mut index: u64,
+    mut pages: u64,
+    mut push: impl FnMut(u64, u32) -> Result<(), PeerError>,
+) -> Result<(), PeerError> {
+    while pages > 0 {
+        let count = u32::try_from(pages).unwrap_or(u32::MAX);
+        push(index, count)?;
+        index += u64::from(count);
+        pages -= u64::from(count);
+    }
+    Ok(())
+}
