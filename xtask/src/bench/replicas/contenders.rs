@@ -12,7 +12,7 @@ use permafrost_tests::workload::Workload;
 use permafrost_tests::{criu, process};
 
 use super::child::{self, Running};
-use super::site::Site;
+use super::site::{self, Site};
 use crate::rig::{self, Interrupt};
 
 /// No sample takes longer, unless it is stuck.
@@ -103,13 +103,8 @@ pub(super) fn dump(
     match contender {
         Contender::PageServer => page_server(site, work, task, false, restore, interrupt),
         Contender::PageServerTls => page_server(site, work, task, true, restore, interrupt),
-        Contender::Permafrost => {
-            permafrost(site, work, task, restore, interrupt).with_context(|| {
-                site.nodes()
-                    .map(super::site::Nodes::logs)
-                    .unwrap_or_default()
-            })
-        }
+        Contender::Permafrost => permafrost(site, work, task, restore, interrupt)
+            .with_context(|| site.nodes().map(site::Nodes::logs).unwrap_or_default()),
         Contender::BareQuic => bail!("the bare pair dumps nothing"),
     }
 }
@@ -234,7 +229,7 @@ fn permafrost(
     interrupt: &Interrupt,
 ) -> Result<Sample> {
     let nodes = site.nodes()?;
-    let [here, there] = &nodes.daemons;
+    let (here, there) = (&nodes.daemons[0], &nodes.daemons[1]);
     let job = work
         .file_name()
         .map(|name| name.to_string_lossy().replace('.', "bench"))
@@ -256,6 +251,7 @@ fn permafrost(
     let (forth, back) = wire.end(site)?;
     let said: serde_json::Value =
         serde_json::from_slice(&output.stdout).context("parse what permafrost dump says")?;
+    nodes.check_both_hold_it()?;
     task.wait_until_gone()?;
     if restore {
         // From the copy of the other node, on the other host.
@@ -299,7 +295,7 @@ pub(super) fn bare_quic(site: &Site, size_mib: u64, interrupt: &Interrupt) -> Re
         bail!("permafrost-bare-quic does not listen");
     }
     let mut send = end(site.here(), "send", 0);
-    send.args(["--to", &address, "--name", &site.name(1)]);
+    send.args(["--to", &address, "--name", &site::name(1)]);
     send.args(["--bytes", &(size_mib << 20).to_string()]);
     let wire = Wire::begin(site)?;
     let cpu = process::ended_children_cpu_time()?;

@@ -16,7 +16,7 @@ use permafrost_tests::workload::{self, Workload};
 
 use self::contenders::{Contender, Sample};
 use self::progress::Progress;
-use self::site::Site;
+use self::site::{Site, Size};
 use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 
@@ -132,13 +132,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let largest_mib = options.sizes.iter().max().copied().unwrap_or(0);
     let mut measured = Vec::new();
     for &mtu in &options.mtus {
-        let site = Site::new(
-            &criu,
+        let with_nodes = contenders.contains(&Contender::Permafrost);
+        let size = Size {
+            hosts: 2,
             mtu,
-            options.mbit,
-            largest_mib,
-            contenders.contains(&Contender::Permafrost),
-        )?;
+            mbit: options.mbit,
+            node_mib: with_nodes.then_some(largest_mib),
+            images_mib: largest_mib,
+        };
+        let site = Site::new(&criu, &size)?;
         for setting in options.settings(mtu) {
             let mut samples: Vec<_> = contenders
                 .iter()

@@ -1,4 +1,4 @@
-//! What the contenders run on: two hosts, their certificates, and two nodes of Permafrost with their registry.
+//! What is measured on: hosts, their certificates, and nodes of Permafrost on them with their registry.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,18 +25,33 @@ pub(super) struct Site {
     // In the order in which they are taken down.
     nodes: Option<Nodes>,
     hosts: Hosts,
-    identities: [PathBuf; 2],
+    identities: Vec<PathBuf>,
     dir: TempDir,
     criu: PathBuf,
     mtu: u32,
 }
 
-/// Two nodes, one on each host, and the registry on the first.
+/// How much of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// Hosts, and with `region_mib` nodes.
+    pub(super) hosts: usize,
+    /// Of the link, bytes.
+    pub(super) mtu: u32,
+    /// Speed of the link; `None`: not limited.
+    pub(super) mbit: Option<u32>,
+    /// Pages that each node is to hold at a time; `None`: no nodes.
+    pub(super) node_mib: Option<u64>,
+    /// Images of CRIU beside the regions.
+    pub(super) images_mib: u64,
+}
+
+/// A node on each host, and the registry on the first.
 pub(super) struct Nodes {
-    pub(super) daemons: [Daemon; 2],
+    pub(super) daemons: Vec<Daemon>,
     etcd: EtcdCluster,
     /// What is used in each region with nothing in it, bytes.
-    empty: [u64; 2],
+    empty: Vec<u64>,
 }
 
 impl Site {
@@ -44,24 +59,18 @@ impl Site {
     ///
     /// # Errors
     /// Fails where network namespaces cannot be made, and with the end of a node's log when it does not start.
-    pub(super) fn new(
-        criu: &Path,
-        mtu: u32,
-        mbit: Option<u32>,
-        largest_mib: u64,
-        with_nodes: bool,
-    ) -> Result<Self> {
-        let hosts = Hosts::create(2, mtu).context("make two hosts")?;
-        if let Some(mbit) = mbit {
+    pub(super) fn new(criu: &Path, size: &Size) -> Result<Self> {
+        let hosts = Hosts::create(size.hosts, size.mtu).context("make hosts")?;
+        if let Some(mbit) = size.mbit {
             hosts.iter().try_for_each(|host| host.limit(mbit))?;
         }
-        let region_mib = largest_mib + largest_mib / 8 + SPARE_MIB;
-        // Both regions, or the images of a page server: never at once, but both are there.
-        let nodes_mib = if with_nodes { 2 * region_mib } else { 0 };
-        let dir = rig::memory_dir(nodes_mib + largest_mib + largest_mib / 8 + 64)?;
+        let region_mib = size.node_mib.map(|mib| mib + mib / 8 + SPARE_MIB);
+        let regions_mib =
+            region_mib.map_or(0, |mib| mib * u64::try_from(size.hosts).unwrap_or(u64::MAX));
+        let dir = rig::memory_dir(regions_mib + size.images_mib + size.images_mib / 8 + 64)?;
         let ca = dir.path().join("ca");
         pki(&["init".as_ref(), "--dir".as_ref(), ca.as_os_str()])?;
-        let issue = |index: usize| -> Result<PathBuf> {
+        let issue = |(index, host): (usize, &Host)| -> Result<PathBuf> {
             let out = dir.path().join(format!("identity-{index}"));
             pki(&[
                 "issue".as_ref(),
@@ -72,22 +81,22 @@ impl Site {
                 "--role".as_ref(),
                 "node".as_ref(),
                 "--host".as_ref(),
-                hosts[index].address().to_string().as_ref(),
+                host.address().to_string().as_ref(),
                 "--out".as_ref(),
                 out.as_os_str(),
             ])?;
             Ok(out)
         };
-        let identities = [issue(0)?, issue(1)?];
+        let identities = hosts.iter().enumerate().map(issue).collect::<Result<_>>()?;
         let mut site = Self {
             nodes: None,
             hosts,
             identities,
             dir,
             criu: criu.to_owned(),
-            mtu,
+            mtu: size.mtu,
         };
-        if with_nodes {
+        if let Some(region_mib) = region_mib {
             site.nodes = Some(Nodes::start(&site, region_mib)?);
         }
         Ok(site)
@@ -103,14 +112,9 @@ impl Site {
         &self.hosts[1]
     }
 
-    /// Directory of the certificate and key of host 0 or 1.
+    /// Directory of a host's certificate and key.
     pub(super) fn identity(&self, index: usize) -> &Path {
         &self.identities[index]
-    }
-
-    /// Name in that certificate.
-    pub(super) fn name(&self, index: usize) -> String {
-        name(index)
     }
 
     pub(super) fn criu(&self) -> &Path {
@@ -150,7 +154,7 @@ impl Site {
 
 impl Nodes {
     fn start(site: &Site, region_mib: u64) -> Result<Self> {
-        let task = ui::Task::begin("start a registry and two nodes");
+        let task = ui::Task::begin("start a registry, and a node on each host");
         let place = Place {
             host: site.here().address().to_string(),
             client_port: 2379,
@@ -186,11 +190,13 @@ impl Nodes {
             };
             Daemon::start(&dir, &options).with_context(|| format!("start node {}", name(index)))
         };
-        let daemons = [start(0)?, start(1)?];
+        let daemons = (0..site.identities.len())
+            .map(start)
+            .collect::<Result<_>>()?;
         let mut nodes = Self {
             daemons,
             etcd,
-            empty: [0; 2],
+            empty: Vec::new(),
         };
         nodes.settle()?;
         nodes.empty = nodes.used()?;
@@ -198,9 +204,9 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Waits until neither daemon has anything to do: they map their regions in the background, and on two processors
+    /// Waits until no daemon has anything to do: they map their regions in the background, and on two processors
     /// that would be measured too.
-    fn settle(&self) -> Result<()> {
+    pub(super) fn settle(&self) -> Result<()> {
         /// Less than this of a look's time is rest: leases are renewed all the time.
         const REST: Duration = Duration::from_millis(20);
         const LOOK: Duration = Duration::from_millis(500);
@@ -213,20 +219,17 @@ impl Nodes {
                 let before = std::mem::replace(&mut used, self.cpu_time()?);
                 let at_rest = before
                     .iter()
-                    .zip(used)
-                    .all(|(&before, now)| now.saturating_sub(before) <= REST);
+                    .zip(&used)
+                    .all(|(&before, &now)| now.saturating_sub(before) <= REST);
                 Ok(at_rest.then_some(()))
             },
         )
     }
 
-    /// Processor time of both so far.
-    pub(super) fn cpu_time(&self) -> Result<[Duration; 2]> {
-        let [here, there] = &self.daemons;
-        Ok([
-            process::cpu_time(here.pid())?,
-            process::cpu_time(there.pid())?,
-        ])
+    /// Processor time of each so far.
+    pub(super) fn cpu_time(&self) -> Result<Vec<Duration>> {
+        let time = |daemon: &Daemon| process::cpu_time(daemon.pid());
+        self.daemons.iter().map(time).collect()
     }
 
     /// Processor time of the registry so far.
@@ -234,29 +237,49 @@ impl Nodes {
         process::cpu_time(self.etcd.pid(0)?)
     }
 
-    fn used(&self) -> Result<[u64; 2]> {
-        let used = |daemon: &Daemon| -> Result<u64> {
-            let status = daemon.json(&["status"])?;
-            let capacity = rig::number(&status, "capacity_bytes");
-            Ok(capacity.saturating_sub(rig::number(&status, "free_bytes")))
-        };
-        let [here, there] = &self.daemons;
-        Ok([used(here)?, used(there)?])
+    /// Used bytes of one region.
+    pub(super) fn used_by(&self, index: usize) -> Result<u64> {
+        let status = self.daemons[index].json(&["status"])?;
+        let capacity = rig::number(&status, "capacity_bytes");
+        Ok(capacity.saturating_sub(rig::number(&status, "free_bytes")))
     }
 
-    /// Removes a job, and waits until both regions are as empty as before, so that they never fill.
+    fn used(&self) -> Result<Vec<u64>> {
+        (0..self.daemons.len())
+            .map(|index| self.used_by(index))
+            .collect()
+    }
+
+    /// What the first two hold beside an empty region, bytes.
+    fn held(&self) -> Result<[u64; 2]> {
+        let used = self.used()?;
+        Ok([0, 1].map(|index| used[index].saturating_sub(self.empty[index])))
+    }
+
+    /// Makes sure that what was just dumped is in both regions: a restore would also get it from a node elsewhere.
+    pub(super) fn check_both_hold_it(&self) -> Result<()> {
+        let [here, there] = self.held()?;
+        ensure!(
+            there >= here - here / 8,
+            "the dump was acknowledged with {} here and {} there",
+            rig::mib(here),
+            rig::mib(there)
+        );
+        Ok(())
+    }
+
+    /// Removes a job, and waits until both regions are as empty as before, so that they never fill. For two nodes.
     pub(super) fn remove(&self, job: &str) -> Result<()> {
         self.daemons[0].run(&["rm", job, "--all"])?;
         process::wait_for("the freeing of both copies", FREED, || {
             std::thread::sleep(Duration::from_millis(50));
-            let used = self.used()?;
             // A little is kept of what is gone, such as a generation's number.
-            let is_free = |(used, empty): (u64, &u64)| used <= empty + (SPARE_MIB << 20) / 8;
-            Ok(used.into_iter().zip(&self.empty).all(is_free).then_some(()))
+            let is_free = |held: u64| held <= (SPARE_MIB << 20) / 8;
+            Ok(self.held()?.into_iter().all(is_free).then_some(()))
         })
     }
 
-    /// What both nodes said last.
+    /// What the nodes said last.
     pub(super) fn logs(&self) -> String {
         let log = |(index, daemon): (usize, &Daemon)| {
             format!("{}:\n{}\n", name(index), daemon::tail(&daemon.log()))
@@ -265,7 +288,8 @@ impl Nodes {
     }
 }
 
-fn name(index: usize) -> String {
+/// A host's name in its certificate.
+pub(super) fn name(index: usize) -> String {
     format!("n{index}")
 }
 
