@@ -3,6 +3,7 @@
 //! The client's own balancing sends calls to dead members too, and waits for silent ones; so there is one client a
 //! member here, and a preferred member that moves on when it fails.
 
+use std::error::Error as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,15 +28,39 @@ pub(crate) enum Failure {
     #[error("no member of etcd answered within {waited_ms} ms; the last said: {last}")]
     Unreachable { waited_ms: u128, last: String },
     /// etcd answered that it will not.
-    #[error("etcd refuses: {0}")]
+    #[error("etcd refuses: {}", words(.0))]
     Refused(#[source] Error),
+    /// No secure connection: the certificates do not fit.
+    #[error("no secure connection to etcd: {member}: {why}")]
+    Untrusted { member: String, why: String },
+}
+
+impl Failure {
+    /// What this node was given to speak with etcd does not fit: a user, a password, a certificate.
+    pub(crate) fn is_ours(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => false,
+            Self::Untrusted { .. } => true,
+            // By number: invalid argument, permission denied, failed precondition, unauthenticated. That is how
+            // etcd says: wrong password, no right to the prefix, no users at all, token not valid.
+            Self::Refused(Error::GRpcStatus(status)) => {
+                matches!(i32::from(status.code()), 3 | 7 | 9 | 16)
+            }
+            Self::Refused(_) => false,
+        }
+    }
 }
 
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         let hint = match failure {
             Failure::Unreachable { .. } => "see that most members of etcd run and can be reached",
-            Failure::Refused(_) => "see etcd's log; a user needs read and write on the prefix",
+            Failure::Refused(_) => {
+                "see etcd's log; a user needs its right password, and read and write on the prefix"
+            }
+            Failure::Untrusted { .. } => {
+                "etcd's certificate must be of the given authority and name the address; ours must be of the one that etcd trusts"
+            }
         };
         Self::Unavailable {
             message: format!("the registry: {failure}"),
@@ -95,12 +120,18 @@ impl Etcd {
             let last = match tokio::time::timeout_at(until, self.attempt(index, &call)).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) if !is_passing(&error) => return Err(Failure::Refused(error)),
-                Ok(Err(error)) => error.to_string(),
+                Ok(Err(error)) => words(&error),
                 Err(_) => "nothing".to_owned(),
             };
             self.give_up(index);
             let now = Instant::now();
             if now + PAUSE >= deadline {
+                if is_about_certificates(&last) {
+                    return Err(Failure::Untrusted {
+                        member: self.members[index].address.clone(),
+                        why: last,
+                    });
+                }
                 return Err(Failure::Unreachable {
                     waited_ms: begun.elapsed().as_millis(),
                     last: format!("{}: {last}", self.members[index].address),
@@ -169,6 +200,32 @@ impl Etcd {
             .preferred
             .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
     }
+}
+
+/// An error with its causes: a transport's own words are only that there was an error.
+fn words(error: &Error) -> String {
+    let (mut text, mut cause) = match error {
+        Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),
+        Error::TransportError(error) => (error.to_string(), error.source()),
+        Error::IoError(error) => (error.to_string(), error.source()),
+        other => (other.to_string(), None),
+    };
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Whether that is what a TLS library says of certificates, the other's or ours.
+fn is_about_certificates(words: &str) -> bool {
+    let words = words.to_lowercase();
+    ["certificate", "unknownca", "unknownissuer"]
+        .iter()
+        .any(|word| words.contains(word))
 }
 
 /// Whether the same call may succeed on another member, or a moment later.

@@ -80,6 +80,11 @@ impl Keys {
         format!("{}parked/", self.prefix)
     }
 
+    /// The id of etcd's data.
+    pub(crate) fn cluster(&self) -> String {
+        format!("{}cluster", self.prefix)
+    }
+
     /// Who does the work in the background.
     pub(crate) fn leader(&self) -> String {
         format!("{}leader", self.prefix)
@@ -146,6 +151,7 @@ mod tests {
         for outside in [
             keys.lock("l"),
             keys.leader(),
+            keys.cluster(),
             keys.parked("x"),
             keys.checkpoints(),
             keys.generation("g"),

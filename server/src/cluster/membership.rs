@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -53,7 +53,9 @@ impl From<Refusal> for StoreError {
             Refusal::Twin { .. } => {
                 "a region was copied: stop the other node, or let this one begin with an empty region"
             }
-            Refusal::Removed { .. } => "make it a member again, or give this node another name",
+            Refusal::Removed { .. } => {
+                "`permafrost node undrain` on another node takes it back; or give this node another name"
+            }
             Refusal::Value { .. } => "run daemons of the same version",
         };
         Self::Conflict {
@@ -81,11 +83,38 @@ impl Leader {
     }
 }
 
+/// The id of etcd's data, as far as known.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DataId(Arc<Mutex<Option<String>>>);
+
+impl DataId {
+    pub(crate) fn known(&self) -> Option<String> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn learn(&self, found: &[Vec<KeyValue>], key: &str) {
+        let mut kvs = found.iter().flatten();
+        let Some(kv) = kvs.find(|kv| kv.key() == key.as_bytes()) else {
+            return;
+        };
+        let id = String::from_utf8_lossy(kv.value()).into_owned();
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref() != Some(&id) {
+            tracing::info!(cluster = id, "the registry's data");
+            *known = Some(id);
+        }
+    }
+}
+
 pub(crate) struct Keeper {
     etcd: Arc<Etcd>,
     keys: Keys,
     fence: Arc<Fence>,
     leader: Arc<AtomicI64>,
+    data: DataId,
     facts: watch::Receiver<NodeFacts>,
     ttl: Duration,
     incarnation: String,
@@ -96,6 +125,7 @@ pub(crate) struct Keeper {
 pub(crate) struct Membership {
     fence: Arc<Fence>,
     leader: Arc<AtomicI64>,
+    data: DataId,
     facts: watch::Sender<NodeFacts>,
     stop: watch::Sender<bool>,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -116,15 +146,18 @@ impl Membership {
             keys: Keys::new(&config.prefix),
             fence: Arc::default(),
             leader: Arc::default(),
+            data: DataId::default(),
             facts,
             ttl: config.lease_ttl.max(Duration::from_secs(2)),
             incarnation: uuid::Uuid::new_v4().to_string(),
             boot: boot_id(),
         };
         let (fence, leader) = (keeper.fence.clone(), keeper.leader.clone());
+        let data = keeper.data.clone();
         let registration = match keeper.register().await {
             Ok(registration) => Some(registration),
-            Err(Refusal::Etcd(failure)) => {
+            // What is wrong with what we were given does not become right by waiting.
+            Err(Refusal::Etcd(failure)) if !failure.is_ours() => {
                 tracing::warn!(%failure, "not registered in the cluster; going on trying");
                 None
             }
@@ -134,6 +167,7 @@ impl Membership {
         Ok(Self {
             fence,
             leader,
+            data,
             facts: facts_sender,
             stop,
             task: Mutex::new(Some(task)),
@@ -149,6 +183,11 @@ impl Membership {
             fence: self.fence.clone(),
             token: self.leader.clone(),
         }
+    }
+
+    /// The id of etcd's data; `None` before the first registration.
+    pub(crate) fn data_id(&self) -> Option<String> {
+        self.data.known()
     }
 
     /// What this node says of itself from now on; its name and region stay.
@@ -405,16 +444,33 @@ impl Keeper {
                     Some(PutOptions::new().with_lease(lease)),
                 ),
                 TxnOp::put(member_key, member.encode(), None),
+                self.name_data(),
                 TxnOp::get(node_key.clone(), None),
+                TxnOp::get(self.keys.cluster(), None),
             ])
-            .or_else([TxnOp::get(node_key, None)]);
+            .or_else([
+                TxnOp::get(node_key, None),
+                TxnOp::get(self.keys.cluster(), None),
+            ]);
         let found = self.transaction(put).await?.found;
+        self.data.learn(&found, &self.keys.cluster());
         // Ours also when an earlier attempt's answer was lost: the lease is only ours.
         Ok(found
             .into_iter()
             .flatten()
             .find(|kv| kv.lease() == lease)
             .map(|kv| kv.create_revision()))
+    }
+
+    /// Gives etcd's data an id if it has none: whoever comes first does.
+    fn name_data(&self) -> TxnOp {
+        let key = self.keys.cluster();
+        let id = uuid::Uuid::new_v4().to_string();
+        TxnOp::txn(
+            Txn::new()
+                .when([Compare::create_revision(key.clone(), CompareOp::Equal, 0)])
+                .and_then([TxnOp::put(key, id, None)]),
+        )
     }
 
     async fn transaction(&self, txn: Txn) -> Result<Outcome, Failure> {
@@ -474,12 +530,19 @@ impl Keeper {
                 CompareOp::Equal,
                 own.token,
             )])
-            .and_then([TxnOp::put(
-                key,
-                self.value(facts),
-                Some(PutOptions::new().with_lease(own.lease)),
-            )]);
-        Ok(self.transaction(put).await?.succeeded)
+            .and_then([
+                TxnOp::put(
+                    key,
+                    self.value(facts),
+                    Some(PutOptions::new().with_lease(own.lease)),
+                ),
+                // Somebody may have taken it away to have etcd's data looked at anew.
+                self.name_data(),
+                TxnOp::get(self.keys.cluster(), None),
+            ]);
+        let outcome = self.transaction(put).await?;
+        self.data.learn(&outcome.found, &self.keys.cluster());
+        Ok(outcome.succeeded)
     }
 
     /// Leads if nobody does.

@@ -7,8 +7,10 @@
 //! leader. docs/cluster.md has the keys and why each step is safe.
 
 mod config;
+mod data;
 mod etcd;
 mod fence;
+mod inventory;
 mod keys;
 mod membership;
 mod nodes;
@@ -16,6 +18,7 @@ mod operate;
 pub mod placement;
 pub mod rebuild;
 mod registry;
+mod standing;
 mod values;
 
 use std::any::Any;
@@ -27,11 +30,13 @@ use crate::replication::ContentDigest;
 use crate::store::StoreError;
 
 pub use config::{ClusterConfig, DEFAULT_PREFIX, TlsFiles};
+pub use data::{Acquaintance, KnownData, Mark};
 pub use fence::Fence;
+pub use inventory::{Inventories, PeerInventories, held};
 pub use membership::Leader;
 pub use nodes::{LiveNode, Nodes, NodesView};
-pub use operate::Operate;
 pub(crate) use operate::no_cluster;
+pub use operate::{Operate, Operator};
 pub use registry::EtcdRegistry;
 pub use values::{FailureDomain, Member, MemberState, NodeClass, NodeFacts, Tier};
 
@@ -92,6 +97,20 @@ impl Cluster {
     #[must_use]
     pub fn fence(&self) -> Arc<Fence> {
         self.membership.fence()
+    }
+
+    /// The id of etcd's data, as of this node's last registration; `None` before the first. What a sweep goes by is
+    /// [`EtcdRegistry::mark`] and [`KnownData`].
+    #[must_use]
+    pub fn id(&self) -> Option<String> {
+        self.membership.data_id()
+    }
+
+    /// Answers `permafrost node …` on this node. `inventories` asks nodes what they hold; `wanted_copies` is for
+    /// checkpoints that a rebuild lists again.
+    #[must_use]
+    pub fn operator(&self, inventories: Arc<dyn Inventories>, wanted_copies: u32) -> Operator {
+        Operator::new(self.registry(), self.nodes(), inventories, wanted_copies)
     }
 
     /// Whether this node does the work in the background.

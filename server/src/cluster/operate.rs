@@ -1,8 +1,33 @@
 //! What people do with the cluster: look at its nodes, drain, remove and take back, rebuild the registry.
 
-use permafrost_protocol::control::{NodeList, Rebuilt, request};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
+use permafrost_protocol::control::{self, MissingNode, NodeList, NodeStatus, Rebuilt, request};
+
+use super::inventory::Inventories;
+use super::nodes::{LiveNode, Nodes, NodesView};
+use super::rebuild::{self, NodeInventory};
+use super::registry::EtcdRegistry;
+use super::standing::{Holdings, Standing, standing};
+use super::values::{Member, MemberState};
+use super::{Registered, Registry as _};
 use crate::store::StoreError;
+
+/// A view of the nodes that is older says nothing of who is alive: more than a lease's time, and a registry that is
+/// there confirms it every second.
+const STALE: Duration = Duration::from_secs(15);
+
+/// One that is older than this makes it likely that the registry does not answer: checkpoints are not counted then, as
+/// nobody wants to wait for the numbers.
+const LATE: Duration = Duration::from_secs(5);
+
+/// Names that are told of what a node alone holds.
+const NAMES: usize = 20;
+
+/// Inventories that are taken at once.
+const AT_ONCE: usize = 8;
 
 /// Answers `permafrost node …`. Everything blocks.
 pub trait Operate: Send + Sync {
@@ -30,5 +55,358 @@ pub(crate) fn no_cluster() -> StoreError {
     StoreError::Invalid {
         message: "this node is in no cluster".to_owned(),
         hint: "permafrostd --catalog etcd://… joins one; without it there is one machine, and `permafrost status` shows it",
+    }
+}
+
+/// Over etcd: made by [`super::Cluster::operator`].
+pub struct Operator {
+    registry: EtcdRegistry,
+    nodes: Nodes,
+    inventories: Arc<dyn Inventories>,
+    wanted_copies: u32,
+}
+
+impl Operator {
+    pub(super) fn new(
+        registry: EtcdRegistry,
+        nodes: Nodes,
+        inventories: Arc<dyn Inventories>,
+        wanted_copies: u32,
+    ) -> Self {
+        Self {
+            registry,
+            nodes,
+            inventories,
+            wanted_copies,
+        }
+    }
+
+    /// The nodes, as they were confirmed a moment ago.
+    fn fresh(&self) -> Result<NodesView, StoreError> {
+        let view = self.nodes.live();
+        if view.age > STALE {
+            return Err(StoreError::Unavailable {
+                message: "the registry does not answer, so nobody knows which nodes are alive"
+                    .to_owned(),
+                hint: "see that most members of etcd run and can be reached",
+            });
+        }
+        Ok(view)
+    }
+
+    fn answer(&self, view: &NodesView, only: &str) -> Result<NodeList, StoreError> {
+        // Whoever looks at the nodes while etcd is away does not wait for it.
+        let listed = if view.age > LATE {
+            None
+        } else {
+            let listed = self.registry.listed();
+            listed
+                .inspect_err(|error| tracing::warn!(%error, "checkpoints not counted"))
+                .ok()
+        };
+        let leader = match &listed {
+            Some(_) => self.registry.leader().ok().flatten(),
+            None => None,
+        };
+        let counted = listed.as_ref().map(|(listed, _)| standing(listed, view));
+        let mut list = describe(view, counted.as_ref());
+        list.answered_by = self.registry.node().to_owned();
+        list.leader = leader.unwrap_or_default();
+        list.cluster = listed.map_or_else(String::new, |(_, mark)| mark.id);
+        if !only.is_empty() {
+            list.nodes.retain(|node| node.name == only);
+            if list.nodes.is_empty() {
+                return Err(unknown(only));
+            }
+        }
+        Ok(list)
+    }
+
+    fn check_removable(&self, view: &NodesView, name: &str) -> Result<(), StoreError> {
+        let live = view.nodes.iter().find(|node| node.facts.name == name);
+        if live.is_some_and(|node| node.state == MemberState::Active) {
+            return Err(StoreError::Conflict {
+                message: format!("node {name} is alive and not drained"),
+                hint: "`permafrost node drain --wait` first has its checkpoints copied elsewhere; --force does without",
+            });
+        }
+        let listed = self.registry.list("")?;
+        let standing = standing(&listed, view);
+        let only_here = standing
+            .nodes
+            .get(name)
+            .map(|held| held.only_here.as_slice());
+        match only_here {
+            None | Some([]) => Ok(()),
+            Some(only_here) => Err(StoreError::Conflict {
+                message: format!("no other node that is alive holds {}", enumerate(only_here)),
+                hint: "wait until they are copied, or bring another holder back; with --force they stay listed, and cannot be read until the node is taken back (`permafrost node undrain`)",
+            }),
+        }
+    }
+}
+
+impl Operate for Operator {
+    fn nodes(&self, nodes: &request::Nodes) -> Result<NodeList, StoreError> {
+        self.answer(&self.nodes.live(), &nodes.name)
+    }
+
+    fn set_node(&self, set: &request::SetNode) -> Result<NodeList, StoreError> {
+        let state = MemberState::parse(&set.state)?;
+        let mut view = self.fresh()?;
+        let member = view.members.iter().find(|member| member.name == set.name);
+        let was = member.ok_or_else(|| unknown(&set.name))?.state;
+        if state == MemberState::Removed && was != MemberState::Removed && !set.force {
+            self.check_removable(&view, &set.name)?;
+        }
+        self.registry.set_member_state(&set.name, state)?;
+        tracing::info!(node = set.name, ?state, force = set.force, "node is set");
+        // What the watch will tell in a moment.
+        for member in &mut view.members {
+            if member.name == set.name {
+                member.state = state;
+            }
+        }
+        for node in &mut view.nodes {
+            if node.facts.name == set.name {
+                node.state = state;
+            }
+        }
+        if state == MemberState::Removed {
+            view.nodes.retain(|node| node.facts.name != set.name);
+        }
+        self.answer(&view, &set.name)
+    }
+
+    fn rebuild(&self, rebuild: &request::Rebuild) -> Result<Rebuilt, StoreError> {
+        let view = self.fresh()?;
+        let mut missing: Vec<MissingNode> = view
+            .members
+            .iter()
+            .filter(|member| view.nodes.iter().all(|node| node.facts.name != member.name))
+            .map(|member| MissingNode {
+                name: member.name.clone(),
+                why: match member.state {
+                    MemberState::Removed => "it was removed".to_owned(),
+                    _ => "it is not alive".to_owned(),
+                },
+            })
+            .collect();
+        let (inventories, silent) = self.inventories_of(&view.nodes);
+        missing.extend(silent);
+        // After the inventories: what is published meanwhile is seen, and what was withdrawn since is not listed
+        // again unless a node has not heard of it yet.
+        let (listed, mark) = self.registry.listed()?;
+        let plan = rebuild::plan(&listed, &inventories, self.wanted_copies);
+        let busy = if rebuild.dry_run {
+            Vec::new()
+        } else {
+            rebuild::apply(&self.registry, &plan)?
+        };
+        let put_off: BTreeSet<&str> = busy
+            .iter()
+            .map(|entry| entry.checkpoint.id.as_str())
+            .collect();
+        let again = plan
+            .list
+            .iter()
+            .filter(|entry| !put_off.contains(entry.checkpoint.id.as_str()));
+        Ok(Rebuilt {
+            dry_run: rebuild.dry_run,
+            cluster: mark.id,
+            nodes: inventories.into_iter().map(|taken| taken.node).collect(),
+            missing,
+            listed: again.map(line).collect(),
+            copies_added: plan.holders.len() as u64,
+            doubts: plan
+                .doubts
+                .iter()
+                .map(|doubt| control::Doubt {
+                    node: doubt.node.clone(),
+                    checkpoint: doubt.name.clone(),
+                    id: doubt.checkpoint.clone(),
+                    why: doubt.why.to_owned(),
+                })
+                .collect(),
+            busy: busy
+                .iter()
+                .map(|entry| rebuild::name_of(&entry.checkpoint))
+                .collect(),
+        })
+    }
+}
+
+impl Operator {
+    /// Of all nodes, some at a time; and those that did not give one.
+    fn inventories_of(&self, nodes: &[LiveNode]) -> (Vec<NodeInventory>, Vec<MissingNode>) {
+        let (mut taken, mut silent) = (Vec::new(), Vec::new());
+        for some in nodes.chunks(AT_ONCE) {
+            let asked: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = some
+                    .iter()
+                    .map(|node| scope.spawn(|| self.inventories.inventory(&node.facts.name)))
+                    .collect();
+                threads.into_iter().map(|thread| thread.join()).collect()
+            });
+            for (node, asked) in some.iter().zip(asked) {
+                let why = match asked {
+                    Ok(Ok(inventory)) => {
+                        taken.push(inventory);
+                        continue;
+                    }
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => "asking it failed".to_owned(),
+                };
+                silent.push(MissingNode {
+                    name: node.facts.name.clone(),
+                    why,
+                });
+            }
+        }
+        (taken, silent)
+    }
+}
+
+/// The line of the listing, with who holds it.
+fn line(entry: &Registered) -> control::Checkpoint {
+    control::Checkpoint {
+        nodes: entry.nodes.clone(),
+        copies_wanted: entry.wanted_copies,
+        ..entry.checkpoint.clone()
+    }
+}
+
+fn unknown(node: &str) -> StoreError {
+    StoreError::NotFound {
+        what: format!("node {node} in the cluster"),
+    }
+}
+
+/// `a@1, a@2 and 7 more`.
+fn enumerate(names: &[String]) -> String {
+    let (told, rest) = names.split_at(names.len().min(NAMES));
+    let mut text = told.join(", ");
+    if !rest.is_empty() {
+        text += &format!(" and {} more", rest.len());
+    }
+    text
+}
+
+/// What is known of the nodes, and of what they hold as far as that was counted.
+fn describe(view: &NodesView, counted: Option<&Standing>) -> NodeList {
+    let members: BTreeMap<&str, &Member> = view
+        .members
+        .iter()
+        .map(|member| (member.name.as_str(), member))
+        .collect();
+    let live: BTreeMap<&str, &LiveNode> = view
+        .nodes
+        .iter()
+        .map(|node| (node.facts.name.as_str(), node))
+        .collect();
+    let names: BTreeSet<&str> = members.keys().chain(live.keys()).copied().collect();
+    let describe = |name: &str| {
+        let (member, node) = (members.get(name), live.get(name));
+        let mut status = NodeStatus {
+            name: name.to_owned(),
+            live: node.is_some(),
+            ..NodeStatus::default()
+        };
+        if let Some(member) = member {
+            status.region.clone_from(&member.region);
+            status.first_seen_unix_ms = member.first_seen_unix_ms;
+            status.state = member.state.word().to_owned();
+        }
+        if let Some(LiveNode { facts, state, .. }) = node {
+            status.state = state.word().to_owned();
+            status.stopping = facts.draining;
+            status.class = facts.class.word().to_owned();
+            status.tier = facts.tier.word().to_owned();
+            status.zone.clone_from(&facts.domain.zone);
+            status.rack.clone_from(&facts.domain.rack);
+            status.host.clone_from(&facts.domain.host);
+            status.address.clone_from(&facts.address);
+            status.region.clone_from(&facts.region);
+            status.capacity_bytes = facts.capacity_bytes;
+            status.free_bytes = facts.free_bytes;
+            status.version.clone_from(&facts.version);
+        }
+        if let Some(counted) = counted {
+            let nothing = Holdings::default();
+            let held = counted.nodes.get(name).unwrap_or(&nothing);
+            status.checkpoints = Some(held.held);
+            status.needed = Some(held.needed);
+            status.needed_bytes = Some(held.needed_bytes);
+            status.only_here = Some(held.only_here.len() as u64);
+            status.only_here_names = held.only_here.iter().take(NAMES).cloned().collect();
+        }
+        status
+    };
+    NodeList {
+        nodes: names.into_iter().map(describe).collect(),
+        age_ms: (view.age != Duration::MAX)
+            .then(|| u64::try_from(view.age.as_millis()).unwrap_or(u64::MAX)),
+        checkpoints: counted.map(|counted| counted.listed),
+        under_replicated: counted.map(|counted| counted.under_replicated),
+        stranded: counted.map(|counted| counted.stranded),
+        ..NodeList::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::NodeFacts;
+
+    #[test]
+    fn dead_members_are_described_as_far_as_known() {
+        let member = |name: &str, state| Member {
+            name: name.to_owned(),
+            region: format!("region-of-{name}"),
+            state,
+            ..Member::default()
+        };
+        let view = NodesView {
+            nodes: vec![LiveNode {
+                facts: NodeFacts {
+                    name: "b".to_owned(),
+                    address: "b:1".to_owned(),
+                    region: "new".to_owned(),
+                    ..NodeFacts::default()
+                },
+                state: MemberState::Drained,
+                token: 1,
+            }],
+            members: vec![
+                member("a", MemberState::Removed),
+                member("b", MemberState::Drained),
+            ],
+            age: Duration::MAX,
+        };
+        let list = describe(&view, None);
+        let [a, b] = list.nodes.as_slice() else {
+            panic!("{list:?}");
+        };
+        assert_eq!(
+            (a.live, a.state.as_str(), a.region.as_str()),
+            (false, "removed", "region-of-a")
+        );
+        assert_eq!(
+            (b.live, b.state.as_str(), b.region.as_str()),
+            (true, "drained", "new")
+        );
+        assert_eq!(
+            (list.age_ms, list.checkpoints, b.checkpoints),
+            (None, None, None)
+        );
+        let counted = describe(&view, Some(&Standing::default()));
+        assert_eq!(counted.nodes[0].checkpoints, Some(0));
+    }
+
+    #[test]
+    fn long_lists_of_names_are_cut_and_say_so() {
+        let names: Vec<_> = (1..=23).map(|number| format!("j@{number}")).collect();
+        assert_eq!(enumerate(&names[..2]), "j@1, j@2");
+        assert!(enumerate(&names).ends_with("j@20 and 3 more"));
     }
 }

@@ -88,7 +88,7 @@ fn is_fit(node: &LiveNode, wanted: &Wanted<'_>) -> bool {
 }
 
 /// What fails together at the least. A host is a host in its rack and zone only: names may be used twice.
-fn host(node: &LiveNode) -> (&str, &str, &str) {
+pub(super) fn host(node: &LiveNode) -> (&str, &str, &str) {
     let domain = &node.facts.domain;
     if domain.host.is_empty() {
         // No machine has this as its zone, rack and name.

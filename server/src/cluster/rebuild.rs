@@ -39,6 +39,8 @@ pub struct Doubt {
     pub node: String,
     /// The checkpoint's id.
     pub checkpoint: String,
+    /// What it would be called.
+    pub name: String,
     /// What is wrong.
     pub why: &'static str,
 }
@@ -84,6 +86,7 @@ pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies:
                 plan.doubts.push(Doubt {
                     node: inventory.node.clone(),
                     checkpoint: checkpoint.id.clone(),
+                    name: name_of(checkpoint),
                     why,
                 });
             };
@@ -121,6 +124,7 @@ pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies:
                 plan.doubts.push(Doubt {
                     node: node.clone(),
                     checkpoint: entry.checkpoint.id.clone(),
+                    name: name_of(&entry.checkpoint),
                     why: "nodes disagree about what has its number",
                 });
             }
@@ -152,18 +156,22 @@ fn add(versions: &mut Vec<Registered>, copy: &Copy, node: &str, wanted_copies: u
 }
 
 /// Does what the plan says; can be repeated after a failure. Counters first: a number must be known as used before
-/// anybody could be given it.
+/// anybody could be given it. What was not listed, as its job is being dumped now or somebody was quicker: to be
+/// planned and applied again.
 ///
 /// # Errors
-/// Unavailable. A job that is being dumped now is a conflict, and only put off: plan and apply again.
-pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<(), StoreError> {
+/// Unavailable.
+pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, StoreError> {
     for (job, generation) in &plan.generations {
         registry.raise_generation(job, *generation)?;
     }
-    let mut busy = None;
+    let mut busy = Vec::new();
     for entry in &plan.list {
         match registry.publish(entry, None) {
-            Err(error @ StoreError::Conflict { .. }) => busy = Some(error),
+            Err(error @ StoreError::Conflict { .. }) => {
+                tracing::warn!(%error, "not listed again yet");
+                busy.push(entry.clone());
+            }
             other => other?,
         }
     }
@@ -174,7 +182,38 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<(), StoreError> {
             other => other?,
         }
     }
-    busy.map_or(Ok(()), Err)
+    Ok(busy)
+}
+
+/// Has the registry's counters never hand out the numbers that a node holds: what each node can do by itself as soon
+/// as it finds that etcd's data is new, so that dumps before the rebuild do not take the numbers of older ones.
+///
+/// # Errors
+/// Unavailable.
+pub fn keep_numbers(
+    registry: &EtcdRegistry,
+    holdings: &[crate::store::Holding],
+) -> Result<(), StoreError> {
+    let mut highest: BTreeMap<&str, u64> = BTreeMap::new();
+    for holding in holdings {
+        let checkpoint = &holding.checkpoint;
+        if checkpoint.generation != 0 {
+            let generation = highest.entry(&checkpoint.job).or_default();
+            *generation = (*generation).max(checkpoint.generation);
+        }
+    }
+    for (job, generation) in highest {
+        registry.raise_generation(job, generation)?;
+    }
+    Ok(())
+}
+
+/// As people write it.
+pub(super) fn name_of(checkpoint: &Checkpoint) -> String {
+    match checkpoint.generation {
+        0 => format!("parked session {}", checkpoint.session),
+        generation => format!("{}@{generation}", checkpoint.job),
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use prost::Message as _;
 use tokio::runtime::Handle;
 
 use super::config::ClusterConfig;
+use super::data::Mark;
 use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration};
 use super::keys::{Keys, end_of};
@@ -33,6 +34,8 @@ const CHANGED_HINT: &str = "try again";
 #[derive(Clone)]
 pub struct EtcdRegistry {
     inner: Arc<Inner>,
+    /// Lists nothing but this data's.
+    bound: Option<Mark>,
 }
 
 struct Inner {
@@ -63,6 +66,7 @@ impl EtcdRegistry {
                 runtime,
                 locks: Mutex::default(),
             }),
+            bound: None,
         }
     }
 
@@ -324,11 +328,22 @@ impl Inner {
         }
     }
 
-    /// All entries of a range, as they were at one moment, a page at a time.
-    async fn pages(&self, prefix: &str) -> Result<Vec<Registered>, StoreError> {
+    /// Which data etcd has now, and its revision as etcd writes it. The id is empty while the data has none.
+    async fn mark(&self) -> Result<(Mark, i64), StoreError> {
+        let found = self.get(self.keys.cluster(), None).await?;
+        let revision = found.header().map_or(0, |header| header.revision());
+        let id = found.kvs().first().map(|kv| kv.value()).unwrap_or_default();
+        let mark = Mark {
+            id: String::from_utf8_lossy(id).into_owned(),
+            revision: u64::try_from(revision).unwrap_or_default(),
+        };
+        Ok((mark, revision))
+    }
+
+    /// All entries of a range, as they were at a revision, a page at a time.
+    async fn pages(&self, prefix: &str, revision: i64) -> Result<Vec<Registered>, StoreError> {
         let end = end_of(prefix);
         let mut from = prefix.as_bytes().to_vec();
-        let mut revision = 0;
         let mut entries = Vec::new();
         loop {
             let options = GetOptions::new()
@@ -336,9 +351,6 @@ impl Inner {
                 .with_limit(PAGE)
                 .with_revision(revision);
             let page = self.get(from, Some(options)).await?;
-            if revision == 0 {
-                revision = page.header().map_or(0, |header| header.revision());
-            }
             for kv in page.kvs() {
                 match entry(kv) {
                     Ok((registered, _)) => entries.push(registered),
@@ -357,25 +369,42 @@ impl Inner {
         }
     }
 
-    async fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+    /// A job's entries, or all, and which data they are of: all as of one revision.
+    async fn list(
+        &self,
+        job: &str,
+        bound: Option<&Mark>,
+    ) -> Result<(Vec<Registered>, Mark), StoreError> {
+        let (mark, revision) = self.mark().await?;
+        if let Some(bound) = bound
+            && (bound.id != mark.id || bound.revision > mark.revision)
+        {
+            return Err(StoreError::Unavailable {
+                message: format!(
+                    "the registry's data is no longer that of cluster {} at revision {}",
+                    bound.id, bound.revision
+                ),
+                hint: "it was replaced just now; see docs/cluster.md, \"Cluster id\"",
+            });
+        }
         let prefix = if job.is_empty() {
             self.keys.checkpoints()
         } else {
             self.keys.checkpoints_of(job)
         };
-        let mut listed = self.pages(&prefix).await?;
+        let mut listed = self.pages(&prefix, revision).await?;
         listed.sort_by(|a, b| {
             let key =
                 |entry: &Registered| (entry.checkpoint.job.clone(), entry.checkpoint.generation);
             key(a).cmp(&key(b))
         });
-        let parked = self.pages(&self.keys.all_parked()).await?;
+        let parked = self.pages(&self.keys.all_parked(), revision).await?;
         listed.extend(
             parked
                 .into_iter()
                 .filter(|entry| job.is_empty() || entry.checkpoint.job == job),
         );
-        Ok(listed)
+        Ok((listed, mark))
     }
 }
 
@@ -429,8 +458,10 @@ impl Registry for EtcdRegistry {
     }
 
     fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
-        let job = job.to_owned();
-        self.wait(|inner| async move { inner.list(&job).await })
+        let (job, bound) = (job.to_owned(), self.bound.clone());
+        let (listed, _) =
+            self.wait(|inner| async move { inner.list(&job, bound.as_ref()).await })?;
+        Ok(listed)
     }
 
     fn set_holder(
@@ -445,6 +476,61 @@ impl Registry for EtcdRegistry {
 }
 
 impl EtcdRegistry {
+    /// Which data etcd has.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn mark(&self) -> Result<Mark, StoreError> {
+        let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;
+        if mark.id.is_empty() {
+            return Err(StoreError::Unavailable {
+                message: "the registry's data has no id yet".to_owned(),
+                hint: "the next node that registers gives it one",
+            });
+        }
+        Ok(mark)
+    }
+
+    /// The same registry, whose [`Registry::list`] is of this data, at this revision or later, or fails: for whoever
+    /// drops what is not listed. Data that is replaced between a look at it and the list is noticed so.
+    #[must_use]
+    pub fn bound_to(&self, mark: &Mark) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            bound: Some(mark.clone()),
+        }
+    }
+
+    /// Everything that is listed, and in which data.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn listed(&self) -> Result<(Vec<Registered>, Mark), StoreError> {
+        let bound = self.bound.clone();
+        self.wait(|inner| async move { inner.list("", bound.as_ref()).await })
+    }
+
+    /// The node that leads the work in the background.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn leader(&self) -> Result<Option<String>, StoreError> {
+        self.wait(|inner| async move {
+            let key = inner.keys.leader();
+            let found = inner.get(key.clone(), None).await?;
+            let holder = found.kvs().first().map(|kv| {
+                super::values::Holder::decode(kv.value())
+                    .map_err(|error| damaged(&key, &error.to_string()))
+            });
+            Ok(holder.transpose()?.map(|holder| holder.node))
+        })
+    }
+
+    /// The node that this is the registry of.
+    pub(crate) fn node(&self) -> &str {
+        &self.inner.node
+    }
+
     /// The job's counter is at least `generation` afterwards, so that the number is never handed out.
     ///
     /// # Errors
@@ -454,7 +540,8 @@ impl EtcdRegistry {
         self.wait(|inner| async move { inner.raise_generation(&job, generation).await })
     }
 
-    /// Says of a node that it takes part, takes nothing new, or must not come back.
+    /// Says of a node that it takes part, takes nothing new, or must not come back. One that is removed loses its
+    /// registration, and its locks; it goes on asking, and registers when it is taken back.
     ///
     /// # Errors
     /// Unavailable, or the cluster has never seen it.
@@ -486,12 +573,38 @@ impl EtcdRegistry {
                     .or_else([inner.get_own()]);
                 let outcome = inner.transaction(put).await?;
                 if outcome.succeeded {
-                    return Ok(());
+                    break;
                 }
                 if !inner.is_registered(&outcome, own) {
                     return Err(inner.fenced());
                 }
             }
+            if state == super::MemberState::Removed {
+                // After the member, whose revision a registration compares: so none is made in between.
+                inner.end_registration(&node).await?;
+            }
+            Ok(())
         })
+    }
+}
+
+impl Inner {
+    /// Ends a node's lease, if it has one.
+    async fn end_registration(&self, node: &str) -> Result<(), StoreError> {
+        let found = self.get(self.keys.node(node), None).await?;
+        let Some(lease) = found.kvs().first().map(KeyValue::lease) else {
+            return Ok(());
+        };
+        let revoked = self
+            .etcd
+            .call(self.limit, |mut client| async move {
+                client.lease_revoke(lease).await
+            })
+            .await;
+        match revoked {
+            // Not found: it is over already.
+            Ok(_) | Err(Failure::Refused(_)) => Ok(()),
+            Err(failure) => Err(failure.into()),
+        }
     }
 }

@@ -10,6 +10,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::Registered;
+use crate::store::StoreError;
 
 /// Version of all values.
 pub(crate) const VERSION: u32 = 1;
@@ -25,6 +26,16 @@ pub enum NodeClass {
     Transient,
 }
 
+impl NodeClass {
+    /// As people and JSON write it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Transient => "transient",
+        }
+    }
+}
+
 /// How fast a node's medium is, fastest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -36,6 +47,17 @@ pub enum Tier {
     /// A file.
     #[default]
     File,
+}
+
+impl Tier {
+    /// As people and JSON write it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Pmem => "pmem",
+            Self::Memory => "memory",
+            Self::File => "file",
+        }
+    }
 }
 
 /// What fails together. Empty parts are unknown, and then taken to be the same everywhere, except for the host.
@@ -107,6 +129,27 @@ pub enum MemberState {
     Drained,
     /// Must not come back.
     Removed,
+}
+
+impl MemberState {
+    /// As people and JSON write it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Drained => "drained",
+            Self::Removed => "removed",
+        }
+    }
+
+    pub(crate) fn parse(word: &str) -> Result<Self, StoreError> {
+        let all = [Self::Active, Self::Drained, Self::Removed];
+        all.into_iter()
+            .find(|state| state.word() == word)
+            .ok_or_else(|| StoreError::Invalid {
+                message: format!("{word:?} is no state of a node"),
+                hint: "say active, drained or removed",
+            })
+    }
 }
 
 /// A node that has ever been there.
@@ -255,6 +298,25 @@ mod tests {
         };
         let bytes = Entry::of(&entry).encode_to_vec();
         assert_eq!(Entry::read(&bytes).unwrap(), entry);
+    }
+
+    #[test]
+    fn words_are_those_of_the_values() {
+        for state in [
+            MemberState::Active,
+            MemberState::Drained,
+            MemberState::Removed,
+        ] {
+            assert_eq!(MemberState::parse(state.word()).unwrap(), state);
+            assert_eq!(serde_json::to_value(state).unwrap(), state.word());
+        }
+        assert!(MemberState::parse("Active").is_err());
+        for class in [NodeClass::Reserved, NodeClass::Transient] {
+            assert_eq!(serde_json::to_value(class).unwrap(), class.word());
+        }
+        for tier in [Tier::Pmem, Tier::Memory, Tier::File] {
+            assert_eq!(serde_json::to_value(tier).unwrap(), tier.word());
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod fencing;
 mod members;
+mod operating;
 mod outages;
 mod registry;
 mod support;

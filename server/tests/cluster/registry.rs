@@ -150,7 +150,11 @@ fn thousands_are_listed_by_pages_and_put_back_from_the_nodes() {
             let from = part * CHECKPOINTS / 8 + 1;
             let inventory = inventory(from, (part + 1) * CHECKPOINTS / 8);
             scope.spawn(move || {
-                rebuild::apply(registry, &rebuild::plan(&[], &[inventory], 2)).unwrap();
+                assert!(
+                    rebuild::apply(registry, &rebuild::plan(&[], &[inventory], 2))
+                        .unwrap()
+                        .is_empty()
+                );
             });
         }
     });

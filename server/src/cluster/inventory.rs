@@ -1,0 +1,195 @@
+//! What nodes hold, asked of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use permafrost_client::peer::Network;
+use permafrost_protocol::wire::message::{self, Held, HeldCopy, reply, request};
+use prost::Message as _;
+
+use super::rebuild::{Copy, NodeInventory};
+use crate::store::{Holding, Store, StoreError};
+
+/// An answer is a message, which may have 16 MiB.
+const PART_BYTES: usize = 8 << 20;
+
+/// Asks nodes what they hold.
+pub trait Inventories: Send + Sync {
+    /// Everything that a node holds. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be asked, or does not answer.
+    fn inventory(&self, node: &str) -> Result<NodeInventory, StoreError>;
+}
+
+/// Asks the other nodes by QUIC, and the store here.
+pub struct PeerInventories {
+    /// This node's name.
+    pub node: String,
+    /// What it holds.
+    pub store: Arc<Store>,
+    /// The way to the others.
+    pub network: Network,
+    /// How long one node may take for a part of its inventory: it reads a manifest for each checkpoint.
+    pub deadline: Duration,
+}
+
+impl Inventories for PeerInventories {
+    fn inventory(&self, node: &str) -> Result<NodeInventory, StoreError> {
+        collect(node, |after| {
+            if node == self.node {
+                return Ok(held(&self.store, &after));
+            }
+            let body = request::Body::Inventory(after);
+            let until = Instant::now() + self.deadline;
+            match self.network.call(node, body, until) {
+                Ok(reply::Body::Held(part)) => Ok(part),
+                Ok(_) => Err(unusable(node, "it answers something else")),
+                Err(error) => Err(unusable(node, &error.to_string())),
+            }
+        })
+    }
+}
+
+/// Answers an [`request::Inventory`]: the next part of what this node holds.
+#[must_use]
+pub fn held(store: &Store, asked: &request::Inventory) -> Held {
+    part_of(store.held(), &asked.after)
+}
+
+fn part_of(mut holdings: Vec<Holding>, after: &str) -> Held {
+    holdings.retain(|holding| holding.checkpoint.id.as_str() > after);
+    holdings.sort_by(|a, b| a.checkpoint.id.cmp(&b.checkpoint.id));
+    let mut part = Held::default();
+    let mut bytes = 0;
+    for holding in holdings {
+        let copy = HeldCopy {
+            content_digest: holding.content_digest.to_vec(),
+            published: holding.published,
+            provisional: holding.provisional,
+        };
+        // With the numbers and lengths in front of both.
+        bytes += holding.checkpoint.encoded_len() + copy.encoded_len() + 16;
+        if bytes > PART_BYTES && !part.checkpoints.is_empty() {
+            part.more = true;
+            break;
+        }
+        part.checkpoints.push(holding.checkpoint);
+        part.copies.push(copy);
+    }
+    part
+}
+
+/// Asks for one part after the other.
+fn collect(
+    node: &str,
+    mut ask: impl FnMut(request::Inventory) -> Result<Held, StoreError>,
+) -> Result<NodeInventory, StoreError> {
+    let mut copies: Vec<Copy> = Vec::new();
+    loop {
+        let after = copies
+            .last()
+            .map_or_else(String::new, |copy| copy.checkpoint.id.clone());
+        let message::Held {
+            checkpoints,
+            copies: states,
+            more,
+        } = ask(request::Inventory {
+            after: after.clone(),
+        })?;
+        if checkpoints.len() != states.len() {
+            return Err(unusable(node, "it does not say how its copies stand"));
+        }
+        let before = copies.len();
+        for (checkpoint, state) in checkpoints.into_iter().zip(states) {
+            let content_digest = state
+                .content_digest
+                .try_into()
+                .map_err(|_| unusable(node, "a digest that is not 32 bytes"))?;
+            // In order, so that the parts come to an end.
+            if copies.last().map_or("", |last| last.checkpoint.id.as_str())
+                >= checkpoint.id.as_str()
+            {
+                return Err(unusable(node, "its checkpoints are in no order"));
+            }
+            copies.push(Copy {
+                checkpoint,
+                content_digest,
+                is_published: state.published,
+            });
+        }
+        if !more {
+            return Ok(NodeInventory {
+                node: node.to_owned(),
+                copies,
+            });
+        }
+        if copies.len() == before {
+            return Err(unusable(node, "an empty part that is not the last"));
+        }
+    }
+}
+
+fn unusable(node: &str, why: &str) -> StoreError {
+    StoreError::Unavailable {
+        message: format!("inventory of {node}: {why}"),
+        hint: "see that the node runs and has the same version",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use permafrost_protocol::control::Checkpoint;
+
+    use super::*;
+
+    fn holdings(count: usize) -> Vec<Holding> {
+        let holding = |number: usize| Holding {
+            checkpoint: Checkpoint {
+                id: format!("{number:032x}"),
+                job: "j".repeat(1000),
+                ..Checkpoint::default()
+            },
+            content_digest: [7; 32],
+            published: number.is_multiple_of(2),
+            provisional: false,
+        };
+        // In another order than that of the ids.
+        (1..=count).rev().map(holding).collect()
+    }
+
+    #[test]
+    fn a_long_inventory_comes_in_parts_and_whole() {
+        let mut parts = 0;
+        let inventory = collect("n", |asked| {
+            parts += 1;
+            let part = part_of(holdings(20_000), &asked.after);
+            assert!(part.encoded_len() < 16 << 20);
+            Ok(part)
+        })
+        .unwrap();
+        assert!(parts > 1, "all in one part: nothing was shown");
+        assert_eq!(inventory.copies.len(), 20_000);
+        let published = inventory.copies.iter().filter(|copy| copy.is_published);
+        assert_eq!(published.count(), 10_000);
+    }
+
+    #[test]
+    fn nonsense_of_a_peer_is_an_error_and_never_an_endless_loop() {
+        let whole = part_of(holdings(3), "");
+        let mut endless = whole.clone();
+        endless.more = true;
+        let mut short = whole.clone();
+        short.copies.pop();
+        let mut digest = whole.clone();
+        digest.copies[0].content_digest.pop();
+        let empty = Held {
+            more: true,
+            ..Held::default()
+        };
+        for bad in [endless, short, digest, empty] {
+            assert!(collect("n", |_| Ok(bad.clone())).is_err());
+        }
+        assert_eq!(collect("n", |_| Ok(whole.clone())).unwrap().copies.len(), 3);
+    }
+}
