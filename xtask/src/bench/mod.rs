@@ -24,6 +24,8 @@ use crate::ui;
 enum Bench {
     /// Dumps that are on another host when they are acknowledged, beside CRIU's page server and bare QUIC
     Replicas(replicas::Options),
+    /// Copies made anew elsewhere when a node leaves: alone, and beside dumps
+    Repair(replicas::repair::Options),
 }
 
 /// What to measure.
@@ -83,6 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match &options.other {
         None => one_machine(options),
         Some(Bench::Replicas(options)) => replicas::run(options),
+        Some(Bench::Repair(options)) => replicas::repair::run(options),
     }
 }
 

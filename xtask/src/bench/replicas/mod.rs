@@ -7,6 +7,7 @@
 mod child;
 mod contenders;
 mod progress;
+pub(super) mod repair;
 mod report;
 mod site;
 

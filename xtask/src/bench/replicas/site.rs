@@ -244,6 +244,11 @@ impl Nodes {
         Ok(capacity.saturating_sub(rig::number(&status, "free_bytes")))
     }
 
+    /// Used bytes of one region with nothing in it.
+    pub(super) fn empty(&self, index: usize) -> u64 {
+        self.empty.get(index).copied().unwrap_or(0)
+    }
+
     fn used(&self) -> Result<Vec<u64>> {
         (0..self.daemons.len())
             .map(|index| self.used_by(index))
