@@ -1,9 +1,22 @@
 //! Repair: bringing every checkpoint of a cluster to as many copies as it should have.
 
+mod leader;
+mod options;
 mod plan;
+mod planner;
+mod progress;
 mod pull;
+mod steps;
+mod sweep;
+mod thread;
 mod throttle;
 
-pub use plan::{Action, NodeState, plan};
+pub use leader::Leading;
+pub use options::{RepairArgs, Timing};
+pub use plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
+pub use progress::Progress;
 pub use pull::Puller;
+pub use steps::{ClusterView, Peers, View};
+pub use sweep::{Standing, Sweep, SweepTiming, Swept};
+pub use thread::Worker;
 pub use throttle::{Limits, Pace, Throttle, ThrottledSink};

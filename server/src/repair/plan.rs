@@ -11,6 +11,9 @@ use crate::cluster::Registered;
 pub struct NodeState {
     /// Its lease lives.
     pub live: bool,
+    /// It is not live, and has been so for a moment only: it may just be restarting. Its copies count, so that
+    /// nothing is copied, and do not, so that nothing is dropped.
+    pub absent: bool,
     /// Its copies are to go elsewhere: it is drained, or of class transient.
     pub leaving: bool,
     /// Bytes free, the tie-breaker for which surplus copy goes.
@@ -37,6 +40,8 @@ pub enum Action {
         node: String,
         /// Whether it can be told now.
         live: bool,
+        /// Live nodes whose copies stay, as many as are wanted at least.
+        keepers: Vec<String>,
     },
     /// No live node has it. Nothing can be done until one comes back.
     Stranded {
@@ -47,10 +52,27 @@ pub enum Action {
     },
 }
 
-/// Works out what is to be done, in the order of the entries. `choose` names a node for one more copy of so many
-/// bytes, given who has one already; `None` when no node fits.
+/// How many copies of it are on live nodes that stay.
+#[must_use]
+pub fn copies_that_count(entry: &Registered, nodes: &BTreeMap<String, NodeState>) -> usize {
+    let counts = |holder: &&String| {
+        let state = nodes.get(*holder);
+        state.is_some_and(|node| node.live && !node.leaving)
+    };
+    entry.nodes.iter().filter(counts).count()
+}
+
+/// How many copies there should be; never none.
+#[must_use]
+pub fn wanted_copies(entry: &Registered) -> usize {
+    usize::try_from(entry.wanted_copies.max(1)).unwrap_or(usize::MAX)
+}
+
+/// Works out what is to be done, in the order of the entries. `choose` names a node for one more copy of a
+/// checkpoint, given who has one already; `None` when no node fits.
 ///
-/// - Fewer copies on live nodes that stay than wanted: copied, once for each that is missing.
+/// - Fewer copies on live nodes that stay than wanted: copied, once for each that is missing. Copies on nodes that
+///   are absent for a moment are not missed, but are not counted when others are dropped either.
 /// - Enough of them: copies on nodes that leave go; and so does a surplus, where there is the least room. A dead
 ///   node's entry stays as long as the node is a member: what it holds is good when it comes back.
 ///
@@ -58,7 +80,7 @@ pub enum Action {
 pub fn plan(
     entries: &[Registered],
     nodes: &BTreeMap<String, NodeState>,
-    mut choose: impl FnMut(&[String], u64) -> Option<String>,
+    mut choose: impl FnMut(&Checkpoint, &[String]) -> Option<String>,
 ) -> Vec<Action> {
     let mut actions = Vec::new();
     for entry in entries {
@@ -70,23 +92,37 @@ pub fn plan(
 fn plan_one(
     entry: &Registered,
     nodes: &BTreeMap<String, NodeState>,
-    choose: &mut impl FnMut(&[String], u64) -> Option<String>,
+    choose: &mut impl FnMut(&Checkpoint, &[String]) -> Option<String>,
     actions: &mut Vec<Action>,
 ) {
     let checkpoint = &entry.checkpoint;
     let state = |name: &String| nodes.get(name).copied();
-    let (mut staying, mut leaving) = (Vec::new(), Vec::new());
+    let (mut staying, mut leaving, mut absent) = (Vec::new(), Vec::new(), 0);
     for holder in &entry.nodes {
         match state(holder) {
             Some(node) if node.live && node.leaving => leaving.push(holder.clone()),
             Some(node) if node.live => staying.push(holder.clone()),
+            Some(node) if node.absent => absent += usize::from(!node.leaving),
             _ => {}
         }
     }
-    let wanted = usize::try_from(entry.wanted_copies).unwrap_or(usize::MAX);
+    let wanted = wanted_copies(entry);
     if staying.len() < wanted {
-        let mut from = staying.clone();
-        from.extend(leaving.iter().cloned());
+        let missing = wanted - staying.len();
+        if missing <= absent {
+            return;
+        }
+        let mut from = staying;
+        if !from.is_empty() {
+            // Not every copy from the same node.
+            let sum: usize = checkpoint.id.bytes().map(usize::from).sum();
+            let first = sum % from.len();
+            from.rotate_left(first);
+        }
+        from.append(&mut leaving);
+        if from.is_empty() && absent > 0 {
+            return;
+        }
         if from.is_empty() {
             actions.push(Action::Stranded {
                 checkpoint: checkpoint.clone(),
@@ -95,8 +131,8 @@ fn plan_one(
             return;
         }
         let mut taken = entry.nodes.clone();
-        for _ in staying.len()..wanted {
-            let Some(to) = choose(&taken, checkpoint.memory_bytes) else {
+        for _ in absent..missing {
+            let Some(to) = choose(checkpoint, &taken) else {
                 break;
             };
             taken.push(to.clone());
@@ -113,12 +149,13 @@ fn plan_one(
     let removed = entry.nodes.iter().filter(|holder| state(holder).is_none());
     go.extend(removed.map(|node| (node.clone(), false)));
     staying.sort_by_key(|holder| state(holder).map_or(0, |node| node.free_bytes));
-    let surplus = staying.len() - wanted;
-    go.extend(staying.into_iter().take(surplus).map(|node| (node, true)));
+    let keepers = staying.split_off(staying.len() - wanted);
+    go.extend(staying.into_iter().map(|node| (node, true)));
     actions.extend(go.into_iter().map(|(node, live)| Action::Drop {
         checkpoint: checkpoint.clone(),
         node,
         live,
+        keepers: keepers.clone(),
     }));
 }
 
@@ -128,6 +165,7 @@ mod tests {
 
     const STAYS: NodeState = NodeState {
         live: true,
+        absent: false,
         leaving: false,
         free_bytes: 100,
     };
@@ -138,6 +176,10 @@ mod tests {
     const DEAD: NodeState = NodeState {
         live: false,
         ..STAYS
+    };
+    const ABSENT: NodeState = NodeState {
+        absent: true,
+        ..DEAD
     };
 
     fn entry(wanted: u32, holders: &[&str]) -> Registered {
@@ -161,7 +203,7 @@ mod tests {
             .iter()
             .map(|&(name, state)| (name.to_owned(), state))
             .collect();
-        let choose = |holders: &[String], _: u64| {
+        let choose = |_: &Checkpoint, holders: &[String]| {
             nodes
                 .iter()
                 .find(|(name, node)| node.live && !node.leaving && !holders.contains(name))
@@ -171,7 +213,16 @@ mod tests {
             .into_iter()
             .map(|action| match action {
                 Action::Copy { to, from, .. } => format!("copy to {to} from {}", from.join(",")),
-                Action::Drop { node, live, .. } => format!("drop {node} {live}"),
+                Action::Drop {
+                    node,
+                    live,
+                    keepers,
+                    ..
+                } => {
+                    assert!(!keepers.contains(&node));
+                    assert!(keepers.len() >= 2, "{keepers:?}");
+                    format!("drop {node} {live}")
+                }
                 Action::Stranded { holders, .. } => format!("stranded {}", holders.join(",")),
             })
             .collect()
@@ -239,6 +290,21 @@ mod tests {
             planned(&entry(2, &["a", "b", "c"]), &nodes),
             ["drop a false"]
         );
+    }
+
+    #[test]
+    fn a_node_that_may_be_restarting_is_neither_missed_nor_relied_on() {
+        let nodes = [("a", STAYS), ("b", ABSENT), ("c", STAYS)];
+        assert!(planned(&entry(2, &["a", "b"]), &nodes).is_empty());
+        assert!(planned(&entry(1, &["b"]), &nodes).is_empty());
+        assert_eq!(
+            planned(&entry(3, &["a", "b"]), &nodes),
+            ["copy to c from a"]
+        );
+        let nodes = [("a", LEAVES), ("b", ABSENT), ("c", STAYS)];
+        assert!(planned(&entry(2, &["a", "b", "c"]), &nodes).is_empty());
+        let nodes = [("a", STAYS), ("b", ABSENT), ("c", STAYS)];
+        assert!(planned(&entry(2, &["a", "b", "c"]), &nodes).is_empty());
     }
 
     #[test]

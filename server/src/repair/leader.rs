@@ -1,0 +1,284 @@
+//! The leader's part: what the whole cluster lacks, and who is to do it.
+//!
+//! One thread looks; one more for each node that has something to do tells it, one thing after the other, so that
+//! every node works at once and none at two things. A leader that loses its lease stops before its next step; what a
+//! node was told goes on there, and the next leader finds it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::options::Timing;
+use super::planner::{Job, Planned, Planner};
+use super::progress::Progress;
+use super::steps::{Peers, Steps, Undone, View};
+use super::thread::{Stop, Worker};
+use crate::cluster::{MemberState, NodesView, Registry};
+
+/// How often it is looked whether there is anything to look at.
+const TICK: Duration = Duration::from_millis(500);
+
+/// How long a stopping leader waits for the steps that are being taken.
+const LAST_STEPS: Duration = Duration::from_secs(3);
+
+/// Repairs the cluster while this node leads it.
+pub struct Leading {
+    steps: Arc<Steps>,
+    timing: Timing,
+    queues: Arc<Queues>,
+}
+
+/// What the view looked like: who is there, and what was said of whom. Free space changes all the time and is left
+/// out.
+type Signature = Vec<(String, MemberState, u64)>;
+
+/// Between two looks.
+#[derive(Default)]
+struct Last {
+    looked: Option<Instant>,
+    signature: Signature,
+    is_busy: bool,
+}
+
+impl Leading {
+    /// Over the registry and the other nodes, this one included; counts in `progress`.
+    #[must_use]
+    pub fn new(
+        registry: Arc<dyn Registry>,
+        peers: Arc<dyn Peers>,
+        view: Arc<dyn View>,
+        timing: Timing,
+        progress: Arc<Progress>,
+    ) -> Self {
+        Self {
+            steps: Arc::new(Steps {
+                registry,
+                peers,
+                view,
+                progress,
+            }),
+            timing,
+            queues: Arc::default(),
+        }
+    }
+
+    /// Begins, on a thread of its own.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(self) -> std::io::Result<Worker> {
+        let stop = Stop::default();
+        Worker::start("repair", stop.clone(), move || self.run(&stop))
+    }
+
+    fn run(&self, stop: &Stop) {
+        let began = Instant::now();
+        let mut planner = Planner::new(self.timing);
+        let mut last = Last::default();
+        while !stop.after(TICK) {
+            if !self.steps.view.leads() {
+                // Whoever leads now knows nothing of how long nodes have been gone; nor do we when we lead again.
+                planner = Planner::new(self.timing);
+                last = Last::default();
+                self.queues.forget_waiting();
+                self.steps.progress.quiet();
+                continue;
+            }
+            let now = began.elapsed();
+            let ended = self.queues.take_ended();
+            last.is_busy |= !ended.is_empty();
+            for (job, end) in ended {
+                let node_failed = end.as_ref().is_err_and(Undone::is_nodes_fault);
+                planner.ended(now, &job, end.is_ok(), node_failed);
+            }
+            if self.is_due(&mut last) {
+                self.look(now, &mut planner, &mut last);
+            }
+            Progress::set(
+                &self.steps.progress.under_way,
+                self.queues.under_way().len(),
+            );
+        }
+        self.queues.stop();
+        self.steps.progress.quiet();
+    }
+
+    /// Whether it is time to look, and the nodes are known.
+    fn is_due(&self, last: &mut Last) -> bool {
+        let view = self.steps.view.nodes();
+        if view.age > self.timing.freshness || view.nodes.is_empty() {
+            return false;
+        }
+        let signature = signature(&view);
+        if signature != last.signature {
+            last.signature = signature;
+            last.is_busy = true;
+        }
+        let pause = if last.is_busy {
+            self.timing.busy
+        } else {
+            self.timing.idle
+        };
+        last.looked.is_none_or(|looked| looked.elapsed() >= pause)
+    }
+
+    fn look(&self, now: Duration, planner: &mut Planner, last: &mut Last) {
+        last.looked = Some(Instant::now());
+        // Before the list is read: what ends in between is seen as it was, and nothing is done twice.
+        let under_way = self.queues.under_way();
+        let entries = match self.steps.registry.list("") {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::warn!(%error, "nothing repaired: the registry cannot be read");
+                return;
+            }
+        };
+        let view = self.steps.view.nodes();
+        if view.age > self.timing.freshness {
+            return;
+        }
+        let planned = planner.plan(now, &entries, &view, &under_way);
+        let progress = &self.steps.progress;
+        Progress::add(&progress.rounds, 1);
+        Progress::set(&progress.under_replicated, planned.under_replicated);
+        Progress::set(&progress.stranded, planned.stranded);
+        let Planned { jobs, is_busy, .. } = planned;
+        last.is_busy = is_busy || !under_way.is_empty();
+        for job in jobs {
+            Queues::push(&self.queues, &self.steps, job);
+        }
+    }
+}
+
+fn signature(view: &NodesView) -> Signature {
+    let members = view.members.iter().map(|member| {
+        let live = view
+            .nodes
+            .iter()
+            .find(|node| node.facts.name == member.name);
+        let token = live.map_or(0, |node| node.token);
+        (member.name.clone(), member.state, token)
+    });
+    members.collect()
+}
+
+/// What nodes are to be told, and what came of it.
+#[derive(Default)]
+pub(super) struct Queues {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// By node; there as long as its thread.
+    waiting: HashMap<String, VecDeque<Job>>,
+    /// Checkpoints for which something is being done or waits, and how many such things.
+    under_way: HashMap<String, usize>,
+    ended: Vec<(Job, Result<(), Undone>)>,
+    stopped: bool,
+}
+
+impl Queues {
+    /// Has a step taken after those that its node is to take already.
+    fn push(queues: &Arc<Self>, steps: &Arc<Steps>, job: Job) {
+        let mut state = queues.lock();
+        if state.stopped {
+            return;
+        }
+        *state
+            .under_way
+            .entry(job.checkpoint.id.clone())
+            .or_default() += 1;
+        let node = job.node.clone();
+        if let Some(waiting) = state.waiting.get_mut(&node) {
+            return waiting.push_back(job);
+        }
+        state.waiting.insert(node.clone(), VecDeque::from([job]));
+        drop(state);
+        let (own, steps, of) = (Arc::clone(queues), Arc::clone(steps), node.clone());
+        let thread = std::thread::Builder::new().name("repair-node".to_owned());
+        if let Err(error) = thread.spawn(move || own.work(&steps, &of)) {
+            tracing::error!(%error, "nothing repaired on {node}");
+            queues.lock().give_up(&node);
+        }
+    }
+
+    /// Takes the steps of one node until there are none.
+    fn work(&self, steps: &Steps, node: &str) {
+        loop {
+            let mut state = self.lock();
+            let Some(job) = state.waiting.get_mut(node).and_then(VecDeque::pop_front) else {
+                state.waiting.remove(node);
+                drop(state);
+                return self.changed.notify_all();
+            };
+            drop(state);
+            let end = steps.take(&job);
+            let mut state = self.lock();
+            state.forget(&job.checkpoint.id);
+            // One that failed for its node's sake fails again; the rest waits, and is planned anew.
+            if end.as_ref().is_err_and(Undone::is_nodes_fault) {
+                state.give_up_waiting(node);
+            }
+            state.ended.push((job, end));
+        }
+    }
+
+    fn take_ended(&self) -> Vec<(Job, Result<(), Undone>)> {
+        std::mem::take(&mut self.lock().ended)
+    }
+
+    /// Checkpoints for which something is being done, or waits for its turn.
+    fn under_way(&self) -> HashSet<String> {
+        self.lock().under_way.keys().cloned().collect()
+    }
+
+    fn forget_waiting(&self) {
+        let mut state = self.lock();
+        let nodes: Vec<_> = state.waiting.keys().cloned().collect();
+        for node in nodes {
+            state.give_up_waiting(&node);
+        }
+        state.ended.clear();
+    }
+
+    /// Begins nothing any more, and waits a moment for what was begun.
+    fn stop(&self) {
+        self.forget_waiting();
+        let mut state = self.lock();
+        state.stopped = true;
+        let working = |state: &mut State| !state.waiting.is_empty();
+        let _ended = self
+            .changed
+            .wait_timeout_while(state, LAST_STEPS, working)
+            .unwrap_or_else(PoisonError::into_inner);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn forget(&mut self, id: &str) {
+        if let Some(count) = self.under_way.get_mut(id) {
+            *count -= 1;
+            if *count == 0 {
+                self.under_way.remove(id);
+            }
+        }
+    }
+
+    fn give_up_waiting(&mut self, node: &str) {
+        let waiting = self.waiting.get_mut(node).map(std::mem::take);
+        for job in waiting.into_iter().flatten() {
+            self.forget(&job.checkpoint.id);
+        }
+    }
+
+    fn give_up(&mut self, node: &str) {
+        self.give_up_waiting(node);
+        self.waiting.remove(node);
+    }
+}

@@ -1,0 +1,355 @@
+//! The leader's memory: since when nodes are gone and checkpoints lack copies, what has failed, and so what is to be
+//! done now. Keeps no time itself, and asks nobody.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use permafrost_protocol::control::Checkpoint;
+
+use super::options::Timing;
+use super::plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
+use crate::cluster::placement::{Wanted, place};
+use crate::cluster::{LiveNode, MemberState, NodeClass, NodesView, Registered};
+use crate::replication::ContentDigest;
+
+/// Copies planned at once, for each node.
+const COPIES_A_NODE: usize = 64;
+
+/// Longest pause of a checkpoint whose copies fail, as a multiple of the first.
+const LONGEST_PAUSE: u32 = 64;
+
+/// Something that one node is asked to do.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Job {
+    pub(super) checkpoint: Checkpoint,
+    /// Who is to pull it, or to drop it.
+    pub(super) node: String,
+    pub(super) task: Task,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Task {
+    Copy {
+        from: Vec<String>,
+        /// Id of the checkpoint that it was compared with; empty if it is not listed.
+        parent: String,
+        content_digest: ContentDigest,
+    },
+    Drop {
+        live: bool,
+        keepers: Vec<String>,
+    },
+}
+
+/// What is to be done, and how things stand.
+#[derive(Debug, Default)]
+pub(super) struct Planned {
+    pub(super) jobs: Vec<Job>,
+    pub(super) under_replicated: usize,
+    pub(super) stranded: usize,
+    /// Something waits for its time, or is to be done.
+    pub(super) is_busy: bool,
+}
+
+struct Seen {
+    /// Since when it has not been there.
+    gone_since: Option<Duration>,
+    class: NodeClass,
+}
+
+#[derive(Default)]
+pub(super) struct Planner {
+    timing: Timing,
+    seen: HashMap<String, Seen>,
+    /// Checkpoints that lack copies, and since when.
+    short_since: HashMap<String, Duration>,
+    /// Checkpoints whose copies failed: how often, and until when they wait.
+    failed: HashMap<String, (u32, Duration)>,
+    /// Nodes that do not answer, or are full, and until when they are left alone.
+    resting: HashMap<String, Duration>,
+    /// Stranded ones that were told of.
+    told: HashSet<String>,
+}
+
+impl Planner {
+    pub(super) fn new(timing: Timing) -> Self {
+        Self {
+            timing,
+            ..Self::default()
+        }
+    }
+
+    /// The job was done, or not: then it waits, and so does its node if `node_failed`.
+    pub(super) fn ended(&mut self, now: Duration, job: &Job, done: bool, node_failed: bool) {
+        if done {
+            self.failed.remove(&job.checkpoint.id);
+            return;
+        }
+        let pause = self.timing.pause;
+        let failed = self.failed.entry(job.checkpoint.id.clone()).or_default();
+        let times = 2_u32.saturating_pow(failed.0).min(LONGEST_PAUSE);
+        *failed = (failed.0.saturating_add(1), now + pause * times);
+        if node_failed {
+            self.resting.insert(job.node.clone(), now + pause * 3);
+        }
+    }
+
+    /// What is to be done at `now`; nothing for the checkpoints in `under_way`, for which something is being done.
+    pub(super) fn plan(
+        &mut self,
+        now: Duration,
+        entries: &[Registered],
+        view: &NodesView,
+        under_way: &HashSet<String>,
+    ) -> Planned {
+        self.resting.retain(|_, until| *until > now);
+        let nodes = self.states(now, view);
+        let mut planned = Planned {
+            is_busy: nodes.values().any(|node| node.absent),
+            ..Planned::default()
+        };
+        let mut ready = Vec::new();
+        let mut short = HashMap::new();
+        for entry in entries {
+            let id = &entry.checkpoint.id;
+            let is_short = copies_that_count(entry, &nodes) < wanted_copies(entry);
+            let mut waits = under_way.contains(id);
+            if is_short {
+                planned.under_replicated += 1;
+                let since = self.short_since.get(id).copied().unwrap_or(now);
+                short.insert(id.clone(), since);
+                waits |= now < since + self.timing.patience;
+            }
+            waits |= self.failed.get(id).is_some_and(|(_, until)| *until > now);
+            planned.is_busy |= waits;
+            if !waits {
+                ready.push(entry.clone());
+            }
+        }
+        self.short_since = short;
+        let listed: HashSet<&str> = entries
+            .iter()
+            .map(|entry| entry.checkpoint.id.as_str())
+            .collect();
+        self.failed.retain(|id, _| listed.contains(id.as_str()));
+
+        let mut choice = Choice::new(entries, view, &nodes, &self.resting);
+        let actions = plan(&ready, &nodes, |checkpoint, holders| {
+            choice.choose(checkpoint, holders)
+        });
+        let mut stranded = HashSet::new();
+        for action in actions {
+            match action {
+                Action::Copy {
+                    checkpoint,
+                    to,
+                    from,
+                } => {
+                    let parent = choice.parent(&checkpoint);
+                    planned.jobs.push(Job {
+                        task: Task::Copy {
+                            from,
+                            parent: parent.map_or_else(String::new, |p| p.checkpoint.id.clone()),
+                            content_digest: choice.digest(&checkpoint.id),
+                        },
+                        checkpoint,
+                        node: to,
+                    });
+                }
+                Action::Drop {
+                    checkpoint,
+                    node,
+                    live,
+                    keepers,
+                } => planned.jobs.push(Job {
+                    checkpoint,
+                    node,
+                    task: Task::Drop { live, keepers },
+                }),
+                Action::Stranded {
+                    checkpoint,
+                    holders,
+                } => {
+                    if !self.told.contains(&checkpoint.id) {
+                        let (job, generation) = (&checkpoint.job, checkpoint.generation);
+                        tracing::error!(id = %checkpoint.id, job, generation, holders = holders.join(", "), "no live node has this checkpoint");
+                    }
+                    stranded.insert(checkpoint.id);
+                }
+            }
+        }
+        planned.stranded = stranded.len();
+        self.told = stranded;
+        planned.is_busy |= !planned.jobs.is_empty();
+        planned
+    }
+
+    /// Every node that counts as one: those that are there, and those that may come back.
+    fn states(&mut self, now: Duration, view: &NodesView) -> BTreeMap<String, NodeState> {
+        let mut states = BTreeMap::new();
+        let live: HashMap<&str, &LiveNode> = view
+            .nodes
+            .iter()
+            .map(|node| (node.facts.name.as_str(), node))
+            .collect();
+        for node in &view.nodes {
+            let seen = Seen {
+                gone_since: None,
+                class: node.facts.class,
+            };
+            self.seen.insert(node.facts.name.clone(), seen);
+            let leaving =
+                node.state != MemberState::Active || node.facts.class == NodeClass::Transient;
+            states.insert(
+                node.facts.name.clone(),
+                NodeState {
+                    live: true,
+                    absent: false,
+                    leaving,
+                    free_bytes: node.facts.free_bytes,
+                },
+            );
+        }
+        for member in &view.members {
+            // Those that must not come back are forgotten; what they hold is no copy.
+            if live.contains_key(member.name.as_str()) || member.state == MemberState::Removed {
+                continue;
+            }
+            let seen = self.seen.entry(member.name.clone()).or_insert(Seen {
+                gone_since: Some(now),
+                class: NodeClass::Reserved,
+            });
+            let gone_since = *seen.gone_since.get_or_insert(now);
+            states.insert(
+                member.name.clone(),
+                NodeState {
+                    live: false,
+                    absent: now < gone_since + self.timing.grace,
+                    leaving: member.state != MemberState::Active
+                        || seen.class == NodeClass::Transient,
+                    free_bytes: 0,
+                },
+            );
+        }
+        self.seen.retain(|name, _| states.contains_key(name));
+        states
+    }
+}
+
+/// Chooses nodes for copies, and remembers what they are going to get.
+struct Choice<'a> {
+    by_id: HashMap<&'a str, &'a Registered>,
+    by_number: HashMap<(&'a str, u64), &'a Registered>,
+    nodes: Vec<LiveNode>,
+    /// Nodes that copies are moved away from: what they hold is in nobody's way.
+    leaving: BTreeSet<String>,
+    /// Nodes that get nothing.
+    without: Vec<String>,
+    /// Nodes that are going to have a checkpoint.
+    going_to: HashMap<String, Vec<String>>,
+    /// Copies that may still be chosen for: what is not done now is planned again.
+    left: usize,
+}
+
+impl<'a> Choice<'a> {
+    fn new(
+        entries: &'a [Registered],
+        view: &NodesView,
+        states: &BTreeMap<String, NodeState>,
+        resting: &HashMap<String, Duration>,
+    ) -> Self {
+        let number = |entry: &'a Registered| {
+            let checkpoint = &entry.checkpoint;
+            (checkpoint.job.as_str(), checkpoint.generation)
+        };
+        let leaving: BTreeSet<_> = states
+            .iter()
+            .filter(|(_, state)| state.live && state.leaving)
+            .map(|(name, _)| name.clone())
+            .collect();
+        Self {
+            by_id: entries
+                .iter()
+                .map(|entry| (entry.checkpoint.id.as_str(), entry))
+                .collect(),
+            by_number: entries
+                .iter()
+                .filter(|entry| entry.checkpoint.generation > 0)
+                .map(|entry| (number(entry), entry))
+                .collect(),
+            nodes: view.nodes.clone(),
+            without: leaving.iter().chain(resting.keys()).cloned().collect(),
+            leaving,
+            going_to: HashMap::new(),
+            left: view.nodes.len() * COPIES_A_NODE,
+        }
+    }
+
+    fn digest(&self, id: &str) -> ContentDigest {
+        self.by_id
+            .get(id)
+            .map_or([0; 32], |entry| entry.content_digest)
+    }
+
+    fn parent(&self, checkpoint: &Checkpoint) -> Option<&'a Registered> {
+        let number = (checkpoint.job.as_str(), checkpoint.parent_generation);
+        self.by_number.get(&number).copied()
+    }
+
+    /// A node for one more copy: best one that has the parent, where the copy takes little room and little time.
+    fn choose(&mut self, checkpoint: &Checkpoint, holders: &[String]) -> Option<String> {
+        self.left = self.left.checked_sub(1)?;
+        let with_parent: Vec<String> = self.parent(checkpoint).map_or_else(Vec::new, |parent| {
+            let going = self.going_to.get(&parent.checkpoint.id);
+            let held = parent.nodes.iter().chain(going.into_iter().flatten());
+            held.cloned().collect()
+        });
+        let whole = checkpoint
+            .memory_bytes
+            .saturating_sub(checkpoint.zero_bytes);
+        let beside = checkpoint.added_bytes.min(whole);
+        let chosen = self
+            .place(beside, holders, Some(&with_parent))
+            .map(|node| (node, beside))
+            .or_else(|| Some((self.place(whole, holders, None)?, whole)));
+        let (chosen, bytes) = chosen?;
+        for node in &mut self.nodes {
+            if node.facts.name == chosen {
+                node.facts.queued_bytes = node.facts.queued_bytes.saturating_add(bytes);
+            }
+        }
+        let going = self.going_to.entry(checkpoint.id.clone()).or_default();
+        going.push(chosen.clone());
+        Some(chosen)
+    }
+
+    fn place(
+        &self,
+        size_bytes: u64,
+        holders: &[String],
+        only: Option<&[String]>,
+    ) -> Option<String> {
+        let stays = |name: &String| !self.leaving.contains(name);
+        let holders: Vec<String> = holders.iter().filter(|name| stays(name)).cloned().collect();
+        let mut without = self.without.clone();
+        if let Some(only) = only {
+            if only.is_empty() {
+                return None;
+            }
+            let others = self.nodes.iter().map(|node| &node.facts.name);
+            without.extend(others.filter(|name| !only.contains(name)).cloned());
+        }
+        let holding = |node: &&LiveNode| holders.contains(&node.facts.name);
+        let placement = place(
+            &self.nodes,
+            &Wanted {
+                local: "",
+                copies: self.nodes.iter().filter(holding).count() + 1,
+                size_bytes,
+                holders: &holders,
+                without: &without,
+            },
+        );
+        placement.nodes.into_iter().next()
+    }
+}

@@ -1,0 +1,246 @@
+//! Carrying out what was planned: one copy made, one taken away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use permafrost_client::peer::{Network, PeerError};
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::wire::message::{reply, request};
+
+use super::planner::{Job, Task};
+use super::progress::Progress;
+use crate::cluster::{Leader, Nodes, NodesView, Registry};
+use crate::store::StoreError;
+
+/// Time for a small request.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Slowest copy that is waited for, bytes a second, and what it may take on top of that. One that takes longer goes
+/// on at its node, and is found there later.
+const SLOWEST: u64 = 4 << 20;
+const ON_TOP: Duration = Duration::from_secs(300);
+
+/// Who leads, and which nodes there are.
+pub trait View: Send + Sync {
+    /// Whether this node leads, for sure.
+    fn leads(&self) -> bool;
+    /// The nodes as last heard of.
+    fn nodes(&self) -> NodesView;
+}
+
+/// The view that a node of a cluster has.
+pub struct ClusterView {
+    /// Whether this node leads.
+    pub leader: Leader,
+    /// The nodes.
+    pub nodes: Nodes,
+}
+
+impl View for ClusterView {
+    fn leads(&self) -> bool {
+        self.leader.is_mine()
+    }
+
+    fn nodes(&self) -> NodesView {
+        self.nodes.live()
+    }
+}
+
+/// The other nodes, this one included.
+pub trait Peers: Send + Sync {
+    /// Has `node` pull a checkpoint; one that it has is answered for at once.
+    ///
+    /// # Errors
+    /// It does not answer in time, or could not.
+    fn pull(&self, node: &str, pull: request::Pull, patience: Duration) -> Result<(), PeerError>;
+
+    /// Has `node` drop its copy of a checkpoint that it is no holder of any more.
+    ///
+    /// # Errors
+    /// As [`Peers::pull`].
+    fn drop_copy(&self, node: &str, checkpoint: &str) -> Result<(), PeerError>;
+}
+
+impl Peers for Network {
+    fn pull(&self, node: &str, pull: request::Pull, patience: Duration) -> Result<(), PeerError> {
+        let body = request::Body::Pull(pull);
+        match self.call(node, body, Instant::now() + patience)? {
+            reply::Body::Committed(_) => Ok(()),
+            _ => Err(unexpected(node)),
+        }
+    }
+
+    fn drop_copy(&self, node: &str, checkpoint: &str) -> Result<(), PeerError> {
+        let body = request::Body::Rollback(request::Rollback {
+            checkpoint: checkpoint.to_owned(),
+        });
+        match self.call(node, body, Instant::now() + SOON)? {
+            reply::Body::Done(_) => Ok(()),
+            _ => Err(unexpected(node)),
+        }
+    }
+}
+
+fn unexpected(node: &str) -> PeerError {
+    PeerError::Protocol {
+        node: node.to_owned(),
+        what: "another answer than that to the request",
+    }
+}
+
+/// Why a step was not done.
+#[derive(Debug)]
+pub(super) enum Undone {
+    /// This node leads no more, or stops.
+    NotOurs,
+    /// The node that was asked.
+    Peer(PeerError),
+    /// The registry.
+    Registry(StoreError),
+    /// Too few others have a copy, whatever is listed.
+    TooFew { confirmed: usize },
+}
+
+impl std::fmt::Display for Undone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotOurs => f.write_str("this node leads no more"),
+            Self::Peer(error) => error.fmt(f),
+            Self::Registry(error) => error.fmt(f),
+            Self::TooFew { confirmed } => write!(f, "only {confirmed} other copies answer"),
+        }
+    }
+}
+
+impl Undone {
+    /// Whether the node itself is at fault, not the checkpoint.
+    pub(super) fn is_nodes_fault(&self) -> bool {
+        match self {
+            Self::Peer(PeerError::Refused { error, .. }) => {
+                matches!(error.code(), ErrorCode::NoSpace | ErrorCode::Denied)
+            }
+            Self::Peer(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// What steps are taken with.
+pub(super) struct Steps {
+    pub(super) registry: Arc<dyn Registry>,
+    pub(super) peers: Arc<dyn Peers>,
+    pub(super) view: Arc<dyn View>,
+    pub(super) progress: Arc<Progress>,
+}
+
+impl Steps {
+    pub(super) fn take(&self, job: &Job) -> Result<(), Undone> {
+        let (id, node) = (&job.checkpoint.id, &job.node);
+        let (done, counter, name) = match &job.task {
+            Task::Copy { .. } => (self.copy(job), &self.progress.copies_made, "copy"),
+            Task::Drop { .. } => (self.drop(job), &self.progress.copies_dropped, "removal"),
+        };
+        match &done {
+            Ok(()) => {
+                tracing::info!(%id, job = %job.checkpoint.job, %node, "{name} done");
+                add(counter, 1);
+            }
+            Err(Undone::NotOurs) => {}
+            Err(why) => {
+                tracing::warn!(%id, job = %job.checkpoint.job, %node, %why, "{name} not done");
+                if matches!(job.task, Task::Copy { .. }) {
+                    add(&self.progress.copies_failed, 1);
+                }
+            }
+        }
+        done
+    }
+
+    fn copy(&self, job: &Job) -> Result<(), Undone> {
+        let Task::Copy {
+            from,
+            parent,
+            content_digest,
+        } = &job.task
+        else {
+            return Ok(());
+        };
+        self.check()?;
+        let (checkpoint, node) = (&job.checkpoint, &job.node);
+        let pull = request::Pull {
+            checkpoint: checkpoint.id.clone(),
+            from: from.clone(),
+            parent: parent.clone(),
+            published: true,
+            content_digest: content_digest.to_vec(),
+            background: true,
+        };
+        let patience = ON_TOP + Duration::from_secs(checkpoint.memory_bytes / SLOWEST);
+        let pulled = self.peers.pull(node, pull, patience);
+        pulled.map_err(Undone::Peer)?;
+        self.check()?;
+        match self.registry.set_holder(checkpoint, node, true) {
+            Ok(()) => {
+                add(&self.progress.bytes_copied, checkpoint.memory_bytes);
+                Ok(())
+            }
+            Err(error) => {
+                if matches!(error, StoreError::NotFound { .. }) {
+                    // Removed meanwhile. If this does not get through, the node's sweep finds it.
+                    let _ = self.peers.drop_copy(node, &checkpoint.id);
+                }
+                Err(Undone::Registry(error))
+            }
+        }
+    }
+
+    /// Takes a copy off the list, then away: whoever reads the list in between finds the others.
+    fn drop(&self, job: &Job) -> Result<(), Undone> {
+        let Task::Drop { live, keepers } = &job.task else {
+            return Ok(());
+        };
+        self.check()?;
+        let (checkpoint, node) = (&job.checkpoint, &job.node);
+        // What is listed may be wrong: each of those that stay says itself that it has it.
+        let mut confirmed = 0;
+        for keeper in keepers.iter().filter(|keeper| *keeper != node) {
+            let asks = request::Pull {
+                checkpoint: checkpoint.id.clone(),
+                published: true,
+                ..request::Pull::default()
+            };
+            match self.peers.pull(keeper, asks, SOON) {
+                Ok(()) => confirmed += 1,
+                Err(error) => {
+                    tracing::warn!(id = %checkpoint.id, %keeper, %error, "copy not found")
+                }
+            }
+        }
+        if confirmed < keepers.len().max(1) {
+            return Err(Undone::TooFew { confirmed });
+        }
+        self.check()?;
+        let unlist = || self.registry.set_holder(checkpoint, node, false);
+        unlist().map_err(Undone::Registry)?;
+        if *live {
+            self.peers
+                .drop_copy(node, &checkpoint.id)
+                .map_err(Undone::Peer)?;
+            // The node itself may have put itself back on the list while it still had the copy.
+            unlist().map_err(Undone::Registry)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Undone> {
+        if self.view.leads() {
+            return Ok(());
+        }
+        Err(Undone::NotOurs)
+    }
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}

@@ -1,0 +1,250 @@
+//! Each node's own part: what it holds, compared with what is listed.
+//!
+//! What this node holds is read first, the list after: what was published before is seen. And nothing is done that
+//! was not found in two sweeps in a row, as the two are changed by others in between.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use permafrost_protocol::control::Checkpoint;
+
+use super::thread::{Stop, Worker};
+use crate::cluster::{Registered, Registry};
+use crate::store::{Store, StoreError};
+
+/// What the daemon knows and the sweep does not. Asked at every sweep.
+pub trait Standing: Send + Sync {
+    /// Whether what this node holds may be listed as held by it: it is not drained.
+    fn may_hold(&self) -> bool;
+
+    /// Whether the registry is the one that this node has always known, and has lost nothing since. Only then does
+    /// what it does not list not exist.
+    fn knows_registry(&self) -> bool;
+}
+
+/// When the sweep does what.
+#[derive(Clone, Copy, Debug)]
+pub struct SweepTiming {
+    /// Between two sweeps. Default 30 s.
+    pub interval: Duration,
+    /// What has been provisional for so long is settled: longer than the deadline of a dump and the lease of a node
+    /// together. Default 2 min.
+    pub settle: Duration,
+}
+
+impl Default for SweepTiming {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(30),
+            settle: Duration::from_secs(120),
+        }
+    }
+}
+
+/// What a sweep did, by id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Listed, and marked so here only now.
+    pub published: Vec<String>,
+    /// Sealed, never listed, and dropped.
+    pub left_over: Vec<String>,
+    /// Here and listed: this node is listed as a holder now.
+    pub claimed: Vec<String>,
+    /// Listed as held here, and not here: no longer listed so.
+    pub disclaimed: Vec<String>,
+    /// Once listed, not listed any more, and dropped.
+    pub dropped: Vec<String>,
+    /// Once listed, not listed any more, and left alone: the registry may have lost it.
+    pub in_doubt: Vec<String>,
+}
+
+/// What was found in a sweep, to be found again in the next.
+#[derive(Default)]
+struct Found {
+    unclaimed: HashSet<String>,
+    missing: HashSet<String>,
+    unlisted: HashSet<String>,
+}
+
+/// Compares what a node holds with what is listed, now and then.
+pub struct Sweep {
+    store: Arc<Store>,
+    registry: Arc<dyn Registry>,
+    node: String,
+    standing: Arc<dyn Standing>,
+    timing: SweepTiming,
+    before: Found,
+    /// Those in doubt that were told of.
+    told: HashSet<String>,
+}
+
+impl Sweep {
+    /// Of the node called `node`, over its store and the registry that it joined with.
+    #[must_use]
+    pub fn new(
+        store: Arc<Store>,
+        registry: Arc<dyn Registry>,
+        node: &str,
+        standing: Arc<dyn Standing>,
+        timing: SweepTiming,
+    ) -> Self {
+        Self {
+            store,
+            registry,
+            node: node.to_owned(),
+            standing,
+            timing,
+            before: Found::default(),
+            told: HashSet::new(),
+        }
+    }
+
+    /// Begins, on a thread of its own. The first sweep comes after one interval.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(mut self) -> std::io::Result<Worker> {
+        let stop = Stop::default();
+        Worker::start("sweep", stop.clone(), move || {
+            while !stop.after(self.timing.interval) {
+                if let Err(error) = self.once() {
+                    tracing::warn!(%error, "sweep not done");
+                }
+            }
+        })
+    }
+
+    /// One sweep.
+    ///
+    /// # Errors
+    /// The registry does not answer, or refuses this node; the journal cannot be written. What was done is done.
+    pub fn once(&mut self) -> Result<Swept, StoreError> {
+        let settled = self.store.settle(self.timing.settle)?;
+        let mut swept = Swept {
+            published: settled.published,
+            left_over: settled.dropped,
+            ..Swept::default()
+        };
+        // Not after the list, see above.
+        let marks = self.store.marks();
+        let listed = self.registry.list("")?;
+        let by_id: HashMap<&str, &Registered> = listed
+            .iter()
+            .map(|entry| (entry.checkpoint.id.as_str(), entry))
+            .collect();
+        let mut found = Found::default();
+        for mark in marks.iter().filter(|mark| mark.published) {
+            match by_id.get(mark.id.as_str()) {
+                Some(entry) if !entry.nodes.contains(&self.node) => {
+                    found.unclaimed.insert(mark.id.clone());
+                }
+                Some(_) => {}
+                None => {
+                    found.unlisted.insert(mark.id.clone());
+                }
+            }
+        }
+        let here: HashSet<&str> = marks.iter().map(|mark| mark.id.as_str()).collect();
+        for entry in &listed {
+            let id = &entry.checkpoint.id;
+            if entry.nodes.contains(&self.node) && !here.contains(id.as_str()) {
+                found.missing.insert(id.clone());
+            }
+        }
+        let before = std::mem::replace(&mut self.before, found);
+        let again = |now: &HashSet<String>, then: &HashSet<String>| {
+            let mut both: Vec<String> = now.intersection(then).cloned().collect();
+            both.sort_unstable();
+            both
+        };
+
+        if self.standing.may_hold() {
+            for id in again(&self.before.unclaimed, &before.unclaimed) {
+                let Some(entry) = by_id.get(id.as_str()) else {
+                    continue;
+                };
+                if self.is_same(entry) && self.claim(entry)? {
+                    swept.claimed.push(id);
+                }
+            }
+        }
+        for id in again(&self.before.missing, &before.missing) {
+            let Some(entry) = by_id.get(id.as_str()) else {
+                continue;
+            };
+            if self.disclaim(entry)? {
+                swept.disclaimed.push(id);
+            }
+        }
+        let unlisted = again(&self.before.unlisted, &before.unlisted);
+        if unlisted.is_empty() || self.standing.knows_registry() {
+            self.told.clear();
+            for id in unlisted {
+                if self.store.roll_back(&id, true)? {
+                    tracing::info!(%id, "removed from the cluster's list: dropped here");
+                    swept.dropped.push(id);
+                }
+            }
+        } else {
+            for id in &unlisted {
+                if self.told.insert(id.clone()) {
+                    tracing::error!(%id, "not listed any more; kept, as the registry may have lost it");
+                }
+            }
+            swept.in_doubt = unlisted;
+        }
+        Ok(swept)
+    }
+
+    /// Whether what is here is what is listed under its id.
+    fn is_same(&self, entry: &Registered) -> bool {
+        let id = &entry.checkpoint.id;
+        match self.store.open_fetch(id, "") {
+            Ok(held) if held.content_digest() == entry.content_digest => true,
+            Ok(_) => {
+                tracing::error!(%id, "what is here is not what is listed under its id");
+                false
+            }
+            // A damaged one is no copy.
+            Err(_) => false,
+        }
+    }
+
+    /// Lists this node as a holder. The leader may have had the copy dropped at this moment: then not.
+    fn claim(&self, entry: &Registered) -> Result<bool, StoreError> {
+        let id = &entry.checkpoint.id;
+        if !self.set_holder(&entry.checkpoint, true)? {
+            return Ok(false);
+        }
+        if !self.store.holds(id) {
+            self.set_holder(&entry.checkpoint, false)?;
+            return Ok(false);
+        }
+        tracing::info!(%id, "found here, and listed as held here");
+        Ok(true)
+    }
+
+    /// Takes this node off the list of holders; never the last one, which at least says who had it.
+    fn disclaim(&self, entry: &Registered) -> Result<bool, StoreError> {
+        let id = &entry.checkpoint.id;
+        if self.store.holds(id) {
+            return Ok(false);
+        }
+        if entry.nodes.len() < 2 {
+            tracing::error!(%id, "listed as held here alone, and not here");
+            return Ok(false);
+        }
+        tracing::error!(%id, "listed as held here, and not here: taken off the list");
+        self.set_holder(&entry.checkpoint, false)
+    }
+
+    /// False: it has been removed meanwhile.
+    fn set_holder(&self, checkpoint: &Checkpoint, holds: bool) -> Result<bool, StoreError> {
+        match self.registry.set_holder(checkpoint, &self.node, holds) {
+            Ok(()) => Ok(true),
+            Err(StoreError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

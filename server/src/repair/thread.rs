@@ -1,0 +1,63 @@
+//! A thread that does something now and then, until it is told to stop.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Says when to stop.
+#[derive(Clone, Default)]
+pub(super) struct Stop(Arc<(Mutex<bool>, Condvar)>);
+
+impl Stop {
+    pub(super) fn now(&self) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.1.notify_all();
+    }
+
+    /// Waits; whether it is time to stop.
+    pub(super) fn after(&self, time: Duration) -> bool {
+        let stopped = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .0
+            .1
+            .wait_timeout_while(stopped, time, |stopped| !*stopped);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// A thread of repair. Dropped, it is told to stop, and waited for: it ends with the call to another node or to the
+/// registry that it is in, seconds at most.
+pub struct Worker {
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(super) fn start(
+        name: &str,
+        stop: Stop,
+        body: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let builder = std::thread::Builder::new().name(name.to_owned());
+        Ok(Self {
+            stop,
+            thread: Some(builder.spawn(body)?),
+        })
+    }
+
+    /// Stops it. The same as dropping it, with a name.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop.now();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a thread of repair has died");
+        }
+    }
+}
