@@ -1,7 +1,7 @@
 //! Reading everything of a checkpoint to see whether it is whole: manifest, map pages, images and pages.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use permafrost_pmem::{Checkpoint, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
@@ -76,6 +76,8 @@ pub struct Held {
     pub record: Option<control::Checkpoint>,
     /// Bytes of its segments, shared ones included.
     pub bytes: u64,
+    /// This very copy: another one of the same id lies elsewhere in the region.
+    pub copy: Weak<Checkpoint>,
 }
 
 impl Held {
@@ -112,6 +114,7 @@ impl Store {
             Held {
                 record: records.remove(&id),
                 bytes: checkpoint.segments() * segment_bytes,
+                copy: Arc::downgrade(&checkpoint),
                 id,
             }
         });

@@ -84,8 +84,11 @@ impl Store {
         opened.map_err(StoreError::Elsewhere)
     }
 
-    /// What the registry says a checkpoint holds.
-    fn listed_digest(
+    /// What the registry says a checkpoint holds; `None` without one.
+    ///
+    /// # Errors
+    /// It does not list it; it does not answer.
+    pub fn listed_digest(
         &self,
         record: &control::Checkpoint,
     ) -> Result<Option<ContentDigest>, StoreError> {

@@ -1,6 +1,7 @@
 //! Looking at what is stored: listings, details, verification, and the small changes (remove, pin).
 
 use std::collections::HashSet;
+use std::sync::Weak;
 
 use permafrost_pmem::{ATTR_PINNED, MediumKind};
 use permafrost_protocol::control;
@@ -133,6 +134,7 @@ impl Store {
                 id: record.id.clone(),
                 record: Some(record),
                 bytes: 0,
+                copy: Weak::new(),
             };
             let checked = self.check(&held, None, &mut |pages, _| {
                 result.pages += pages;

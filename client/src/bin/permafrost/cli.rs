@@ -65,6 +65,19 @@ Example:
     permafrost adopt --job train --images-dir /tmp/d
 ";
 
+const SCRUB_EXAMPLES: &str = "\
+permafrostd does so by itself once in --scrub-period; this does it now, for what the node holds. A damaged
+checkpoint gets a fresh copy from another node that has one. Where none can give it, the checkpoint stays as
+it is, is shown as damaged, is not compared with by the next dump, and is looked at again every hour.
+`permafrost verify` only reads.
+
+Exit code 7 when something is damaged and was not mended.
+
+Examples:
+    permafrost scrub               everything
+    permafrost scrub train@3       one checkpoint
+";
+
 const OPEN_EXAMPLES: &str = "\
 Opens a session of its own for a job and prints where `criu --page-server` shall send the pages. Seal it
 with `permafrost adopt`, or with permafrost-action as CRIU's action script.
@@ -116,6 +129,9 @@ pub(crate) enum Command {
     Unpin(OneCheckpoint),
     /// Read every page and compare it with its checksum.
     Verify(VerifyArguments),
+    /// Read every page, mend from other nodes what is damaged, and set aside what cannot be.
+    #[command(after_help = SCRUB_EXAMPLES)]
+    Scrub(ScrubArguments),
     /// Give the pages of a bare `criu --page-server` a job.
     #[command(after_help = ADOPT_EXAMPLES)]
     Adopt(AdoptArguments),
@@ -288,6 +304,13 @@ pub(crate) struct PinArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArguments {
+    /// JOB or JOB@GEN; everything without it.
+    #[arg(value_name = "JOB[@GEN]")]
+    pub(crate) checkpoint: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScrubArguments {
     /// JOB or JOB@GEN; everything without it.
     #[arg(value_name = "JOB[@GEN]")]
     pub(crate) checkpoint: Option<String>,

@@ -1,6 +1,8 @@
 //! `permafrost ls`, `show` and `status`.
 
-use permafrost_protocol::control::{Checkpoint, Checkpoints, Detail, ServerStatus, request};
+use permafrost_protocol::control::{
+    Checkpoint, Checkpoints, Detail, ScrubStatus, ServerStatus, request,
+};
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
 
 use crate::cli::{LsArguments, OneCheckpoint};
@@ -52,7 +54,7 @@ fn human_list(list: &Checkpoints) -> String {
                 human::bytes(checkpoint.added_bytes),
                 checkpoint.processes.to_string(),
                 parent(checkpoint),
-                (if checkpoint.pinned { "pinned" } else { "" }).to_owned(),
+                remarks(checkpoint),
             ]);
         }
         text.push_str(&table.render());
@@ -86,6 +88,13 @@ fn human_list(list: &Checkpoints) -> String {
         text.push_str("no checkpoints\n");
     }
     text
+}
+
+fn remarks(checkpoint: &Checkpoint) -> String {
+    let damaged = (!checkpoint.damaged.is_empty()).then_some("damaged");
+    let pinned = checkpoint.pinned.then_some("pinned");
+    let remarks: Vec<_> = [damaged, pinned].into_iter().flatten().collect();
+    remarks.join(", ")
 }
 
 fn parent(checkpoint: &Checkpoint) -> String {
@@ -134,6 +143,7 @@ fn human_detail(detail: &Detail) -> String {
                     if checkpoint.pinned { ", pinned" } else { "" }
                 ),
             ),
+            ("damaged", checkpoint.damaged.clone()),
             (
                 "sealed",
                 format!(
@@ -255,6 +265,30 @@ fn spaces(spaces: &[AddressSpace]) -> String {
     table.render()
 }
 
+fn scrub(scrub: &ScrubStatus) -> String {
+    let mut text = match scrub.period_s {
+        0 => "on request only".to_owned(),
+        period_s => format!(
+            "everything within {}, oldest {} ago",
+            human::span(period_s),
+            human::span(scrub.oldest_s)
+        ),
+    };
+    if scrub.quarantined > 0 {
+        let damaged = human::count(
+            scrub.quarantined,
+            "checkpoint is damaged",
+            "checkpoints are damaged",
+        );
+        text.push_str("; ");
+        text.push_str(&damaged);
+    }
+    if scrub.mended > 0 {
+        text.push_str(&format!("; {} mended", scrub.mended));
+    }
+    text
+}
+
 pub(crate) fn status(context: &Context) -> Result<(), Failure> {
     let status = context.connect()?.call(request::Status {})?;
     context.print(&status, human_status)
@@ -279,6 +313,10 @@ fn human_status(status: &ServerStatus) -> String {
                 format!("{}, kept {}", status.parked, human::span(status.park_ttl_s)),
             ),
             ("catalog", status.catalog.clone()),
+            (
+                "scrub",
+                status.scrub.as_ref().map_or_else(String::new, scrub),
+            ),
         ],
     );
     for region in &status.regions {

@@ -15,6 +15,7 @@ mod manage;
 mod pki;
 mod progress;
 mod restore;
+mod scrub;
 mod table;
 mod transfer;
 
@@ -47,6 +48,7 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Agent(arguments) => agent::agent(arguments),
         Command::Pki(arguments) => pki::pki(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
+        Command::Scrub(arguments) => scrub::scrub(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),
         Command::Pin(arguments) => manage::pin(context, &arguments.checkpoint, !arguments.unpin),
         Command::Unpin(arguments) => manage::pin(context, &arguments.checkpoint, false),

@@ -1,0 +1,73 @@
+//! `permafrost scrub`.
+
+use permafrost_protocol::control::{DamagedCheckpoint, Scrubbed, request};
+
+use crate::cli::ScrubArguments;
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+use crate::human;
+use crate::interrupt::Interrupts;
+use crate::progress::Progress;
+
+pub(crate) fn scrub(context: &Context, arguments: &ScrubArguments) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let mut connection = context.connect()?;
+    interrupts.end(&connection)?;
+    let mut progress = Progress::new(context, "scrub");
+    let scrubbed = connection
+        .call_with(
+            request::Scrub {
+                checkpoint: arguments.checkpoint.clone().unwrap_or_default(),
+            },
+            None,
+            &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
+        )
+        .map_err(|error| interrupts.explain(error.into()))?;
+    drop(progress);
+    context.print(&scrubbed, human_scrubbed)?;
+    match scrubbed.damaged.iter().filter(|damaged| !damaged.mended).count() {
+        0 => Ok(()),
+        left => Err(Failure::new(
+            Code::Corrupt,
+            format!(
+                "{} damaged and not mended",
+                human::count(left as u64, "checkpoint is", "checkpoints are")
+            ),
+        )
+        .hint("restore an older generation, or dump the job again if it still runs; the medium may be failing")),
+    }
+}
+
+fn human_scrubbed(scrubbed: &Scrubbed) -> String {
+    let mut text = format!(
+        "{} and {} read",
+        human::count(scrubbed.checkpoints, "checkpoint", "checkpoints"),
+        human::count(scrubbed.pages, "page", "pages"),
+    );
+    if scrubbed.damaged.is_empty() {
+        text.push_str(": every checksum matches");
+    }
+    for damaged in &scrubbed.damaged {
+        text.push('\n');
+        text.push_str(&one(damaged));
+    }
+    text
+}
+
+fn one(damaged: &DamagedCheckpoint) -> String {
+    let node = match damaged.node.as_str() {
+        "" => String::new(),
+        node => format!(" on {node}"),
+    };
+    let outcome = if damaged.mended {
+        "mended: a fresh copy has its place".to_owned()
+    } else {
+        format!("not mended: {}", damaged.reason)
+    };
+    let mut text = format!("{}{node} is damaged, {outcome}", damaged.checkpoint);
+    for place in &damaged.damage {
+        text.push_str("\n    ");
+        text.push_str(place);
+    }
+    text
+}

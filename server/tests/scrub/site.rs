@@ -1,0 +1,229 @@
+//! A store over a file, so that bytes can be flipped beneath it, and a registry that says what another node has.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use permafrost_client::frontend::PageSink;
+use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
+use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
+use permafrost_server::catalog::SledCatalog;
+use permafrost_server::cluster::{JobLock, Registered, Registry};
+use permafrost_server::replication::Durability;
+use permafrost_server::store::{
+    Cluster, Place, Retention, SessionRequest, SessionSink, Store, StoreError,
+};
+
+pub(crate) const PID: u32 = 7;
+pub(crate) const BASE: u64 = 0x7f00_0000_0000;
+
+/// For what takes moments on an idle machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) struct Site {
+    pub(crate) store: Arc<Store>,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Site {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions {
+            require_dax: false,
+            populate: false,
+        };
+        let medium = open_medium(&dir.path().join("region"), 16 << 20, &options).unwrap();
+        let format = FormatOptions {
+            segment_bytes: 64 << 10,
+            ..FormatOptions::default()
+        };
+        Region::format(Arc::clone(&medium), &format).unwrap();
+        let guarantee = medium.guarantee().clone();
+        let region = Region::open(medium).unwrap().0;
+        let (catalog, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
+        let place = Place {
+            path: dir.path().join("region"),
+            guarantee,
+        };
+        let store = Store::new(region, place, Box::new(catalog), Retention::default()).unwrap();
+        Self { store, dir }
+    }
+
+    /// As node `self`, in a cluster where `other` has a copy of everything.
+    pub(crate) fn clustered() -> Self {
+        let site = Self::new();
+        assert!(site.store.join(Cluster {
+            node: "self".to_owned(),
+            replicate: None,
+            registry: Some(Arc::new(Twofold::default())),
+            durability: Durability::Local,
+            deadline: LIMIT,
+            wanted_copies: 2,
+        }));
+        site
+    }
+
+    pub(crate) fn region(&self) -> PathBuf {
+        self.dir.path().join("region")
+    }
+
+    pub(crate) fn memory(&self) -> PathBuf {
+        self.dir.path().join("scrub.json")
+    }
+
+    /// Flips a bit in the middle of what is stored of `bytes`, at every place; at least one.
+    pub(crate) fn flip(&self, bytes: &[u8]) {
+        let region = std::fs::read(self.region()).unwrap();
+        let places = region
+            .windows(bytes.len())
+            .enumerate()
+            .filter(|(_, window)| *window == bytes)
+            .map(|(at, _)| at + bytes.len() / 2);
+        let places: Vec<_> = places.collect();
+        assert!(!places.is_empty(), "it is in the region");
+        let file = File::options().write(true).open(self.region()).unwrap();
+        for at in places {
+            file.write_all_at(&[region[at] ^ 1], at as u64).unwrap();
+        }
+    }
+
+    /// Flips a bit of a page that is stored once, or flips it back.
+    pub(crate) fn flip_page(&self, salt: u64) {
+        flip_page(&self.region(), salt);
+    }
+
+    /// Begins a dump and sends pages.
+    pub(crate) fn begin(&self, job: &str, salts: std::ops::Range<u64>) -> (String, SessionSink) {
+        let request = SessionRequest {
+            job: job.to_owned(),
+            pre_dump: false,
+            seal_follows: true,
+            origin: None,
+            no_parent: false,
+            parent_images: false,
+            durability: None,
+        };
+        let session = self.store.open_session(request).unwrap();
+        let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();
+        sink.open(SpaceId::process(PID)).unwrap();
+        for salt in salts {
+            sink.pages(address(salt), PE_PRESENT, &page(salt)).unwrap();
+        }
+        (session.id.clone(), sink)
+    }
+
+    /// A whole dump of the pages with these salts, each at an address of its own.
+    pub(crate) fn dump(&self, job: &str, salts: std::ops::Range<u64>) -> Checkpoint {
+        let (session, mut sink) = self.begin(job, salts);
+        sink.close().unwrap();
+        self.store.seal_session(&session, images()).unwrap()
+    }
+
+    pub(crate) fn listed(&self, reference: &str) -> Checkpoint {
+        let (job, generation) = reference.split_once('@').unwrap();
+        let generation: u64 = generation.parse().unwrap();
+        let listed = self.store.list(job).unwrap();
+        let mut listed = listed.into_iter();
+        listed
+            .find(|record| record.generation == generation)
+            .unwrap()
+    }
+}
+
+pub(crate) fn flip_page(region: &std::path::Path, salt: u64) {
+    let bytes = std::fs::read(region).unwrap();
+    // All but where the bit is flipped.
+    let wanted = &page(salt)[..1024];
+    let pages = bytes.chunks_exact(PAGE_SIZE);
+    let at = pages.enumerate().find(|(_, page)| page.starts_with(wanted));
+    let at = at.expect("the page is in the region").0 * PAGE_SIZE + 2000;
+    let file = File::options().write(true).open(region).unwrap();
+    file.write_all_at(&[bytes[at] ^ 1], at as u64).unwrap();
+}
+
+pub(crate) fn address(salt: u64) -> u64 {
+    BASE + salt * PAGE_SIZE as u64
+}
+
+/// A page that is like no other.
+fn page(salt: u64) -> [u8; PAGE_SIZE] {
+    let mut page = [0; PAGE_SIZE];
+    let mut word = salt.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for bytes in page.chunks_exact_mut(8) {
+        word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    page
+}
+
+thread_local! {
+    /// Images directories of a test: there as long as its thread.
+    static IMAGES: RefCell<Vec<tempfile::TempDir>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(crate) const CORE_IMAGE: &[u8] = b"the core image of a process that was frozen";
+
+fn images() -> OwnedFd {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
+    write("inventory.img", b"inventory");
+    write(&format!("core-{PID}.img"), CORE_IMAGE);
+    write(&format!("mm-{PID}.img"), &[1; 5000]);
+    let fd = OwnedFd::from(File::open(dir.path()).unwrap());
+    IMAGES.with_borrow_mut(|kept| kept.push(dir));
+    fd
+}
+
+pub(crate) fn wait_until(what: &str, done: impl Fn() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < until, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Lists what is published, as held by two nodes.
+#[derive(Default)]
+struct Twofold(Mutex<Vec<Registered>>);
+
+impl Registry for Twofold {
+    fn lock_job(&self, _: &str) -> Result<JobLock, StoreError> {
+        Ok(Box::new(()))
+    }
+
+    fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
+        Ok(self.list(job)?.len() as u64 + 1)
+    }
+
+    fn publish(&self, entry: &Registered, _: Option<&str>) -> Result<(), StoreError> {
+        let mut entry = entry.clone();
+        entry.nodes.push("other".to_owned());
+        self.0.lock().unwrap().push(entry);
+        Ok(())
+    }
+
+    fn withdraw(&self, _: &Checkpoint) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
+        let mut entries = self.list(job)?;
+        entries.retain(|entry| generation == 0 || entry.checkpoint.generation == generation);
+        Ok(entries.pop())
+    }
+
+    fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+        let mut entries = self.0.lock().unwrap().clone();
+        entries.retain(|entry| job.is_empty() || entry.checkpoint.job == job);
+        Ok(entries)
+    }
+
+    fn set_holder(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
