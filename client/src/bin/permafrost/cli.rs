@@ -145,6 +145,9 @@ pub(crate) enum Command {
     /// Listen on a compute node without storage, over the storage nodes of a cluster.
     #[command(after_help = crate::agent::AGENT_EXAMPLES)]
     Agent(crate::agent::AgentArguments),
+    /// Look after the nodes of a cluster: list, drain, remove.
+    #[command(after_help = crate::node::NODE_EXAMPLES)]
+    Node(crate::node::NodeArguments),
     /// Make and rotate the certificates of nodes, agents and people.
     Pki(crate::pki::PkiArguments),
 }

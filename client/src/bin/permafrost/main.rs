@@ -12,6 +12,7 @@ mod human;
 mod inspect;
 mod interrupt;
 mod manage;
+mod node;
 mod pki;
 mod progress;
 mod restore;
@@ -46,6 +47,7 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Show(arguments) => inspect::show(context, &arguments),
         Command::Status => inspect::status(context),
         Command::Agent(arguments) => agent::agent(arguments),
+        Command::Node(arguments) => node::node(context, &arguments),
         Command::Pki(arguments) => pki::pki(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),
