@@ -205,7 +205,7 @@ impl Cluster<'_> {
             )
         })?;
         self.nodes.settle()?;
-        self.set(target, "activate")?;
+        self.set(target, "undrain")?;
         let empty = self.nodes.used_by(target)?;
         let cpu = self.cpu()?;
         self.set(leaving, "drain")?;
