@@ -4,7 +4,7 @@
 //! compared with the manifest's digest before the last of it is passed on: of damaged data the end is missing.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
@@ -25,8 +25,9 @@ const HINT: &str = "try again when a node that holds it is there";
 /// A checkpoint that is being read.
 pub struct RemoteCheckpoint {
     holders: Arc<dyn Holders>,
-    /// Who may have it, in the order in which they are asked.
-    order: Vec<String>,
+    /// Who may have it, in the order in which they are asked. Who fails is asked last from then on: a node that is gone
+    /// must not be waited for at each file.
+    order: Mutex<Vec<String>>,
     record: control::Checkpoint,
     manifest: Manifest,
 }
@@ -110,13 +111,13 @@ impl RemoteCheckpoint {
     ) -> Self {
         Self {
             holders,
-            order,
+            order: Mutex::new(order),
             record,
             manifest,
         }
     }
 
-    /// Gets the manifest from the first one in `order` that has one that `is_right`.
+    /// Gets the manifest from the first one in `order` that has one that `is_right`. Who has another is not asked again.
     ///
     /// # Errors
     /// Nobody has it; of several failures the first.
@@ -130,28 +131,45 @@ impl RemoteCheckpoint {
             manifest_only: true,
             ..fetch_of(&record)
         };
-        let mut failure = None;
-        for (holder, at) in order.iter().zip(1..) {
-            let opened = holders.fetch(holder, at < order.len(), fetch.clone());
-            let mut opened = match opened {
+        let (mut failure, mut failed) = (None, Vec::new());
+        let mut left = order.into_iter();
+        while let Some(holder) = left.next() {
+            let arriving = holders.fetch(&holder, left.len() > 0, fetch.clone());
+            let mut opened = match arriving {
                 Ok(arriving) => arriving.opened,
                 Err(error) => {
                     tracing::warn!(node = holder, checkpoint = name_of(&record), %error, "no manifest");
                     failure.get_or_insert(refusal(&error, HINT));
+                    failed.push(holder);
                     continue;
                 }
             };
             match opened.manifest.take() {
                 Some(manifest) if manifest.check().is_ok() && is_right(&opened, &manifest) => {
-                    return Ok(Self::new(holders, order, record, manifest));
+                    let order = std::iter::once(holder).chain(left).chain(failed);
+                    return Ok(Self::new(holders, order.collect(), record, manifest));
                 }
                 _ => {
-                    let what = format!("manifest from {holder}");
-                    failure.get_or_insert(corrupt(&record, &what));
+                    let error = corrupt(&record, &format!("manifest from {holder}"));
+                    tracing::error!(error = error.message, "another manifest than is listed");
+                    failure.get_or_insert(error);
                 }
             }
         }
         Err(failure.unwrap_or_else(|| nobody(&record)))
+    }
+
+    fn order(&self) -> Vec<String> {
+        self.order
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn ask_last(&self, holder: &str) {
+        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        // Stable, so that the others stay in order.
+        order.sort_by_key(|name| name == holder);
     }
 
     /// Its line of the listing.
@@ -177,8 +195,9 @@ impl RemoteCheckpoint {
             ..fetch_of(&self.record)
         };
         let mut failure = None;
-        for (holder, at) in self.order.iter().zip(1..) {
-            let others = at < self.order.len();
+        let order = self.order();
+        for (holder, at) in order.iter().zip(1..) {
+            let others = at < order.len();
             match self.image_from(holder, others, &fetch, image.len_bytes) {
                 Ok(bytes) if of_image(&bytes).is(pages_of(image.len_bytes), &image.map_digest) => {
                     return Ok(bytes);
@@ -189,6 +208,7 @@ impl RemoteCheckpoint {
                 }
                 Err(error) => {
                     tracing::warn!(node = holder, checkpoint = name_of(&self.record), image = image.name, %error, "no image");
+                    self.ask_last(holder);
                     failure.get_or_insert(refusal(&error, HINT));
                 }
             }
@@ -331,8 +351,9 @@ impl RemoteCheckpoint {
     ) -> Result<(), Stop<E>> {
         let mut rest = part;
         let mut failure = None;
-        for (holder, at) in self.order.iter().zip(1..) {
-            let others = at < self.order.len();
+        let order = self.order();
+        for (holder, at) in order.iter().zip(1..) {
+            let others = at < order.len();
             loop {
                 let begun_at = rest.from_index;
                 match self.frames_from(holder, others, runs_only, &mut rest, &mut take) {
@@ -349,6 +370,7 @@ impl RemoteCheckpoint {
                             return Ok(());
                         }
                         if !again {
+                            self.ask_last(holder);
                             break;
                         }
                     }

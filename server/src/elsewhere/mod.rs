@@ -10,10 +10,11 @@
 //! // A network of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.
 //! let network = Network::new(runtime, any, identity, region, addresses, permafrost_client::remote::transport())?;
 //! let nodes = cluster.nodes();
-//! let peers = Peers::new(network, move || nodes.live(), &name, domain, deadline)
-//!     .on_damage(move |checkpoint| scrub.damaged(checkpoint));
+//! let peers = Peers::new(network, move || nodes.live(), &name, domain, deadline);
 //! store.look_elsewhere(Arc::new(peers));
 //! ```
+//!
+//! Damage that is found while reading is told to the store's scrub (`Store::suspect`), which mends it.
 
 mod order;
 
@@ -31,10 +32,6 @@ pub use order::nearest_first;
 pub trait Elsewhere: Holders {
     /// Of `holders`, those to ask, in this order; never this node.
     fn in_order(&self, holders: &[String]) -> Vec<String>;
-
-    /// This node's copy of a checkpoint (32 hex digits) is damaged. Called at every damaged read, so it must not
-    /// block: whoever mends it does so later.
-    fn damaged(&self, checkpoint: &str);
 }
 
 /// The nodes of a cluster, over QUIC.
@@ -44,7 +41,6 @@ pub struct Peers {
     node: String,
     domain: FailureDomain,
     deadline: Duration,
-    on_damage: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 impl Peers {
@@ -64,15 +60,7 @@ impl Peers {
             node: node.to_owned(),
             domain,
             deadline,
-            on_damage: Box::new(|_| {}),
         }
-    }
-
-    /// Who is told of damage in this node's copies: by checkpoint, at every damaged read. Must not block.
-    #[must_use]
-    pub fn on_damage(mut self, on_damage: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        self.on_damage = Box::new(on_damage);
-        self
     }
 }
 
@@ -90,9 +78,5 @@ impl Holders for Peers {
 impl Elsewhere for Peers {
     fn in_order(&self, holders: &[String]) -> Vec<String> {
         nearest_first(&(self.view)(), &self.node, &self.domain, holders)
-    }
-
-    fn damaged(&self, checkpoint: &str) {
-        (self.on_damage)(checkpoint);
     }
 }

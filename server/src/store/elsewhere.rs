@@ -108,9 +108,6 @@ impl Store {
     pub fn report_damage(&self, checkpoint: &str, error: &StoreError) {
         tracing::error!(checkpoint, %error, "the copy on this node is damaged");
         self.suspect(checkpoint);
-        if let Some(elsewhere) = self.elsewhere.get() {
-            elsewhere.damaged(checkpoint);
-        }
     }
 }
 

@@ -124,7 +124,9 @@ impl Store {
         let records = if everything {
             self.catalog.list(None)?
         } else {
-            vec![self.resolve(reference)?]
+            let record = self.resolve(reference)?;
+            self.checkpoint_of(&record)?;
+            vec![record]
         };
         let total = records.iter().map(|record| record.memory_bytes).sum();
         let mut result = control::Verified::default();

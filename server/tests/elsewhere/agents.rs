@@ -1,0 +1,142 @@
+//! Agents and readers of a node that does not hold what they ask for.
+
+use std::time::{Duration, Instant};
+
+use permafrost_client::identity::Role;
+use permafrost_client::peer::{Network, PeerError};
+use permafrost_client::remote;
+use permafrost_protocol::control::{self, Checkpoint, ErrorCode};
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{reply, request};
+
+use super::support::{JOB, Site, memory};
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn an_agent_that_knows_one_node_gets_what_another_holds() {
+    let site = Site::new(&[("a", "", ""), ("b", "", ""), ("c", "", "")]);
+    let memory = memory(700);
+    let sealed = site.dump(1, &memory);
+    let agent = site.agent("first", &[0]);
+    agent.check_get(&memory);
+    // All of it went through the one that it knows.
+    assert!(site.nodes[0].asked() > 0 && site.nodes[1].asked() > 0);
+    drop(agent);
+
+    // Of a damaged copy too.
+    site.copy(1, 0, &sealed);
+    let page = memory.values().nth(400).unwrap();
+    site.nodes[0].flip(site.nodes[0].find(page)[0]);
+    let image = b"the registers of a process".repeat(100);
+    site.nodes[0].flip(site.nodes[0].find(&image)[0]);
+    let agent = site.agent("second", &[0]);
+    agent.check_get(&memory);
+    assert_eq!(site.nodes[0].damage_told(), [&*sealed.id, &*sealed.id]);
+}
+
+#[test]
+fn an_agent_asks_the_holders_that_it_knows() {
+    let site = Site::new(&[("a", "", ""), ("b", "", "")]);
+    let memory = memory(300);
+    site.dump(1, &memory);
+    let agent = site.agent("compute", &[0, 1]);
+    agent.check_get(&memory);
+    assert_eq!(site.nodes[0].asked(), 0);
+}
+
+fn fetch(of: &Checkpoint, listed_as: &str) -> request::Fetch {
+    request::Fetch {
+        checkpoint: of.id.clone(),
+        listed_as: listed_as.to_owned(),
+        ..request::Fetch::default()
+    }
+}
+
+fn refused(network: &Network, node: &str, request: request::Fetch) -> ErrorCode {
+    match remote::fetch(network, node, false, request, LONG) {
+        Err(PeerError::Refused { error, .. }) => error.code(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("granted"),
+    }
+}
+
+#[test]
+fn what_one_may_not_read_is_refused_through_another_node_too() {
+    let site = Site::new(&[("a", "", ""), ("b", "", "")]);
+    let sealed = site.dump(1, &memory(100));
+    let name = format!("{JOB}@{}", sealed.generation);
+    let stranger = site.network_of("stranger", Role::Reader, "others");
+    for node in ["a", "b"] {
+        assert_eq!(
+            refused(&stranger, node, fetch(&sealed, &name)),
+            ErrorCode::Denied
+        );
+    }
+    // Nor under a name that one may read.
+    let under = fetch(&sealed, "others/x@1");
+    assert_eq!(refused(&stranger, "a", under), ErrorCode::NotFound);
+    // Nobody was asked on a stranger's behalf.
+    assert_eq!(site.nodes[1].asked(), 1);
+
+    let friend = site.network_of("friend", Role::Reader, "team");
+    let passed = remote::fetch(&friend, "a", false, fetch(&sealed, &name), LONG).unwrap();
+    assert_eq!(passed.opened.manifest.unwrap().job, JOB);
+    let mut pages = 0;
+    let mut images = Vec::new();
+    for frame in passed.frames {
+        let frame = frame.unwrap();
+        match frame.header.kind {
+            Kind::Pages | Kind::Zero => pages += frame.header.pages,
+            Kind::Image => images.push(String::from_utf8(frame.payload.to_vec()).unwrap()),
+            _ => {}
+        }
+    }
+    assert_eq!(pages, 100);
+    images.sort();
+    assert_eq!(
+        images,
+        ["core-7.img", "empty.img", "inventory.img", "mm-7.img"]
+    );
+    // Without the name nobody knows who has it; nor is it passed on to nodes, which would go round in circles.
+    assert_eq!(
+        refused(&friend, "a", fetch(&sealed, "")),
+        ErrorCode::NotFound
+    );
+    let node = site.network_of("c", Role::Node, "*");
+    assert_eq!(
+        refused(&node, "a", fetch(&sealed, &name)),
+        ErrorCode::NotFound
+    );
+}
+
+#[test]
+fn what_is_shown_by_any_node_names_the_holders() {
+    let site = Site::new(&[("a", "", ""), ("b", "", "")]);
+    site.dump(1, &memory(100));
+    let show = |network: &Network| {
+        let show = control::request::Body::Show(control::request::Show {
+            checkpoint: JOB.to_owned(),
+        });
+        let request = control::Request {
+            version: control::VERSION,
+            body: Some(show),
+        };
+        let body = request::Body::Control(request);
+        match network.call("a", body, Instant::now() + LONG).unwrap() {
+            reply::Body::Control(reply) => reply.body.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let friend = site.network_of("friend", Role::Reader, "team");
+    let control::reply::Body::Detail(detail) = show(&friend) else {
+        panic!("not shown");
+    };
+    assert_eq!(detail.checkpoint.unwrap().nodes, ["b"]);
+    assert_eq!(detail.manifest.unwrap().spaces[0].pages, 100);
+    let stranger = site.network_of("stranger", Role::Reader, "others");
+    let control::reply::Body::Error(error) = show(&stranger) else {
+        panic!("shown");
+    };
+    assert_eq!(error.code(), ErrorCode::Denied);
+}

@@ -1,0 +1,713 @@
+//! Nodes, what they are asked for, and what comes out of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use permafrost_client::agent::{Agent, Node as Known, Options};
+use permafrost_client::control::{Connection, ControlError};
+use permafrost_client::framing;
+use permafrost_client::frontend::PageSink;
+use permafrost_client::host;
+use permafrost_client::identity::{Authority, Namespaces, Order, Peer, ReloadingIdentity, Role};
+use permafrost_client::peer::{
+    self, Endpoint, FrameSink, FrameSource, Handler, Network, PeerError, Replies,
+};
+use permafrost_client::remote;
+use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
+use permafrost_protocol::control::{self, Checkpoint};
+use permafrost_protocol::images::Pagemap;
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
+use permafrost_protocol::streamer::{FileReply, FileRequest};
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{Commit, reply, request};
+use permafrost_server::agents::Agents;
+use permafrost_server::catalog::SledCatalog;
+use permafrost_server::cluster::{
+    FailureDomain, JobLock, LiveNode, MemberState, NodeFacts, NodesView, Registered, Registry,
+};
+use permafrost_server::elsewhere::Peers;
+use permafrost_server::peers::NodeHandler;
+use permafrost_server::replication::Durability;
+use permafrost_server::store::{
+    Cluster, Fetched, Place, Progress, ReplicaRequest, Retention, Scrub, SessionRequest, Store,
+    StoreError,
+};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tokio::runtime::Runtime;
+
+const REGION_BYTES: u64 = 24 << 20;
+/// The machine may be busy with other things.
+const LONG: Duration = Duration::from_secs(60);
+/// How long a node that is gone is waited for.
+const AGREE: Duration = Duration::from_secs(5);
+const PID: u32 = 7;
+const FIRST: u64 = 0x400;
+pub(crate) const JOB: &str = "team/a-job-of-many-pages";
+
+/// What a process had: pages by index.
+pub(crate) type Memory = BTreeMap<u64, Vec<u8>>;
+
+/// Pages of which no two are equal, with zeros and gaps among them.
+pub(crate) fn memory(pages: u64) -> Memory {
+    let page = |n: u64| {
+        let mut page = vec![0; PAGE_SIZE];
+        if n % 97 < 90 {
+            for (word, at) in page.as_chunks_mut::<8>().0.iter_mut().zip(1_u64..) {
+                *word = (n + 1)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ at)
+                    .to_le_bytes();
+            }
+        }
+        page
+    };
+    (0..pages)
+        .map(|n| (FIRST + n + n / 200 * 3, page(n)))
+        .collect()
+}
+
+/// The pages file that CRIU would have made.
+pub(crate) fn flat(memory: &Memory) -> Vec<u8> {
+    memory.values().flatten().copied().collect()
+}
+
+/// The registry: a list, the same for all nodes.
+#[derive(Default)]
+pub(crate) struct List(Mutex<(Vec<Registered>, u64)>);
+
+impl Registry for List {
+    fn lock_job(&self, _: &str) -> Result<JobLock, StoreError> {
+        Ok(Box::new(()))
+    }
+
+    fn reserve_generation(&self, _: &str) -> Result<u64, StoreError> {
+        let mut list = self.0.lock().unwrap();
+        list.1 += 1;
+        Ok(list.1)
+    }
+
+    fn publish(&self, entry: &Registered, _: Option<&str>) -> Result<(), StoreError> {
+        self.0.lock().unwrap().0.push(entry.clone());
+        Ok(())
+    }
+
+    fn withdraw(&self, _: &Checkpoint) -> Result<(), StoreError> {
+        panic!("nothing is removed");
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
+        let listed = self.list(job)?.into_iter();
+        let found = listed.filter(|entry| [0, entry.checkpoint.generation].contains(&generation));
+        Ok(found.max_by_key(|entry| entry.checkpoint.generation))
+    }
+
+    fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+        let mut listed = self.0.lock().unwrap().0.clone();
+        listed.retain(|entry| job.is_empty() || entry.checkpoint.job == job);
+        Ok(listed)
+    }
+
+    fn set_holder(&self, of: &Checkpoint, node: &str, holds: bool) -> Result<(), StoreError> {
+        let mut list = self.0.lock().unwrap();
+        let entry = list.0.iter_mut().find(|entry| entry.checkpoint.id == of.id);
+        let nodes = &mut entry.unwrap().nodes;
+        nodes.retain(|name| name != node);
+        if holds {
+            nodes.push(node.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// What serves peers of a node: notes what is asked for, and dies when it is told to.
+pub(crate) struct Watched {
+    inner: NodeHandler,
+    /// Every fetch of an address space with its pages: place from 1, and from where.
+    pub(crate) pages_asked: Mutex<Vec<(u32, u64)>>,
+    /// Fetches of any kind.
+    pub(crate) asked: AtomicUsize,
+    /// Frames with pages that are sent before the node dies.
+    pub(crate) dies_after: AtomicUsize,
+    endpoint: Mutex<Option<Endpoint>>,
+}
+
+impl Handler for Watched {
+    fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
+        self.inner.call(peer, body)
+    }
+
+    fn dump(
+        &self,
+        peer: &Peer,
+        request: request::Dump,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        self.inner.dump(peer, request, frames, replies)
+    }
+
+    fn fetch(
+        &self,
+        peer: &Peer,
+        request: request::Fetch,
+        frames: &mut dyn FrameSink,
+    ) -> Result<(), control::Error> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        if request.space > 0 && !request.runs_only {
+            let asked = (request.space, request.from_index);
+            self.pages_asked.lock().unwrap().push(asked);
+        }
+        let mut mortal = Mortal {
+            inner: frames,
+            node: self,
+            pages_frames: 0,
+        };
+        self.inner.fetch(peer, request, &mut mortal)
+    }
+}
+
+struct Mortal<'a> {
+    inner: &'a mut dyn FrameSink,
+    node: &'a Watched,
+    pages_frames: usize,
+}
+
+impl FrameSink for Mortal<'_> {
+    fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError> {
+        self.inner.opened(manifest, content_digest)
+    }
+
+    fn push(
+        &mut self,
+        kind: Kind,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: &[u8],
+    ) -> Result<(), PeerError> {
+        if kind == Kind::Pages {
+            if self.pages_frames == self.node.dies_after.load(Ordering::SeqCst) {
+                // What was sent is to be there.
+                std::thread::sleep(Duration::from_millis(500));
+                drop(self.node.endpoint.lock().unwrap().take());
+            }
+            self.pages_frames += 1;
+        }
+        self.inner.push(kind, flags, pages, index, payload)
+    }
+}
+
+/// Checkpoints that looked damaged to whoever read them.
+#[derive(Default)]
+struct Suspects(Mutex<Vec<String>>);
+
+impl Scrub for Suspects {
+    fn scrub(&self, _: &str, _: Progress<'_>) -> Result<control::Scrubbed, StoreError> {
+        panic!("nobody scrubs");
+    }
+
+    fn suspect(&self, id: &str) {
+        self.0.lock().unwrap().push(id.to_owned());
+    }
+
+    fn status(&self) -> control::ScrubStatus {
+        control::ScrubStatus::default()
+    }
+}
+
+/// A storage node.
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) store: Arc<Store>,
+    pub(crate) watched: Arc<Watched>,
+    suspects: Arc<Suspects>,
+    address: SocketAddr,
+    region: PathBuf,
+}
+
+impl Node {
+    /// Flips a bit in the region's file, which the store has mapped.
+    pub(crate) fn flip(&self, at: u64) {
+        let file = File::options().read(true).write(true).open(&self.region);
+        let file = file.unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    }
+
+    pub(crate) fn region(&self) -> Vec<u8> {
+        std::fs::read(&self.region).unwrap()
+    }
+
+    /// Where the region has these bytes.
+    pub(crate) fn find(&self, bytes: &[u8]) -> Vec<u64> {
+        let region = self.region();
+        let mut places = Vec::new();
+        for at in memchr(&region, bytes) {
+            places.push(at as u64);
+        }
+        places
+    }
+
+    pub(crate) fn damage_told(&self) -> Vec<String> {
+        std::mem::take(&mut self.suspects.0.lock().unwrap())
+    }
+
+    pub(crate) fn asked(&self) -> usize {
+        self.watched.asked.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn pages_asked(&self) -> Vec<(u32, u64)> {
+        self.watched.pages_asked.lock().unwrap().clone()
+    }
+
+    pub(crate) fn die(&self) {
+        drop(self.watched.endpoint.lock().unwrap().take());
+    }
+}
+
+/// Places of `needle`, which begins with bytes that are rare.
+fn memchr<'a>(haystack: &'a [u8], needle: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    let places = 0..haystack.len().saturating_sub(needle.len());
+    places.filter(move |&at| haystack[at] == needle[0] && haystack[at..].starts_with(needle))
+}
+
+/// A cluster.
+pub(crate) struct Site {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) work: tempfile::TempDir,
+    pub(crate) registry: Arc<List>,
+    authority: Authority,
+    addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
+    runtime: Runtime,
+}
+
+impl Site {
+    /// Nodes by name, zone and rack.
+    pub(crate) fn new(nodes: &[(&str, &str, &str)]) -> Self {
+        let work = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&work.path().join("ca"), "test", false).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let mut site = Self {
+            nodes: Vec::new(),
+            work,
+            registry: Arc::default(),
+            authority,
+            addresses: Arc::default(),
+            runtime,
+        };
+        let view: Vec<_> = nodes.iter().map(|node| live(*node)).collect();
+        for facts in &view {
+            let node = site.node(&facts.facts, &view);
+            site.nodes.push(node);
+        }
+        site
+    }
+
+    fn node(&self, facts: &NodeFacts, view: &[LiveNode]) -> Node {
+        let name = facts.name.clone();
+        let dir = self.work.path().join(&name);
+        std::fs::create_dir(&dir).unwrap();
+        let region = dir.join("region");
+        let store = open_store(&dir, &region);
+        assert!(store.join(Cluster {
+            node: name.clone(),
+            replicate: None,
+            registry: Some(Arc::clone(&self.registry) as Arc<dyn Registry>),
+            durability: Durability::Local,
+            deadline: LONG,
+            wanted_copies: 2,
+        }));
+        let identity = self.identity(&name, Role::Node, None);
+        let spool = dir.join("spool");
+        std::fs::create_dir(&spool).unwrap();
+        let agents = Agents::new(Arc::clone(&store), spool);
+        let handler = NodeHandler::new(Arc::clone(&store), &name);
+        handler.begin(agents, None);
+        let watched = Arc::new(Watched {
+            inner: handler,
+            pages_asked: Mutex::default(),
+            asked: AtomicUsize::new(0),
+            dies_after: AtomicUsize::new(usize::MAX),
+            endpoint: Mutex::default(),
+        });
+        let endpoint = Endpoint::serve(
+            self.runtime.handle(),
+            (Ipv4Addr::LOCALHOST, 0).into(),
+            Arc::clone(&identity),
+            Arc::clone(&watched) as Arc<dyn Handler>,
+            peer::Options::default(),
+        )
+        .unwrap();
+        let address = endpoint.local_address().unwrap();
+        *watched.endpoint.lock().unwrap() = Some(endpoint);
+        self.addresses.lock().unwrap().insert(name.clone(), address);
+
+        let suspects = Arc::new(Suspects::default());
+        let scrub = Arc::clone(&suspects) as Arc<dyn Scrub>;
+        assert!(store.scrubbed_by(Arc::downgrade(&scrub)));
+        let view = view.to_vec();
+        let view = move || NodesView {
+            nodes: view.clone(),
+            members: Vec::new(),
+            age: Duration::ZERO,
+        };
+        let domain = facts.domain.clone();
+        let peers = Peers::new(self.network(identity), view, &name, domain, AGREE);
+        assert!(store.look_elsewhere(Arc::new(peers)));
+        Node {
+            name,
+            store,
+            watched,
+            suspects,
+            address,
+            region,
+        }
+    }
+
+    fn identity(&self, name: &str, role: Role, namespace: Option<&str>) -> Arc<ReloadingIdentity> {
+        let dir = self.issue(name, role, namespace);
+        Arc::new(ReloadingIdentity::load(&dir).unwrap())
+    }
+
+    fn issue(&self, name: &str, role: Role, namespace: Option<&str>) -> PathBuf {
+        let dir = self.work.path().join(format!("identity-{name}"));
+        let mut order = Order::new(name, role);
+        order.namespaces = Namespaces::new(namespace).unwrap();
+        self.authority.issue(&order, &dir, false).unwrap();
+        dir
+    }
+
+    fn network(&self, identity: Arc<ReloadingIdentity>) -> Network {
+        let addresses = Arc::clone(&self.addresses);
+        let lookup = move |node: &str| addresses.lock().unwrap().get(node).copied();
+        Network::new(
+            self.runtime.handle().clone(),
+            (Ipv4Addr::LOCALHOST, 0).into(),
+            identity,
+            "",
+            Arc::new(lookup),
+            remote::transport(),
+        )
+        .unwrap()
+    }
+
+    /// The way of somebody else than a node.
+    pub(crate) fn network_of(&self, name: &str, role: Role, namespace: &str) -> Network {
+        self.network(self.identity(name, role, Some(namespace)))
+    }
+
+    /// An agent that knows these nodes only.
+    pub(crate) fn agent(&self, name: &str, nodes: &[usize]) -> RunningAgent<'_> {
+        let nodes = nodes.iter().map(|&n| Known {
+            name: self.nodes[n].name.clone(),
+            address: self.nodes[n].address,
+        });
+        let agent = self.runtime.block_on(Agent::start(Options {
+            nodes: nodes.collect(),
+            identity: self.issue(name, Role::Agent, Some("*")),
+            host: host::Options {
+                run_dir: self.work.path().join(format!("run-{name}")),
+                listen: None,
+                idle_connection: LONG,
+                tls: None,
+            },
+            durability: String::new(),
+            deadline: LONG,
+            session_ttl: LONG,
+            transport: remote::transport(),
+        }));
+        RunningAgent {
+            agent: Some(agent.unwrap()),
+            site: self,
+        }
+    }
+
+    /// A dump that node `n` takes and holds alone.
+    pub(crate) fn dump(&self, n: usize, memory: &Memory) -> Checkpoint {
+        let store = &self.nodes[n].store;
+        let request = SessionRequest {
+            job: JOB.to_owned(),
+            pre_dump: false,
+            seal_follows: true,
+            origin: None,
+            no_parent: true,
+            parent_images: false,
+            durability: None,
+        };
+        let session = store.open_session(request).unwrap();
+        let mut sink = session.start(store, Box::new(|| {})).unwrap();
+        sink.open(SpaceId::process(PID)).unwrap();
+        for (index, page) in memory {
+            let at = index * PAGE_SIZE as u64;
+            sink.pages(at, PE_PRESENT, page).unwrap();
+        }
+        sink.close().unwrap();
+        let dir = tempfile::tempdir_in(self.work.path()).unwrap();
+        for (name, bytes) in small_images() {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        let images = OwnedFd::from(File::open(dir.path()).unwrap());
+        store.seal_session(&session.id, images).unwrap()
+    }
+
+    /// Gives node `to` a copy of what node `from` holds, and lists it.
+    pub(crate) fn copy(&self, from: usize, to: usize, checkpoint: &Checkpoint) {
+        self.copy_as(from, to, checkpoint, checkpoint);
+    }
+
+    /// The same, under the name of another.
+    pub(crate) fn copy_as(
+        &self,
+        from: usize,
+        to: usize,
+        checkpoint: &Checkpoint,
+        name: &Checkpoint,
+    ) {
+        let fetch = self.nodes[from]
+            .store
+            .open_fetch(&checkpoint.id, "")
+            .unwrap();
+        let manifest = fetch.manifest();
+        let session = checkpoint.session.parse::<uuid::Uuid>().unwrap();
+        let request = ReplicaRequest {
+            session: *session.as_bytes(),
+            job: manifest.job.clone(),
+            parent: String::new(),
+        };
+        let node = &self.nodes[to];
+        let mut dump = node.store.open_replica(request).unwrap();
+        for (place, space) in manifest.spaces.iter().enumerate() {
+            let id = space.space_id().unwrap();
+            dump.space(id, space.pages_id).unwrap();
+            for run in fetch.runs(place, 0, 0) {
+                match run.unwrap() {
+                    Fetched::Pages {
+                        first_index,
+                        flags,
+                        bytes,
+                    } => dump.pages(first_index, flags, bytes),
+                    Fetched::Zero {
+                        first_index,
+                        flags,
+                        pages,
+                    } => dump.zero(first_index, flags, pages),
+                    Fetched::Parent { .. } => panic!("there is no parent"),
+                }
+                .unwrap();
+            }
+        }
+        dump.close().unwrap();
+        for image in &manifest.images {
+            dump.begin_image(&image.name, image.len_bytes).unwrap();
+            let data = |bytes: &[u8]| dump.image_data(bytes).map_err(std::io::Error::other);
+            fetch.image(&image.name, data).unwrap();
+        }
+        dump.prepare().unwrap();
+        let commit = Commit {
+            checkpoint: name.id.clone(),
+            content_digest: fetch.content_digest().to_vec(),
+            job: manifest.job.clone(),
+            generation: name.generation,
+            parent_generation: manifest.parent_generation,
+            created_unix_ms: manifest.created_unix_ms,
+            kind: manifest.kind,
+            origin: None,
+            session: manifest.session.clone(),
+        };
+        dump.commit(&commit).unwrap();
+        node.store.publish(&name.id).unwrap();
+        let listed = self.registry.set_holder(name, &node.name, true);
+        listed.unwrap();
+    }
+
+    /// Exports on node `n` and compares.
+    pub(crate) fn check_get(&self, n: usize, memory: &Memory) {
+        self.check_get_of(n, JOB, memory);
+    }
+
+    pub(crate) fn check_get_of(&self, n: usize, reference: &str, memory: &Memory) {
+        let out = self.get_of(n, reference).unwrap();
+        check_images(out.path(), memory);
+    }
+
+    pub(crate) fn get(&self, n: usize) -> Result<tempfile::TempDir, StoreError> {
+        self.get_of(n, JOB)
+    }
+
+    pub(crate) fn get_of(
+        &self,
+        n: usize,
+        reference: &str,
+    ) -> Result<tempfile::TempDir, StoreError> {
+        let out = tempfile::tempdir_in(self.work.path()).unwrap();
+        let directory = OwnedFd::from(File::open(out.path()).unwrap());
+        let got = self.nodes[n]
+            .store
+            .export(reference, false, directory, &mut |_, _| {});
+        if got.is_err() {
+            assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0);
+        }
+        got.map(|_| out)
+    }
+
+    /// Restores on node `n` as CRIU does it, and compares.
+    pub(crate) fn check_stream(&self, n: usize, memory: &Memory) {
+        let dir = tempfile::tempdir_in(self.work.path()).unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (caller, _held) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let store = &self.nodes[n].store;
+            let streamed =
+                scope.spawn(move || store.stream(JOB, listener.into(), &caller, &mut |_, _| {}));
+            let criu = UnixStream::connect(&path).unwrap();
+            for (name, bytes) in small_images() {
+                assert!(read_image(&criu, name) == bytes, "{name}");
+            }
+            check_pagemap(&read_image(&criu, &format!("pagemap-{PID}.img")), memory);
+            let pages = read_image(&criu, "pages-65537.img");
+            drop(criu);
+            let streamed = streamed.join().unwrap();
+            assert!(pages == flat(memory), "{} bytes; {streamed:?}", pages.len());
+            assert_eq!(streamed.unwrap().files, 6);
+        });
+    }
+}
+
+/// An agent, ended with the test.
+pub(crate) struct RunningAgent<'a> {
+    agent: Option<Agent>,
+    site: &'a Site,
+}
+
+impl RunningAgent<'_> {
+    pub(crate) fn check_get(&self, memory: &Memory) {
+        let out = self.get().unwrap();
+        check_images(out.path(), memory);
+    }
+
+    pub(crate) fn get(&self) -> Result<tempfile::TempDir, ControlError> {
+        let out = tempfile::tempdir_in(self.site.work.path()).unwrap();
+        let directory = File::open(out.path()).unwrap();
+        let socket = self.agent.as_ref().unwrap().control_socket();
+        let mut connection = Connection::connect(&socket).unwrap();
+        let export = control::request::Export {
+            checkpoint: JOB.to_owned(),
+            small_images_only: false,
+        };
+        let got: Result<control::Exported, _> =
+            connection.call_with(export, Some(directory.as_fd()), &mut |_| {});
+        got.map(|_| out)
+    }
+}
+
+impl Drop for RunningAgent<'_> {
+    fn drop(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            self.site.runtime.block_on(agent.stop());
+        }
+    }
+}
+
+fn open_store(dir: &Path, region: &Path) -> Arc<Store> {
+    let options = OpenOptions {
+        populate: false,
+        ..OpenOptions::default()
+    };
+    let medium = open_medium(region, REGION_BYTES, &options).unwrap();
+    let format = FormatOptions {
+        segment_bytes: 64 << 10,
+        ..FormatOptions::default()
+    };
+    Region::format(Arc::clone(&medium), &format).unwrap();
+    let place = Place {
+        path: region.to_owned(),
+        guarantee: medium.guarantee().clone(),
+    };
+    let region = Region::open(medium).unwrap().0;
+    let (catalog, _) = SledCatalog::open_or_replace(&dir.join("catalog")).unwrap();
+    Store::new(region, place, Box::new(catalog), Retention::default()).unwrap()
+}
+
+fn live((name, zone, rack): (&str, &str, &str)) -> LiveNode {
+    LiveNode {
+        facts: NodeFacts {
+            name: name.to_owned(),
+            domain: FailureDomain {
+                zone: zone.to_owned(),
+                rack: rack.to_owned(),
+                host: String::new(),
+            },
+            ..NodeFacts::default()
+        },
+        state: MemberState::Active,
+        token: 1,
+    }
+}
+
+fn small_images() -> [(&'static str, Vec<u8>); 4] {
+    [
+        ("core-7.img", b"the registers of a process".repeat(900)),
+        ("empty.img", Vec::new()),
+        ("inventory.img", b"what there is".to_vec()),
+        ("mm-7.img", vec![3; 5000]),
+    ]
+}
+
+fn check_images(dir: &Path, memory: &Memory) {
+    let read = |name: &str| std::fs::read(dir.join(name)).unwrap();
+    for (name, bytes) in small_images() {
+        assert!(read(name) == bytes, "{name}");
+    }
+    check_pagemap(&read(&format!("pagemap-{PID}.img")), memory);
+    assert!(read("pages-65537.img") == flat(memory));
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 6);
+}
+
+fn check_pagemap(image: &[u8], memory: &Memory) {
+    let pagemap = Pagemap::read(image).unwrap();
+    let entries = pagemap.entries.iter();
+    let indices: Vec<u64> = entries
+        .flat_map(|entry| {
+            let first = entry.vaddr / PAGE_SIZE as u64;
+            first..first + entry.nr_pages
+        })
+        .collect();
+    assert!(memory.keys().eq(&indices), "{} pages", indices.len());
+}
+
+/// One file, as CRIU asks for it.
+fn read_image(criu: &UnixStream, name: &str) -> Vec<u8> {
+    let request = FileRequest {
+        filename: name.to_owned(),
+    };
+    framing::send(criu, &request, &[]).unwrap();
+    let (reply, _) = framing::recv::<FileReply>(criu).unwrap().unwrap();
+    assert!(reply.exists, "{name}");
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [writer.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let byte = [IoSlice::new(&[0])];
+    rustix::net::sendmsg(criu, &byte, &mut control, SendFlags::empty()).unwrap();
+    drop(writer);
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    bytes
+}
