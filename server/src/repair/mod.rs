@@ -11,6 +11,9 @@ mod sweep;
 mod thread;
 mod throttle;
 
+#[cfg(test)]
+mod tests;
+
 pub use leader::Leading;
 pub use options::{RepairArgs, Timing};
 pub use plan::{Action, NodeState, copies_that_count, plan, wanted_copies};

@@ -15,7 +15,8 @@ use crate::store::{Store, StoreError};
 
 /// What the daemon knows and the sweep does not. Asked at every sweep.
 pub trait Standing: Send + Sync {
-    /// Whether what this node holds may be listed as held by it: it is not drained.
+    /// Whether what this node holds may be listed as held by it. A drained one may, as the leader moves away only
+    /// what is listed; one that was removed may not.
     fn may_hold(&self) -> bool;
 
     /// Whether the registry is the one that this node has always known, and has lost nothing since. Only then does

@@ -1,0 +1,216 @@
+//! From any state, through any failures, to whole sets of copies; and never to fewer than there were.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::super::planner::Planner;
+use super::super::wanted_copies;
+use super::fakes::{Shared, at_once, id, name};
+use crate::cluster::{MemberState, NodeClass};
+
+#[derive(Clone, Debug)]
+enum Event {
+    Dies(usize),
+    ComesBack(usize),
+    Drained(usize),
+    Active(usize),
+    Transient(usize),
+    Removed(usize),
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    nodes: usize,
+    /// Wanted copies, holders, and those of them that are listed and have nothing.
+    checkpoints: Vec<(u32, Vec<usize>, Vec<usize>)>,
+    /// What happens before each round.
+    events: Vec<Vec<Event>>,
+    /// Which calls fail, over and over.
+    fails: Vec<bool>,
+}
+
+fn event(nodes: usize) -> impl Strategy<Value = Event> {
+    (0..6_u8, 0..nodes).prop_map(|(kind, node)| match kind {
+        0 => Event::Dies(node),
+        1 => Event::ComesBack(node),
+        2 => Event::Drained(node),
+        3 => Event::Active(node),
+        4 => Event::Transient(node),
+        _ => Event::Removed(node),
+    })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    (1..7_usize).prop_flat_map(|nodes| {
+        let holders = || prop::collection::vec(0..nodes, 0..4);
+        let checkpoint = (0..4_u32, holders(), prop::collection::vec(0..nodes, 0..2));
+        (
+            prop::collection::vec(checkpoint, 1..6),
+            prop::collection::vec(prop::collection::vec(event(nodes), 0..3), 0..8),
+            prop::collection::vec(prop::bool::weighted(0.3), 1..40),
+        )
+            .prop_map(move |(checkpoints, events, fails)| Case {
+                nodes,
+                checkpoints,
+                events,
+                fails,
+            })
+    })
+}
+
+impl Case {
+    fn world(&self) -> Shared {
+        let world = Shared::with_nodes(self.nodes);
+        for ((wanted, holders, lost), number) in self.checkpoints.iter().zip(1..) {
+            let mut holders = holders.clone();
+            holders.sort_unstable();
+            holders.dedup();
+            world.list_of(number, "job", number, *wanted, &holders);
+            for node in lost {
+                let mut world = world.lock();
+                let node = world.nodes.get_mut(&name(*node)).unwrap();
+                node.holds.remove(&id(number));
+            }
+        }
+        world
+    }
+}
+
+impl Event {
+    fn happen(&self, world: &Shared) {
+        let (Self::Dies(number)
+        | Self::ComesBack(number)
+        | Self::Drained(number)
+        | Self::Active(number)
+        | Self::Transient(number)
+        | Self::Removed(number)) = self;
+        let mut world = world.lock();
+        let node = world.nodes.get_mut(&name(*number)).unwrap();
+        match self {
+            Self::Dies(_) => node.live = false,
+            Self::ComesBack(_) => node.live = true,
+            Self::Drained(_) => node.state = MemberState::Drained,
+            Self::Active(_) => node.state = MemberState::Active,
+            Self::Transient(_) => node.class = NodeClass::Transient,
+            Self::Removed(_) => node.state = MemberState::Removed,
+        }
+    }
+}
+
+/// Of each checkpoint the good copies, and how many are on live nodes at all.
+fn good(world: &Shared) -> BTreeMap<String, (usize, usize)> {
+    let entries = world.lock().entries.clone();
+    let count = |id: &String| {
+        let world = world.lock();
+        let live = world.nodes.values().filter(|node| node.live);
+        live.filter(|node| node.holds.contains(id)).count()
+    };
+    entries
+        .iter()
+        .map(|entry| &entry.checkpoint.id)
+        .map(|id| (id.clone(), (world.good(id), count(id))))
+        .collect()
+}
+
+/// No step takes a copy that is needed.
+fn check_kept(world: &Shared, before: &mut BTreeMap<String, (usize, usize)>) {
+    let after = good(world);
+    let entries = world.lock().entries.clone();
+    for entry in entries {
+        let wanted = wanted_copies(&entry);
+        let (was, now) = (before[&entry.checkpoint.id], after[&entry.checkpoint.id]);
+        assert!(now.0 >= was.0.min(wanted), "{was:?} {now:?} {entry:?}");
+        assert!(now.1 >= was.1.min(wanted), "{was:?} {now:?} {entry:?}");
+    }
+    *before = after;
+}
+
+/// What each live node's own sweep does about what is listed wrongly.
+fn sweep(world: &Shared) {
+    let mut world = world.lock();
+    let nodes = world.nodes.clone();
+    for entry in &mut world.entries {
+        let id = &entry.checkpoint.id;
+        for (name, node) in nodes.iter().filter(|(_, node)| node.live) {
+            let listed = entry.nodes.contains(name);
+            match node.holds.contains(id) {
+                true if !listed && node.state != MemberState::Removed => {
+                    entry.nodes.push(name.clone())
+                }
+                false if entry.nodes.len() > 1 => entry.nodes.retain(|holder| holder != name),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn run(case: &Case) {
+    let world = case.world();
+    let steps = world.steps();
+    let mut planner = Planner::new(at_once());
+    let mut fails = case.fails.clone().into_iter().cycle();
+    world.lock().fails = Some(Box::new(move || fails.next().unwrap_or_default()));
+    let mut now = Duration::from_secs(1);
+    for events in &case.events {
+        for event in events {
+            event.happen(&world);
+        }
+        let mut before = good(&world);
+        world.round(&mut planner, &steps, now, || {
+            check_kept(&world, &mut before)
+        });
+        sweep(&world);
+        now += Duration::from_millis(70);
+    }
+
+    // From here on everything works.
+    world.lock().fails = None;
+    let mut idle = 0;
+    for _ in 0..40 {
+        now += Duration::from_secs(60);
+        let mut before = good(&world);
+        let done = world.round(&mut planner, &steps, now, || {
+            check_kept(&world, &mut before)
+        });
+        sweep(&world);
+        idle = if done == 0 { idle + 1 } else { 0 };
+    }
+    // What is listed where it is not, and nowhere else, is asked for again and again.
+    let lost = good(&world).values().any(|(_, live)| *live == 0);
+    assert!(idle > 10 || lost, "it never comes to rest");
+    let entries = world.lock().entries.clone();
+    let fit = world
+        .lock()
+        .nodes
+        .values()
+        .filter(|node| node.counts())
+        .count();
+    for entry in entries {
+        let id = &entry.checkpoint.id;
+        let wanted = wanted_copies(&entry);
+        let (good, live) = good(&world)[id];
+        if live == 0 {
+            continue;
+        }
+        assert_eq!(good, wanted.min(fit), "{entry:?}");
+        for (name, node) in &world.lock().nodes {
+            let (holds, listed) = (node.holds.contains(id), entry.nodes.contains(name));
+            // A node that was removed does not say any more what it has.
+            if node.live && node.state != MemberState::Removed {
+                assert_eq!(holds, listed, "{name} {entry:?}");
+                assert!(!holds || good < wanted || node.counts(), "{name} {entry:?}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn copies_become_whole_and_never_fewer(case in case()) {
+        run(&case);
+    }
+}
