@@ -11,6 +11,8 @@ pub(super) mod repair;
 mod report;
 mod site;
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail, ensure};
 use permafrost_tests::contents::Contents;
 use permafrost_tests::workload::{self, Workload};
@@ -106,7 +108,7 @@ impl Options {
     }
 }
 
-/// Runs the benches and prints what they found.
+/// Runs the benches and prints what they found, also when they do not come to their end.
 ///
 /// # Errors
 /// Fails where CRIU, etcd or network namespaces cannot be had, and when a dump fails or a process that was restored
@@ -121,6 +123,32 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(options.runs > 0, "no runs: nothing to measure");
     rig::build_release()?;
     let interrupt = Interrupt::catch()?;
+    let mut measured = Vec::new();
+    let outcome = measure_all(options, &criu, &interrupt, &mut measured);
+    if outcome.is_err() && measured.is_empty() {
+        return outcome;
+    }
+    // After Ctrl-C, or a failure, what there is so far: it may have taken an hour.
+    let report = report::Report {
+        criu: &criu,
+        mbit: options.mbit,
+        measured: &measured,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report.json())?);
+    } else {
+        print!("{}", report.text());
+    }
+    outcome
+}
+
+/// Adds each setting to `measured` when all of its runs are done.
+fn measure_all(
+    options: &Options,
+    criu: &Path,
+    interrupt: &Interrupt,
+    measured: &mut Vec<Measured>,
+) -> Result<()> {
     let contenders = options.contenders();
     let work: u64 = options
         .mtus
@@ -131,7 +159,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let runs = u64::try_from(contenders.len() * options.runs).unwrap_or(u64::MAX);
     let mut progress = Progress::begin(work.saturating_mul(runs));
     let largest_mib = options.sizes.iter().max().copied().unwrap_or(0);
-    let mut measured = Vec::new();
     for &mtu in &options.mtus {
         let with_nodes = contenders.contains(&Contender::Permafrost);
         let size = Size {
@@ -141,7 +168,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             node_mib: with_nodes.then_some(largest_mib),
             images_mib: largest_mib,
         };
-        let site = Site::new(&criu, &size)?;
+        let site = Site::new(criu, &size)?;
         for setting in options.settings(mtu) {
             let mut samples: Vec<_> = contenders
                 .iter()
@@ -155,7 +182,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                         run + 1,
                         options.runs
                     ));
-                    let sample = measure(&site, setting, *contender, run == 0, &interrupt)
+                    let sample = measure(&site, setting, *contender, run == 0, interrupt)
                         .with_context(|| format!("{setting}: {contender}"))?;
                     progress.done(setting.size_mib, &sample.to_string());
                     samples.push(sample);
@@ -164,16 +191,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             measured.push(Measured { setting, samples });
         }
         site.stop()?;
-    }
-    let report = report::Report {
-        criu: &criu,
-        mbit: options.mbit,
-        measured: &measured,
-    };
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&report.json())?);
-    } else {
-        print!("{}", report.text());
     }
     Ok(())
 }
