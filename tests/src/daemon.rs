@@ -97,12 +97,24 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::start`].
     pub fn agent<A: AsRef<OsStr>>(dir: &Path, arguments: &[A]) -> Result<Self> {
-        let mut command = Command::new(binaries::path("permafrost")?);
+        Self::agent_at(dir, arguments, &[])
+    }
+
+    /// The same, started by `prefix`, as [`Options::prefix`] says.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn agent_at<A: AsRef<OsStr>>(
+        dir: &Path,
+        arguments: &[A],
+        prefix: &[String],
+    ) -> Result<Self> {
+        let mut command = prefixed(prefix, &binaries::path("permafrost")?);
         command
             .args(["agent", "--listen", "127.0.0.1:0", "--run-dir"])
             .arg(dir.join("run"))
             .args(arguments);
-        Self::await_ready(dir, command, &[], "permafrost agent ready:")
+        Self::await_ready(dir, command, prefix, "permafrost agent ready:")
     }
 
     /// Starts `command`, and waits for its ready line.

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod binaries;
+pub mod cluster;
 pub mod contents;
 pub mod criu;
 pub mod daemon;

@@ -222,11 +222,17 @@ impl Host {
     /// Not `ip netns exec`, which also makes a mount namespace: CRIU would then dump that as well.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        let mut net = std::ffi::OsString::from("--net=");
-        net.push(self.path());
-        command.arg(net).arg("--").arg(program);
+        let [first, rest @ ..] = self.prefix();
+        let mut command = Command::new(first);
+        command.args(rest).arg(program);
         command
+    }
+
+    /// What such a command begins with.
+    #[must_use]
+    pub fn prefix(&self) -> [String; 3] {
+        let net = format!("--net={}", self.path().display());
+        ["nsenter".to_owned(), net, "--".to_owned()]
     }
 
     /// Runs `task` on this host, in a thread: sockets it makes belong here, and so do processes it starts, for good.

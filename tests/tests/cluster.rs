@@ -1,0 +1,45 @@
+//! A cluster of real nodes on hosts of their own, with a real etcd.
+
+use permafrost_tests::cluster::{Cluster, Setup};
+use permafrost_tests::criu;
+use permafrost_tests::workload::{self, Workload};
+
+#[test]
+fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
+    const TEST: &str = "a_task_dumped_on_a_node_that_dies_thaws_on_another";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let Some(mut cluster) = Cluster::for_test(TEST, Setup::default()).unwrap() else {
+        return;
+    };
+    let work = tempfile::tempdir().unwrap();
+    let options = workload::Options::tree(32);
+    let mut task = cluster
+        .host(0)
+        .run(|| Workload::start(work.path(), &options))
+        .unwrap();
+    let pid = task.pid().to_string();
+    let before = task.report().unwrap();
+
+    let dumped = cluster
+        .node(0)
+        .json(&["--json", "dump", "--job", "days", "--pid", &pid])
+        .unwrap();
+    assert_eq!(dumped["checkpoint"]["nodes"].as_array().unwrap().len(), 2, "{dumped}");
+    task.wait_until_gone().unwrap();
+    cluster.kill(0).unwrap();
+
+    // Not on a node that holds it only: whichever is asked.
+    for node in [1, 2] {
+        let listed = cluster.node(node).json(&["--json", "ls"]).unwrap();
+        assert_eq!(listed["checkpoints"].as_array().unwrap().len(), 1, "{listed}");
+        cluster
+            .node(node)
+            .run(&["restore", "days", "--detach"])
+            .unwrap();
+        let after = task.verify().unwrap();
+        assert_eq!(after.generation, before.generation);
+        task.kill();
+    }
+}
