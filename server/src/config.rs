@@ -39,6 +39,8 @@ pub struct Config {
     pub identity: Option<PathBuf>,
     /// Where peers are served, which takes an identity: a UDP address; port 0 takes any. Default: nowhere.
     pub listen_peers: Option<SocketAddr>,
+    /// Within what time everything that is held is read and verified. Default a week; `None`: never.
+    pub scrub_period: Option<Duration>,
     /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
     pub cluster: Option<ClusterOptions>,
 }
@@ -64,6 +66,8 @@ pub struct ClusterOptions {
     pub tier: Option<Tier>,
     /// How fast repair may be.
     pub repair: Limits,
+    /// How long a node may be gone before its copies are made anew elsewhere. Default 30 s.
+    pub repair_grace: Duration,
 }
 
 impl Default for Config {
@@ -79,6 +83,7 @@ impl Default for Config {
             idle_connection: Duration::from_secs(600),
             identity: None,
             listen_peers: None,
+            scrub_period: Some(Duration::from_secs(7 * 86400)),
             cluster: None,
         }
     }

@@ -68,6 +68,9 @@ struct Args {
     /// page-server ports take `criu --tls`, and from other hosts nothing else.
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
+    /// Within what time everything that is held is read and verified, or `off`.
+    #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
+    scrub_period: Period,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Form of the log on standard error.
@@ -128,6 +131,9 @@ struct ClusterArgs {
     /// Percent of full speed, and of a processor, that repair gets while dumps come in.
     #[arg(long, value_name = "PERCENT", default_value_t = Limits::default().share_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
     repair_share: u8,
+    /// How long a node may be gone before its copies are made anew elsewhere: longer than a restart takes.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    repair_grace: Duration,
 }
 
 impl ClusterArgs {
@@ -158,6 +164,7 @@ impl ClusterArgs {
                 rate: self.repair_rate,
                 share_percent: self.repair_share,
             },
+            repair_grace: self.repair_grace,
         }))
     }
 }
@@ -189,6 +196,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         idle_connection: args.idle_timeout,
         identity: args.identity,
         listen_peers: args.listen_peers,
+        scrub_period: args.scrub_period.0,
         cluster: args.cluster.options()?,
     };
     // Two threads accept and keep time; the work is done on threads of its own.
@@ -247,6 +255,17 @@ fn parse_size(text: &str) -> Result<u64, String> {
     number
         .checked_mul(1 << shift)
         .ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// A time, or never. A wrapper, as clap gives an `Option` a meaning of its own.
+#[derive(Clone, Copy)]
+struct Period(Option<Duration>);
+
+fn parse_period(text: &str) -> Result<Period, String> {
+    match text {
+        "off" => Ok(Period(None)),
+        time => parse_duration(time).map(|time| Period(Some(time))),
+    }
 }
 
 fn parse_durability(word: &str) -> Result<Durability, String> {

@@ -88,7 +88,9 @@ impl Cluster {
         let ready = std::thread::scope(|scope| {
             // The members are reached from a host only.
             let waiting = scope.spawn(|| hosts[0].run(|| etcd.wait_ready()));
-            waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            waiting
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         ready?;
         let ca = dir.path().join("ca");
@@ -217,7 +219,13 @@ impl Cluster {
     ///
     /// # Errors
     /// It does not start.
-    pub fn agent(&self, agent: &str, host: usize, namespace: &str, extra: &[&str]) -> Result<Daemon> {
+    pub fn agent(
+        &self,
+        agent: &str,
+        host: usize,
+        namespace: &str,
+        extra: &[&str],
+    ) -> Result<Daemon> {
         let identity = self.issue(agent, "agent", &["--namespace", namespace])?;
         let mut arguments = vec!["--identity".to_owned(), text(&identity).to_owned()];
         for index in 0..self.setup.nodes {
@@ -251,12 +259,16 @@ impl Cluster {
     pub fn wait_whole(&self, live: usize) -> Result<()> {
         let asked = self.nodes.iter().flatten().next();
         let asked = asked.context("no node runs")?;
-        process::wait_for("the nodes to see each other", Duration::from_secs(60), || {
-            let listed = asked.json(&["node", "ls", "--json"])?;
-            let nodes = listed["nodes"].as_array().cloned().unwrap_or_default();
-            let up = nodes.iter().filter(|node| node["up"] == true).count();
-            Ok((up == live).then_some(()))
-        })
+        process::wait_for(
+            "the nodes to see each other",
+            Duration::from_secs(60),
+            || {
+                let listed = asked.json(&["node", "ls", "--json"])?;
+                let nodes = listed["nodes"].as_array().cloned().unwrap_or_default();
+                let up = nodes.iter().filter(|node| node["up"] == true).count();
+                Ok((up == live).then_some(()))
+            },
+        )
     }
 }
 
@@ -277,7 +289,10 @@ fn pki(arguments: &[&str]) -> Result<()> {
         .output()
         .context("run permafrost pki")?;
     if !output.status.success() {
-        bail!("permafrost pki {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "permafrost pki {arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     Ok(())
 }

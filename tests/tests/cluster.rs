@@ -26,14 +26,22 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         .node(0)
         .json(&["--json", "dump", "--job", "days", "--pid", &pid])
         .unwrap();
-    assert_eq!(dumped["checkpoint"]["nodes"].as_array().unwrap().len(), 2, "{dumped}");
+    assert_eq!(
+        dumped["checkpoint"]["nodes"].as_array().unwrap().len(),
+        2,
+        "{dumped}"
+    );
     task.wait_until_gone().unwrap();
     cluster.kill(0).unwrap();
 
     // Not on a node that holds it only: whichever is asked.
     for node in [1, 2] {
         let listed = cluster.node(node).json(&["--json", "ls"]).unwrap();
-        assert_eq!(listed["checkpoints"].as_array().unwrap().len(), 1, "{listed}");
+        assert_eq!(
+            listed["checkpoints"].as_array().unwrap().len(),
+            1,
+            "{listed}"
+        );
         cluster
             .node(node)
             .run(&["restore", "days", "--detach"])

@@ -13,12 +13,16 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::StartError;
-use crate::cluster::{Cluster, NodeFacts, Nodes, Tier};
+use super::listing::Listing;
+use crate::cluster::{Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Tier};
 use crate::config::ClusterOptions;
 use crate::elsewhere::Peers;
 use crate::peers::Copying;
-use crate::repair::{Puller, Throttle};
-use crate::replication::FanOut;
+use crate::repair::{
+    ClusterView, Leading, Progress, Puller, Sweep, SweepTiming, Throttle, Timing, Worker,
+};
+use crate::replication::{FanOut, FanOutStats};
+use crate::scrub::{MendByPull, Scrubber};
 use crate::store::{self, Store, StoreError};
 
 /// How long a node has to begin its answer to a reader, who goes on to the next holder then.
@@ -26,6 +30,9 @@ const READ_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A replica that takes nothing for so long is given up: the task is frozen meanwhile.
 const STALL: Duration = Duration::from_secs(5);
+
+/// How long a node may take for a part of its inventory: it reads a manifest for each checkpoint.
+const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How often this node's facts are looked at; what has changed goes to the registry with the next sign of life.
 const FACTS_PERIOD: Duration = Duration::from_secs(1);
@@ -39,17 +46,35 @@ pub(super) struct Member {
     networks: [Network; 2],
     throttle: Arc<Throttle>,
     puller: Arc<Puller>,
-    tasks: Vec<JoinHandle<()>>,
+    operator: Arc<dyn Operate>,
+    progress: Arc<Progress>,
+    copies: Arc<FanOutStats>,
+    telling: JoinHandle<()>,
+    workers: Vec<Worker>,
+}
+
+/// What a node joins a cluster with.
+pub(super) struct Joining<'a> {
+    pub(super) options: &'a ClusterOptions,
+    pub(super) data_dir: &'a Path,
+    /// Where peers are served.
+    pub(super) address: SocketAddr,
+    pub(super) identity: &'a Arc<ReloadingIdentity>,
+    pub(super) store: &'a Arc<Store>,
+    pub(super) scrubber: &'a Arc<Scrubber>,
 }
 
 impl Member {
     /// Registers the node, and makes the store one of several.
-    pub(super) async fn join(
-        options: &ClusterOptions,
-        address: SocketAddr,
-        identity: &Arc<ReloadingIdentity>,
-        store: &Arc<Store>,
-    ) -> Result<Self, StartError> {
+    pub(super) async fn join(joining: Joining<'_>) -> Result<Self, StartError> {
+        let Joining {
+            options,
+            data_dir,
+            address,
+            identity,
+            store,
+            scrubber,
+        } = joining;
         let runtime = Handle::current();
         let name = identity.current().name().to_owned();
         let facts = facts(options, &name, address, store)?;
@@ -79,45 +104,105 @@ impl Member {
         // Of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.
         let reads = network(remote::transport())?;
 
-        let replicate = FanOut::new(
+        let nodes = cluster.nodes();
+        let registry = Arc::new(cluster.registry());
+        let fan_out = FanOut::new(
             runtime.clone(),
             copies.clone(),
-            Arc::new(cluster.nodes()),
+            Arc::new(nodes.clone()),
             &name,
             options.class,
             options.copies,
         );
+        let copy_stats = fan_out.stats();
         let joined = store.join(store::Cluster {
             node: name.clone(),
-            replicate: Some(Arc::new(replicate)),
-            registry: Some(Arc::new(cluster.registry())),
+            replicate: Some(Arc::new(fan_out)),
+            registry: Some(registry.clone()),
             durability: options.durability,
             deadline: options.deadline,
             wanted_copies: options.copies,
         });
         debug_assert!(joined, "a store joins once");
-        let nodes = cluster.nodes();
-        store.look_elsewhere(Arc::new(Peers::new(
+
+        let (view, suspicious) = (nodes.clone(), Arc::downgrade(store));
+        let peers = Peers::new(
             reads.clone(),
-            move || nodes.live(),
+            move || view.live(),
             &name,
             options.domain.clone(),
             READ_DEADLINE,
-        )));
+        );
+        store.look_elsewhere(Arc::new(peers.on_damage(move |checkpoint| {
+            if let Some(store) = suspicious.upgrade() {
+                store.suspect(checkpoint);
+            }
+        })));
+
         let throttle = Throttle::of(store, options.repair);
-        let puller = Puller::new(
+        let puller = Arc::new(Puller::new(
             Arc::clone(store),
             reads.clone(),
             &name,
             Arc::clone(&throttle),
+        ));
+        scrubber.mend_with(Arc::new(MendByPull::new(
+            Arc::clone(store),
+            Arc::clone(&puller),
+        )));
+        let inventories = PeerInventories {
+            node: name.clone(),
+            store: Arc::clone(store),
+            network: reads.clone(),
+            deadline: INVENTORY_DEADLINE,
+        };
+        let operator = cluster.operator(Arc::new(inventories), options.copies);
+
+        let progress = Arc::<Progress>::default();
+        let leading = Leading::new(
+            registry,
+            Arc::new(reads.clone()),
+            Arc::new(ClusterView {
+                leader: cluster.leader(),
+                nodes: nodes.clone(),
+            }),
+            Timing {
+                grace: options.repair_grace,
+                ..Timing::default()
+            },
+            Arc::clone(&progress),
         );
+        let listing = Arc::new(Listing::new(
+            cluster.registry(),
+            KnownData::new(data_dir),
+            nodes,
+            &name,
+        ));
+        let sweep = Sweep::new(
+            Arc::clone(store),
+            listing.clone(),
+            &name,
+            listing,
+            SweepTiming {
+                // Whoever seals has given up by then, or cannot publish any more.
+                settle: options.deadline * 2 + options.registry.lease_ttl * 2,
+                ..SweepTiming::default()
+            },
+        );
+        let no_thread = StoreError::io("start a thread");
+        let workers = [leading.start(), sweep.start()].into_iter();
+        let workers = workers.collect::<Result<_, _>>().map_err(no_thread)?;
         let telling = tokio::spawn(tell_facts(Arc::clone(&cluster), Arc::clone(store)));
         Ok(Self {
             cluster,
             networks: [copies, reads],
             throttle,
-            puller: Arc::new(puller),
-            tasks: vec![telling],
+            puller,
+            operator: Arc::new(operator),
+            progress,
+            copies: copy_stats,
+            telling,
+            workers,
         })
     }
 
@@ -129,11 +214,20 @@ impl Member {
         }
     }
 
+    /// Answers `permafrost node …`.
+    pub(super) fn operator(&self) -> Arc<dyn Operate> {
+        Arc::clone(&self.operator)
+    }
+
     /// Leaves the cluster: the others know at once, and this node's locks are free.
     pub(super) async fn leave(self) {
         self.throttle.stop();
-        for task in &self.tasks {
-            task.abort();
+        self.telling.abort();
+        // They end with the call that they are in.
+        let workers = self.workers;
+        let ended = tokio::task::spawn_blocking(move || drop(workers)).await;
+        if ended.is_err() {
+            tracing::error!("what works in the background did not end");
         }
         self.cluster.leave().await;
         for network in &self.networks {

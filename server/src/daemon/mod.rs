@@ -1,6 +1,7 @@
 //! `permafrostd`: opens the region and the catalog, listens, and stops cleanly.
 
 mod backend;
+mod listing;
 mod member;
 mod startup;
 
@@ -15,10 +16,11 @@ use permafrost_client::peer::{self, Endpoint, Handler};
 use tokio::runtime::Handle;
 
 use self::backend::Local;
-use self::member::Member;
+use self::member::{Joining, Member};
 use crate::agents::Agents;
 use crate::config::Config;
 use crate::peers::NodeHandler;
+use crate::scrub::{ScrubOptions, Scrubber, Scrubbing};
 use crate::store::{Retention, Store, StoreError};
 
 pub use startup::StartError;
@@ -34,6 +36,7 @@ pub struct Daemon {
     host: Host<Local>,
     peers: Option<Endpoint>,
     member: Option<Member>,
+    scrubbing: Scrubbing,
 }
 
 impl Daemon {
@@ -55,28 +58,50 @@ impl Daemon {
         })
         .await?;
         let (store, catalog_origin) = startup::open_store(&config)?;
-        let served = serve_peers(&config, identity, &store).await;
-        let (peers, member) = match served {
-            Ok(served) => served,
+        match Self::serve(config, bound, identity, &store, catalog_origin).await {
+            Ok(daemon) => Ok(daemon),
             Err(error) => {
                 // It was not a crash.
                 store.close()?;
-                return Err(error);
+                Err(error)
             }
-        };
+        }
+    }
+
+    /// Serves everybody from an open store.
+    async fn serve(
+        config: Config,
+        bound: Bound,
+        identity: Option<Arc<ReloadingIdentity>>,
+        store: &Arc<Store>,
+        catalog_origin: String,
+    ) -> Result<Self, StartError> {
+        let scrubber = Scrubber::new(
+            store,
+            ScrubOptions {
+                period: config.scrub_period,
+                memory: Some(config.data_dir.join("scrub.json")),
+                ..ScrubOptions::default()
+            },
+        );
+        let (peers, member) = serve_peers(&config, identity, store, &scrubber).await?;
+        let scrubbing = scrubber
+            .start()
+            .map_err(StoreError::io("start the scrub"))?;
         let host = bound.serve(Arc::new(Local {
-            store: Arc::clone(&store),
+            store: Arc::clone(store),
             park_ttl: config.retention.parked,
             catalog_origin,
-            operator: None,
+            operator: member.as_ref().map(Member::operator),
         }));
-        let expiry = tokio::spawn(expire(Arc::clone(&store), config.retention));
+        let expiry = tokio::spawn(expire(Arc::clone(store), config.retention));
         Ok(Self {
-            store,
+            store: Arc::clone(store),
             expiry,
             host,
             peers,
             member,
+            scrubbing,
         })
     }
 
@@ -108,6 +133,12 @@ impl Daemon {
         self.expiry.abort();
         drop(self.peers);
         self.store.stop();
+        // It ends with what it is reading.
+        let scrubbing = self.scrubbing;
+        let ended = tokio::task::spawn_blocking(move || drop(scrubbing)).await;
+        if ended.is_err() {
+            tracing::error!("the scrub did not end");
+        }
         if let Some(member) = self.member {
             member.leave().await;
         }
@@ -120,6 +151,7 @@ async fn serve_peers(
     config: &Config,
     identity: Option<Arc<ReloadingIdentity>>,
     store: &Arc<Store>,
+    scrubber: &Arc<Scrubber>,
 ) -> Result<(Option<Endpoint>, Option<Member>), StartError> {
     let Some((listen, identity)) = config.listen_peers.zip(identity) else {
         return Ok((None, None));
@@ -133,7 +165,6 @@ async fn serve_peers(
         }
         _ => make_private_dir(&spool)?,
     }
-    let agents = Agents::new(Arc::clone(store), spool);
     let name = identity.current().name().to_owned();
     let handler = Arc::new(NodeHandler::new(Arc::clone(store), &name));
     let endpoint = Endpoint::serve(
@@ -153,10 +184,22 @@ async fn serve_peers(
             let address = endpoint
                 .local_address()
                 .map_err(StoreError::io("ask where peers are served"))?;
-            Some(Member::join(options, address, &identity, store).await?)
+            let joining = Joining {
+                options,
+                data_dir: &config.data_dir,
+                address,
+                identity: &identity,
+                store,
+                scrubber,
+            };
+            Some(Member::join(joining).await?)
         }
         None => None,
     };
+    let mut agents = Agents::new(Arc::clone(store), spool);
+    if let Some(member) = &member {
+        agents = agents.with_operator(member.operator());
+    }
     handler.begin(agents, member.as_ref().map(Member::copying));
     Ok((Some(endpoint), member))
 }

@@ -5,15 +5,13 @@ use std::sync::{Arc, OnceLock};
 use permafrost_client::identity::{Action, Peer, Role};
 use permafrost_client::peer::{FrameSink, FrameSource, Handler, Replies};
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::wire::message::{Committed, Done, Held, HeldCopy, reply, request};
+use permafrost_protocol::wire::message::{Committed, Done, reply, request};
 
 use super::replica::take_copy;
 use crate::agents::{Agents, serve_fetch};
+use crate::cluster::held;
 use crate::repair::{Puller, Throttle};
 use crate::store::{Store, StoreError};
-
-/// Checkpoints of an inventory that are told at once: a reply has a mebibyte at most.
-const INVENTORY_PART: usize = 1000;
 
 /// Serves every peer as its certificate says.
 pub struct NodeHandler {
@@ -76,7 +74,7 @@ impl NodeHandler {
                 self.roll_back(&rollback.checkpoint)?;
                 self.done()
             }
-            request::Body::Inventory(inventory) => reply::Body::Held(self.held(&inventory.after)),
+            request::Body::Inventory(inventory) => reply::Body::Held(held(&self.store, &inventory)),
             request::Body::Pull(pull) => {
                 let record = copying.puller.pull(&pull)?;
                 reply::Body::Committed(Committed {
@@ -136,24 +134,6 @@ impl NodeHandler {
             tracing::info!(checkpoint, "dropped: not listed");
         }
         Ok(())
-    }
-
-    fn held(&self, after: &str) -> Held {
-        let mut held = self.store.held();
-        held.retain(|holding| holding.checkpoint.id.as_str() > after);
-        held.sort_by(|a, b| a.checkpoint.id.cmp(&b.checkpoint.id));
-        let more = held.len() > INVENTORY_PART;
-        held.truncate(INVENTORY_PART);
-        let copies = held.iter().map(|holding| HeldCopy {
-            content_digest: holding.content_digest.to_vec(),
-            published: holding.published,
-            provisional: holding.provisional,
-        });
-        Held {
-            copies: copies.collect(),
-            checkpoints: held.into_iter().map(|holding| holding.checkpoint).collect(),
-            more,
-        }
     }
 }
 

@@ -22,6 +22,10 @@ pub trait Standing: Send + Sync {
     /// Whether the registry is the one that this node has always known, and has lost nothing since. Only then does
     /// what it does not list not exist.
     fn knows_registry(&self) -> bool;
+
+    /// Everything that was published here is listed: whatever data the registry has, this node can rely on it from
+    /// now on.
+    fn all_listed(&self) {}
 }
 
 /// When the sweep does what.
@@ -145,6 +149,9 @@ impl Sweep {
                     found.unlisted.insert(mark.id.clone());
                 }
             }
+        }
+        if found.unlisted.is_empty() {
+            self.standing.all_listed();
         }
         let here: HashSet<&str> = marks.iter().map(|mark| mark.id.as_str()).collect();
         for entry in &listed {

@@ -1,0 +1,105 @@
+//! What is listed, and whether what is not may go: the registry as the sweep of this node sees it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use permafrost_protocol::control::Checkpoint;
+
+use crate::cluster::{
+    Acquaintance, EtcdRegistry, JobLock, KnownData, Mark, MemberState, Nodes, Registered, Registry,
+};
+use crate::repair::Standing;
+use crate::store::StoreError;
+
+/// Lists, and remembers which data of etcd the list is of.
+pub(super) struct Listing {
+    registry: EtcdRegistry,
+    known: KnownData,
+    nodes: Nodes,
+    node: String,
+    /// Of the last list.
+    seen: Mutex<Option<(Mark, Acquaintance)>>,
+}
+
+impl Listing {
+    pub(super) fn new(registry: EtcdRegistry, known: KnownData, nodes: Nodes, node: &str) -> Self {
+        Self {
+            registry,
+            known,
+            nodes,
+            node: node.to_owned(),
+            seen: Mutex::default(),
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Option<(Mark, Acquaintance)>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Registry for Listing {
+    fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+        *self.seen() = None;
+        let mark = self.registry.mark()?;
+        let acquaintance = self.known.check(&mark)?;
+        let listed = self.registry.bound_to(&mark).list(job)?;
+        *self.seen() = Some((mark, acquaintance));
+        Ok(listed)
+    }
+
+    fn lock_job(&self, job: &str) -> Result<JobLock, StoreError> {
+        self.registry.lock_job(job)
+    }
+
+    fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
+        self.registry.reserve_generation(job)
+    }
+
+    fn publish(&self, entry: &Registered, replaces: Option<&str>) -> Result<(), StoreError> {
+        self.registry.publish(entry, replaces)
+    }
+
+    fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        self.registry.withdraw(checkpoint)
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
+        self.registry.find(job, generation)
+    }
+
+    fn set_holder(
+        &self,
+        checkpoint: &Checkpoint,
+        node: &str,
+        holds: bool,
+    ) -> Result<(), StoreError> {
+        self.registry.set_holder(checkpoint, node, holds)
+    }
+}
+
+impl Standing for Listing {
+    fn may_hold(&self) -> bool {
+        let view = self.nodes.live();
+        let own = view.nodes.iter().find(|node| node.facts.name == self.node);
+        own.is_some_and(|own| own.state == MemberState::Active)
+    }
+
+    fn knows_registry(&self) -> bool {
+        matches!(&*self.seen(), Some((_, Acquaintance::Known)))
+    }
+
+    fn all_listed(&self) {
+        let Some((mark, acquaintance)) = self.seen().clone() else {
+            return;
+        };
+        if acquaintance == Acquaintance::Known {
+            return;
+        }
+        match self.known.accept(&mark) {
+            Ok(()) => tracing::info!(
+                cluster = mark.id,
+                "everything here is listed in the registry's data"
+            ),
+            Err(error) => tracing::error!(%error, "not remembered which data the registry has"),
+        }
+    }
+}
