@@ -24,7 +24,7 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
 
     let dumped = cluster
         .node(0)
-        .json(&["--json", "dump", "--job", "days", "--pid", &pid])
+        .json(&["dump", "--job", "days", "--pid", &pid])
         .unwrap();
     assert_eq!(
         dumped["checkpoint"]["nodes"].as_array().unwrap().len(),
@@ -36,7 +36,7 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
 
     // Not on a node that holds it only: whichever is asked.
     for node in [1, 2] {
-        let listed = cluster.node(node).json(&["--json", "ls"]).unwrap();
+        let listed = cluster.node(node).json(&["ls"]).unwrap();
         assert_eq!(
             listed["checkpoints"].as_array().unwrap().len(),
             1,
