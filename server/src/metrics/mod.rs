@@ -1,1 +1,109 @@
-//! What this node counts, for Prometheus.
+//! Numbers for Prometheus: what the store, the scrub and the cluster count, told over HTTP.
+//!
+//! The daemon makes one [`Metrics`], tells it whom to ask, and serves it with [`serve`]:
+//!
+//! ```ignore
+//! let metrics = Metrics::new(&store)
+//!     .scrub(&scrubber)
+//!     // In a cluster:
+//!     .repair(Arc::clone(&progress))
+//!     .replication(move || ReplicationNumbers { copies_failed: …, copies_replaced: … })
+//!     .cluster(move || ClusterNumbers { leader: leader.is_mine(), fenced: fence.check().is_err(), nodes_live: … });
+//! let server = metrics::serve(listen_metrics, metrics, move || fence.check().map_err(|e| e.to_string())).await?;
+//! ```
+//!
+//! Names, units and meanings are in docs/metrics.md. Nothing is counted here: at each scrape everything is asked for what
+//! it has counted.
+
+mod http;
+mod tell;
+
+use std::sync::Arc;
+
+use crate::repair;
+use crate::scrub::Scrubber;
+use crate::store::Store;
+
+pub use http::{Ready, ServeError, Server, serve};
+
+/// Copies of this node's own dumps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicationNumbers {
+    /// Copies that failed while they streamed.
+    pub copies_failed: u64,
+    /// Failed ones that another node, or the same, pulled before the commit.
+    pub copies_replaced: u64,
+}
+
+/// The cluster, as this node sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClusterNumbers {
+    /// This node works in the background for all.
+    pub leader: bool,
+    /// It has no lease, and takes nothing that must be listed.
+    pub fenced: bool,
+    /// Nodes whose lease lives, this one included.
+    pub nodes_live: u64,
+}
+
+type Ask<T> = Box<dyn Fn() -> T + Send + Sync>;
+
+/// Whom to ask.
+pub struct Metrics {
+    store: Arc<Store>,
+    scrub: Option<Arc<Scrubber>>,
+    repair: Option<Arc<repair::Progress>>,
+    replication: Option<Ask<ReplicationNumbers>>,
+    cluster: Option<Ask<ClusterNumbers>>,
+}
+
+impl Metrics {
+    /// Of a store.
+    #[must_use]
+    pub fn new(store: &Arc<Store>) -> Self {
+        Self {
+            store: Arc::clone(store),
+            scrub: None,
+            repair: None,
+            replication: None,
+            cluster: None,
+        }
+    }
+
+    /// And of who scrubs it.
+    #[must_use]
+    pub fn scrub(mut self, scrubber: &Arc<Scrubber>) -> Self {
+        self.scrub = Some(Arc::clone(scrubber));
+        self
+    }
+
+    /// And of who repairs.
+    #[must_use]
+    pub fn repair(mut self, progress: Arc<repair::Progress>) -> Self {
+        self.repair = Some(progress);
+        self
+    }
+
+    /// And of who makes copies. Asked at each scrape; must not block.
+    #[must_use]
+    pub fn replication(
+        mut self,
+        ask: impl Fn() -> ReplicationNumbers + Send + Sync + 'static,
+    ) -> Self {
+        self.replication = Some(Box::new(ask));
+        self
+    }
+
+    /// And of the cluster. Asked at each scrape; must not block.
+    #[must_use]
+    pub fn cluster(mut self, ask: impl Fn() -> ClusterNumbers + Send + Sync + 'static) -> Self {
+        self.cluster = Some(Box::new(ask));
+        self
+    }
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}

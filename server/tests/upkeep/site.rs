@@ -99,10 +99,24 @@ impl Site {
 
     /// Begins a dump and sends pages.
     pub(crate) fn begin(&self, job: &str, salts: std::ops::Range<u64>) -> (String, SessionSink) {
+        self.begin_as(job, true, salts)
+    }
+
+    /// As a bare `criu --page-server` does.
+    pub(crate) fn begin_bare(&self, salts: std::ops::Range<u64>) -> (String, SessionSink) {
+        self.begin_as("", false, salts)
+    }
+
+    fn begin_as(
+        &self,
+        job: &str,
+        seal_follows: bool,
+        salts: std::ops::Range<u64>,
+    ) -> (String, SessionSink) {
         let request = SessionRequest {
             job: job.to_owned(),
             pre_dump: false,
-            seal_follows: true,
+            seal_follows,
             origin: None,
             no_parent: false,
             parent_images: false,
@@ -110,7 +124,7 @@ impl Site {
         };
         let session = self.store.open_session(request).unwrap();
         let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();
-        sink.open(SpaceId::process(PID)).unwrap();
+        sink.open(space()).unwrap();
         for salt in salts {
             sink.pages(address(salt), PE_PRESENT, &page(salt)).unwrap();
         }
@@ -144,6 +158,10 @@ pub(crate) fn flip_page(region: &std::path::Path, salt: u64) {
     let at = at.expect("the page is in the region").0 * PAGE_SIZE + 2000;
     let file = File::options().write(true).open(region).unwrap();
     file.write_all_at(&[bytes[at] ^ 1], at as u64).unwrap();
+}
+
+pub(crate) fn space() -> SpaceId {
+    SpaceId::process(PID)
 }
 
 pub(crate) fn address(salt: u64) -> u64 {

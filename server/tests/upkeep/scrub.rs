@@ -1,8 +1,4 @@
-//! The scrub over a real store and a file whose bytes are flipped: what it finds, sets aside and has mended.
-
-#![allow(missing_docs)]
-
-mod site;
+//! What the scrub finds, sets aside and has mended.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,7 +11,7 @@ use permafrost_protocol::control::{Checkpoint, ErrorCode, Scrubbed};
 use permafrost_server::scrub::{Mend, ScrubOptions, Scrubber};
 use permafrost_server::store::StoreError;
 
-use site::{CORE_IMAGE, Site, address, flip_page, wait_until};
+use super::site::{CORE_IMAGE, PID, Site, address, flip_page, wait_until};
 
 fn on_request() -> ScrubOptions {
     ScrubOptions {
@@ -58,7 +54,7 @@ fn damage_is_named_and_set_aside_until_it_is_gone() {
     let [damaged] = &found.damaged[..] else {
         panic!("{found:?}")
     };
-    let place = format!("job@1: process {} address {:#x}", site::PID, address(23));
+    let place = format!("job@1: process {} address {:#x}", PID, address(23));
     assert_eq!(damaged.checkpoint, "job@1");
     assert_eq!(damaged.damage.len(), 1);
     assert!(damaged.damage[0].starts_with(&place), "{damaged:?}");

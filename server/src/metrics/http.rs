@@ -1,0 +1,127 @@
+//! Serving the numbers: `/metrics`, `/healthz` (the process answers) and `/readyz` (it takes dumps).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::JoinHandle;
+
+use super::Metrics;
+
+/// What Prometheus takes the text for.
+const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Scrapes at once. Each reads the catalog.
+const SCRAPES: usize = 2;
+
+/// How long one waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Says why the node takes no dumps just now, if it does not. Must not block.
+pub type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// The numbers cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("listen for metrics on {listen}")]
+pub struct ServeError {
+    /// Where.
+    pub listen: SocketAddr,
+    /// Why not.
+    pub source: std::io::Error,
+}
+
+/// A server. Dropped, it ends.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Shared {
+    metrics: Arc<Metrics>,
+    ready: Ready,
+    scrapes: Semaphore,
+}
+
+/// Serves them, without asking who asks: names of jobs are not told, numbers are. Called on a tokio runtime; port 0
+/// takes any.
+///
+/// # Errors
+/// The address is taken, or none of this machine's.
+pub async fn serve(
+    listen: SocketAddr,
+    metrics: Metrics,
+    ready: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+) -> Result<Server, ServeError> {
+    let failed = |source| ServeError { listen, source };
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let shared = Arc::new(Shared {
+        metrics: Arc::new(metrics),
+        ready: Box::new(ready),
+        scrapes: Semaphore::new(SCRAPES),
+    });
+    let router = Router::new()
+        .route("/metrics", get(numbers))
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(is_ready))
+        .with_state(shared);
+    let task = tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%error, "metrics are no longer served");
+        }
+    });
+    Ok(Server { address, task })
+}
+
+async fn numbers(State(shared): State<Arc<Shared>>) -> Response {
+    let Some(_turn) = turn(&shared.scrapes).await else {
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many scrapes at once\n",
+        )
+            .into_response();
+    };
+    let metrics = Arc::clone(&shared.metrics);
+    match tokio::task::spawn_blocking(move || metrics.text()).await {
+        Ok(Ok(text)) => ([(CONTENT_TYPE, TEXT)], text).into_response(),
+        failed => {
+            tracing::error!(?failed, "metrics are not told");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+async fn turn(scrapes: &Semaphore) -> Option<SemaphorePermit<'_>> {
+    let turn = tokio::time::timeout(PATIENCE, scrapes.acquire());
+    turn.await.ok()?.ok()
+}
+
+async fn is_ready(State(shared): State<Arc<Shared>>) -> Response {
+    match (shared.ready)() {
+        Ok(()) => "ready\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}

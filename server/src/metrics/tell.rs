@@ -1,0 +1,363 @@
+//! What is asked, in the text format of Prometheus. docs/metrics.md has the same names.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use super::Metrics;
+use crate::repair;
+use crate::scrub::Scrubber;
+use crate::store::{BOUNDS_S, Counters, Scrub as _, Store, Timings};
+
+impl Metrics {
+    /// All of them. Reads the catalog, so it blocks; not for a task of the runtime.
+    ///
+    /// # Errors
+    /// Never; the format is written to memory.
+    pub(super) fn text(self: &std::sync::Arc<Self>) -> Result<String, fmt::Error> {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(std::sync::Arc::clone(self)));
+        let mut text = String::new();
+        encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut told = Told(encoder);
+        told.store(&self.store)?;
+        told.counters(self.store.counters())?;
+        if let Some(scrub) = &self.scrub {
+            told.scrub(scrub)?;
+        }
+        if let Some(repair) = &self.repair {
+            told.repair(repair)?;
+        }
+        if let Some(replication) = &self.replication {
+            let numbers = replication();
+            told.counter(
+                "replication_copies_failed",
+                "Copies of this node's dumps that failed while they streamed",
+                numbers.copies_failed,
+            )?;
+            told.counter(
+                "replication_copies_replaced",
+                "Failed copies that a node pulled before the commit",
+                numbers.copies_replaced,
+            )?;
+        }
+        if let Some(cluster) = &self.cluster {
+            let numbers = cluster();
+            told.gauge(
+                "cluster_leader",
+                "1 on the node that works in the background for all",
+                u64::from(numbers.leader),
+            )?;
+            told.gauge(
+                "cluster_fenced",
+                "1 while this node has no lease",
+                u64::from(numbers.fenced),
+            )?;
+            told.gauge(
+                "cluster_nodes_live",
+                "Nodes whose lease lives",
+                numbers.nodes_live,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+struct Told<'a>(DescriptorEncoder<'a>);
+
+impl Told<'_> {
+    /// `_total` is put behind the name.
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let name = format!("permafrost_{name}");
+        let mut metric = self
+            .0
+            .encode_descriptor(&name, help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, u64, u64>(&value, None)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let name = format!("permafrost_{name}");
+        let mut metric = self
+            .0
+            .encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&Whole(value))
+    }
+
+    /// One gauge for each value of a label.
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: &BTreeMap<String, u64>,
+    ) -> fmt::Result {
+        let name = format!("permafrost_{name}");
+        let mut metric = self
+            .0
+            .encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        for (value, count) in values {
+            let labels = [(label, value.as_str())];
+            metric
+                .encode_family(&labels)?
+                .encode_gauge(&Whole(*count))?;
+        }
+        Ok(())
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, timings: &Timings) -> fmt::Result {
+        let name = format!("permafrost_{name}");
+        let counts = timings.counts();
+        // What is beyond the last bound is the encoder's f64::MAX.
+        let bounds = BOUNDS_S.into_iter().chain([f64::MAX]);
+        let buckets: Vec<_> = bounds.zip(counts).collect();
+        let mut metric = self
+            .0
+            .encode_descriptor(&name, help, None, MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(
+            timings.sum().as_secs_f64(),
+            counts.iter().sum(),
+            &buckets,
+            None,
+        )
+    }
+
+    fn store(&mut self, store: &Store) -> fmt::Result {
+        let usage = store.region().usage();
+        self.gauge(
+            "region_capacity_bytes",
+            "Bytes in the region's segments",
+            usage.capacity_bytes,
+        )?;
+        self.gauge(
+            "region_free_bytes",
+            "Bytes in segments that nobody holds",
+            usage.free_bytes,
+        )?;
+        let mut kinds = zeros(&["full", "pre-dump", "parked", "unknown"]);
+        match store.everything() {
+            Ok(held) => {
+                for held in held {
+                    let kind = held.record.map_or_else(|| "unknown".to_owned(), |r| r.kind);
+                    *kinds.entry(kind).or_default() += 1;
+                }
+                self.gauges(
+                    "checkpoints",
+                    "Checkpoints that this node holds",
+                    "kind",
+                    &kinds,
+                )?;
+            }
+            // Better no number than a wrong one.
+            Err(error) => tracing::warn!(%error, "checkpoints are not counted"),
+        }
+        let mut states = zeros(&["open", "receiving", "closed", "sealing", "failed"]);
+        for session in store.session_states() {
+            *states.entry(session.state).or_default() += 1;
+        }
+        self.gauges(
+            "sessions",
+            "Dumps that are not sealed, or failed of late",
+            "state",
+            &states,
+        )
+    }
+
+    fn counters(&mut self, counters: &Counters) -> fmt::Result {
+        let all = [
+            ("dumps_begun", "Sessions opened", &counters.dumps_begun),
+            (
+                "dumps_sealed",
+                "Sessions that became checkpoints",
+                &counters.dumps_sealed,
+            ),
+            (
+                "dumps_parked",
+                "Sessions parked at CLOSE",
+                &counters.dumps_parked,
+            ),
+            (
+                "dumps_failed",
+                "Sessions that failed or were discarded",
+                &counters.dumps_failed,
+            ),
+            (
+                "received_bytes",
+                "Bytes of pages that sessions received",
+                &counters.received_bytes,
+            ),
+            (
+                "copies_begun",
+                "Copies of other nodes' dumps begun here",
+                &counters.copies_begun,
+            ),
+            (
+                "copies_sealed",
+                "Copies of other nodes' dumps sealed here",
+                &counters.copies_sealed,
+            ),
+            (
+                "copies_received_bytes",
+                "Bytes of pages that came for copies",
+                &counters.copies_received_bytes,
+            ),
+            (
+                "restores",
+                "Restores served and images directories written",
+                &counters.restores,
+            ),
+            (
+                "restores_failed",
+                "Those that failed",
+                &counters.restores_failed,
+            ),
+            (
+                "restored_bytes",
+                "Bytes of images given to them",
+                &counters.restored_bytes,
+            ),
+        ];
+        for (name, help, count) in all {
+            self.counter(name, help, count.value())?;
+        }
+        self.histogram(
+            "seal_seconds",
+            "From the request to seal to the checkpoint",
+            &counters.seals,
+        )
+    }
+
+    fn scrub(&mut self, scrub: &Scrubber) -> fmt::Result {
+        let status = scrub.status();
+        let counters = scrub.counters();
+        self.gauge(
+            "scrub_oldest_seconds",
+            "Since the least recently verified checkpoint was",
+            status.oldest_s,
+        )?;
+        self.gauge(
+            "scrub_quarantined",
+            "Checkpoints that are damaged and set aside",
+            status.quarantined,
+        )?;
+        self.gauge(
+            "scrub_paused",
+            "1 while the scrub waits for dumps to be in",
+            u64::from(scrub.is_paused()),
+        )?;
+        let all = [
+            (
+                "scrub_checkpoints",
+                "Checkpoints verified",
+                &counters.checkpoints,
+            ),
+            (
+                "scrub_pages",
+                "Pages verified, shared ones each time",
+                &counters.pages,
+            ),
+            (
+                "scrub_read_bytes",
+                "Bytes read for it",
+                &counters.read_bytes,
+            ),
+            (
+                "scrub_damaged",
+                "Checkpoints found damaged",
+                &counters.damaged,
+            ),
+            (
+                "scrub_mended",
+                "Damaged ones replaced by a fresh copy",
+                &counters.mended,
+            ),
+            (
+                "scrub_mends_failed",
+                "Times that mending failed",
+                &counters.mends_failed,
+            ),
+        ];
+        for (name, help, count) in all {
+            self.counter(name, help, count.value())?;
+        }
+        Ok(())
+    }
+
+    fn repair(&mut self, progress: &repair::Progress) -> fmt::Result {
+        let value = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let counters = [
+            (
+                "repair_copies_made",
+                "Copies made anew",
+                &progress.copies_made,
+            ),
+            (
+                "repair_copied_bytes",
+                "Bytes of their memory",
+                &progress.bytes_copied,
+            ),
+            (
+                "repair_copies_failed",
+                "Copies that were not made",
+                &progress.copies_failed,
+            ),
+            (
+                "repair_copies_dropped",
+                "Surplus copies dropped",
+                &progress.copies_dropped,
+            ),
+            (
+                "repair_rounds",
+                "Times that everything was looked through",
+                &progress.rounds,
+            ),
+        ];
+        for (name, help, number) in counters {
+            self.counter(name, help, value(number))?;
+        }
+        let gauges = [
+            (
+                "repair_under_replicated",
+                "Checkpoints with fewer copies than wanted",
+                &progress.under_replicated,
+            ),
+            (
+                "repair_stranded",
+                "Checkpoints that no live node holds",
+                &progress.stranded,
+            ),
+            ("repair_under_way", "Copies under way", &progress.under_way),
+        ];
+        for (name, help, number) in gauges {
+            self.gauge(name, help, value(number))?;
+        }
+        Ok(())
+    }
+}
+
+fn zeros(names: &[&str]) -> BTreeMap<String, u64> {
+    names.iter().map(|name| ((*name).to_owned(), 0)).collect()
+}
+
+/// A whole number as a gauge: the format has `f64` and `i64` only.
+struct Whole(u64);
+
+impl prometheus_client::encoding::EncodeGaugeValue for Whole {
+    fn encode(
+        &self,
+        encoder: &mut prometheus_client::encoding::GaugeValueEncoder<'_>,
+    ) -> fmt::Result {
+        i64::try_from(self.0).unwrap_or(i64::MAX).encode(encoder)
+    }
+}

@@ -1,0 +1,288 @@
+//! The numbers, scraped over HTTP: all that docs/metrics.md names, and nothing else, and they move.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use permafrost_client::frontend::PageSink;
+use permafrost_server::metrics::{self, ClusterNumbers, Metrics, ReplicationNumbers};
+use permafrost_server::repair::Progress;
+use permafrost_server::scrub::{ScrubOptions, Scrubber};
+use permafrost_server::store::ReplicaRequest;
+
+use super::site::{LIMIT, Site};
+
+const DOCS: &str = include_str!("../../../docs/metrics.md");
+
+/// Status line and body.
+fn fetch(address: SocketAddr, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+/// Samples by name and labels.
+fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
+    let (status, body) = fetch(address, "/metrics");
+    assert!(status.contains(" 200 "), "{status}");
+    assert!(body.ends_with("# EOF\n"), "{body}");
+    let samples = body.lines().filter(|line| !line.starts_with('#'));
+    samples
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            (name.to_owned(), value.parse().unwrap())
+        })
+        .collect()
+}
+
+/// Names without labels, and of a histogram its own.
+fn families(samples: &BTreeMap<String, f64>) -> BTreeSet<String> {
+    let own = samples.keys().map(|name| {
+        let name = name.split('{').next().unwrap();
+        let of_histogram = ["_bucket", "_sum", "_count"];
+        let mut cut = of_histogram.iter().filter_map(|end| name.strip_suffix(end));
+        cut.next().unwrap_or(name).to_owned()
+    });
+    own.collect()
+}
+
+/// Names in the first column of the tables of docs/metrics.md.
+fn documented() -> BTreeSet<String> {
+    let rows = DOCS
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `permafrost_"));
+    rows.map(|row| {
+        let name = row.split(['`', '{']).next().unwrap();
+        format!("permafrost_{name}")
+    })
+    .collect()
+}
+
+struct Scene {
+    site: Site,
+    scrubber: Arc<Scrubber>,
+    ready: Arc<AtomicBool>,
+    _runtime: tokio::runtime::Runtime,
+    server: metrics::Server,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let site = Site::new();
+        let options = ScrubOptions {
+            period: None,
+            ..ScrubOptions::default()
+        };
+        let scrubber = Scrubber::new(&site.store, options);
+        let progress = Arc::new(Progress::default());
+        progress.copies_made.store(5, Ordering::Relaxed);
+        progress.stranded.store(6, Ordering::Relaxed);
+        let metrics = Metrics::new(&site.store)
+            .scrub(&scrubber)
+            .repair(progress)
+            .replication(|| ReplicationNumbers {
+                copies_failed: 7,
+                copies_replaced: 8,
+            })
+            .cluster(|| ClusterNumbers {
+                leader: true,
+                fenced: false,
+                nodes_live: 3,
+            });
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let ready = Arc::new(AtomicBool::new(true));
+        let is_ready = Arc::clone(&ready);
+        let server = runtime.block_on(metrics::serve(
+            SocketAddr::from(([127, 0, 0, 1], 0)),
+            metrics,
+            move || match is_ready.load(Ordering::Relaxed) {
+                true => Ok(()),
+                false => Err("no lease".to_owned()),
+            },
+        ));
+        Self {
+            site,
+            scrubber,
+            ready,
+            server: server.unwrap(),
+            _runtime: runtime,
+        }
+    }
+
+    fn scrape(&self) -> BTreeMap<String, f64> {
+        scrape(self.server.address())
+    }
+}
+
+#[test]
+fn every_documented_name_is_told_and_no_other() {
+    let scene = Scene::new();
+    let (told, documented) = (families(&scene.scrape()), documented());
+    assert!(documented.len() > 30, "the tables are not found");
+    let missing: Vec<_> = documented.difference(&told).collect();
+    assert!(missing.is_empty(), "not told: {missing:?}");
+    let undocumented: Vec<_> = told.difference(&documented).collect();
+    assert!(
+        undocumented.is_empty(),
+        "not in docs/metrics.md: {undocumented:?}"
+    );
+}
+
+#[test]
+fn what_others_count_is_passed_on() {
+    let told = Scene::new().scrape();
+    for (name, value) in [
+        ("permafrost_repair_copies_made_total", 5.0),
+        ("permafrost_repair_stranded", 6.0),
+        ("permafrost_replication_copies_failed_total", 7.0),
+        ("permafrost_replication_copies_replaced_total", 8.0),
+        ("permafrost_cluster_leader", 1.0),
+        ("permafrost_cluster_fenced", 0.0),
+        ("permafrost_cluster_nodes_live", 3.0),
+    ] {
+        assert_eq!(told.get(name), Some(&value), "{name}");
+    }
+}
+
+#[test]
+fn dumps_copies_and_restores_move_them() {
+    let scene = Scene::new();
+    let site = &scene.site;
+    let before = scene.scrape();
+    let moved = || {
+        let mut moved = scene.scrape();
+        for (name, value) in &mut moved {
+            *value -= before[name];
+        }
+        moved
+    };
+    let is = |moved: &BTreeMap<String, f64>, name: &str, value: f64| {
+        let name = format!("permafrost_{name}");
+        assert_eq!(moved.get(&name), Some(&value), "{name}");
+    };
+
+    // One sealed, one discarded, one under way.
+    site.dump("job", 0..40);
+    let (failed, sink) = site.begin("job", 0..3);
+    drop(sink);
+    site.store.abort_session(&failed).unwrap();
+    let (_, receiving) = site.begin("job", 0..2);
+    let now = moved();
+    is(&now, "dumps_begun_total", 3.0);
+    is(&now, "dumps_sealed_total", 1.0);
+    is(&now, "dumps_failed_total", 1.0);
+    is(&now, "dumps_parked_total", 0.0);
+    is(&now, "received_bytes_total", 45.0 * 4096.0);
+    is(&now, "checkpoints{kind=\"full\"}", 1.0);
+    is(&now, "checkpoints{kind=\"parked\"}", 0.0);
+    is(&now, "sessions{state=\"receiving\"}", 1.0);
+    is(&now, "seal_seconds_count", 1.0);
+    is(&now, "seal_seconds_bucket{le=\"+Inf\"}", 1.0);
+    assert!(now["permafrost_seal_seconds_sum"] > 0.0);
+    assert!(now["permafrost_region_free_bytes"] < 0.0);
+    assert_eq!(now["permafrost_region_capacity_bytes"], 0.0);
+    drop(receiving);
+
+    // CLOSE is the last word of this one.
+    let (_, mut parked) = site.begin_bare(50..60);
+    parked.close().unwrap();
+    drop(parked);
+    let now = moved();
+    is(&now, "dumps_parked_total", 1.0);
+    is(&now, "checkpoints{kind=\"parked\"}", 1.0);
+
+    // A copy for another node, given up.
+    let request = ReplicaRequest {
+        session: [9; 16],
+        job: "theirs".to_owned(),
+        parent: String::new(),
+    };
+    let mut copy = site.store.open_replica(request).unwrap();
+    copy.space(super::site::space(), 1).unwrap();
+    copy.pages(0, 0, &[3; 4096]).unwrap();
+    drop(copy);
+    let now = moved();
+    is(&now, "copies_begun_total", 1.0);
+    is(&now, "copies_sealed_total", 0.0);
+    is(&now, "copies_received_bytes_total", 4096.0);
+
+    // Restores, as the daemon counts them.
+    let out = tempfile::tempdir().unwrap();
+    let directory = OwnedFd::from(File::open(out.path()).unwrap());
+    let exported = site.store.export("job", false, directory, &mut |_, _| {});
+    let bytes = site.store.counters().restored(exported).unwrap().bytes;
+    let failed = site.store.check_restorable("job").and_then(|()| {
+        let directory = OwnedFd::from(File::open(out.path()).unwrap());
+        site.store
+            .export("nothing", false, directory, &mut |_, _| {})
+    });
+    assert!(site.store.counters().restored(failed).is_err());
+    let now = moved();
+    is(&now, "restores_total", 1.0);
+    is(&now, "restores_failed_total", 1.0);
+    #[expect(clippy::cast_precision_loss, reason = "some hundred KiB")]
+    is(&now, "restored_bytes_total", bytes as f64);
+}
+
+#[test]
+fn the_scrub_moves_its_own() {
+    let scene = Scene::new();
+    scene.site.dump("job", 0..40);
+    scene.site.flip_page(4);
+    std::thread::sleep(Duration::from_millis(1100));
+    let told = scene.scrape();
+    assert!(told["permafrost_scrub_oldest_seconds"] >= 1.0);
+    assert_eq!(told["permafrost_scrub_pages_total"], 0.0);
+    scene.site.store.scrub_now("", &mut |_, _| {}).unwrap();
+    let told = scene.scrape();
+    assert!(told["permafrost_scrub_pages_total"] > 40.0);
+    assert!(told["permafrost_scrub_read_bytes_total"] > 40.0 * 4096.0);
+    for (name, value) in [
+        ("checkpoints_total", 1.0),
+        ("damaged_total", 1.0),
+        ("quarantined", 1.0),
+        ("mended_total", 0.0),
+        ("paused", 0.0),
+    ] {
+        assert_eq!(told[&format!("permafrost_scrub_{name}")], value, "{name}");
+    }
+    assert_eq!(scene.scrubber.counters().damaged.value(), 1);
+}
+
+#[test]
+fn it_says_whether_it_lives_and_whether_it_is_ready() {
+    let scene = Scene::new();
+    let address = scene.server.address();
+    let (status, body) = fetch(address, "/healthz");
+    assert!(
+        status.contains(" 200 ") && body == "ok\n",
+        "{status} {body}"
+    );
+    let (status, _) = fetch(address, "/readyz");
+    assert!(status.contains(" 200 "), "{status}");
+    scene.ready.store(false, Ordering::Relaxed);
+    let (status, body) = fetch(address, "/readyz");
+    assert!(
+        status.contains(" 503 ") && body == "no lease\n",
+        "{status} {body}"
+    );
+    assert!(fetch(address, "/healthz").0.contains(" 200 "));
+    assert!(fetch(address, "/else").0.contains(" 404 "));
+}
