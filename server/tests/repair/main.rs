@@ -5,3 +5,4 @@
 mod again;
 mod pull;
 mod site;
+mod sweep;
