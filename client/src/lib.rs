@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod control;
 pub mod criu;
+pub mod directory;
 pub mod framing;
 pub mod frontend;
 pub mod handover;

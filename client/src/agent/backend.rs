@@ -10,10 +10,10 @@ use permafrost_protocol::control::{self, ErrorCode, reply, request};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message;
 
-use super::directory::{ImagesDir, Served, failed};
-use super::export;
+use super::images::{self, Served, failed};
 use super::nodes::{Nodes, odd_answer, refusal, unavailable};
 use super::session::{Session, Sink};
+use crate::directory::{self, ImagesDir};
 use crate::frontend::{self, StreamError};
 use crate::host::{Backend, Progress};
 use crate::peer::{DumpSender, PeerError};
@@ -139,8 +139,8 @@ impl Remote {
         images: &ImagesDir,
         served: &Served,
     ) -> Result<control::Checkpoint, control::Error> {
-        for name in images.small_images(served)? {
-            let bytes = images.read(&name)?;
+        for name in images.small_images(|name| served.has(name))? {
+            let bytes = images::read(images, &name)?;
             sender
                 .image(&name, &bytes)
                 .map_err(|error| refusal(&error))?;
@@ -254,6 +254,7 @@ impl Backend for Remote {
         };
         let (sender, served) = session.begin_seal()?;
         let sealed = ImagesDir::new(images)
+            .map_err(control::Error::from)
             .and_then(|images| self.conclude(sender, &seal.session, &images, &served));
         match &sealed {
             Ok(_) => {
@@ -431,7 +432,7 @@ impl Backend for Remote {
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
         let checkpoint = self.checkpoint(&export.checkpoint)?;
-        export::export(&checkpoint, export.small_images_only, directory, progress)
+        directory::export(&checkpoint, export.small_images_only, directory, progress)
     }
 
     fn import(

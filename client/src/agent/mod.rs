@@ -11,8 +11,7 @@
 //! the dump, and its task lives on; the next one goes to another node.
 
 mod backend;
-mod directory;
-mod export;
+mod images;
 mod nodes;
 mod session;
 

@@ -10,7 +10,7 @@ use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
 
-use super::directory::Served;
+use super::images::Served;
 use super::nodes::refusal;
 use crate::frontend::{PageSink, SinkError};
 use crate::host;

@@ -1,9 +1,8 @@
-//! A checkpoint that nodes hold, as what a restoring CRIU or an export is served from.
+//! A checkpoint that nodes hold.
 //!
 //! Pages come from one node, and from another when that one fails, from the page on that was reached. What came is
 //! compared with the manifest's digest before the last of it is passed on: of damaged data the end is missing.
 
-use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use permafrost_protocol::control::{self, ErrorCode};
@@ -14,10 +13,9 @@ use permafrost_protocol::wire::message::{FetchOpened, request};
 
 use super::digest::{MapDigest, of_image};
 use super::{Holders, refusal};
-use crate::frontend::{ImageError, ImageSource, Pipe, Wanted};
 use crate::peer::{Frame, PeerError};
 
-const PAGE_BYTES: u64 = 4096;
+pub(super) const PAGE_BYTES: u64 = 4096;
 
 /// What helps when no holder is there.
 const HINT: &str = "try again when a node that holds it is there";
@@ -486,40 +484,5 @@ fn protocol(node: &str, what: &'static str) -> PeerError {
     PeerError::Protocol {
         node: node.to_owned(),
         what,
-    }
-}
-
-impl ImageSource for RemoteCheckpoint {
-    type Image = Wanted;
-    type Error = control::Error;
-
-    fn find(&self, name: &str) -> Option<Wanted> {
-        Wanted::find(&self.manifest, name)
-    }
-
-    fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<control::Error>> {
-        match *wanted {
-            Wanted::Small(place) => {
-                let image = self.image(place).map_err(ImageError::Source)?;
-                pipe.write_all(&image)?;
-                Ok(image.len() as u64)
-            }
-            Wanted::Pagemap(place) => {
-                let pagemap = self.pagemap(place).map_err(ImageError::Source)?;
-                pipe.write_all(&pagemap)?;
-                Ok(pagemap.len() as u64)
-            }
-            Wanted::Pages(place) => {
-                let written = self.pages(place, 0, MapDigest::default(), |run| match run {
-                    Run::Pages { bytes, .. } => pipe.write_all(bytes),
-                    Run::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
-                });
-                match written {
-                    Ok(()) => Ok(self.manifest.spaces[place].pages * PAGE_BYTES),
-                    Err(ReadError::Holders(error)) => Err(ImageError::Source(error)),
-                    Err(ReadError::Taker(error)) => Err(ImageError::Out(error)),
-                }
-            }
-        }
     }
 }

@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod digest;
+mod images;
 
 use std::time::{Duration, Instant};
 

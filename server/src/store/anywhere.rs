@@ -74,7 +74,7 @@ impl<'a> Anywhere<'a> {
                 sink(bytes)
             });
             match read {
-                Err(ReadError::Store(error)) if !begun => cause = Some(error),
+                Err(ReadError::Source(error)) if !begun => cause = Some(error),
                 read => return read,
             }
         }
@@ -109,7 +109,7 @@ impl<'a> Anywhere<'a> {
         let before = self.digest_before(place, from_index)?;
         match others.pages(place, from_index, before, take) {
             Ok(()) => Ok(()),
-            Err(remote::ReadError::Taker(error)) => Err(ReadError::Sink(error)),
+            Err(remote::ReadError::Taker(error)) => Err(ReadError::Out(error)),
             Err(remote::ReadError::Holders(error)) => Err(self.failed(cause, error).into()),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use permafrost_client::directory::DirectoryError;
 use permafrost_client::frontend::SinkError;
 use permafrost_pmem::{CheckpointId, CloseError, JournalError, PageError, SealError, ShadowError};
 use permafrost_protocol::control::{self, ErrorCode};
@@ -185,4 +186,16 @@ impl StoreError {
 
 fn is_full(error: &ShadowError) -> bool {
     matches!(error, ShadowError::Full { .. })
+}
+
+impl From<DirectoryError> for StoreError {
+    fn from(error: DirectoryError) -> Self {
+        match error {
+            DirectoryError::NotADirectory => Self::Invalid {
+                message: error.to_string(),
+                hint: DirectoryError::HINT,
+            },
+            DirectoryError::Io { action, source } => Self::Io { action, source },
+        }
+    }
 }

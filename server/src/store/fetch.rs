@@ -190,8 +190,8 @@ impl Fetch {
         })?;
         match self.reader.small(image, &mut sink) {
             Ok(()) => Ok(()),
-            Err(ReadError::Store(error)) => Err(error),
-            Err(ReadError::Sink(error)) => {
+            Err(ReadError::Source(error)) => Err(error),
+            Err(ReadError::Out(error)) => {
                 Err(StoreError::io(format!("pass on image {name}"))(error))
             }
         }

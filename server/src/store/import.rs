@@ -5,13 +5,14 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use permafrost_client::directory::ImagesDir;
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control;
 use permafrost_protocol::images::{ImageName, Pagemap, pages_name};
 use permafrost_protocol::pageserver::{PE_PARENT, PE_PRESENT};
 
 use super::dump::DumpBuilder;
-use super::images::ImagesDir;
+use super::images::store_small;
 use super::seal::{Contents, check_images_fit, kind_of};
 use super::{Progress, Store, StoreError, check_job};
 use crate::replication::Durability;
@@ -82,8 +83,12 @@ impl Store {
         }
 
         let mut dump = builder.finish()?;
-        let images =
-            directory.store_small(&mut dump.shadow, &dump.spaces, dump.copies.as_deref_mut())?;
+        let images = store_small(
+            &directory,
+            &mut dump.shadow,
+            &dump.spaces,
+            dump.copies.as_deref_mut(),
+        )?;
         let kind = kind_of(&images);
         check_images_fit(kind, &images, &dump.spaces)?;
         let contents = Contents {

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use permafrost_client::frontend::ImageError;
 use permafrost_client::remote::MapDigest;
 use permafrost_pmem::{BlobError, Checkpoint, PAGE_SIZE, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
@@ -25,23 +26,12 @@ pub(super) struct Reader {
     checkpoint: Arc<Checkpoint>,
 }
 
-/// Why an image could not be passed on.
-pub(super) enum ReadError {
-    /// The store's side: damage.
-    Store(StoreError),
-    /// The side it was written to.
-    Sink(io::Error),
-}
+/// Why an image could not be passed on: damage, or the side that it was written to.
+pub(super) type ReadError = ImageError<StoreError>;
 
 impl From<StoreError> for ReadError {
     fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-impl From<io::Error> for ReadError {
-    fn from(error: io::Error) -> Self {
-        Self::Sink(error)
+        Self::Source(error)
     }
 }
 
@@ -66,9 +56,9 @@ impl Reader {
     ) -> Result<(), ReadError> {
         let map = self.image_map(image)?;
         let told = |error| match error {
-            BlobError::Page(source) => ReadError::Store(self.corrupt_image(image, source)),
-            BlobError::Sink(error) => ReadError::Sink(error),
-            other => ReadError::Sink(io::Error::other(other)),
+            BlobError::Page(source) => ReadError::Source(self.corrupt_image(image, source)),
+            BlobError::Sink(error) => ReadError::Out(error),
+            other => ReadError::Out(io::Error::other(other)),
         };
         map.read_blob(image.len_bytes, |_| Ok(())).map_err(told)?;
         map.read_blob(image.len_bytes, sink).map_err(told)

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use permafrost_client::directory::ImagesDir;
 use permafrost_pmem::{CheckpointId, Shadow};
 use permafrost_protocol::control;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{self, AddressSpace, Image, Kind, Manifest, Origin, SpaceType};
 
 use super::dump::Dump;
-use super::images::ImagesDir;
+use super::images::store_small;
 use super::session::Session;
 use super::{Index, Store, StoreError, check_job, digest, manifest_of, unix_ms};
 use crate::replication::{ContentDigest, Copies};
@@ -79,8 +80,12 @@ impl Store {
             mut copies,
             ..
         } = dump;
-        let images =
-            ImagesDir::new(images)?.store_small(&mut shadow, &spaces, copies.as_deref_mut())?;
+        let images = store_small(
+            &ImagesDir::new(images)?,
+            &mut shadow,
+            &spaces,
+            copies.as_deref_mut(),
+        )?;
         let kind = if session.request.pre_dump {
             Kind::PreDump
         } else {
@@ -146,7 +151,7 @@ impl Store {
 
         let mut shadow = self.region.begin();
         shadow.inherit(&parked);
-        let images = dir.store_small(&mut shadow, &manifest.spaces, None)?;
+        let images = store_small(&dir, &mut shadow, &manifest.spaces, None)?;
         let kind = kind_of(&images);
         check_images_fit(kind, &images, &manifest.spaces)?;
         let same_job = manifest.job == job;

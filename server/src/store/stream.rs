@@ -66,26 +66,21 @@ impl ImageSource for Anywhere<'_> {
     }
 
     fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<StoreError>> {
-        let written = match *wanted {
-            Wanted::Small(place) => self
-                .small(place, |bytes| pipe.write_all(bytes))
-                .map(|()| self.manifest.images[place].len_bytes),
-            Wanted::Pagemap(place) => {
-                self.pagemap(place)
-                    .map_err(ReadError::Store)
-                    .and_then(|pagemap| {
-                        pipe.write_all(&pagemap)?;
-                        Ok(pagemap.len() as u64)
-                    })
+        match *wanted {
+            Wanted::Small(place) => {
+                self.small(place, |bytes| pipe.write_all(bytes))?;
+                Ok(self.manifest.images[place].len_bytes)
             }
-            Wanted::Pages(place) => self
-                .write_pages(place, pipe)
-                .map(|()| self.manifest.spaces[place].pages * PAGE_BYTES),
-        };
-        written.map_err(|error| match error {
-            ReadError::Store(error) => ImageError::Source(error),
-            ReadError::Sink(error) => ImageError::Out(error),
-        })
+            Wanted::Pagemap(place) => {
+                let pagemap = self.pagemap(place)?;
+                pipe.write_all(&pagemap)?;
+                Ok(pagemap.len() as u64)
+            }
+            Wanted::Pages(place) => {
+                self.write_pages(place, pipe)?;
+                Ok(self.manifest.spaces[place].pages * PAGE_BYTES)
+            }
+        }
     }
 }
 
@@ -94,7 +89,7 @@ impl Anywhere<'_> {
         let (mut next_index, mut cause) = (0, None);
         if let Some(here) = &self.here {
             match write_own(here, place, pipe, &mut next_index) {
-                Err(ReadError::Store(error)) => cause = Some(error),
+                Err(ReadError::Source(error)) => cause = Some(error),
                 written => return written,
             }
         }

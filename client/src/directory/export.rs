@@ -1,0 +1,214 @@
+//! A checkpoint as an ordinary CRIU images directory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use permafrost_protocol::control;
+use permafrost_protocol::images::{pagemap_name, pages_name};
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::pageserver::SpaceId;
+
+use super::{DirectoryError, ImagesDir};
+use crate::frontend::ImageError;
+use crate::host::Progress;
+use crate::remote::Run;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// What an images directory is written from: a checkpoint, whose parts are named by their places in the manifest.
+pub trait Exportable {
+    /// Why something cannot be had.
+    type Error: From<DirectoryError>;
+
+    /// Its line of the listing.
+    fn record(&self) -> &control::Checkpoint;
+
+    /// Its manifest.
+    fn manifest(&self) -> &Manifest;
+
+    /// Passes a small image on, piece by piece, after all of it was verified.
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    fn small(
+        &self,
+        place: usize,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ImageError<Self::Error>>;
+
+    /// The pagemap image of an address space.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    fn pagemap(&self, place: usize) -> Result<Vec<u8>, Self::Error>;
+
+    /// Writes the pages of an address space, each of them verified. `progress` is told the bytes that are done.
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    fn pages(
+        &self,
+        place: usize,
+        file: &mut PagesFile,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), ImageError<Self::Error>>;
+}
+
+/// A pages file in the making.
+pub struct PagesFile {
+    /// The file.
+    pub file: File,
+    /// Where the next page goes, bytes. Behind it there may be pages already.
+    pub at: u64,
+}
+
+impl PagesFile {
+    /// Writes some pages; those of zeros are left as a hole.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn put(&mut self, run: Run<'_>) -> io::Result<()> {
+        match run {
+            Run::Pages { bytes, .. } => {
+                self.file.write_all_at(bytes, self.at)?;
+                self.at += bytes.len() as u64;
+            }
+            Run::Zero { pages, .. } => self.at += pages * PAGE_BYTES,
+        }
+        Ok(())
+    }
+}
+
+/// Writes a checkpoint into `directory`: the small images byte for byte, the pages in the files that CRIU would have
+/// made, zero pages as holes. What was written is removed when something fails.
+///
+/// # Errors
+/// Something cannot be had; a file is there already or cannot be written.
+pub fn export<S: Exportable>(
+    source: &S,
+    small_images_only: bool,
+    directory: OwnedFd,
+    progress: Progress<'_>,
+) -> Result<control::Exported, S::Error> {
+    let mut export = Export {
+        source,
+        directory: ImagesDir::new(directory)?,
+        total_bytes: if small_images_only {
+            0
+        } else {
+            source.record().memory_bytes
+        },
+        done_bytes: 0,
+        written_bytes: 0,
+        created: Vec::new(),
+    };
+    if let Err(error) = export.all(small_images_only, progress) {
+        export.undo();
+        return Err(error);
+    }
+    Ok(control::Exported {
+        checkpoint: Some(source.record().clone()),
+        files: export.created.len() as u64,
+        bytes: export.written_bytes,
+        origin: source.manifest().origin.clone(),
+    })
+}
+
+struct Export<'a, S> {
+    source: &'a S,
+    directory: ImagesDir,
+    total_bytes: u64,
+    done_bytes: u64,
+    written_bytes: u64,
+    /// Names of the files made.
+    created: Vec<String>,
+}
+
+impl<S: Exportable> Export<'_, S> {
+    fn all(&mut self, small_images_only: bool, progress: Progress<'_>) -> Result<(), S::Error> {
+        // Nothing takes a directory without an inventory for images, so it comes when all else is there.
+        let images = &self.source.manifest().images;
+        let is_last = |place: &usize| images[*place].name == "inventory.img";
+        let (last, first): (Vec<_>, Vec<_>) = (0..images.len()).partition(is_last);
+        for place in first {
+            self.small(place)?;
+        }
+        if !small_images_only {
+            for place in 0..self.source.manifest().spaces.len() {
+                self.space(place, progress)?;
+            }
+        }
+        for place in last {
+            self.small(place)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what was made: half a checkpoint, or one with holes where the damage is, must not be taken for
+    /// a whole one.
+    fn undo(&self) {
+        for name in &self.created {
+            if let Err(error) = self.directory.remove(name) {
+                tracing::warn!(name, %error, "image not removed");
+            }
+        }
+    }
+
+    fn create(&mut self, name: &str) -> Result<File, S::Error> {
+        let file = self.directory.create(name)?;
+        self.created.push(name.to_owned());
+        Ok(file)
+    }
+
+    fn small(&mut self, place: usize) -> Result<(), S::Error> {
+        let image = &self.source.manifest().images[place];
+        let file = self.create(&image.name)?;
+        let mut at = 0;
+        let written = self.source.small(place, &mut |bytes| {
+            file.write_all_at(bytes, at)?;
+            at += bytes.len() as u64;
+            Ok(())
+        });
+        written.map_err(|error| told(error, &image.name))?;
+        self.written_bytes += at;
+        Ok(())
+    }
+
+    fn space(&mut self, place: usize, progress: Progress<'_>) -> Result<(), S::Error> {
+        let space = &self.source.manifest().spaces[place];
+        let pagemap = self.source.pagemap(place)?;
+        let name = pagemap_name(SpaceId {
+            space_type: space.space_type(),
+            id: space.id,
+        });
+        let file = self.create(&name)?;
+        let written = file.write_all_at(&pagemap, 0);
+        written.map_err(DirectoryError::io(format!("write image {name}")))?;
+
+        let name = pages_name(space.pages_id);
+        let mut pages = PagesFile {
+            file: self.create(&name)?,
+            at: 0,
+        };
+        let (done_bytes, total_bytes) = (self.done_bytes, self.total_bytes);
+        let written = self.source.pages(place, &mut pages, &mut |bytes| {
+            progress(done_bytes + bytes, total_bytes);
+        });
+        written.map_err(|error| told(error, &name))?;
+        // Zero pages at the end are a hole, too.
+        let sized = pages.file.set_len(pages.at);
+        sized.map_err(DirectoryError::io(format!("write image {name}")))?;
+        self.done_bytes += pages.at;
+        self.written_bytes += pages.at + pagemap.len() as u64;
+        Ok(())
+    }
+}
+
+fn told<E: From<DirectoryError>>(error: ImageError<E>, name: &str) -> E {
+    match error {
+        ImageError::Source(error) => error,
+        ImageError::Out(error) => DirectoryError::io(format!("write image {name}"))(error).into(),
+    }
+}

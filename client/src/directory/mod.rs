@@ -1,0 +1,185 @@
+//! A CRIU images directory that a caller handed over as a descriptor.
+//!
+//! Files are opened relative to it and never through a symbolic link. The one link followed is `parent`, which
+//! CRIU itself makes in an incremental dump; whoever may ask is root or the daemon's own user, so it leads
+//! nowhere that they could not go.
+
+mod export;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::images::ImageName;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+
+pub use export::{Exportable, PagesFile, export};
+
+/// An images directory.
+pub struct ImagesDir(OwnedFd);
+
+/// What goes wrong with one.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// Something else was handed over.
+    #[error("the descriptor handed over is no directory")]
+    NotADirectory,
+    /// The file system's.
+    #[error("{action}: {source}")]
+    Io {
+        /// Verb and noun.
+        action: String,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl DirectoryError {
+    /// What to do instead of handing over something else.
+    pub const HINT: &'static str = "hand over the images directory";
+
+    fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+}
+
+impl From<DirectoryError> for control::Error {
+    fn from(error: DirectoryError) -> Self {
+        let (code, hint) = match error {
+            DirectoryError::NotADirectory => (ErrorCode::Invalid, DirectoryError::HINT),
+            DirectoryError::Io { .. } => (ErrorCode::Internal, ""),
+        };
+        Self {
+            code: code.into(),
+            message: error.to_string(),
+            hint: hint.to_owned(),
+        }
+    }
+}
+
+impl ImagesDir {
+    /// Takes the descriptor of a directory.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn new(fd: OwnedFd) -> Result<Self, DirectoryError> {
+        let stat = rustix::fs::fstat(&fd).map_err(io::Error::from);
+        let stat = stat.map_err(DirectoryError::io("stat images directory"))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => Ok(Self(fd)),
+            _ => Err(DirectoryError::NotADirectory),
+        }
+    }
+
+    /// Names of the regular files, sorted, so that the same directory always reads the same.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn files(&self) -> Result<Vec<String>, DirectoryError> {
+        let read = || -> io::Result<Vec<String>> {
+            let mut names = Vec::new();
+            for entry in Dir::read_from(&self.0)? {
+                let entry = entry?;
+                let Ok(name) = entry.file_name().to_str() else {
+                    continue;
+                };
+                let regular = match entry.file_type() {
+                    FileType::RegularFile => true,
+                    // Some file systems do not say.
+                    FileType::Unknown => {
+                        let flags = AtFlags::SYMLINK_NOFOLLOW;
+                        let stat = rustix::fs::statat(&self.0, name, flags)?;
+                        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                    }
+                    _ => false,
+                };
+                if regular {
+                    names.push(name.to_owned());
+                }
+            }
+            names.sort_unstable();
+            Ok(names)
+        };
+        read().map_err(DirectoryError::io("list images directory"))
+    }
+
+    /// Of [`Self::files`] the small images: CRIU's but for the pagemaps and pages that are `stored` as such. (A dump
+    /// to a page server may still write some of its own, which are small images like any other.) Logs, pid files and
+    /// the like are nobody's image.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn small_images(
+        &self,
+        stored: impl Fn(&ImageName) -> bool,
+    ) -> Result<Vec<String>, DirectoryError> {
+        let mut names = self.files()?;
+        names.retain(|name| match ImageName::parse(name) {
+            parsed @ (ImageName::Pagemap(_) | ImageName::Pages(_)) => !stored(&parsed),
+            ImageName::StatsDump => true,
+            _ => name.ends_with(".img"),
+        });
+        Ok(names)
+    }
+
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// It is not there, or is a link.
+    pub fn open(&self, name: &str) -> Result<File, DirectoryError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let opened = rustix::fs::openat(&self.0, name, flags, Mode::empty());
+        opened
+            .map(File::from)
+            .map_err(io::Error::from)
+            .map_err(DirectoryError::io(format!("open image {name}")))
+    }
+
+    /// Creates a file that must not be there yet, readable by its owner only: images hold a process's secrets.
+    ///
+    /// # Errors
+    /// It is there already, or cannot be made.
+    pub fn create(&self, name: &str) -> Result<File, DirectoryError> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.0, name, flags, Mode::RUSR | Mode::WUSR);
+        made.map(File::from)
+            .map_err(io::Error::from)
+            .map_err(DirectoryError::io(format!("create image {name}")))
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.0, name, AtFlags::empty())?)
+    }
+
+    /// What tells it from any other directory: device and inode.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn identity(&self) -> Result<(u64, u64), DirectoryError> {
+        let stat = rustix::fs::fstat(&self.0).map_err(io::Error::from);
+        let stat = stat.map_err(DirectoryError::io("stat images directory"))?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// The parent images directory of an incremental dump (the link `parent` that CRIU makes), if there is one.
+    ///
+    /// # Errors
+    /// There is one and it cannot be opened.
+    pub fn parent(&self) -> Result<Option<Self>, DirectoryError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat(self.0.as_fd(), "parent", flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(Self(fd))),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(errno) => Err(DirectoryError::io("open parent images directory")(
+                errno.into(),
+            )),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A checkpoint that nodes hold, as what a restoring CRIU or an export is served from.
+
+use std::io::{self, Write};
+
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
+
+use super::checkpoint::PAGE_BYTES;
+use super::{MapDigest, ReadError, RemoteCheckpoint, Run};
+use crate::directory::{Exportable, PagesFile};
+use crate::frontend::{ImageError, ImageSource, Pipe, Wanted};
+
+impl Exportable for RemoteCheckpoint {
+    type Error = control::Error;
+
+    fn record(&self) -> &control::Checkpoint {
+        self.record()
+    }
+
+    fn manifest(&self) -> &Manifest {
+        self.manifest()
+    }
+
+    fn small(
+        &self,
+        place: usize,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<(), ImageError<control::Error>> {
+        let bytes = self.image(place).map_err(ImageError::Source)?;
+        Ok(sink(&bytes)?)
+    }
+
+    fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
+        self.pagemap(place)
+    }
+
+    fn pages(
+        &self,
+        place: usize,
+        file: &mut PagesFile,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), ImageError<control::Error>> {
+        let written = self.pages(place, 0, MapDigest::default(), |run| {
+            file.put(run)?;
+            progress(file.at);
+            Ok(())
+        });
+        Ok(written?)
+    }
+}
+
+impl From<ReadError<io::Error>> for ImageError<control::Error> {
+    fn from(error: ReadError<io::Error>) -> Self {
+        match error {
+            ReadError::Holders(error) => Self::Source(error),
+            ReadError::Taker(error) => Self::Out(error),
+        }
+    }
+}
+
+impl ImageSource for RemoteCheckpoint {
+    type Image = Wanted;
+    type Error = control::Error;
+
+    fn find(&self, name: &str) -> Option<Wanted> {
+        Wanted::find(self.manifest(), name)
+    }
+
+    fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<control::Error>> {
+        match *wanted {
+            Wanted::Small(place) => {
+                let image = self.image(place).map_err(ImageError::Source)?;
+                pipe.write_all(&image)?;
+                Ok(image.len() as u64)
+            }
+            Wanted::Pagemap(place) => {
+                let pagemap = self.pagemap(place).map_err(ImageError::Source)?;
+                pipe.write_all(&pagemap)?;
+                Ok(pagemap.len() as u64)
+            }
+            Wanted::Pages(place) => {
+                let written = self.pages(place, 0, MapDigest::default(), |run| match run {
+                    Run::Pages { bytes, .. } => pipe.write_all(bytes),
+                    Run::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
+                });
+                written?;
+                Ok(self.manifest().spaces[place].pages * PAGE_BYTES)
+            }
+        }
+    }
+}
