@@ -125,19 +125,14 @@ impl Member {
         });
         debug_assert!(joined, "a store joins once");
 
-        let (view, suspicious) = (nodes.clone(), Arc::downgrade(store));
-        let peers = Peers::new(
+        let view = nodes.clone();
+        store.look_elsewhere(Arc::new(Peers::new(
             reads.clone(),
             move || view.live(),
             &name,
             options.domain.clone(),
             READ_DEADLINE,
-        );
-        store.look_elsewhere(Arc::new(peers.on_damage(move |checkpoint| {
-            if let Some(store) = suspicious.upgrade() {
-                store.suspect(checkpoint);
-            }
-        })));
+        )));
 
         let throttle = Throttle::of(store, options.repair);
         let puller = Arc::new(Puller::new(
