@@ -48,28 +48,38 @@ impl Puller {
     }
 
     /// Gets a checkpoint from the first of the nodes that has it whole, and seals it here: published if it is said to
-    /// be, else provisional. What is here already is the answer. Blocks for as long as the transfer takes; not to be
+    /// be, else provisional. What is here already is the answer, unless it is known to be damaged: then it is replaced
+    /// as by [`Puller::pull_again`]. Blocks for as long as the transfer takes; not to be
     /// called on a thread of the runtime.
     ///
     /// A copy that refers to pages of a parent here reads them first: if one is damaged, everything is fetched.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with what each node said, when none has it whole and with the content asked for;
-    /// [`StoreError::Conflict`] when it is being pulled already, or is here with another content; the region is full
-    /// or fails; the node stops. Nothing is left behind.
+    /// [`StoreError::Conflict`] when it is being pulled already, or is here with another content; it is here, damaged,
+    /// and no other node was named; the region is full or fails; the node stops. Nothing is left behind.
     pub fn pull(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
         let _turn = self.under_way.begin(&request.checkpoint)?;
-        if let Some(held) = self.held(request)? {
-            if request.published {
-                self.store.publish(&request.checkpoint)?;
+        let damage = self.store.damage(&request.checkpoint);
+        let damage = damage.filter(|_| self.store.holds(&request.checkpoint));
+        let record = match (self.held(request)?, damage) {
+            (Some(held), None) => held,
+            (Some(held), Some(damage)) if !self.has_source(request) => {
+                return Err(StoreError::Damaged {
+                    name: held.id,
+                    damage,
+                });
             }
-            return Ok(held);
-        }
-        let sealed = self.pull_from_any(request, false)?;
+            (held, _) => self.pull_from_any(request, held.is_some())?,
+        };
         if request.published {
-            self.store.publish(&sealed.id)?;
+            self.store.publish(&record.id)?;
         }
-        Ok(sealed)
+        Ok(record)
+    }
+
+    fn has_source(&self, request: &request::Pull) -> bool {
+        request.from.iter().any(|node| *node != self.node)
     }
 
     /// Gets a fresh copy of a checkpoint that is damaged here, whole and without its parent's pages, and puts it in
@@ -159,7 +169,8 @@ impl Puller {
         again: bool,
     ) -> Result<control::Checkpoint, Failure> {
         // Held open while it is fetched: a parent that goes away meanwhile is no matter.
-        let parent = if self.store.holds(parent) { parent } else { "" };
+        let is_whole = self.store.holds(parent) && self.store.damage(parent).is_none();
+        let parent = if is_whole { parent } else { "" };
         let fetch = request::Fetch {
             checkpoint: request.checkpoint.clone(),
             parent: parent.to_owned(),
@@ -200,6 +211,9 @@ impl Puller {
         } else {
             dump.commit(&commit)
         };
+        if sealed.is_ok() && again {
+            self.store.lift(&request.checkpoint);
+        }
         sealed.map_err(Failure::Own)
     }
 

@@ -208,6 +208,9 @@ impl Sweep {
     /// Whether what is here is what is listed under its id.
     fn is_same(&self, entry: &Registered) -> bool {
         let id = &entry.checkpoint.id;
+        if self.store.damage(id).is_some() {
+            return false;
+        }
         match self.store.open_fetch(id, "") {
             Ok(held) if held.content_digest() == entry.content_digest => true,
             Ok(_) => {

@@ -26,6 +26,23 @@ fn a_damaged_copy_is_replaced_and_its_marks_stay() {
 }
 
 #[test]
+fn what_is_known_to_be_damaged_is_no_answer_to_a_pull() {
+    let site = Site::new();
+    let (a, b) = (site.node("a"), site.node("b"));
+    let content = pages(100, 300);
+    let digest = a.make(1, "job", 1, &content);
+    b.puller.pull(&pull(1, &digest, &["a"])).unwrap();
+    b.damage(201);
+    b.store.set_aside(&id(1), "a page");
+    let asked = b.puller.pull(&pull(1, &digest, &["b"]));
+    assert!(matches!(asked, Err(StoreError::Damaged { .. })));
+    b.puller.pull(&pull(1, &digest, &["a"])).unwrap();
+    assert_eq!(b.read(1).unwrap().0, content);
+    assert_eq!(b.store.damage(&id(1)), None);
+    b.puller.pull(&pull(1, &digest, &[])).unwrap();
+}
+
+#[test]
 fn pages_shared_with_a_damaged_parent_are_not_used_again() {
     let site = Site::new();
     let (a, b) = (site.node("a"), site.node("b"));

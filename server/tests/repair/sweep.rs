@@ -167,7 +167,10 @@ fn what_is_here_and_listed_without_us_is_claimed_at_the_second_sight() {
     let (mut sweep, _) = sweep(&a, &list);
     assert_eq!(sweep.once().unwrap(), Swept::default());
     assert_eq!(list.holders(1), ["b"]);
-    assert_eq!(sweep.once().unwrap().claimed, [id(1), id(2)]);
+    a.store.set_aside(&id(1), "a page");
+    assert_eq!(sweep.once().unwrap().claimed, [id(2)]);
+    a.store.lift(&id(1));
+    assert_eq!(sweep.once().unwrap().claimed, [id(1)]);
     assert_eq!(list.holders(1), ["b", "a"]);
     assert_eq!(list.holders(2), ["b", "a"]);
     assert_eq!(list.holders(3), ["b"]);
