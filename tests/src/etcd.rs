@@ -119,13 +119,25 @@ impl Place {
         })
     }
 
-    fn client_url(&self) -> String {
-        format!("http://{}:{}", self.host, self.client_port)
+    fn client_url(&self, secure: bool) -> String {
+        let scheme = if secure { "https" } else { "http" };
+        format!("{scheme}://{}:{}", self.host, self.client_port)
     }
 
     fn peer_url(&self) -> String {
         format!("http://{}:{}", self.host, self.peer_port)
     }
+}
+
+/// PEM files with which etcd takes only clients whose certificates are of `ca`.
+#[derive(Clone, Debug)]
+pub struct ServerTls {
+    /// etcd's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority of the clients.
+    pub ca: PathBuf,
 }
 
 struct Member {
@@ -138,6 +150,7 @@ pub struct EtcdCluster {
     etcd: PathBuf,
     dir: TempDir,
     members: Vec<Member>,
+    tls: Option<ServerTls>,
 }
 
 impl EtcdCluster {
@@ -152,11 +165,25 @@ impl EtcdCluster {
         Ok(cluster)
     }
 
+    /// As [`Self::start`], one member, for clients with certificates.
+    ///
+    /// # Errors
+    /// etcd does not start.
+    pub fn start_secure(etcd: &Path, tls: ServerTls) -> Result<Self> {
+        let cluster = Self::begin(etcd, vec![Place::loopback()?], Some(tls))?;
+        cluster.wait_ready()?;
+        Ok(cluster)
+    }
+
     /// Starts a member at each place, without waiting.
     ///
     /// # Errors
     /// etcd does not start.
     pub fn start_at(etcd: &Path, places: Vec<Place>) -> Result<Self> {
+        Self::begin(etcd, places, None)
+    }
+
+    fn begin(etcd: &Path, places: Vec<Place>, tls: Option<ServerTls>) -> Result<Self> {
         let mut cluster = Self {
             etcd: etcd.to_path_buf(),
             // Memory-backed where there is such a place: every write of etcd is synced, and it forgives no slow disk.
@@ -166,6 +193,7 @@ impl EtcdCluster {
                 .into_iter()
                 .map(|place| Member { place, child: None })
                 .collect(),
+            tls,
         };
         for index in 0..cluster.members.len() {
             cluster.restart(index)?;
@@ -246,8 +274,14 @@ impl EtcdCluster {
             .args(["--name", &format!("m{index}")])
             .arg("--data-dir")
             .arg(self.dir.path().join(format!("m{index}")))
-            .args(["--listen-client-urls", &place.client_url()])
-            .args(["--advertise-client-urls", &place.client_url()])
+            .args([
+                "--listen-client-urls",
+                &place.client_url(self.tls.is_some()),
+            ])
+            .args([
+                "--advertise-client-urls",
+                &place.client_url(self.tls.is_some()),
+            ])
             .args(["--listen-peer-urls", &place.peer_url()])
             .args(["--initial-advertise-peer-urls", &place.peer_url()])
             .args(["--initial-cluster", &all.join(",")])
@@ -259,6 +293,12 @@ impl EtcdCluster {
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("share etcd's log")?)
             .stderr(log);
+        if let Some(tls) = &self.tls {
+            command.arg("--cert-file").arg(&tls.certificate);
+            command.arg("--key-file").arg(&tls.key);
+            command.arg("--trusted-ca-file").arg(&tls.ca);
+            command.arg("--client-cert-auth");
+        }
         let child = command.spawn().context("start etcd")?;
         self.members[index].child = Some(child);
         Ok(())

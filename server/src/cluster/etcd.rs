@@ -3,6 +3,7 @@
 //! The client's own balancing sends calls to dead members too, and waits for silent ones; so there is one client a
 //! member here, and a preferred member that moves on when it fails.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -114,6 +115,8 @@ impl Etcd {
     {
         let begun = Instant::now();
         let deadline = begun + limit;
+        // Members whose certificates, or ours for them, do not fit.
+        let mut untrusted = BTreeSet::new();
         loop {
             let index = self.preferred.load(Ordering::Relaxed) % self.members.len().max(1);
             let until = deadline.min(Instant::now() + ATTEMPT);
@@ -124,14 +127,17 @@ impl Etcd {
                 Err(_) => "nothing".to_owned(),
             };
             self.give_up(index);
-            let now = Instant::now();
-            if now + PAUSE >= deadline {
-                if is_about_certificates(&last) {
+            if is_about_certificates(&last) {
+                untrusted.insert(index);
+                if untrusted.len() == self.members.len() {
                     return Err(Failure::Untrusted {
                         member: self.members[index].address.clone(),
                         why: last,
                     });
                 }
+            }
+            let now = Instant::now();
+            if now + PAUSE >= deadline {
                 return Err(Failure::Unreachable {
                     waited_ms: begun.elapsed().as_millis(),
                     last: format!("{}: {last}", self.members[index].address),

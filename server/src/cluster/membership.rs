@@ -119,6 +119,8 @@ pub(crate) struct Keeper {
     ttl: Duration,
     incarnation: String,
     boot: String,
+    /// Why the last attempt to register failed.
+    refused: Option<String>,
 }
 
 /// Keeps the registration until dropped or told to leave.
@@ -151,6 +153,7 @@ impl Membership {
             ttl: config.lease_ttl.max(Duration::from_secs(2)),
             incarnation: uuid::Uuid::new_v4().to_string(),
             boot: boot_id(),
+            refused: None,
         };
         let (fence, leader) = (keeper.fence.clone(), keeper.leader.clone());
         let data = keeper.data.clone();
@@ -159,6 +162,7 @@ impl Membership {
             // What is wrong with what we were given does not become right by waiting.
             Err(Refusal::Etcd(failure)) if !failure.is_ours() => {
                 tracing::warn!(%failure, "not registered in the cluster; going on trying");
+                keeper.fence.lose(&failure.to_string());
                 None
             }
             Err(refusal) => return Err(refusal),
@@ -259,12 +263,18 @@ impl Keeper {
             match self.register().await {
                 Ok(own) => {
                     tracing::info!(token = own.token, "registered in the cluster");
+                    self.refused = None;
                     *registration = Some(own);
                     self.campaign(own).await;
                 }
                 Err(refusal) => {
-                    tracing::warn!(%refusal, "not registered in the cluster");
-                    self.fence.lose(&refusal.to_string());
+                    let why = refusal.to_string();
+                    // Once, and not with every attempt: a node that was removed asks for as long as it runs.
+                    if self.refused.as_ref() != Some(&why) {
+                        tracing::warn!(%refusal, "not registered in the cluster; going on trying");
+                    }
+                    self.fence.lose(&why);
+                    self.refused = Some(why);
                 }
             }
             return;

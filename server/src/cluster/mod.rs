@@ -203,3 +203,47 @@ pub trait Registry: Send + Sync {
         holds: bool,
     ) -> Result<(), StoreError>;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// A clock that is hours off must change nothing, so nothing here may look at it but what tells people when a
+    /// region was first seen. Time that decides is [`super::fence::Tick`], or tokio's, both of which nobody sets.
+    #[test]
+    fn the_wall_clock_is_read_in_one_place_and_only_to_be_shown() {
+        let mut readers = Vec::new();
+        let mut uses = Vec::new();
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cluster")];
+        while let Some(folder) = folders.pop() {
+            for file in std::fs::read_dir(folder).unwrap() {
+                let path = file.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+                for line in code.lines() {
+                    let place = format!("{}: {}", path.display(), line.trim());
+                    if ["SystemTime::", "UtcDateTime", "ClockId::Realtime", "chrono"]
+                        .iter()
+                        .any(|clock| line.contains(clock))
+                    {
+                        readers.push(place);
+                    } else if line.contains("unix_ms()") {
+                        uses.push(place);
+                    }
+                }
+            }
+        }
+        assert_eq!(readers.len(), 1, "{readers:#?}");
+        assert!(readers[0].contains("values.rs"), "{readers:#?}");
+        assert!(!uses.is_empty(), "the search finds nothing any more");
+        for place in uses {
+            let is_shown =
+                place.contains("first_seen_unix_ms: unix_ms(),") || place.contains("fn unix_ms()");
+            assert!(is_shown, "{place}");
+        }
+    }
+}

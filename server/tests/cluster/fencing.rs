@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_server::cluster::Registry as _;
+use permafrost_server::cluster::{ClusterConfig, MemberState, Registry as _};
 use permafrost_server::store::StoreError;
 
 use crate::support::{Bench, LIMIT, entry, until};
@@ -104,17 +104,63 @@ fn a_transaction_of_a_registration_that_is_gone_changes_nothing() {
     let Some(bench) = Bench::new("cluster late write", 1) else {
         return;
     };
-    let config = bench.config();
-    let first = bench.try_join(&config, "n1", "r1").unwrap();
-    let registry = first.registry();
-    let generation = registry.reserve_generation("j").unwrap();
-    // The same region on the same machine: the first is taken for dead.
-    let second = bench.try_join(&config, "n1", "r1").unwrap();
-    assert!(second.fence().token() > first.fence().token());
-    let late = registry.publish(&entry("j", generation, "late"), None);
-    // The first may have noticed already, and registered again in its turn: then it may write.
-    if let Err(late) = late {
-        assert!(matches!(late, StoreError::Unavailable { .. }), "{late}");
-        assert!(second.registry().find("j", 0).unwrap().is_none());
+    // A node that sends a sign of life every ten seconds only: in between it cannot notice that it is gone. On a
+    // machine that stands still for so long it may, and then nothing was shown: once more, under another name.
+    let seldom = ClusterConfig {
+        lease_ttl: Duration::from_secs(30),
+        ..bench.config()
+    };
+    for attempt in 0..5 {
+        let (node, job) = (format!("n{attempt}"), format!("j{attempt}"));
+        let first = bench.try_join(&seldom, &node, "r1").unwrap();
+        let registry = first.registry();
+        let generation = registry.reserve_generation(&job).unwrap();
+        registry
+            .publish(&entry(&job, generation, "x"), None)
+            .unwrap();
+        let x = entry(&job, generation, "x").checkpoint;
+        // The first sign of life comes with the registration; it must be through.
+        std::thread::sleep(Duration::from_millis(500));
+        let token = first.fence().token();
+        // The same region on the same machine: the first is taken for dead.
+        let second = bench.try_join(&seldom, &node, "r1").unwrap();
+        assert!(second.fence().token() > token);
+        let was_open = first.fence().token() == token;
+        let late = [
+            (
+                "publish",
+                registry.publish(&entry(&job, generation + 1, "late"), None),
+            ),
+            ("withdraw", registry.withdraw(&x)),
+            ("hold", registry.set_holder(&x, "n9", true)),
+            ("count", registry.reserve_generation(&job).map(drop)),
+            ("lock", registry.lock_job(&job).map(drop)),
+            (
+                "drain",
+                registry.set_member_state(&node, MemberState::Drained),
+            ),
+        ];
+        let is_open = first.fence().token() == token;
+        if !(was_open && is_open) {
+            println!("attempt {attempt}: the first noticed in between");
+            continue;
+        }
+        for (what, late) in late {
+            let late = late.expect_err(what);
+            assert!(
+                matches!(late, StoreError::Unavailable { .. }),
+                "{what}: {late}"
+            );
+            assert!(
+                late.to_string().contains("lost its registration"),
+                "{what}: {late}"
+            );
+        }
+        let registry = second.registry();
+        assert_eq!(registry.list(&job).unwrap(), [entry(&job, generation, "x")]);
+        assert_eq!(registry.reserve_generation(&job).unwrap(), generation + 1);
+        drop(registry.lock_job(&job).unwrap());
+        return;
     }
+    panic!("the first noticed each time: nothing was shown");
 }

@@ -5,4 +5,6 @@ mod members;
 mod operating;
 mod outages;
 mod registry;
+mod security;
+mod storms;
 mod support;

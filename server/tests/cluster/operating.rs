@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_protocol::control::{NodeList, NodeStatus, request};
-use permafrost_server::cluster::rebuild::{Copy, NodeInventory};
+use permafrost_server::cluster::rebuild::{self, Copy, NodeInventory};
 use permafrost_server::cluster::{
     Acquaintance, Cluster, ClusterConfig, Inventories, KnownData, Operate, Operator, Registered,
     Registry as _,
 };
-use permafrost_server::store::StoreError;
+use permafrost_server::store::{Holding, StoreError};
 
 use crate::support::{Bench, entry, until};
 
@@ -233,7 +233,7 @@ fn nodes_notice_that_etcd_has_other_data_and_a_rebuild_puts_it_right() {
     assert!(later.revision > first.revision);
     assert_eq!(known[0].check(&later).unwrap(), Acquaintance::Known);
     let bound = registry.bound_to(&later);
-    assert_eq!(bound.list("").unwrap(), [x.clone()]);
+    assert_eq!(bound.list("").unwrap(), std::slice::from_ref(&x));
 
     // Everything in it is gone, as with a new etcd under the same addresses.
     let client = bench.etcd.addresses()[0].clone();
@@ -327,6 +327,16 @@ fn nodes_notice_that_etcd_has_other_data_and_a_rebuild_puts_it_right() {
         .rebuild(&request::Rebuild { dry_run: false })
         .unwrap();
     assert!(again.listed.is_empty() && again.copies_added == 0);
+
+    // A node's own numbers are kept, rebuilt or not.
+    let old = Holding {
+        checkpoint: entry("only-here", 42, "old").checkpoint,
+        content_digest: [1; 32],
+        published: true,
+        provisional: false,
+    };
+    rebuild::keep_numbers(&registry, &[old]).unwrap();
+    assert_eq!(registry.reserve_generation("only-here").unwrap(), 43);
 
     // A sweep finds everything listed, and takes the new data.
     let now = registry.mark().unwrap();

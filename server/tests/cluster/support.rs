@@ -1,5 +1,6 @@
 //! Nodes without regions, on one etcd.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::Checkpoint;
@@ -20,6 +21,11 @@ pub(crate) struct Bench {
 impl Bench {
     /// `None` when the test is to be skipped.
     pub(crate) fn new(test: &str, members: usize) -> Option<Self> {
+        Self::over(test, |etcd| EtcdCluster::start(etcd, members).unwrap())
+    }
+
+    /// Over an etcd that `start` starts.
+    pub(crate) fn over(test: &str, start: impl FnOnce(&Path) -> EtcdCluster) -> Option<Self> {
         let etcd = etcd::for_test(test)?;
         Some(Self {
             runtime: tokio::runtime::Builder::new_multi_thread()
@@ -27,7 +33,7 @@ impl Bench {
                 .enable_all()
                 .build()
                 .unwrap(),
-            etcd: EtcdCluster::start(&etcd, members).unwrap(),
+            etcd: start(&etcd),
         })
     }
 

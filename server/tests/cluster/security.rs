@@ -1,0 +1,184 @@
+//! An etcd that asks who its clients are: certificates, users and passwords, and what is said when they do not fit.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, TlsOptions};
+use permafrost_client::identity::{Authority, Order, Role};
+use permafrost_server::cluster::{ClusterConfig, Registry as _, TlsFiles};
+use permafrost_server::store::StoreError;
+use permafrost_tests::etcd::{EtcdCluster, ServerTls};
+
+use crate::support::{Bench, LIMIT, entry, until};
+
+/// A private CA, as `permafrost pki` makes them.
+struct Ca {
+    authority: Authority,
+    dir: tempfile::TempDir,
+}
+
+impl Ca {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&dir.path().join("ca"), "test", false).unwrap();
+        Self { authority, dir }
+    }
+
+    /// A directory with `ca.pem`, `cert.pem` and `key.pem`.
+    fn issue(&self, name: &str) -> PathBuf {
+        let out = self.dir.path().join(name);
+        let order = Order {
+            hosts: vec!["127.0.0.1".to_owned()],
+            ..Order::new(name, Role::Node)
+        };
+        self.authority.issue(&order, &out, false).unwrap();
+        out
+    }
+}
+
+fn files(dir: &Path) -> TlsFiles {
+    TlsFiles {
+        ca: dir.join("ca.pem"),
+        identity: Some((dir.join("cert.pem"), dir.join("key.pem"))),
+    }
+}
+
+/// What a node is told that cannot join: soon, and not that etcd is away.
+fn refused(bench: &Bench, config: &ClusterConfig) -> String {
+    let begun = Instant::now();
+    let joined = bench.try_join(config, "stranger", "r");
+    assert!(begun.elapsed() < LIMIT);
+    match joined {
+        Err(StoreError::Unavailable { message, hint }) => format!("{message} ({hint})"),
+        Err(other) => panic!("{other}"),
+        Ok(cluster) => panic!("joined: {:?}", cluster.fence().check()),
+    }
+}
+
+#[test]
+fn certificates_users_and_passwords_open_the_registry_and_nothing_else_does() {
+    let (ca, other_ca) = (Ca::new(), Ca::new());
+    let (server, own) = (ca.issue("etcd"), ca.issue("n1"));
+    let stranger = other_ca.issue("n1");
+    let tls = ServerTls {
+        certificate: server.join("cert.pem"),
+        key: server.join("key.pem"),
+        ca: server.join("ca.pem"),
+    };
+    let Some(mut bench) = Bench::over("cluster security", |etcd| {
+        EtcdCluster::start_secure(etcd, tls).unwrap()
+    }) else {
+        return;
+    };
+    let right = ClusterConfig {
+        tls: Some(files(&own)),
+        ..bench.config()
+    };
+    let node = bench.try_join(&right, "n1", "r1").unwrap();
+    node.fence().check().unwrap();
+    node.registry().publish(&entry("j", 1, "x"), None).unwrap();
+    bench.runtime.block_on(node.leave());
+
+    let with = |tls: TlsFiles| ClusterConfig {
+        tls: Some(tls),
+        ..right.clone()
+    };
+    // etcd is not of the authority that we trust.
+    let wrong_ca = refused(&bench, &with(files(&stranger)));
+    println!("wrong CA: {wrong_ca}");
+    assert!(
+        wrong_ca.contains("certificate") && wrong_ca.contains("127.0.0.1"),
+        "{wrong_ca}"
+    );
+    // We are not of the one that etcd trusts.
+    let mixed = TlsFiles {
+        ca: own.join("ca.pem"),
+        ..files(&stranger)
+    };
+    let unknown = refused(&bench, &with(mixed));
+    println!("a stranger's certificate: {unknown}");
+    assert!(unknown.contains("certificate"), "{unknown}");
+    let without = TlsFiles {
+        ca: own.join("ca.pem"),
+        identity: None,
+    };
+    let nobody = refused(&bench, &with(without));
+    println!("no certificate: {nobody}");
+    assert!(nobody.contains("certificate"), "{nobody}");
+    let missing = bench
+        .try_join(&with(files(Path::new("/nowhere"))), "n1", "r1")
+        .err()
+        .unwrap();
+    assert!(missing.to_string().contains("/nowhere/ca.pem"), "{missing}");
+
+    // etcd asks for users, too.
+    let address = bench.etcd.addresses()[0].clone();
+    let read = |name: &str| std::fs::read(own.join(name)).unwrap();
+    let admin = ConnectOptions::new().with_tls(
+        TlsOptions::new()
+            .ca_certificate(Certificate::from_pem(read("ca.pem")))
+            .identity(Identity::from_pem(read("cert.pem"), read("key.pem"))),
+    );
+    bench.runtime.block_on(async {
+        let mut admin = Client::connect([address], Some(admin)).await.unwrap();
+        admin.role_add("root").await.unwrap();
+        admin.user_add("root", "rootpw", None).await.unwrap();
+        admin.user_grant_role("root", "root").await.unwrap();
+        admin.role_add("permafrost").await.unwrap();
+        let permission = Permission::read_write("/permafrost/v1/").with_prefix();
+        admin
+            .role_grant_permission("permafrost", permission)
+            .await
+            .unwrap();
+        admin.user_add("permafrost", "secret", None).await.unwrap();
+        admin
+            .user_grant_role("permafrost", "permafrost")
+            .await
+            .unwrap();
+        admin.auth_enable().await.unwrap();
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let as_user = |line: &str| {
+        let file = dir.path().join(line.len().to_string());
+        std::fs::write(&file, format!("{line}\n")).unwrap();
+        ClusterConfig {
+            user_file: Some(file),
+            ..right.clone()
+        }
+    };
+    let wrong = refused(&bench, &as_user("permafrost:wrong!"));
+    println!("wrong password: {wrong}");
+    assert!(wrong.contains("password"), "{wrong}");
+    let nobody = refused(&bench, &right);
+    println!("no user: {nobody}");
+    assert!(nobody.contains("user"), "{nobody}");
+    let user = as_user("permafrost:secret");
+    let elsewhere = refused(
+        &bench,
+        &ClusterConfig {
+            prefix: "/elsewhere".to_owned(),
+            ..user.clone()
+        },
+    );
+    println!("no right: {elsewhere}");
+    assert!(elsewhere.contains("permission denied"), "{elsewhere}");
+
+    let node = bench.try_join(&user, "n1", "r1").unwrap();
+    let registry = node.registry();
+    registry.publish(&entry("j", 2, "y"), None).unwrap();
+    until("the watch sees it", || node.nodes().live().nodes.len() == 1);
+    // A restart of etcd forgets its tokens; nodes get new ones by themselves.
+    bench.etcd.kill(0).unwrap();
+    bench.etcd.restart(0).unwrap();
+    bench.etcd.wait_ready().unwrap();
+    until("it goes on", || {
+        registry.publish(&entry("j", 3, "z"), None).is_ok()
+    });
+    until("its registration lives", || node.fence().check().is_ok());
+    assert_eq!(registry.list("").unwrap().len(), 3);
+    std::thread::sleep(bench.config().lease_ttl);
+    node.fence().check().unwrap();
+    until("the watch is back", || {
+        node.nodes().live().age < std::time::Duration::from_secs(3)
+    });
+}

@@ -1,0 +1,149 @@
+//! etcd's leader dies or falls silent while several nodes publish: nothing is lost, and nothing is there twice.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use permafrost_server::cluster::{EtcdRegistry, Registry as _};
+use permafrost_server::store::StoreError;
+
+use crate::support::{Bench, LIMIT, entry, until};
+
+/// Publishes one checkpoint after the other, each until it is known to be listed, and counts them.
+fn publish(
+    registry: &EtcdRegistry,
+    job: &str,
+    done: &AtomicUsize,
+    stop: &AtomicBool,
+) -> BTreeSet<u64> {
+    let mut listed = BTreeSet::new();
+    while !stop.load(Ordering::Relaxed) {
+        let generation = match registry.reserve_generation(job) {
+            Ok(generation) => generation,
+            // Fenced for a while, or nobody answered.
+            Err(StoreError::Unavailable { .. }) => {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let id = format!("{job}-{generation}");
+        let begun = Instant::now();
+        // What is unknown is asked again: it may be listed already, and must not be listed twice.
+        while let Err(error) = registry.publish(&entry(job, generation, &id), None) {
+            assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+            assert!(begun.elapsed() < LIMIT, "{error}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(
+            listed.insert(generation),
+            "{job}@{generation} was handed out twice"
+        );
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+    listed
+}
+
+/// Which member leads etcd, as a member says that does not stand still.
+fn leader(bench: &Bench) -> usize {
+    let addresses = bench.etcd.addresses();
+    bench.runtime.block_on(async {
+        let begun = Instant::now();
+        loop {
+            for (index, address) in addresses.iter().enumerate() {
+                let asked = tokio::time::timeout(Duration::from_secs(1), async {
+                    let mut client = etcd_client::Client::connect([address], None).await.ok()?;
+                    client.status().await.ok()
+                });
+                let Ok(Some(status)) = asked.await else {
+                    continue;
+                };
+                let own = status.header().map_or(0, |header| header.member_id());
+                if own != 0 && own == status.leader() {
+                    return index;
+                }
+            }
+            assert!(begun.elapsed() < LIMIT, "nobody leads etcd");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+}
+
+#[test]
+fn publishing_outlives_leaders_that_die_and_links_that_are_cut() {
+    /// Between two blows, of all threads together.
+    const MORE: usize = 40;
+    let Some(mut bench) = Bench::new("cluster storms", 3) else {
+        return;
+    };
+    let clusters = [bench.join("n1"), bench.join("n2")];
+    let (done, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let listed: Vec<(String, BTreeSet<u64>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|number| {
+                let registry = clusters[number % 2].registry();
+                let (done, stop) = (&done, &stop);
+                scope.spawn(move || {
+                    let job = format!("job-{number}");
+                    let listed = publish(&registry, &job, done, stop);
+                    (job, listed)
+                })
+            })
+            .collect();
+        let more = |what: &str| {
+            let until_now = done.load(Ordering::Relaxed);
+            let took = until(what, || done.load(Ordering::Relaxed) >= until_now + MORE);
+            println!("{what}: {MORE} in {took:?}");
+        };
+        // The threads must hear of it when this one panics, or the scope never ends.
+        let blows = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            more("at first");
+            // Silent, with all its connections open; then back as a follower.
+            let first = leader(&bench);
+            bench.etcd.pause(first).unwrap();
+            more("without the silent leader");
+            bench.etcd.resume(first).unwrap();
+            more("with it again");
+            let second = leader(&bench);
+            bench.etcd.kill(second).unwrap();
+            more("without the dead leader");
+            // One more falls silent: nobody has a majority. Both nodes must cease to act.
+            let third = leader(&bench);
+            bench.etcd.pause(third).unwrap();
+            for cluster in &clusters {
+                until("it is fenced", || cluster.fence().check().is_err());
+            }
+            bench.etcd.resume(third).unwrap();
+            more("with a majority again");
+            bench.etcd.restart(second).unwrap();
+            more("with all of them");
+        }));
+        stop.store(true, Ordering::Relaxed);
+        let listed = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect();
+        if let Err(panic) = blows {
+            std::panic::resume_unwind(panic);
+        }
+        listed
+    });
+    let registry = clusters[0].registry();
+    let mut all = None;
+    until("the registry answers", || {
+        all = registry.list("").ok();
+        all.is_some()
+    });
+    let all = all.unwrap();
+    let ids: BTreeSet<_> = all
+        .iter()
+        .map(|entry| entry.checkpoint.id.as_str())
+        .collect();
+    assert_eq!(ids.len(), all.len(), "a checkpoint is listed twice");
+    for (job, generations) in &listed {
+        let of_job = all.iter().filter(|entry| entry.checkpoint.job == *job);
+        let of_job: BTreeSet<_> = of_job.map(|entry| entry.checkpoint.generation).collect();
+        assert_eq!(of_job, *generations, "of {job}");
+    }
+    println!("{} checkpoints", all.len());
+}
