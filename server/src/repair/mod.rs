@@ -1,7 +1,6 @@
 //! Repair: bringing every checkpoint of a cluster to as many copies as it should have.
 
 mod leader;
-mod options;
 mod plan;
 mod planner;
 mod progress;
@@ -10,12 +9,12 @@ mod steps;
 mod sweep;
 mod thread;
 mod throttle;
+mod timing;
 
 #[cfg(test)]
 mod tests;
 
 pub use leader::Leading;
-pub use options::{RepairArgs, Timing};
 pub use plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
 pub use progress::Progress;
 pub use pull::Puller;
@@ -23,3 +22,4 @@ pub use steps::{ClusterView, Peers, View};
 pub use sweep::{Standing, Sweep, SweepTiming, Swept};
 pub use thread::Worker;
 pub use throttle::{Limits, Pace, Throttle, ThrottledSink};
+pub use timing::Timing;

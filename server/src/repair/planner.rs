@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use permafrost_protocol::control::Checkpoint;
 
-use super::options::Timing;
 use super::plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
+use super::timing::Timing;
 use crate::cluster::placement::{Wanted, place};
 use crate::cluster::{LiveNode, MemberState, NodeClass, NodesView, Registered};
 use crate::replication::ContentDigest;
