@@ -265,7 +265,7 @@ impl Cluster {
             || {
                 let listed = asked.json(&["node", "ls"])?;
                 let nodes = listed["nodes"].as_array().cloned().unwrap_or_default();
-                let up = nodes.iter().filter(|node| node["up"] == true).count();
+                let up = nodes.iter().filter(|node| node["live"] == true).count();
                 Ok((up == live).then_some(()))
             },
         )

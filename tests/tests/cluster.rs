@@ -44,7 +44,7 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         );
         cluster
             .node(node)
-            .run(&["restore", "days", "--detach"])
+            .run(&["restore", "days"])
             .unwrap();
         let after = task.verify().unwrap();
         assert_eq!(after.generation, before.generation);
