@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use permafrost_protocol::wire::frame::{Coding, Header};
 
+use super::pool::Pool;
 use super::{Compression, PeerError};
 
 /// zstd's level: the fastest of its regular ones.
@@ -82,6 +83,7 @@ pub(crate) struct Coder {
     when: Compression,
     compressor: Option<zstd::bulk::Compressor<'static>>,
     bytes_per_second: f64,
+    buffers: Pool,
 }
 
 impl Coder {
@@ -90,6 +92,7 @@ impl Coder {
             when,
             compressor: None,
             bytes_per_second: CODEC_PRIOR,
+            buffers: Pool::default(),
         }
     }
 
@@ -108,7 +111,8 @@ impl Coder {
         {
             return (Coding::Zstd, compressed);
         }
-        (Coding::Raw, Bytes::copy_from_slice(run))
+        let copy = |buffer: &mut Vec<u8>| buffer.extend_from_slice(run);
+        (Coding::Raw, self.buffers.payload(run.len(), copy))
     }
 
     fn compress(&mut self, run: &[u8]) -> Option<Bytes> {

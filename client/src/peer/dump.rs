@@ -22,6 +22,11 @@ pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOA
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(PAGE_BYTES as u64 == permafrost_protocol::pageserver::PAGE_BYTES);
 
+/// How far a pusher runs ahead of the connection, bytes: so far that the connection need not wait for it, and not
+/// so far that pages leave the caches before they are sent. It waits until half of that is left. While there is no
+/// connection it may fill the window.
+const AHEAD_BYTES: u64 = 2 << 20;
+
 /// How far a dump is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
@@ -332,8 +337,11 @@ impl DumpSender {
         let mut payload = Some(payload);
         let deadline = Instant::now() + self.stall;
         let shared = &self.shared;
+        let mut ahead_bytes = AHEAD_BYTES;
         let pushed = shared.wait("room in the window", deadline, |state| {
-            if state.failed.is_some() || state.over || !state.sender.has_room(length) {
+            let ahead = state.sender.is_connected() && state.sender.unsent_bytes() >= ahead_bytes;
+            if state.failed.is_some() || state.over || ahead || !state.sender.has_room(length) {
+                ahead_bytes = AHEAD_BYTES / 2;
                 return None;
             }
             state.sent_bytes += u64::try_from(length).unwrap_or(0);

@@ -22,6 +22,7 @@ mod intake;
 mod network;
 mod options;
 mod outflow;
+mod pool;
 mod router;
 mod serve;
 mod socket;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use permafrost_protocol::control::framing;
 use permafrost_protocol::wire::VERSION;
 use permafrost_protocol::wire::message::{Hello, Request, request};
@@ -11,6 +11,7 @@ use prost::Message;
 use quinn::{Connection, RecvStream, SendStream};
 
 use super::PeerError;
+use super::pool::Pool;
 
 /// Longest message that is taken before anybody has been heard, bytes: a chain's names, a control request.
 pub(crate) const MAX_REQUEST_BYTES: usize = 1 << 20;
@@ -104,6 +105,7 @@ pub(crate) struct Bulk {
     stream: RecvStream,
     chunks: VecDeque<Bytes>,
     available: usize,
+    buffers: Pool,
 }
 
 impl Bulk {
@@ -112,6 +114,7 @@ impl Bulk {
             stream,
             chunks: VecDeque::new(),
             available: 0,
+            buffers: Pool::default(),
         }
     }
 
@@ -189,9 +192,10 @@ impl Bulk {
         if !within(node, "a frame", timeout, self.fill(node, bytes)).await? {
             return Err(PeerError::protocol(node, "a frame without its payload"));
         }
-        let mut payload = BytesMut::with_capacity(bytes);
-        self.take(bytes, |part| payload.extend_from_slice(part));
-        Ok(payload.freeze())
+        let buffers = self.buffers.clone();
+        let assemble =
+            |payload: &mut Vec<u8>| self.take(bytes, |part| payload.extend_from_slice(part));
+        Ok(buffers.payload(bytes, assemble))
     }
 
     /// Tells the sender that no more is wanted.

@@ -81,6 +81,8 @@ pub enum SenderError {
 pub struct Sender<P> {
     window_bytes: u64,
     used_bytes: u64,
+    /// What of them was not sent on this connection.
+    unsent_bytes: u64,
     /// Sequence of the first of `kept`.
     acknowledged: u64,
     /// Sequence of the next frame to send on this connection.
@@ -99,6 +101,7 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
         Self {
             window_bytes: window_bytes.max(MIN_WINDOW_BYTES),
             used_bytes: 0,
+            unsent_bytes: 0,
             acknowledged: 0,
             transmit: 0,
             sent_ever: 0,
@@ -140,6 +143,7 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
             });
         }
         self.used_bytes += needed_bytes;
+        self.unsent_bytes += needed_bytes;
         self.kept.push_back((header, payload));
         Ok(sequence)
     }
@@ -148,6 +152,12 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
     #[must_use]
     pub fn window_left(&self) -> u64 {
         self.window_bytes - self.used_bytes
+    }
+
+    /// Bytes of the window that wait to be sent on this connection: nothing on the way explains them.
+    #[must_use]
+    pub fn unsent_bytes(&self) -> u64 {
+        self.unsent_bytes
     }
 
     /// A frame with so long a payload could be pushed now.
@@ -178,6 +188,7 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
         }
         let at = usize::try_from(self.transmit.checked_sub(self.acknowledged)?).ok()?;
         let (header, payload) = self.kept.get(at)?;
+        self.unsent_bytes -= cost_bytes(header);
         self.transmit += 1;
         self.sent_ever = self.sent_ever.max(self.transmit);
         Some((*header, payload.clone()))
@@ -205,6 +216,7 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
     pub fn resumed(&mut self, next_sequence: u64) -> Result<u64, SenderError> {
         let freed_bytes = self.drop_below(next_sequence, self.sent_ever)?;
         self.transmit = next_sequence;
+        self.unsent_bytes = self.used_bytes;
         self.connected = true;
         Ok(freed_bytes)
     }

@@ -38,6 +38,27 @@ fn frames_without_a_payload_fill_the_window_too() {
 }
 
 #[test]
+fn what_waits_to_be_sent_is_counted_on_each_connection() {
+    let mut sender = Sender::new(0);
+    for index in 0..10 {
+        zero(&mut sender, index).unwrap();
+    }
+    for _ in 0..6 {
+        sender.poll_transmit().unwrap();
+    }
+    assert_eq!(sender.unsent_bytes(), 4 * FRAME_COST_BYTES);
+    sender.acknowledged(5).unwrap();
+    assert_eq!(sender.unsent_bytes(), 4 * FRAME_COST_BYTES);
+    sender.connection_lost();
+    zero(&mut sender, 10).unwrap();
+    // Frame 5 has not come through: it waits again.
+    sender.resumed(5).unwrap();
+    assert_eq!(sender.unsent_bytes(), 6 * FRAME_COST_BYTES);
+    while sender.poll_transmit().is_some() {}
+    assert_eq!(sender.unsent_bytes(), 0);
+}
+
+#[test]
 fn what_a_receiver_would_refuse_is_not_taken() {
     let mut sender = Sender::new(1 << 30);
     let long = vec![0; MAX_PAYLOAD_BYTES as usize + 1];

@@ -9,7 +9,7 @@ use permafrost_protocol::wire::frame::{HEADER_BYTES, Preamble};
 use permafrost_protocol::wire::message::{Reply, reply, request};
 use quinn::{RecvStream, SendStream, VarInt};
 
-use super::Shared;
+use super::{AHEAD_BYTES, RUN_BYTES, Shared};
 use crate::peer::network::{Link, Network, answered};
 use crate::peer::stream::{self, within};
 use crate::peer::{PeerError, code};
@@ -21,6 +21,8 @@ const BATCH_FRAMES: usize = 256;
 /// Pause between two conversations that ended at once, so that a peer that ends each is not flooded.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
+/// Bytes unacknowledged that only a link has that is slower than what is pushed: several acknowledgements' worth.
+const WAITED_FOR_BYTES: u64 = 4 << 20;
 /// How long a peer that takes no more frames has to say why.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -59,6 +61,8 @@ impl Driver {
                 }
                 state.conversations
             };
+            // Pushers may fill the window now.
+            self.shared.changed.notify_all();
             match ended {
                 End::Over => return,
                 End::Failed(error) => return self.shared.fail(error),
@@ -180,18 +184,20 @@ impl Driver {
                 stream::read(receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
             let body = answered(node, answer)?;
             let mut state = shared.lock();
-            let mut over = false;
+            let (mut over, mut news) = (false, true);
             match body {
                 reply::Body::Acknowledged(acknowledged) => {
                     let used = state.window_bytes - state.sender.window_left();
+                    // Waking a pusher that waits for something else costs as much as copying a frame.
+                    news = !state.sender.has_room(RUN_BYTES);
                     let freed = state
                         .sender
                         .acknowledged(acknowledged.next_sequence)
                         .map_err(|_| {
                             PeerError::protocol(node, "an acknowledgement that cannot be")
                         })?;
-                    // Of a window a quarter full even now there was always something to send.
-                    let waiting = used - freed > state.window_bytes / 4;
+                    // With so much under way even now there was always something to send.
+                    let waiting = used - freed > WAITED_FOR_BYTES.min(state.window_bytes / 4);
                     state.link.acknowledged(Instant::now(), freed, waiting);
                 }
                 reply::Body::Closed(closed) => state.closed = Some(closed),
@@ -203,7 +209,9 @@ impl Driver {
                 _ => return Err(PeerError::protocol(node, "a reply that was not asked for")),
             }
             drop(state);
-            shared.changed.notify_all();
+            if news {
+                shared.changed.notify_all();
+            }
             if over {
                 return Ok(());
             }
@@ -240,6 +248,9 @@ impl Driver {
             {
                 bytes += HEADER_BYTES + payload.len();
                 frames.push((header, payload));
+            }
+            if !frames.is_empty() && state.sender.unsent_bytes() < AHEAD_BYTES / 2 {
+                self.shared.changed.notify_all();
             }
         }
         let mut headers = BytesMut::with_capacity(frames.len() * HEADER_BYTES);

@@ -1,0 +1,108 @@
+//! Buffers for payloads, used again and again.
+//!
+//! A fresh buffer of 256 KiB costs more than the copy into it: its page faults, and the cache lines of whatever
+//! it replaces. The one that was given back last is taken first, because it is the likeliest to be in a cache.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use bytes::Bytes;
+use permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES;
+
+/// Length of a pooled buffer, bytes: the longest payload's.
+const BUFFER_BYTES: usize = MAX_PAYLOAD_BYTES as usize;
+/// A payload shorter than this gets memory of its own: windows and queues are bounded by the bytes of payloads, and
+/// a pooled buffer is all there whatever is in it.
+const MIN_POOLED_BYTES: usize = BUFFER_BYTES / 4 * 3;
+/// Buffers that are kept for later, at most: 32 MiB, a window.
+const MAX_KEPT: usize = 128;
+
+/// Buffers of one dump or one stream. A clone is the same pool.
+#[derive(Clone, Default)]
+pub(crate) struct Pool(Arc<Kept>);
+
+type Kept = Mutex<Vec<Vec<u8>>>;
+
+/// A buffer that goes back where it came from, unless that is gone.
+struct Lent {
+    bytes: Vec<u8>,
+    pool: Weak<Kept>,
+}
+
+impl Pool {
+    /// A payload of about `length` bytes, at most [`BUFFER_BYTES`]: what `fill` puts into the empty buffer.
+    pub(crate) fn payload(&self, length: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+        if !(MIN_POOLED_BYTES..=BUFFER_BYTES).contains(&length) {
+            let mut bytes = Vec::with_capacity(length);
+            fill(&mut bytes);
+            return bytes.into();
+        }
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut lent = Lent {
+            bytes: kept.unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES)),
+            pool: Arc::downgrade(&self.0),
+        };
+        fill(&mut lent.bytes);
+        Bytes::from_owner(lent)
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(pool) = self.pool.upgrade() else {
+            return;
+        };
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.clear();
+        let mut kept = pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < MAX_KEPT {
+            kept.push(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(pool: &Pool, bytes: &[u8]) -> Bytes {
+        pool.payload(bytes.len(), |buffer| buffer.extend_from_slice(bytes))
+    }
+
+    #[test]
+    fn a_buffer_is_used_again_once_its_last_reader_is_gone() {
+        let pool = Pool::default();
+        let first = copied(&pool, &[1; BUFFER_BYTES]);
+        let reader = first.slice(10..20);
+        let place = first.as_ptr();
+        drop(first);
+        let second = copied(&pool, &[2; BUFFER_BYTES]);
+        assert_ne!(second.as_ptr(), place);
+        assert_eq!(reader.as_ref(), [1; 10]);
+        drop(reader);
+        let third = copied(&pool, &[3; MIN_POOLED_BYTES]);
+        assert_eq!(third.as_ptr(), place);
+        assert_eq!(third.as_ref(), [3; MIN_POOLED_BYTES]);
+        assert_eq!(second.as_ref(), [2; BUFFER_BYTES]);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_short_payloads_pin_nothing() {
+        let pool = Pool::default();
+        let payloads: Vec<_> = (0..MAX_KEPT + 5)
+            .map(|_| copied(&pool, &[7; BUFFER_BYTES]))
+            .collect();
+        drop(payloads);
+        assert_eq!(pool.0.lock().unwrap().len(), MAX_KEPT);
+        drop(copied(&pool, &[7; 4096]));
+        assert_eq!(pool.0.lock().unwrap().len(), MAX_KEPT);
+        let outlives = copied(&pool, &[9; BUFFER_BYTES]);
+        drop(pool);
+        assert_eq!(outlives.as_ref(), [9; BUFFER_BYTES]);
+    }
+}
