@@ -73,40 +73,57 @@ fn main() {
         Authority::create(&directory.path().join("ca"), "bench", false).expect("authority");
     let here = identity(&authority, directory.path(), "here");
     let there = identity(&authority, directory.path(), "there");
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .expect("runtime");
+    let ends = Ends {
+        sending: runtime(),
+        receiving: runtime(),
+        here,
+        there,
+    };
     let run = bare::run();
 
     println!(
-        "packet   bare quinn        dump              ratio   CPU s/GB bare, dump (user+system)"
+        "packet   bare quinn        dump              ratio   two dumps     CPU s/GB bare, dump (user+system)"
     );
     for packet in PACKETS {
         let options = bare::options(packet);
-        let (mut bare, mut dumps) = (Vec::new(), Vec::new());
+        let (mut bare, mut dumps, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             if others_than("dump") {
-                bare.push(measure(|| {
-                    bare_pair(&runtime, &here, &there, &options, &run)
-                }));
+                bare.push(measure(|| bare_pair(&ends, &options, &run)));
             }
             if others_than("bare") {
-                dumps.push(measure(|| dump(&runtime, &here, &there, &options, &run)));
+                dumps.push(measure(|| dump(&ends, &options, &run, 1)));
+                pairs.push(measure(|| dump(&ends, &options, &run, 2)));
             }
         }
-        let (bare, dumps) = (median(bare), median(dumps));
+        let (bare, dumps, pairs) = (median(bare), median(dumps), median(pairs));
         println!(
-            "{packet:>5}    {:>6.0} MB/s       {:>6.0} MB/s       {:>5.2}   {:.2}+{:.2}, {:.2}+{:.2}",
+            "{packet:>5}    {:>6.0} MB/s       {:>6.0} MB/s       {:>5.2}   {:>6.0} MB/s   {:.2}+{:.2}, {:.2}+{:.2}",
             bare.speed / 1e6,
             dumps.speed / 1e6,
             dumps.speed / bare.speed,
+            pairs.speed / 1e6,
             bare.user,
             bare.system,
             dumps.user,
             dumps.system,
         );
     }
+}
+
+/// Two nodes in one process, a runtime each: their tasks are not to wake, or wait for, each other's.
+struct Ends {
+    sending: Runtime,
+    receiving: Runtime,
+    here: Arc<ReloadingIdentity>,
+    there: Arc<ReloadingIdentity>,
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("runtime")
 }
 
 #[derive(Clone, Copy, Default)]
@@ -158,63 +175,74 @@ fn identity(authority: &Authority, directory: &Path, name: &str) -> Arc<Reloadin
     Arc::new(ReloadingIdentity::load(&directory).expect("identity"))
 }
 
-fn bare_pair(
-    runtime: &Runtime,
-    here: &ReloadingIdentity,
-    there: &ReloadingIdentity,
-    options: &Options,
-    run: &Bytes,
-) -> Duration {
-    runtime.block_on(async {
-        let bind = (Ipv4Addr::LOCALHOST, 0).into();
-        let server = bare::receiver(bind, there, options);
-        let address = server.local_addr().expect("address");
-        let receiving = tokio::spawn(async move { bare::receive(&server).await });
-        let client = bare::sender(bind, here, options);
-        let time = bare::send(&client, address, "there", run, BYTES).await;
-        assert_eq!(receiving.await.expect("receiver"), BYTES);
-        time
-    })
+fn bare_pair(ends: &Ends, options: &Options, run: &Bytes) -> Duration {
+    let bind = (Ipv4Addr::LOCALHOST, 0).into();
+    let server = {
+        let _entered = ends.receiving.enter();
+        bare::receiver(bind, &ends.there, options)
+    };
+    let address = server.local_addr().expect("address");
+    let receiving = ends
+        .receiving
+        .spawn(async move { bare::receive(&server).await });
+    let client = {
+        let _entered = ends.sending.enter();
+        bare::sender(bind, &ends.here, options)
+    };
+    let run = run.clone();
+    // On a worker, as the peers' tasks are.
+    let sending = ends
+        .sending
+        .spawn(async move { bare::send(&client, address, "there", &run, BYTES).await });
+    let time = ends.sending.block_on(sending).expect("sender");
+    let taken = ends.receiving.block_on(receiving).expect("receiver");
+    assert_eq!(taken, BYTES);
+    time
 }
 
-fn dump(
-    runtime: &Runtime,
-    here: &Arc<ReloadingIdentity>,
-    there: &Arc<ReloadingIdentity>,
-    options: &Options,
-    run: &[u8],
-) -> Duration {
+/// `count` dumps at once, [`BYTES`] in all, over one connection.
+fn dump(ends: &Ends, options: &Options, run: &[u8], count: usize) -> Duration {
     let bind = (Ipv4Addr::LOCALHOST, 0).into();
     let endpoint = Endpoint::serve(
-        runtime.handle(),
+        ends.receiving.handle(),
         bind,
-        Arc::clone(there),
+        Arc::clone(&ends.there),
         Arc::new(Sink),
         options.clone(),
     )
     .expect("serve");
     let address = endpoint.local_address().expect("address");
     let network = Network::new(
-        runtime.handle().clone(),
+        ends.sending.handle().clone(),
         bind,
-        Arc::clone(here),
+        Arc::clone(&ends.here),
         "",
         Arc::new(move |_: &str| Some(address)),
         options.clone(),
     )
     .expect("network");
     let deadline = Instant::now() + Duration::from_secs(120);
-    let request = request::Dump {
-        session: vec![1; 16],
-        ..request::Dump::default()
-    };
-    let mut dump = DumpSender::open(&network, "there", request, deadline).expect("open");
+    let dumps: Vec<_> = (0..count)
+        .map(|number| {
+            let request = request::Dump {
+                session: vec![u8::try_from(number).expect("few"); 16],
+                ..request::Dump::default()
+            };
+            DumpSender::open(&network, "there", request, deadline).expect("open")
+        })
+        .collect();
     let start = Instant::now();
-    dump.space(1, 1, 1).expect("space");
-    for index in 0..BYTES / RUN_BYTES {
-        let index = u64::try_from(index * RUN_BYTES / 4096).expect("small");
-        dump.pages(index, 0, run).expect("pages");
-    }
-    dump.close(deadline).expect("close");
+    std::thread::scope(|scope| {
+        for mut dump in dumps {
+            scope.spawn(move || {
+                dump.space(1, 1, 1).expect("space");
+                for index in 0..BYTES / RUN_BYTES / count {
+                    let index = u64::try_from(index * RUN_BYTES / 4096).expect("small");
+                    dump.pages(index, 0, run).expect("pages");
+                }
+                dump.close(deadline).expect("close");
+            });
+        }
+    });
     start.elapsed()
 }
