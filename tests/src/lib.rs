@@ -11,5 +11,6 @@ pub mod daemon;
 pub mod etcd;
 pub mod net;
 pub mod process;
+pub mod random;
 pub mod status;
 pub mod workload;

@@ -42,10 +42,7 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
             1,
             "{listed}"
         );
-        cluster
-            .node(node)
-            .run(&["restore", "days"])
-            .unwrap();
+        cluster.node(node).run(&["restore", "days"]).unwrap();
         let after = task.verify().unwrap();
         assert_eq!(after.generation, before.generation);
         task.kill();

@@ -9,28 +9,8 @@ use std::time::Duration;
 
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
+use permafrost_tests::random::{Random, from_env};
 use permafrost_tests::workload::{self, Workload};
-
-fn from_env(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| {
-        value
-            .parse()
-            .unwrap_or_else(|_| panic!("{name}={value} is no number"))
-    })
-}
-
-/// splitmix64: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    }
-}
 
 fn generations(daemon: &Daemon) -> Vec<u64> {
     let listed = daemon.json(&["ls"]).unwrap();
@@ -48,9 +28,7 @@ fn nothing_acknowledged_is_lost_and_nothing_is_half_there() {
         return;
     }
     let rounds = from_env("PERMAFROST_KILL_ROUNDS").unwrap_or(50);
-    let seed = from_env("PERMAFROST_SEED").unwrap_or_else(|| u64::from(std::process::id()));
-    println!("PERMAFROST_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Random::seeded();
     let work = tempfile::tempdir().unwrap();
     let mut workload = Workload::start(work.path(), &workload::Options::tree(8)).unwrap();
     let pid = workload.pid().to_string();
@@ -78,8 +56,7 @@ fn nothing_acknowledged_is_lost_and_nothing_is_half_there() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let moment =
-            Duration::from_micros(random.below(u64::try_from(longest.as_micros()).unwrap()));
+        let moment = random.time(longest);
         std::thread::sleep(moment);
         daemon.kill().unwrap();
         let ended = dump.wait_with_output().unwrap();

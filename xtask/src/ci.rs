@@ -155,7 +155,8 @@ fn tests(quick: bool) -> Result<Count> {
     if quick {
         command
             .env("PERMAFROST_CRASH_CUTS", "500")
-            .env("PERMAFROST_KILL_ROUNDS", "3");
+            .env("PERMAFROST_KILL_ROUNDS", "3")
+            .env("PERMAFROST_CHAOS_ROUNDS", "12");
     }
     match setup::criu()? {
         Criu::Works(path) => {

@@ -15,6 +15,9 @@ pub(crate) struct Options {
     /// Kills of the real `permafrostd` in mid-dump.
     #[arg(long, default_value_t = 1000)]
     kills: u64,
+    /// Rounds of killing and cutting off the nodes of a cluster and of its etcd.
+    #[arg(long, default_value_t = 500)]
+    chaos: u64,
 }
 
 /// Runs the tests whose length is bounded by these environment variables: the same tests as in CI, longer.
@@ -30,7 +33,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .env(binaries::BIN_DIR, binaries::dir()?);
     command
         .env("PERMAFROST_CRASH_CUTS", options.cuts.to_string())
-        .env("PERMAFROST_KILL_ROUNDS", options.kills.to_string());
+        .env("PERMAFROST_KILL_ROUNDS", options.kills.to_string())
+        .env("PERMAFROST_CHAOS_ROUNDS", options.chaos.to_string());
     match setup::criu()? {
         Criu::Works(path) => {
             command.env(criu::CRIU, path).env(criu::REQUIRE_CRIU, "1");

@@ -1,0 +1,368 @@
+//! Three nodes and three members of etcd, of which one after the other is killed, or cut off, at a random moment of a
+//! dump, a restore or a repair. What was acknowledged is there afterwards, nothing is half there, no task dies with
+//! its dump not acknowledged, and in the end every checkpoint has all its copies.
+//!
+//! `PERMAFROST_CHAOS_ROUNDS` sets the number of rounds (default 100), `PERMAFROST_SEED` repeats a run.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use permafrost_tests::cluster::{Cluster, Setup, name};
+use permafrost_tests::random::{Random, from_env};
+use permafrost_tests::workload::{self, Workload};
+use permafrost_tests::{criu, process};
+use tempfile::TempDir;
+
+const NODES: usize = 3;
+const MEMBERS: usize = 3;
+
+/// Checkpoints of a job that are kept, besides those that are removed to see that they stay so.
+const KEPT: usize = 3;
+
+/// How long a cluster whose parts are all there again may take to be whole: a lease, the leader's patience, copies.
+const WHOLE: Duration = Duration::from_secs(120);
+
+/// A task, on the host of the node of the same number, and what was acknowledged of it.
+struct Victim {
+    task: Workload,
+    job: String,
+    node: usize,
+    /// Generation of the checkpoint → how often the task had been modified.
+    acknowledged: BTreeMap<u64, u32>,
+    _dir: TempDir,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    KillNode(usize),
+    KillMember(usize),
+    /// A host, of a node or of a member.
+    Cut(usize),
+    /// From one host to the other only.
+    CutOneWay(usize, usize),
+}
+
+impl Fault {
+    fn any(random: &mut Random) -> Self {
+        let hosts = NODES + MEMBERS;
+        match random.below(5) {
+            0 | 1 => Self::KillNode(random.index(NODES)),
+            2 => Self::KillMember(random.index(MEMBERS)),
+            3 => Self::Cut(random.index(hosts)),
+            _ => {
+                let from = random.index(hosts);
+                Self::CutOneWay(from, (from + 1 + random.index(hosts - 1)) % hosts)
+            }
+        }
+    }
+
+    fn strike(self, cluster: &mut Cluster) {
+        match self {
+            Self::KillNode(node) => cluster.kill(node).unwrap(),
+            Self::KillMember(member) => cluster.etcd.kill(member).unwrap(),
+            Self::Cut(host) => cluster.host(host).cut().unwrap(),
+            Self::CutOneWay(from, to) => cluster.host(from).cut_to(cluster.host(to)).unwrap(),
+        }
+    }
+
+    fn heal(self, cluster: &mut Cluster) {
+        match self {
+            Self::KillNode(node) => cluster.restart(node).unwrap(),
+            Self::KillMember(member) => cluster.etcd.restart(member).unwrap(),
+            Self::Cut(host) => cluster.host(host).heal().unwrap(),
+            Self::CutOneWay(from, to) => cluster.host(from).heal_to(cluster.host(to)).unwrap(),
+        }
+    }
+}
+
+struct Chaos {
+    cluster: Cluster,
+    victims: Vec<Victim>,
+    random: Random,
+    /// How long a dump, and a restore, takes about: faults fall into it.
+    dump: Duration,
+    restore: Duration,
+    refused: u64,
+}
+
+/// Starts `permafrost` on a node.
+fn start(cluster: &Cluster, node: usize, arguments: &[&str]) -> Child {
+    let mut command = cluster.node(node).command().unwrap();
+    command.arg("--json").args(arguments);
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    format!(
+        "{}: {}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+impl Chaos {
+    fn new(cluster: Cluster, random: Random) -> Self {
+        let victims = (0..NODES).map(|node| {
+            let dir = tempfile::tempdir().unwrap();
+            let options = workload::Options::tree(8);
+            let host = cluster.host(node);
+            let task = host.run(|| Workload::start(dir.path(), &options)).unwrap();
+            Victim {
+                task,
+                job: format!("victim-{node}"),
+                node,
+                acknowledged: BTreeMap::new(),
+                _dir: dir,
+            }
+        });
+        Self {
+            victims: victims.collect(),
+            cluster,
+            random,
+            dump: Duration::from_millis(700),
+            restore: Duration::from_millis(700),
+            refused: 0,
+        }
+    }
+
+    /// A dump, and a fault in it.
+    fn dump(&mut self, round: u64) -> Fault {
+        let at = self.random.index(self.victims.len());
+        let stays = self.random.below(3) > 0;
+        let fault = Fault::any(&mut self.random);
+        let moment = self.random.time(self.dump * 5 / 4);
+        let victim = &mut self.victims[at];
+        let modified = victim.task.modify().unwrap().generation;
+        let pid = victim.task.pid().to_string();
+        let mut arguments = vec!["dump", "--job", &victim.job, "--pid", &pid];
+        if stays {
+            arguments.push("--leave-running");
+        }
+        println!(
+            "round {round}: dump of {} (stays: {stays}), {fault:?} after {moment:?}",
+            victim.job
+        );
+        let began = Instant::now();
+        let dump = start(&self.cluster, victim.node, &arguments);
+        std::thread::sleep(moment);
+        fault.strike(&mut self.cluster);
+        let ended = dump.wait_with_output().unwrap();
+        let victim = &mut self.victims[at];
+        if ended.status.success() {
+            let answer: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+            let generation = answer["checkpoint"]["generation"].as_u64().unwrap();
+            victim.acknowledged.insert(generation, modified);
+            self.dump = (self.dump * 3 + began.elapsed().min(Duration::from_secs(4))) / 4;
+            println!("round {round}: acknowledged {}@{generation}", victim.job);
+            if !stays {
+                victim.task.wait_until_gone().unwrap();
+            }
+        } else {
+            self.refused += 1;
+            println!(
+                "round {round}: refused: {}",
+                said(&ended).lines().last().unwrap_or_default()
+            );
+        }
+        if stays || !ended.status.success() {
+            assert!(
+                victim.task.is_running(),
+                "round {round}: {} died: {}",
+                victim.job,
+                said(&ended)
+            );
+            let state = victim.task.verify().unwrap();
+            assert!(state.is_sound(), "round {round}: {state:?}");
+        }
+        fault
+    }
+
+    /// A restore of a task that was dumped, and a fault in it.
+    fn restore(&mut self, round: u64) -> Fault {
+        let fault = Fault::any(&mut self.random);
+        let dumped = self
+            .victims
+            .iter()
+            .position(|victim| !victim.acknowledged.is_empty());
+        let Some(at) = dumped else {
+            fault.strike(&mut self.cluster);
+            return fault;
+        };
+        let moment = self.random.time(self.restore * 5 / 4);
+        let victim = &mut self.victims[at];
+        let (&generation, &modified) = victim.acknowledged.last_key_value().unwrap();
+        println!(
+            "round {round}: restore of {}@{generation}, {fault:?} after {moment:?}",
+            victim.job
+        );
+        victim.task.kill();
+        let reference = format!("{}@{generation}", victim.job);
+        let began = Instant::now();
+        let restore = start(&self.cluster, victim.node, &["restore", &reference]);
+        std::thread::sleep(moment);
+        fault.strike(&mut self.cluster);
+        let ended = restore.wait_with_output().unwrap();
+        let victim = &mut self.victims[at];
+        if ended.status.success() {
+            let state = victim.task.verify().unwrap();
+            assert!(state.is_sound(), "round {round}: {state:?}");
+            assert_eq!(state.generation, modified, "round {round}: {reference}");
+            self.restore = (self.restore * 3 + began.elapsed().min(Duration::from_secs(4))) / 4;
+        } else {
+            println!(
+                "round {round}: not restored: {}",
+                said(&ended).lines().last().unwrap_or_default()
+            );
+            // What a restore that broke off has left.
+            victim.task.kill();
+        }
+        fault
+    }
+
+    /// Repair of what a dead node held, and a fault in it.
+    fn repair(&mut self, round: u64) -> Vec<Fault> {
+        let dead = Fault::KillNode(self.random.index(NODES));
+        let fault = Fault::any(&mut self.random);
+        let moment = Duration::from_secs(2) + self.random.time(Duration::from_secs(4));
+        println!("round {round}: {dead:?}, and in its repair {fault:?} after {moment:?}");
+        dead.strike(&mut self.cluster);
+        std::thread::sleep(moment);
+        fault.strike(&mut self.cluster);
+        std::thread::sleep(self.random.time(Duration::from_secs(2)));
+        vec![fault, dead]
+    }
+
+    /// Everything is there again: what was acknowledged is, too.
+    fn check(&mut self, round: u64) {
+        self.cluster.wait_whole(NODES).unwrap();
+        for victim in &mut self.victims {
+            let node = self.cluster.node(victim.node);
+            let there = listed(node, &victim.job);
+            for generation in victim.acknowledged.keys() {
+                assert!(
+                    there.contains(generation),
+                    "round {round}: {}@{generation} is lost; there are {there:?}",
+                    victim.job
+                );
+            }
+            // Sealed and listed, and the answer was lost: whole, but never acknowledged.
+            for generation in there {
+                if !victim.acknowledged.contains_key(&generation) {
+                    println!(
+                        "round {round}: {}@{generation} is there, not acknowledged",
+                        victim.job
+                    );
+                    node.run(&["rm", &format!("{}@{generation}", victim.job)])
+                        .unwrap();
+                }
+            }
+            while victim.acknowledged.len() > KEPT {
+                let (oldest, _) = victim.acknowledged.pop_first().unwrap();
+                node.run(&["rm", &format!("{}@{oldest}", victim.job)])
+                    .unwrap();
+            }
+            if !victim.task.is_running() {
+                victim.thaw(&self.cluster, round);
+            }
+        }
+    }
+
+    /// Every checkpoint has its copies, every copy is good, and every task comes back from each.
+    fn finish(mut self, rounds: u64) {
+        let asked = self.cluster.node(0);
+        process::wait_for("all copies to be there", WHOLE, || {
+            let nodes = asked.json(&["node", "ls"])?;
+            Ok((nodes["under_replicated"] == 0).then_some(()))
+        })
+        .unwrap_or_else(|error| {
+            panic!("{error:#}: {:#}", asked.json(&["ls"]).unwrap());
+        });
+        for node in 0..NODES {
+            let verified = self.cluster.node(node).json(&["verify"]).unwrap();
+            assert_eq!(
+                verified["damage"].as_array().map(Vec::len),
+                Some(0),
+                "{}: {verified}",
+                name(node)
+            );
+        }
+        for victim in &mut self.victims {
+            victim.task.kill();
+            for (generation, &modified) in &victim.acknowledged {
+                let reference = format!("{}@{generation}", victim.job);
+                let node = self.cluster.node(victim.node);
+                node.run(&["restore", &reference]).unwrap();
+                let state = victim.task.verify().unwrap();
+                assert!(state.is_sound(), "{reference}: {state:?}");
+                assert_eq!(state.generation, modified, "{reference}");
+                victim.task.kill();
+            }
+        }
+        println!("{} dumps of {rounds} rounds were refused", self.refused);
+    }
+}
+
+impl Victim {
+    /// Brings the task back.
+    fn thaw(&mut self, cluster: &Cluster, round: u64) {
+        let (generation, modified) = self.acknowledged.last_key_value().unwrap();
+        let reference = format!("{}@{generation}", self.job);
+        cluster
+            .node(self.node)
+            .run(&["restore", &reference])
+            .unwrap();
+        let state = self.task.verify().unwrap();
+        assert!(state.is_sound(), "round {round}: {reference}: {state:?}");
+        assert_eq!(state.generation, *modified, "round {round}: {reference}");
+    }
+}
+
+fn listed(node: &permafrost_tests::daemon::Daemon, job: &str) -> Vec<u64> {
+    let listed = node.json(&["ls"]).unwrap();
+    let checkpoints = listed["checkpoints"].as_array().unwrap().iter();
+    checkpoints
+        .filter(|checkpoint| checkpoint["job"] == job)
+        .map(|checkpoint| checkpoint["generation"].as_u64().unwrap())
+        .collect()
+}
+
+#[test]
+fn what_was_acknowledged_outlives_whatever_fails() {
+    const TEST: &str = "what_was_acknowledged_outlives_whatever_fails";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let extra = ["--lease", "3s", "--deadline", "8s", "--repair-grace", "2s"];
+    let setup = Setup {
+        nodes: NODES,
+        members: MEMBERS,
+        region_mib: 512,
+        extra: extra.map(str::to_owned).to_vec(),
+        ..Setup::default()
+    };
+    let Some(cluster) = Cluster::for_test(TEST, setup).unwrap() else {
+        return;
+    };
+    let rounds = from_env("PERMAFROST_CHAOS_ROUNDS").unwrap_or(100);
+    let mut chaos = Chaos::new(cluster, Random::seeded());
+    for round in 0..rounds {
+        let faults = match chaos.random.below(10) {
+            0..=5 => vec![chaos.dump(round)],
+            6..=7 => vec![chaos.restore(round)],
+            _ => chaos.repair(round),
+        };
+        for fault in faults {
+            fault.heal(&mut chaos.cluster);
+        }
+        chaos.check(round);
+    }
+    let refused = chaos.refused;
+    chaos.finish(rounds);
+    assert!(rounds < 50 || refused > 0, "no fault hit a dump");
+}
