@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::alloc::Lease;
-use crate::error::{BlobError, PageError};
-use crate::ids::{CheckpointId, SegmentNo};
+use crate::error::{BlobError, OpenError, PageError};
+use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::map::{MapRoot, PageMap};
+use crate::root;
 use crate::space::Space;
 
 /// Attribute bit 0: kept by retention policies. The region itself deletes what it is told to.
@@ -25,6 +26,8 @@ pub struct Checkpoint {
     id: CheckpointId,
     space: Arc<Space>,
     lease: Lease,
+    /// Where its root is, and that page's CRC32.
+    root: (PageNo, u32),
     manifest: MapRoot,
     manifest_bytes: u64,
     attrs: AtomicU32,
@@ -37,6 +40,7 @@ impl Checkpoint {
         id: CheckpointId,
         space: &Arc<Space>,
         lease: Lease,
+        root: (PageNo, u32),
         (manifest, manifest_bytes): (MapRoot, u64),
         attrs: u32,
         order: u64,
@@ -45,6 +49,7 @@ impl Checkpoint {
             id,
             space: Arc::clone(space),
             lease,
+            root,
             manifest,
             manifest_bytes,
             attrs: AtomicU32::new(attrs),
@@ -56,6 +61,16 @@ impl Checkpoint {
     #[must_use]
     pub const fn id(&self) -> CheckpointId {
         self.id
+    }
+
+    /// Reads both copies of every root page: how many are damaged while the other one is intact. A region whose root
+    /// pages have lost both copies does not open.
+    ///
+    /// # Errors
+    /// [`OpenError`]: as the next open would refuse the region.
+    pub fn check_root(&self) -> Result<u64, OpenError> {
+        let (page, crc32) = self.root;
+        root::load(&self.space, self.id, page, crc32).map(|root| root.damaged_copies)
     }
 
     /// The manifest as sealed, verified.

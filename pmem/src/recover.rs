@@ -78,7 +78,9 @@ pub(crate) fn recover(medium: Arc<dyn Medium>) -> Result<Recovered, OpenError> {
         root_copies_damaged += root.damaged_copies;
         let lease = root::hold(&space, &root);
         let manifest = (root.manifest, root.manifest_bytes);
-        let checkpoint = Checkpoint::new(id, &space, lease, manifest, live.attrs, live.order);
+        let place = (live.root, live.root_crc32);
+        let (attrs, order) = (live.attrs, live.order);
+        let checkpoint = Checkpoint::new(id, &space, lease, place, manifest, attrs, order);
         checkpoints.insert(id, Arc::new(checkpoint));
     }
 

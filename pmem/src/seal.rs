@@ -96,6 +96,7 @@ impl Shadow {
             id,
             region.space(),
             lease,
+            (root, root_crc32),
             manifest,
             attrs,
             order,

@@ -10,9 +10,12 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::Metrics;
 
@@ -24,6 +27,15 @@ const SCRAPES: usize = 2;
 
 /// How long one waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Connections at once; others wait.
+const CONNECTIONS: usize = 64;
+
+/// How long one may take.
+const CONNECTION: Duration = Duration::from_secs(30);
+
+/// After there was no descriptor for one.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// Says why the node takes no dumps just now, if it does not. Must not block.
 pub type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -88,12 +100,40 @@ pub async fn serve(
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(is_ready))
         .with_state(shared);
-    let task = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "metrics are no longer served");
-        }
-    });
+    let task = tokio::spawn(accept(listener, router));
     Ok(Server { address, task })
+}
+
+/// Serves each connection for one request and a bounded time. Ends them all when it is dropped.
+async fn accept(listener: TcpListener, router: Router) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut serving = JoinSet::new();
+    loop {
+        while serving.try_join_next().is_some() {}
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+            return;
+        };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "accept for metrics");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(router.clone());
+        serving.spawn(async move {
+            let served = http1::Builder::new()
+                .keep_alive(false)
+                // The whole connection has a limit.
+                .header_read_timeout(None)
+                .serve_connection(TokioIo::new(stream), service);
+            if let Ok(Err(error)) = tokio::time::timeout(CONNECTION, served).await {
+                tracing::debug!(%error, "metrics not told");
+            }
+            drop(permit);
+        });
+    }
 }
 
 async fn numbers(State(shared): State<Arc<Shared>>) -> Response {

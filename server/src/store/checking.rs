@@ -142,6 +142,18 @@ impl Store {
             go_on,
             found: Checked::default(),
         };
+        match checkpoint.check_root() {
+            Ok(0) => {}
+            // One is enough. Without the other the region would not open.
+            Ok(copies) => tracing::error!(
+                checkpoint = name,
+                copies,
+                "copies of its root are damaged, and the others intact"
+            ),
+            Err(error) => check.note(format!(
+                "{name}: {error}; permafrostd would not start with it"
+            )),
+        }
         match manifest_of(&checkpoint) {
             Ok(manifest) => check.all(&manifest),
             Err(error) => check.note(format!("{name}: {error}")),

@@ -136,7 +136,11 @@ impl Store {
             .nodes
             .iter()
             .any(|node| Some(node.as_str()) != self.node());
-        if elsewhere {
+        // Its pages may be as they were, and the next start cannot read them any more.
+        let last_chance = self
+            .checkpoint(&record.id)
+            .is_ok_and(|checkpoint| checkpoint.check_root().is_err());
+        if elsewhere || last_chance {
             return Ok(());
         }
         Err(StoreError::Damaged {

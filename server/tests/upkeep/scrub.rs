@@ -123,6 +123,24 @@ fn every_kind_of_page_is_read() {
 }
 
 #[test]
+fn both_copies_of_a_root_are_looked_at() {
+    let site = Site::new();
+    let _scrubber = Scrubber::new(&site.store, on_request());
+    let id = site.dump("job", 0..10).id;
+    let root = site.root(&id);
+    site.flip_at(root + 8);
+    // The other one is enough.
+    assert!(scrub(&site, "").damaged.is_empty());
+    site.flip_at(root + 4096 + 8);
+    let found = scrub(&site, "");
+    assert_eq!(found.damaged.len(), 1, "{found:?}");
+    let said = &found.damaged[0].damage;
+    assert!(said.len() == 1 && said[0].contains("root"), "{said:?}");
+    // Its pages can be had as long as the daemon runs.
+    site.store.check_restorable("job@1").unwrap();
+}
+
+#[test]
 fn a_shared_page_is_read_once_and_its_damage_found_in_all() {
     let site = Site::new();
     let scrubber = Scrubber::new(&site.store, on_request());

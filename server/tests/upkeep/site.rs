@@ -92,6 +92,25 @@ impl Site {
         }
     }
 
+    /// Where the first of the two copies of a checkpoint's root page is.
+    pub(crate) fn root(&self, id: &str) -> u64 {
+        let region = std::fs::read(self.region()).unwrap();
+        let id = u128::from_str_radix(id, 16).unwrap().to_le_bytes();
+        let pages: Vec<_> = region.chunks_exact(PAGE_SIZE).collect();
+        let has_id = |page: &[u8]| page.windows(16).any(|window| window == id);
+        let mut pairs = pages.windows(2).enumerate();
+        let found = pairs.find(|(_, pair)| pair[0] == pair[1] && has_id(pair[0]));
+        (found.expect("the root").0 * PAGE_SIZE) as u64
+    }
+
+    pub(crate) fn flip_at(&self, at: u64) {
+        let path = self.region();
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    }
+
     /// Flips a bit of a page that is stored once, or flips it back.
     pub(crate) fn flip_page(&self, salt: u64) {
         flip_page(&self.region(), salt);
