@@ -191,12 +191,13 @@ impl Measured {
         for (contender, samples) in &self.samples {
             let mut figures = serde_json::Map::new();
             for figure in &FIGURES {
-                let values = self.values(figure, *contender);
+                // Run by run, so that figures of one can be put together.
+                let in_turn: Vec<_> = self.in_turn(figure, *contender).collect();
                 figures.insert(
                     format!("{} ({})", figure.name, figure.unit),
                     json!({
-                        "median": median(&values),
-                        "values": values,
+                        "median": median(&self.values(figure, *contender)),
+                        "values": in_turn,
                         "ratio": self.ratio(figure, *contender),
                         "ratios": self.ratios(figure, *contender),
                     }),
@@ -285,5 +286,7 @@ mod tests {
         let ratio = &report.json()["settings"][0]["contenders"]["permafrost, 2 copies"]["frozen (ms)"]
             ["ratio"];
         assert_eq!(ratio.as_f64(), Some(1.0));
+        let base = &report.json()["settings"][0]["contenders"]["page-server --tls"]["frozen (ms)"];
+        assert_eq!(base["values"], json!([400.0, 100.0, 200.0]), "run by run");
     }
 }
