@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! sealed JOB@GEN ID MICROSECONDS
+//! record HEX
 //! ```
 //! ```text
 //! refused CODE
@@ -12,13 +13,15 @@
 //! ```
 //!
 //! into the file that [`VARIABLE`] names, before it exits. CODE is an [`ErrorCode`] number, or
-//! [`UNREACHABLE`] when no answer came at all.
+//! [`UNREACHABLE`] when no answer came at all. HEX is the answer as it came, a [`Checkpoint`]: the process is gone by the
+//! time that anybody could ask again, and so may be the daemon.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use permafrost_protocol::control::{Checkpoint, ErrorCode};
+use prost::Message as _;
 
 use crate::control::ControlError;
 
@@ -35,14 +38,12 @@ pub const JOB_VARIABLE: &str = "PERMAFROST_JOB";
 pub const UNREACHABLE: i32 = 10;
 
 /// What became of the seal.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// The checkpoint is sealed.
     Sealed {
-        /// `JOB@GEN`.
-        name: String,
-        /// Checkpoint id.
-        id: String,
+        /// It, as the daemon answered.
+        checkpoint: Box<Checkpoint>,
         /// How long the daemon took.
         elapsed: Duration,
     },
@@ -61,10 +62,22 @@ impl Verdict {
     /// The verdict on a sealed checkpoint.
     pub fn sealed(checkpoint: &Checkpoint, elapsed: Duration) -> Self {
         Self::Sealed {
-            name: format!("{}@{}", checkpoint.job, checkpoint.generation),
-            id: checkpoint.id.clone(),
+            checkpoint: Box::new(checkpoint.clone()),
             elapsed,
         }
+    }
+
+    /// What the file holds.
+    pub fn encode(&self) -> String {
+        let mut text = self.to_string();
+        if let Self::Sealed { checkpoint, .. } = self {
+            text.push_str("record ");
+            for byte in checkpoint.encode_to_vec() {
+                text.push_str(&format!("{byte:02x}"));
+            }
+            text.push('\n');
+        }
+        text
     }
 
     /// The verdict when sealing failed.
@@ -96,8 +109,17 @@ impl Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sealed { name, id, elapsed } => {
-                writeln!(f, "sealed {name} {id} {}", elapsed.as_micros())
+            Self::Sealed {
+                checkpoint,
+                elapsed,
+            } => {
+                let Checkpoint {
+                    job,
+                    generation,
+                    id,
+                    ..
+                } = &**checkpoint;
+                writeln!(f, "sealed {job}@{generation} {id} {}", elapsed.as_micros())
             }
             Self::Refused {
                 code,
@@ -128,14 +150,16 @@ impl FromStr for Verdict {
         let mut words = lines.next().unwrap_or_default().split(' ');
         match words.next() {
             Some("sealed") => {
-                let (Some(name), Some(id), Some(micros), None) =
+                let (Some(_), Some(_), Some(micros), None) =
                     (words.next(), words.next(), words.next(), words.next())
                 else {
                     return Err(malformed());
                 };
+                let record = lines.next().and_then(|line| line.strip_prefix("record "));
+                let record = record.and_then(bytes_of).ok_or_else(malformed)?;
+                let checkpoint = Checkpoint::decode(&*record).map_err(|_| malformed())?;
                 Ok(Self::Sealed {
-                    name: name.to_owned(),
-                    id: id.to_owned(),
+                    checkpoint: Box::new(checkpoint),
                     elapsed: Duration::from_micros(micros.parse().map_err(|_| malformed())?),
                 })
             }
@@ -156,6 +180,17 @@ impl FromStr for Verdict {
     }
 }
 
+/// Hex digits, two a byte.
+fn bytes_of(hex: &str) -> Option<Vec<u8>> {
+    if !hex.is_ascii() || !hex.len().is_multiple_of(2) {
+        return None;
+    }
+    let pairs = (0..hex.len()).step_by(2);
+    pairs
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).ok())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,11 +198,16 @@ mod tests {
     #[test]
     fn both_verdicts_round_trip() {
         for verdict in [
-            Verdict::Sealed {
-                name: "train@3".to_owned(),
-                id: "0".repeat(32),
-                elapsed: Duration::from_micros(812),
-            },
+            Verdict::sealed(
+                &Checkpoint {
+                    job: "train".to_owned(),
+                    generation: 3,
+                    id: "0".repeat(32),
+                    nodes: vec!["a".to_owned(), "b".to_owned()],
+                    ..Checkpoint::default()
+                },
+                Duration::from_micros(812),
+            ),
             Verdict::Refused {
                 code: 6,
                 message: "region is full".to_owned(),
@@ -179,7 +219,7 @@ mod tests {
                 hint: String::new(),
             },
         ] {
-            assert_eq!(verdict.to_string().parse::<Verdict>().unwrap(), verdict);
+            assert_eq!(verdict.encode().parse::<Verdict>().unwrap(), verdict);
         }
     }
 
@@ -190,7 +230,7 @@ mod tests {
             message: "one\nhint: two".to_owned(),
             hint: String::new(),
         };
-        match verdict.to_string().parse().unwrap() {
+        match verdict.encode().parse().unwrap() {
             Verdict::Refused { message, hint, .. } => {
                 assert_eq!((message.as_str(), hint.as_str()), ("one hint: two", ""));
             }
@@ -205,6 +245,10 @@ mod tests {
             "sealed",
             "sealed a@1 id",
             "sealed a@1 id x",
+            "sealed a@1 id 5",
+            "sealed a@1 id 5\nrecord 0",
+            "sealed a@1 id 5\nrecord ffff",
+            "sealed a@1 id 5\nrecord äö",
             "refused",
             "refused 6",
             "ok",

@@ -73,7 +73,7 @@ fn tell(verdict: &Verdict, beside: Option<File>) -> io::Result<()> {
             .open(path)?,
         (None, None) => return Ok(()),
     };
-    file.write_all(verdict.to_string().as_bytes())
+    file.write_all(verdict.encode().as_bytes())
 }
 
 fn open_images() -> Result<File, ControlError> {

@@ -83,8 +83,13 @@ fn post_dump_seals_the_session_with_the_images() {
         })
     );
     match verdict(directory.path()) {
-        Verdict::Sealed { name, id, .. } => {
-            assert_eq!((name.as_str(), id), ("train@3", "7".repeat(32)))
+        Verdict::Sealed { checkpoint, .. } => {
+            let named = (
+                checkpoint.job.as_str(),
+                checkpoint.generation,
+                checkpoint.id,
+            );
+            assert_eq!(named, ("train", 3, "7".repeat(32)));
         }
         other => panic!("{other:?}"),
     }

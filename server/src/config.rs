@@ -39,6 +39,9 @@ pub struct Config {
     pub identity: Option<PathBuf>,
     /// Where peers are served, which takes an identity: a UDP address; port 0 takes any. Default: nowhere.
     pub listen_peers: Option<SocketAddr>,
+    /// Where Prometheus and health checks are answered: a TCP address; port 0 takes any. Whoever reaches it reads how
+    /// much there is, not what. Default: nowhere.
+    pub listen_metrics: Option<SocketAddr>,
     /// Within what time everything that is held is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
     /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
@@ -83,6 +86,7 @@ impl Default for Config {
             idle_connection: Duration::from_secs(600),
             identity: None,
             listen_peers: None,
+            listen_metrics: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             cluster: None,
         }

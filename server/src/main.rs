@@ -68,6 +68,10 @@ struct Args {
     /// page-server ports take `criu --tls`, and from other hosts nothing else.
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
+    /// Where /metrics (Prometheus), /healthz and /readyz are served, without encryption and to whoever asks: keep it on
+    /// loopback or in a network of your own.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen_metrics: Option<SocketAddr>,
     /// Within what time everything that is held is read and verified, or `off`.
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
     scrub_period: Period,
@@ -196,6 +200,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         idle_connection: args.idle_timeout,
         identity: args.identity,
         listen_peers: args.listen_peers,
+        listen_metrics: args.listen_metrics,
         scrub_period: args.scrub_period.0,
         cluster: args.cluster.options()?,
     };
@@ -215,10 +220,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             address.map_or_else(|| "none".to_owned(), |address| address.to_string())
         };
         let ready = format!(
-            "permafrostd ready: control={} page-server={} peers={}",
+            "permafrostd ready: control={} page-server={} peers={} metrics={}",
             daemon.control_socket().display(),
             or_none(daemon.address()),
-            or_none(daemon.peer_address())
+            or_none(daemon.peer_address()),
+            or_none(daemon.metrics_address())
         );
         // Whoever started us may not read it: that is no reason to die.
         if writeln!(std::io::stdout(), "{ready}").is_err() {

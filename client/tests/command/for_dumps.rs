@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use permafrost_client::verdict::Verdict;
 use permafrost_protocol::control::{
     Done, ErrorCode, Exported, ServerStatus, SessionOpened, reply, request,
 };
@@ -24,7 +26,6 @@ pub(crate) fn for_dumps(
                 Some((generation, origin)) => detail(*generation, Some(origin.clone())),
                 None => refusal(ErrorCode::NotFound),
             },
-            request::Body::Show(_) => detail(7, None),
             request::Body::Open(_) => reply::Body::SessionOpened(SessionOpened {
                 session: "5e55".to_owned(),
                 socket: endpoint.lock().unwrap().clone(),
@@ -44,6 +45,8 @@ pub(crate) fn for_dumps(
         .to_str()
         .unwrap()
         .to_owned();
+    let verdict = Verdict::sealed(&checkpoint("train", 7), Duration::from_micros(812));
+    fs::write(daemon.path().join("sealed"), verdict.encode()).unwrap();
     (daemon, pages)
 }
 
@@ -109,7 +112,7 @@ pub(crate) fn job_of(daemon: &Daemon) -> String {
 
 pub(crate) const SEALS: &str = r#"test "$PERMAFROST_SESSION" = 5e55 || exit 9
 echo "$PERMAFROST_SOCKET" >@HERE@/action-socket
-echo "sealed train@7 00000000000000000000000000000007 812" >"$PERMAFROST_VERDICT""#;
+cp @HERE@/sealed "$PERMAFROST_VERDICT""#;
 
 pub(crate) const DUMPS: &str = r#"test -d "$images" || exit 8
 stat -c %a "$images" >@HERE@/mode

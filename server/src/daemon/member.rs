@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use permafrost_client::identity::ReloadingIdentity;
@@ -17,6 +18,7 @@ use super::listing::Listing;
 use crate::cluster::{Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Tier};
 use crate::config::ClusterOptions;
 use crate::elsewhere::Peers;
+use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
 use crate::repair::{
     ClusterView, Leading, Progress, Puller, Sweep, SweepTiming, Throttle, Timing, Worker,
@@ -212,6 +214,28 @@ impl Member {
     /// Answers `permafrost node …`.
     pub(super) fn operator(&self) -> Arc<dyn Operate> {
         Arc::clone(&self.operator)
+    }
+
+    /// What is counted besides what the store counts.
+    pub(super) fn metrics(&self, metrics: Metrics) -> Metrics {
+        let (copies, cluster) = (Arc::clone(&self.copies), Arc::clone(&self.cluster));
+        metrics
+            .repair(Arc::clone(&self.progress))
+            .replication(move || ReplicationNumbers {
+                copies_failed: copies.failed.load(Ordering::Relaxed),
+                copies_replaced: copies.replaced.load(Ordering::Relaxed),
+            })
+            .cluster(move || ClusterNumbers {
+                leader: cluster.leader().is_mine(),
+                fenced: cluster.fence().check().is_err(),
+                nodes_live: cluster.nodes().live().nodes.len() as u64,
+            })
+    }
+
+    /// Whether this node may act, or why not.
+    pub(super) fn readiness(&self) -> impl Fn() -> Result<(), String> + Send + Sync + 'static {
+        let fence = self.cluster.fence();
+        move || fence.check().map_err(|error| error.to_string())
     }
 
     /// Leaves the cluster: the others know at once, and this node's locks are free.

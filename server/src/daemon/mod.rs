@@ -19,6 +19,7 @@ use self::backend::Local;
 use self::member::{Joining, Member};
 use crate::agents::Agents;
 use crate::config::Config;
+use crate::metrics::{self, Metrics};
 use crate::peers::NodeHandler;
 use crate::scrub::{ScrubOptions, Scrubber, Scrubbing};
 use crate::store::{Retention, Store, StoreError};
@@ -37,6 +38,7 @@ pub struct Daemon {
     peers: Option<Endpoint>,
     member: Option<Member>,
     scrubbing: Scrubbing,
+    metrics: Option<metrics::Server>,
 }
 
 impl Daemon {
@@ -85,6 +87,10 @@ impl Daemon {
             },
         );
         let (peers, member) = serve_peers(&config, identity, store, &scrubber).await?;
+        let numbers = match config.listen_metrics {
+            Some(listen) => Some(serve_metrics(listen, store, &scrubber, member.as_ref()).await?),
+            None => None,
+        };
         let scrubbing = scrubber
             .start()
             .map_err(StoreError::io("start the scrub"))?;
@@ -102,6 +108,7 @@ impl Daemon {
             peers,
             member,
             scrubbing,
+            metrics: numbers,
         })
     }
 
@@ -123,6 +130,12 @@ impl Daemon {
         self.peers.as_ref()?.local_address().ok()
     }
 
+    /// Where Prometheus is answered, if it is.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        Some(self.metrics.as_ref()?.address())
+    }
+
     /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: what
     /// they brought is referenced by nothing.
     ///
@@ -132,6 +145,7 @@ impl Daemon {
         self.host.stop();
         self.expiry.abort();
         drop(self.peers);
+        drop(self.metrics);
         self.store.stop();
         // It ends with what it is reading.
         let scrubbing = self.scrubbing;
@@ -202,6 +216,21 @@ async fn serve_peers(
     }
     handler.begin(agents, member.as_ref().map(Member::copying));
     Ok((Some(endpoint), member))
+}
+
+/// Answers Prometheus and health checks.
+async fn serve_metrics(
+    listen: SocketAddr,
+    store: &Arc<Store>,
+    scrubber: &Arc<Scrubber>,
+    member: Option<&Member>,
+) -> Result<metrics::Server, StartError> {
+    let all = Metrics::new(store).scrub(scrubber);
+    let served = match member {
+        Some(member) => metrics::serve(listen, member.metrics(all), member.readiness()).await,
+        None => metrics::serve(listen, all, || Ok(())).await,
+    };
+    Ok(served?)
 }
 
 async fn expire(store: Arc<Store>, retention: Retention) {

@@ -13,6 +13,7 @@ use permafrost_pmem::{
 
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
+use crate::metrics::ServeError;
 use crate::store::{Place, Store, StoreError};
 
 /// Size of a new region where none is given, bytes.
@@ -30,6 +31,9 @@ pub enum StartError {
     /// Peers cannot be served.
     #[error("serve peers")]
     Peers(#[from] PeerError),
+    /// Metrics cannot be served.
+    #[error(transparent)]
+    Metrics(#[from] ServeError),
     /// There were checkpoints, and there is no region. To make a new one would hide the loss.
     #[error(
         "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"

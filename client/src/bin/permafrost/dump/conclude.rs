@@ -8,7 +8,7 @@ use permafrost_client::control::{Connection, ControlError};
 use permafrost_client::criu::Finished;
 use permafrost_client::origin::ProcessStat;
 use permafrost_client::verdict::Verdict;
-use permafrost_protocol::control::{Checkpoint, ErrorCode, SessionOpened, request};
+use permafrost_protocol::control::{ErrorCode, SessionOpened, request};
 
 use super::{Places, Plan, Sealed};
 use crate::failure::{Code, Failure};
@@ -30,15 +30,18 @@ impl Plan<'_> {
             .ok()
             .and_then(|text| text.parse::<Verdict>().ok());
         match (finished.status.success(), verdict) {
-            (true, Some(Verdict::Sealed { name, elapsed, .. })) => {
-                // An interrupt may have ended the first connection after the seal.
-                let checkpoint = self.sealed_checkpoint(&name)?;
-                Ok(Sealed {
-                    finished,
+            // Nobody is asked again: the process is gone, and the daemon may be by now.
+            (
+                true,
+                Some(Verdict::Sealed {
                     checkpoint,
-                    seal_us: human::whole_micros(elapsed),
-                })
-            }
+                    elapsed,
+                }),
+            ) => Ok(Sealed {
+                finished,
+                checkpoint: *checkpoint,
+                seal_us: human::whole_micros(elapsed),
+            }),
             // A pre-dump calls no scripts; a wrapper around CRIU may have kept it from calling ours.
             (true, _) => {
                 // An interrupt must not end the session now: it may be all that is left of the process.
@@ -57,7 +60,8 @@ impl Plan<'_> {
                     seal_us: human::whole_micros(start.elapsed()),
                 })
             }
-            (false, Some(Verdict::Sealed { name, .. })) => {
+            (false, Some(Verdict::Sealed { checkpoint, .. })) => {
+                let name = format!("{}@{}", checkpoint.job, checkpoint.generation);
                 let what = format!("{name} is sealed, but CRIU failed afterwards");
                 let mut failure = Failure::criu(what, finished.digest());
                 failure.hint = format!(
@@ -115,16 +119,6 @@ impl Plan<'_> {
     fn abort(&self, connection: &mut Connection, opened: &SessionOpened) {
         let session = opened.session.clone();
         let _ = connection.call(request::Abort { session });
-    }
-
-    fn sealed_checkpoint(&self, name: &str) -> Result<Checkpoint, Failure> {
-        self.context
-            .connect()?
-            .call(request::Show {
-                checkpoint: name.to_owned(),
-            })?
-            .checkpoint
-            .ok_or_else(|| Failure::new(Code::Internal, format!("{name} has no description")))
     }
 
     fn rolled_back(&self, failure: Failure) -> Failure {
