@@ -59,6 +59,7 @@ pub struct Daemon {
     dir: PathBuf,
     address: String,
     peers: String,
+    metrics: String,
     prefix: Vec<String>,
 }
 
@@ -149,6 +150,7 @@ impl Daemon {
             dir: dir.to_path_buf(),
             address: String::new(),
             peers: String::new(),
+            metrics: String::new(),
             prefix: prefix.to_vec(),
         };
         loop {
@@ -158,6 +160,7 @@ impl Daemon {
                         daemon.address = field(ready, "page-server")
                             .context("permafrostd names no page-server address")?;
                         daemon.peers = field(ready, "peers").unwrap_or_default();
+                        daemon.metrics = field(ready, "metrics").unwrap_or_default();
                         return Ok(daemon);
                     }
                 }
@@ -195,6 +198,12 @@ impl Daemon {
     #[must_use]
     pub fn peers(&self) -> &str {
         &self.peers
+    }
+
+    /// Where it serves Prometheus, `address:port`, or `none`.
+    #[must_use]
+    pub fn metrics(&self) -> &str {
+        &self.metrics
     }
 
     /// Where it logs.

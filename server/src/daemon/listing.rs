@@ -1,19 +1,21 @@
 //! What is listed, and whether what is not may go: the registry as the sweep of this node sees it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use permafrost_protocol::control::Checkpoint;
 
+use crate::cluster::rebuild::keep_numbers;
 use crate::cluster::{
     Acquaintance, EtcdRegistry, JobLock, KnownData, Mark, MemberState, Nodes, Registered, Registry,
 };
 use crate::repair::Standing;
-use crate::store::StoreError;
+use crate::store::{Store, StoreError};
 
 /// Lists, and remembers which data of etcd the list is of.
 pub(super) struct Listing {
     registry: EtcdRegistry,
     known: KnownData,
+    store: Arc<Store>,
     nodes: Nodes,
     node: String,
     /// Of the last list.
@@ -21,10 +23,17 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    pub(super) fn new(registry: EtcdRegistry, known: KnownData, nodes: Nodes, node: &str) -> Self {
+    pub(super) fn new(
+        registry: EtcdRegistry,
+        known: KnownData,
+        store: Arc<Store>,
+        nodes: Nodes,
+        node: &str,
+    ) -> Self {
         Self {
             registry,
             known,
+            store,
             nodes,
             node: node.to_owned(),
             seen: Mutex::default(),
@@ -41,6 +50,9 @@ impl Registry for Listing {
         *self.seen() = None;
         let mark = self.registry.mark()?;
         let acquaintance = self.known.check(&mark)?;
+        if acquaintance != Acquaintance::Known {
+            keep_numbers(&self.registry, &self.store.held())?;
+        }
         let listed = self.registry.bound_to(&mark).list(job)?;
         *self.seen() = Some((mark, acquaintance));
         Ok(listed)
@@ -80,7 +92,8 @@ impl Standing for Listing {
     fn may_hold(&self) -> bool {
         let view = self.nodes.live();
         let own = view.nodes.iter().find(|node| node.facts.name == self.node);
-        own.is_some_and(|own| own.state == MemberState::Active)
+        // A drained node's copies are listed, too: only so they are moved away and dropped.
+        own.is_some_and(|own| own.state != MemberState::Removed)
     }
 
     fn knows_registry(&self) -> bool {

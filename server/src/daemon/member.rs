@@ -15,7 +15,9 @@ use tokio::task::JoinHandle;
 
 use super::StartError;
 use super::listing::Listing;
-use crate::cluster::{Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Tier};
+use crate::cluster::{
+    Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _, Tier,
+};
 use crate::config::ClusterOptions;
 use crate::elsewhere::Peers;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
@@ -172,9 +174,17 @@ impl Member {
         let listing = Arc::new(Listing::new(
             cluster.registry(),
             KnownData::new(data_dir),
+            Arc::clone(store),
             nodes,
             &name,
         ));
+        // Before the first dump: what is held here may have been listed in other data, which a rebuild brings back
+        // under the old numbers. Without the registry there is no dump either, and the sweep does it later.
+        let first = Arc::clone(&listing);
+        let looked = tokio::task::spawn_blocking(move || first.list("")).await;
+        if let Ok(Err(error)) = looked {
+            tracing::warn!(%error, "the registry was not looked through");
+        }
         let sweep = Sweep::new(
             Arc::clone(store),
             listing.clone(),

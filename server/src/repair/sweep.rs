@@ -125,15 +125,16 @@ impl Sweep {
     /// # Errors
     /// The registry does not answer, or refuses this node; the journal cannot be written. What was done is done.
     pub fn once(&mut self) -> Result<Swept, StoreError> {
-        let settled = self.store.settle(self.timing.settle)?;
-        let mut swept = Swept {
-            published: settled.published,
-            left_over: settled.dropped,
-            ..Swept::default()
-        };
         // Not after the list, see above.
         let marks = self.store.marks();
         let listed = self.registry.list("")?;
+        let mut swept = Swept::default();
+        // What was sealed before etcd lost its data may have been listed in it.
+        if self.standing.knows_registry() {
+            let settled = self.store.settle(self.timing.settle)?;
+            swept.published = settled.published;
+            swept.left_over = settled.dropped;
+        }
         let by_id: HashMap<&str, &Registered> = listed
             .iter()
             .map(|entry| (entry.checkpoint.id.as_str(), entry))

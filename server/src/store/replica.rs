@@ -8,27 +8,23 @@
 //! What is committed is *provisional* until it is known here that the cluster lists it. Numbers, names and times are
 //! the sender's; nothing here looks at what this node dumps itself.
 
-use std::collections::BTreeSet;
+mod images;
+
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use permafrost_pmem::{ATTR_PROVISIONAL, CheckpointId, MapWriter, PAGE_SIZE, Shadow};
+use permafrost_pmem::{ATTR_PROVISIONAL, CheckpointId};
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::{Image, Kind, is_plain_file_name};
+use permafrost_protocol::manifest::Kind;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 
-use super::dump::{Dump, DumpBuilder, Parent};
+use self::images::{Closed, IMAGE_CHUNK};
+use super::dump::{DumpBuilder, Parent};
 use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::replication::ContentDigest;
-
-/// Bytes of an image that are collected before they are written.
-const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
-
-/// Small images that a dump can have: CRIU writes some ten, and a few for each task.
-const MAX_IMAGES: usize = 1 << 20;
 
 /// What a replica is opened with.
 pub struct ReplicaRequest {
@@ -85,23 +81,6 @@ enum Stage {
     },
     /// Something failed in the middle of a step; there is nothing left to go on with.
     Failed,
-}
-
-struct Closed {
-    dump: Dump,
-    images: Vec<Image>,
-    names: BTreeSet<String>,
-    open: Option<OpenImage>,
-    prepared: Option<ContentDigest>,
-}
-
-/// An image that comes in pieces.
-struct OpenImage {
-    name: String,
-    len_bytes: u64,
-    received_bytes: u64,
-    map: MapWriter,
-    buffer: Vec<u8>,
 }
 
 impl Store {
@@ -249,13 +228,7 @@ impl ReplicaDump {
             Stage::Receiving(builder) => {
                 let dump = builder.finish()?;
                 let digest = dump.digest;
-                self.stage = Stage::Closed(Box::new(Closed {
-                    dump,
-                    images: Vec::new(),
-                    names: BTreeSet::new(),
-                    open: None,
-                    prepared: None,
-                }));
+                self.stage = Stage::Closed(Box::new(Closed::new(dump)));
                 Ok(digest)
             }
             other => {
@@ -396,106 +369,6 @@ impl ReplicaDump {
             Stage::Closed(closed) => Ok(closed),
             _ => Err(out_of_order("given images, prepared or committed")),
         }
-    }
-}
-
-impl Closed {
-    fn begin_image(&mut self, name: &str, len_bytes: u64) -> Result<(), StoreError> {
-        self.end_image()?;
-        if self.prepared.is_some() {
-            return Err(out_of_order("given images"));
-        }
-        if !is_plain_file_name(name) || self.names.len() >= MAX_IMAGES {
-            return Err(invalid(format!("image {name:?} is not taken")));
-        }
-        if !self.names.insert(name.to_owned()) {
-            return Err(invalid(format!("image {name:?} came twice")));
-        }
-        self.open = Some(OpenImage {
-            name: name.to_owned(),
-            len_bytes,
-            received_bytes: 0,
-            map: self.dump.shadow.map(),
-            buffer: Vec::with_capacity(IMAGE_CHUNK),
-        });
-        Ok(())
-    }
-
-    fn image_data(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        let Some(open) = self.open.as_mut() else {
-            return Err(out_of_order("given bytes of no image"));
-        };
-        open.take(&mut self.dump.shadow, bytes)
-    }
-
-    fn end_image(&mut self) -> Result<(), StoreError> {
-        let Some(open) = self.open.take() else {
-            return Ok(());
-        };
-        self.images.push(open.finish(&mut self.dump.shadow)?);
-        Ok(())
-    }
-
-    fn prepare(&mut self) -> Result<ContentDigest, StoreError> {
-        if let Some(digest) = self.prepared {
-            return Ok(digest);
-        }
-        self.end_image()?;
-        self.dump.shadow.flush()?;
-        // As a directory is read: so the manifests of all copies name images in one order.
-        self.images.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let digest = digest::of_whole(&self.dump.spaces, &self.images);
-        self.prepared = Some(digest);
-        Ok(digest)
-    }
-}
-
-impl OpenImage {
-    fn take(&mut self, shadow: &mut Shadow, mut bytes: &[u8]) -> Result<(), StoreError> {
-        let after = self.received_bytes.saturating_add(bytes.len() as u64);
-        if after > self.len_bytes {
-            return Err(invalid(format!(
-                "image {} is longer than the {} bytes announced",
-                self.name, self.len_bytes
-            )));
-        }
-        while !bytes.is_empty() {
-            let part = bytes.len().min(IMAGE_CHUNK - self.buffer.len());
-            self.buffer.extend_from_slice(&bytes[..part]);
-            self.received_bytes += part as u64;
-            bytes = &bytes[part..];
-            if self.buffer.len() == IMAGE_CHUNK {
-                self.write(shadow)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes what is collected; only the last time is it less than a whole number of pages.
-    fn write(&mut self, shadow: &mut Shadow) -> Result<(), StoreError> {
-        let collected = self.buffer.len();
-        let first_index = (self.received_bytes - collected as u64) / PAGE_SIZE as u64;
-        self.buffer.resize(collected.next_multiple_of(PAGE_SIZE), 0);
-        shadow.append(&mut self.map, first_index, 0, &self.buffer, None)?;
-        self.buffer.clear();
-        Ok(())
-    }
-
-    fn finish(mut self, shadow: &mut Shadow) -> Result<Image, StoreError> {
-        if self.received_bytes != self.len_bytes {
-            return Err(invalid(format!(
-                "image {} has {} bytes of {}",
-                self.name, self.received_bytes, self.len_bytes
-            )));
-        }
-        self.write(shadow)?;
-        let (root, stats) = shadow.finish(self.map)?;
-        Ok(Image {
-            name: self.name,
-            len_bytes: self.len_bytes,
-            map_root: root.to_bytes().to_vec(),
-            map_digest: stats.digest.to_vec(),
-        })
     }
 }
 

@@ -155,6 +155,7 @@ fn other_content_than_said_is_refused() {
     // The source says one thing and sends another, in two ways.
     a.serving.faults().corrupt = true;
     refused(pull(1, &digest, &["a"]));
+    a.serving.faults().corrupt = false;
     a.serving.faults().lie = true;
     refused(pull(1, &[], &["a"]));
     a.serving.faults().lie = false;

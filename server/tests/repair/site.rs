@@ -1,162 +1,28 @@
 //! Nodes with a store each, that serve fetches and can be told to do it badly.
 
+mod serving;
+
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use permafrost_client::identity::{Authority, Order, Peer, ReloadingIdentity, Role};
-use permafrost_client::peer::{
-    Endpoint, FrameSink, FrameSource, Handler, Network, Options, PeerError, Replies,
-};
+use permafrost_client::identity::{Authority, Order, ReloadingIdentity, Role};
+use permafrost_client::peer::{Endpoint, Handler, Network, Options};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
-use permafrost_protocol::control;
-use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::SpaceId;
-use permafrost_protocol::wire::frame::Kind;
-use permafrost_protocol::wire::message::{Commit, Done, reply, request};
-use permafrost_server::agents::serve_fetch;
+use permafrost_protocol::wire::message::{Commit, request};
 use permafrost_server::catalog::SledCatalog;
 use permafrost_server::repair::{Limits, Puller, Throttle};
 use permafrost_server::store::{Fetched, Place, ReplicaRequest, Retention, Store};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
+use self::serving::{Sent, Serving};
+
 const REGION_BYTES: u64 = 24 << 20;
-
-/// What a node does wrong when it is fetched from, until it is cleared.
-#[derive(Default)]
-pub(crate) struct Faults {
-    /// Goes away after so many frames: all its connections end.
-    pub(crate) die_after: Option<u64>,
-    /// Claims another digest than that of what it sends.
-    pub(crate) lie: bool,
-    /// Gets one bit of the first page wrong.
-    pub(crate) corrupt: bool,
-    /// Before the first frame both wait here.
-    pub(crate) gate: Option<Arc<Barrier>>,
-}
-
-/// Pages by the way they went.
-#[derive(Default)]
-pub(crate) struct Sent {
-    pub(crate) fetches: AtomicU64,
-    pub(crate) pages: AtomicU64,
-    pub(crate) zero: AtomicU64,
-    pub(crate) parent: AtomicU64,
-}
-
-impl Sent {
-    /// Pages sent, zero, and left to the parent.
-    pub(crate) fn take(&self) -> (u64, u64, u64) {
-        let take = |count: &AtomicU64| count.swap(0, Ordering::SeqCst);
-        (take(&self.pages), take(&self.zero), take(&self.parent))
-    }
-}
-
-pub(crate) struct Serving {
-    store: Arc<Store>,
-    faults: Mutex<Faults>,
-    pub(crate) sent: Sent,
-    endpoint: Mutex<Option<Arc<Endpoint>>>,
-}
-
-impl Serving {
-    pub(crate) fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.faults.lock().unwrap()
-    }
-}
-
-struct Faulty<'a> {
-    inner: &'a mut dyn FrameSink,
-    serving: &'a Serving,
-    frames: u64,
-}
-
-impl FrameSink for Faulty<'_> {
-    fn opened(&mut self, manifest: Manifest, mut digest: Vec<u8>) -> Result<(), PeerError> {
-        if self.serving.faults().lie {
-            digest[3] ^= 1;
-        }
-        self.inner.opened(manifest, digest)?;
-        let gate = self.serving.faults().gate.clone();
-        if let Some(gate) = gate {
-            gate.wait();
-            gate.wait();
-        }
-        Ok(())
-    }
-
-    fn push(
-        &mut self,
-        kind: Kind,
-        flags: u16,
-        pages: u32,
-        index: u64,
-        payload: &[u8],
-    ) -> Result<(), PeerError> {
-        self.frames += 1;
-        let (die_after, corrupt) = {
-            let faults = self.serving.faults();
-            (faults.die_after, faults.corrupt)
-        };
-        if die_after.is_some_and(|after| self.frames > after) {
-            let endpoint = self.serving.endpoint.lock().unwrap().clone().unwrap();
-            // What was pushed before is to be there.
-            std::thread::sleep(Duration::from_millis(200));
-            endpoint.disconnect();
-        }
-        let sent = &self.serving.sent;
-        let count = match kind {
-            Kind::Pages => &sent.pages,
-            Kind::Zero => &sent.zero,
-            Kind::Parent => &sent.parent,
-            _ => return self.inner.push(kind, flags, pages, index, payload),
-        };
-        count.fetch_add(pages.into(), Ordering::SeqCst);
-        if corrupt && kind == Kind::Pages {
-            self.serving.faults().corrupt = false;
-            let mut wrong = payload.to_vec();
-            wrong[1000] ^= 16;
-            return self.inner.push(kind, flags, pages, index, &wrong);
-        }
-        self.inner.push(kind, flags, pages, index, payload)
-    }
-}
-
-impl Handler for Serving {
-    fn call(&self, _: &Peer, _: request::Body) -> reply::Body {
-        reply::Body::Done(Done { free_bytes: 0 })
-    }
-
-    fn dump(
-        &self,
-        _: &Peer,
-        _: request::Dump,
-        _: &mut dyn FrameSource,
-        _: &mut dyn Replies,
-    ) -> Result<(), control::Error> {
-        unreachable!("nobody dumps")
-    }
-
-    fn fetch(
-        &self,
-        peer: &Peer,
-        request: request::Fetch,
-        frames: &mut dyn FrameSink,
-    ) -> Result<(), control::Error> {
-        self.sent.fetches.fetch_add(1, Ordering::SeqCst);
-        let mut faulty = Faulty {
-            inner: frames,
-            serving: self,
-            frames: 0,
-        };
-        serve_fetch(&self.store, peer, &request, &mut faulty)
-    }
-}
 
 pub(crate) struct Node {
     pub(crate) store: Arc<Store>,

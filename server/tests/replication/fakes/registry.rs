@@ -1,0 +1,119 @@
+//! A registry in memory, with faults.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use permafrost_protocol::control::Checkpoint;
+use permafrost_server::cluster::{JobLock, Registered, Registry};
+use permafrost_server::store::StoreError;
+
+use super::{Shared, Step, unavailable};
+
+/// A registry that is a list.
+pub(crate) struct FakeRegistry {
+    pub(super) faults: Shared,
+    pub(super) state: Mutex<Listing>,
+}
+
+#[derive(Default)]
+pub(super) struct Listing {
+    entries: Vec<Registered>,
+    generations: HashMap<String, u64>,
+    locked: Arc<Mutex<HashSet<String>>>,
+}
+
+struct Lock(String, Arc<Mutex<HashSet<String>>>);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.1.lock().unwrap().remove(&self.0);
+    }
+}
+
+impl FakeRegistry {
+    fn state(&self) -> MutexGuard<'_, Listing> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn entries(&self) -> Vec<Registered> {
+        self.state().entries.clone()
+    }
+
+    fn speak(&self) -> Result<(), StoreError> {
+        if self.faults.faults().silent {
+            return Err(unavailable());
+        }
+        Ok(())
+    }
+}
+
+impl Registry for FakeRegistry {
+    fn lock_job(&self, job: &str) -> Result<JobLock, StoreError> {
+        let locked = Arc::clone(&self.state().locked);
+        if locked.lock().unwrap().insert(job.to_owned()) {
+            return Ok(Box::new(Lock(job.to_owned(), locked)));
+        }
+        Err(StoreError::Conflict {
+            message: format!("{job} is another node's"),
+            hint: "",
+        })
+    }
+
+    fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
+        self.faults.pass(Step::Reserve);
+        let mut state = self.state();
+        let generation = state.generations.entry(job.to_owned()).or_default();
+        *generation += 1;
+        Ok(*generation)
+    }
+
+    fn publish(&self, entry: &Registered, _replaces: Option<&str>) -> Result<(), StoreError> {
+        self.faults.pass(Step::BeforePublish);
+        let (refuse, lose) = {
+            let faults = self.faults.faults();
+            (faults.refuse_publish, faults.lose_answer)
+        };
+        if let Some(refuse) = refuse {
+            return Err(refuse());
+        }
+        self.state().entries.push(entry.clone());
+        if lose {
+            return Err(unavailable());
+        }
+        self.faults.pass(Step::AfterPublish);
+        Ok(())
+    }
+
+    fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        self.speak()?;
+        self.state()
+            .entries
+            .retain(|entry| entry.checkpoint.id != checkpoint.id);
+        Ok(())
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
+        self.speak()?;
+        let state = self.state();
+        let of_job = state.entries.iter().filter(|entry| {
+            let checkpoint = &entry.checkpoint;
+            checkpoint.job == job
+                && checkpoint.generation > 0
+                && (generation == 0 || checkpoint.generation == generation)
+        });
+        Ok(of_job
+            .max_by_key(|entry| entry.checkpoint.generation)
+            .cloned())
+    }
+
+    fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+        self.speak()?;
+        let mut entries = self.entries();
+        entries.retain(|entry| job.is_empty() || entry.checkpoint.job == job);
+        Ok(entries)
+    }
+
+    fn set_holder(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
+        self.speak()
+    }
+}
