@@ -80,7 +80,7 @@ struct Chaos {
     cluster: Cluster,
     victims: Vec<Victim>,
     random: Random,
-    /// How long a dump, and a restore, takes about: faults fall into it.
+    /// How long a dump, and a restore, takes when nothing fails: faults fall into it.
     dump: Duration,
     restore: Duration,
     refused: u64,
@@ -121,14 +121,35 @@ impl Chaos {
                 _dir: dir,
             }
         });
-        Self {
+        let mut chaos = Self {
             victims: victims.collect(),
             cluster,
             random,
-            dump: Duration::from_millis(700),
-            restore: Duration::from_millis(700),
+            dump: Duration::ZERO,
+            restore: Duration::ZERO,
             refused: 0,
-        }
+        };
+        chaos.measure();
+        chaos
+    }
+
+    /// Dumps and restores once without a fault.
+    fn measure(&mut self) {
+        let victim = &mut self.victims[0];
+        let node = self.cluster.node(victim.node);
+        let pid = victim.task.pid().to_string();
+        let modified = victim.task.report().unwrap().generation;
+        let began = Instant::now();
+        node.run(&["dump", "--job", &victim.job, "--pid", &pid])
+            .unwrap();
+        self.dump = began.elapsed();
+        victim.task.wait_until_gone().unwrap();
+        victim.acknowledged.insert(1, modified);
+        let began = Instant::now();
+        node.run(&["restore", &victim.job]).unwrap();
+        self.restore = began.elapsed();
+        let (dump, restore) = (self.dump, self.restore);
+        println!("a dump takes {dump:?}, a restore {restore:?}");
     }
 
     /// A dump, and a fault in it.
@@ -136,7 +157,7 @@ impl Chaos {
         let at = self.random.index(self.victims.len());
         let stays = self.random.below(3) > 0;
         let fault = Fault::any(&mut self.random);
-        let moment = self.random.time(self.dump * 5 / 4);
+        let moment = self.random.time(self.dump * 9 / 8);
         let victim = &mut self.victims[at];
         let modified = victim.task.modify().unwrap().generation;
         let pid = victim.task.pid().to_string();
@@ -148,7 +169,6 @@ impl Chaos {
             "round {round}: dump of {} (stays: {stays}), {fault:?} after {moment:?}",
             victim.job
         );
-        let began = Instant::now();
         let dump = start(&self.cluster, victim.node, &arguments);
         std::thread::sleep(moment);
         fault.strike(&mut self.cluster);
@@ -158,7 +178,6 @@ impl Chaos {
             let answer: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
             let generation = answer["checkpoint"]["generation"].as_u64().unwrap();
             victim.acknowledged.insert(generation, modified);
-            self.dump = (self.dump * 3 + began.elapsed().min(Duration::from_secs(4))) / 4;
             println!("round {round}: acknowledged {}@{generation}", victim.job);
             if !stays {
                 victim.task.wait_until_gone().unwrap();
@@ -194,7 +213,7 @@ impl Chaos {
             fault.strike(&mut self.cluster);
             return fault;
         };
-        let moment = self.random.time(self.restore * 5 / 4);
+        let moment = self.random.time(self.restore * 9 / 8);
         let victim = &mut self.victims[at];
         let (&generation, &modified) = victim.acknowledged.last_key_value().unwrap();
         println!(
@@ -203,7 +222,6 @@ impl Chaos {
         );
         victim.task.kill();
         let reference = format!("{}@{generation}", victim.job);
-        let began = Instant::now();
         let restore = start(&self.cluster, victim.node, &["restore", &reference]);
         std::thread::sleep(moment);
         fault.strike(&mut self.cluster);
@@ -213,7 +231,6 @@ impl Chaos {
             let state = victim.task.verify().unwrap();
             assert!(state.is_sound(), "round {round}: {state:?}");
             assert_eq!(state.generation, modified, "round {round}: {reference}");
-            self.restore = (self.restore * 3 + began.elapsed().min(Duration::from_secs(4))) / 4;
         } else {
             println!(
                 "round {round}: not restored: {}",

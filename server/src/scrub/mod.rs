@@ -194,13 +194,19 @@ impl Scrubber {
                 Ok(held) => self.turn(&held),
                 Err(error) => {
                     tracing::error!(%error, "scrub: it is not known what there is");
-                    NAP
+                    self.longest_nap()
                 }
             };
             self.save(false);
             self.nap(nap);
         }
         self.save(true);
+    }
+
+    /// What is sealed in the meantime must have its turn within the period, too.
+    fn longest_nap(&self) -> Duration {
+        let period = self.options.period.unwrap_or(NAP);
+        NAP.min((period / 4).max(LOOK))
     }
 
     /// Checks one checkpoint, if it is time; how long to wait then.
@@ -212,7 +218,7 @@ impl Scrubber {
                 .schedule
                 .next(&candidates, unix_ms(), self.began.elapsed());
             match next {
-                Next::Wait(wait) => return wait.unwrap_or(NAP).min(NAP),
+                Next::Wait(wait) => return wait.unwrap_or(NAP).min(self.longest_nap()),
                 Next::Check { place, suspect } => {
                     let id = candidates[place].id;
                     let read = (!suspect).then(|| state.schedule.begin(id, &candidates));
