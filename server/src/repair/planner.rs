@@ -1,4 +1,4 @@
-//! The leader's memory: since when nodes are gone and checkpoints lack copies, what has failed, and so what is to be
+//! The leader's memory: since when nodes are gone and checkpoints are listed, what has failed, and so what is to be
 //! done now. Keeps no time itself, and asks nobody.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -61,8 +61,8 @@ struct Seen {
 pub(super) struct Planner {
     timing: Timing,
     seen: HashMap<String, Seen>,
-    /// Checkpoints that lack copies, and since when.
-    short_since: HashMap<String, Duration>,
+    /// Checkpoints that are listed, and since when, as far as this leader knows.
+    listed_since: HashMap<String, Duration>,
     /// Checkpoints whose copies failed: how often, and until when they wait.
     failed: HashMap<String, (u32, Duration)>,
     /// Nodes that do not answer, or are full, and until when they are left alone.
@@ -109,15 +109,15 @@ impl Planner {
             ..Planned::default()
         };
         let mut ready = Vec::new();
-        let mut short = HashMap::new();
+        let mut listed = HashMap::with_capacity(entries.len());
         for entry in entries {
             let id = &entry.checkpoint.id;
-            let is_short = copies_that_count(entry, &nodes) < wanted_copies(entry);
+            let since = self.listed_since.get(id).copied().unwrap_or(now);
+            listed.insert(id.clone(), since);
             let mut waits = under_way.contains(id);
-            if is_short {
+            if copies_that_count(entry, &nodes) < wanted_copies(entry) {
                 planned.under_replicated += 1;
-                let since = self.short_since.get(id).copied().unwrap_or(now);
-                short.insert(id.clone(), since);
+                // Its dump may still be making them. What was whole before lacks them for another reason.
                 waits |= now < since + self.timing.patience;
             }
             waits |= self.failed.get(id).is_some_and(|(_, until)| *until > now);
@@ -126,12 +126,8 @@ impl Planner {
                 ready.push(entry.clone());
             }
         }
-        self.short_since = short;
-        let listed: HashSet<&str> = entries
-            .iter()
-            .map(|entry| entry.checkpoint.id.as_str())
-            .collect();
-        self.failed.retain(|id, _| listed.contains(id.as_str()));
+        self.failed.retain(|id, _| listed.contains_key(id));
+        self.listed_since = listed;
 
         let mut choice = Choice::new(entries, view, &nodes, &self.resting);
         let actions = plan(&ready, &nodes, |checkpoint, holders| {

@@ -7,7 +7,8 @@ use std::time::Duration;
 pub struct Timing {
     /// How long a node may be gone before its copies are made anew. Default 30 s.
     pub grace: Duration,
-    /// How long a checkpoint may lack copies before one is made: its dump may still be making them. Default 10 s.
+    /// How long a checkpoint that was just listed may lack copies before one is made: its dump may still be making
+    /// them. Default 10 s.
     pub patience: Duration,
     /// Between two looks at all that is listed, while there is something to do. Default 3 s.
     pub busy: Duration,

@@ -63,6 +63,19 @@ fn a_dump_that_is_just_listed_has_time_to_make_its_copies() {
 }
 
 #[test]
+fn what_was_whole_before_does_not_wait_for_its_dump() {
+    let world = Shared::with_nodes(3);
+    world.list(1, 2, &[0, 1]);
+    let mut planner = Planner::new(Timing::default());
+    assert!(world.plan(&mut planner, S(0)).jobs.is_empty());
+    world.lock().nodes.get_mut("n1").unwrap().live = false;
+    assert!(world.plan(&mut planner, S(12)).jobs.is_empty());
+    assert!(world.plan(&mut planner, S(41)).jobs.is_empty());
+    // Its node's grace is over, and nothing else is waited for.
+    assert_eq!(world.plan(&mut planner, S(42)).jobs.len(), 1);
+}
+
+#[test]
 fn the_work_of_a_dead_node_is_spread_over_all_that_are_left() {
     let world = Shared::with_nodes(5);
     for number in 1..=40 {
