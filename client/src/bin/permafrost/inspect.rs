@@ -34,6 +34,7 @@ fn human_list(list: &Checkpoints) -> String {
         .iter()
         .partition(|checkpoint| checkpoint.kind == "parked");
     let mut text = String::new();
+    let clustered = sealed.iter().any(|checkpoint| checkpoint.copies_wanted > 0);
     if !sealed.is_empty() {
         let mut table = Table::new([
             ("CHECKPOINT", Align::Left),
@@ -43,6 +44,8 @@ fn human_list(list: &Checkpoints) -> String {
             ("STORED", Align::Right),
             ("PROCESSES", Align::Right),
             ("PARENT", Align::Left),
+            // Of one machine there is nothing to be said.
+            (if clustered { "COPIES" } else { "" }, Align::Left),
             ("", Align::Left),
         ]);
         for checkpoint in sealed {
@@ -54,6 +57,7 @@ fn human_list(list: &Checkpoints) -> String {
                 human::bytes(checkpoint.added_bytes),
                 checkpoint.processes.to_string(),
                 parent(checkpoint),
+                copies_in_short(checkpoint),
                 remarks(checkpoint),
             ]);
         }
@@ -88,6 +92,25 @@ fn human_list(list: &Checkpoints) -> String {
         text.push_str("no checkpoints\n");
     }
     text
+}
+
+/// `2 of 3`; nothing of a checkpoint that no cluster lists.
+fn copies_in_short(checkpoint: &Checkpoint) -> String {
+    match checkpoint.copies_wanted {
+        0 => String::new(),
+        wanted => format!("{} of {wanted}", checkpoint.nodes.len()),
+    }
+}
+
+/// Who has a copy; nothing of a checkpoint that no cluster lists.
+pub(crate) fn copies(checkpoint: &Checkpoint) -> String {
+    let nodes = checkpoint.nodes.join(", ");
+    let wanted = usize::try_from(checkpoint.copies_wanted).unwrap_or(usize::MAX);
+    if checkpoint.nodes.len() < wanted {
+        format!("{nodes} ({wanted} wanted)")
+    } else {
+        nodes
+    }
 }
 
 fn remarks(checkpoint: &Checkpoint) -> String {
@@ -144,6 +167,7 @@ fn human_detail(detail: &Detail) -> String {
                 ),
             ),
             ("damaged", checkpoint.damaged.clone()),
+            ("copies", copies(&checkpoint)),
             (
                 "sealed",
                 format!(

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::name_of;
 use crate::human;
+use crate::inspect::copies;
 use crate::table::facts;
 
 /// What a dump prints with `--json`.
@@ -74,6 +75,7 @@ pub(super) fn human_report(report: &Report) -> String {
                     zero => human::bytes(zero),
                 },
             ),
+            ("copies", copies(checkpoint)),
             ("frozen", us(|stats| stats.frozen_time)),
             (
                 "of that",
