@@ -13,7 +13,6 @@ use permafrost_protocol::manifest::{self, MAX_JOB_NAME_BYTES};
 use permafrost_protocol::pageserver::{
     Dialect, Frame, MAX_ADDRESS, MAX_SPACES, PE_LAZY, PE_PARENT, PE_PRESENT, command,
 };
-use permafrost_protocol::wire::conversation::MAX_CHAIN;
 use permafrost_protocol::wire::frame::{
     HEADER_BYTES, Kind, MAX_IMAGE_BYTES, MAX_PAGES, MAX_PAYLOAD_BYTES, PREAMBLE_BYTES,
 };
@@ -216,6 +215,10 @@ fn requests_and_replies() {
         ("Import", Q::Import(Default::default())),
         ("Status", Q::Status(Default::default())),
         ("Stream", Q::Stream(Default::default())),
+        ("Nodes", Q::Nodes(Default::default())),
+        ("SetNode", Q::SetNode(Default::default())),
+        ("Rebuild", Q::Rebuild(Default::default())),
+        ("Scrub", Q::Scrub(Default::default())),
     ];
     let replies = [
         ("Error", R::Error(Default::default())),
@@ -228,9 +231,15 @@ fn requests_and_replies() {
         ("Verified", R::Verified(Default::default())),
         ("Exported", R::Exported(Default::default())),
         ("Status", R::Status(Default::default())),
+        ("Nodes", R::Nodes(Default::default())),
+        ("Rebuilt", R::Rebuilt(Default::default())),
+        ("Scrubbed", R::Scrubbed(Default::default())),
     ];
     // A message with nothing but the body begins with the body's key.
-    let tag = |encoded: Vec<u8>| u64::from(encoded[0] >> 3);
+    let tag = |encoded: Vec<u8>| {
+        let (tag, _) = prost::encoding::decode_key(&mut &*encoded).expect("a key");
+        u64::from(tag)
+    };
     let requests = requests.map(|(name, body)| {
         (
             name,
@@ -363,7 +372,6 @@ fn limits_between_nodes() {
             "length of a name, bytes",
             manifest::MAX_FILE_NAME_BYTES.to_string(),
         ),
-        ("nodes that a chain goes on to", MAX_CHAIN.to_string()),
         (
             "payload until an acknowledgement, bytes",
             ACKNOWLEDGE_BYTES.to_string(),

@@ -320,7 +320,7 @@ impl DumpSender {
         }
     }
 
-    /// Passes a frame on as it is; for a chain. `payload` is as `coding` says.
+    /// Passes a frame on as it is. `payload` is as `coding` says.
     ///
     /// # Errors
     /// As [`Self::space`].

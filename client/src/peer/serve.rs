@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use permafrost_protocol::control;
-use permafrost_protocol::wire::VERSION;
+use permafrost_protocol::wire::conversation::{check_hello, check_request};
 use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
 use quinn::{Connection, Incoming, RecvStream, SendStream, VarInt};
 use tokio::runtime::Handle;
@@ -280,22 +280,17 @@ impl Conversation {
                 return Err(error);
             }
         };
-        if hello.version != VERSION {
-            let message = format!("version {} of the wire, not {VERSION}", hello.version);
-            return self
-                .refuse(send, control::ErrorCode::Invalid, message)
-                .await;
+        if let Err(error) = check_hello(&hello).and_then(|()| check_request(&request).map(drop)) {
+            let invalid = control::ErrorCode::Invalid;
+            return self.refuse(send, invalid, error.to_string()).await;
         }
         if hello.name != name {
             let message = format!("the certificate is of {name}, not of {}", hello.name);
             return self.refuse(send, control::ErrorCode::Denied, message).await;
         }
         match request.body {
-            None => {
-                let message = "a request that this node does not know".to_owned();
-                self.refuse(send, control::ErrorCode::Invalid, message)
-                    .await
-            }
+            // Checked above.
+            None => Ok(()),
             Some(request::Body::Dump(dump)) => self.dump(dump, send, receive).await,
             Some(request::Body::Fetch(fetch)) => self.fetch(fetch, send).await,
             Some(body) => self.call(body, send).await,

@@ -13,7 +13,7 @@ use quinn::{Connection, RecvStream, SendStream};
 use super::PeerError;
 use super::pool::Pool;
 
-/// Longest message that is taken before anybody has been heard, bytes: a chain's names, a control request.
+/// Longest message that is taken before anybody has been heard, bytes: the names in a pull, a control request.
 pub(crate) const MAX_REQUEST_BYTES: usize = 1 << 20;
 /// Longest other message: what the framing allows.
 pub(crate) const MAX_REPLY_BYTES: usize = permafrost_protocol::control::MAX_MESSAGE_BYTES as usize;

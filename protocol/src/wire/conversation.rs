@@ -22,9 +22,6 @@ use super::message::{FetchOpened, Hello, Reply, Request, reply, request};
 use crate::control;
 use crate::manifest::{check_job_name, is_plain_file_name};
 
-/// Most nodes that a chain goes on to.
-pub const MAX_CHAIN: usize = 8;
-
 /// Bytes of a content digest: SHA-256.
 pub const DIGEST_BYTES: usize = 32;
 
@@ -101,17 +98,6 @@ pub fn check_dump(dump: &request::Dump) -> Result<[u8; SESSION_BYTES], Conversat
     }
     if !dump.parent.is_empty() {
         check_id("parent", &dump.parent)?;
-    }
-    if dump.chain.len() > MAX_CHAIN {
-        return Err(ConversationError::ChainTooLong {
-            nodes: dump.chain.len(),
-        });
-    }
-    for (at, node) in dump.chain.iter().enumerate() {
-        check_node(node)?;
-        if dump.chain[..at].contains(node) {
-            return Err(bad("chain", node));
-        }
     }
     Ok(session)
 }

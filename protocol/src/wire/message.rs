@@ -72,9 +72,6 @@ pub mod request {
         /// Go on with a dump that this node has begun: refused when it does not know the session.
         #[prost(bool, tag = "4")]
         pub resume: bool,
-        /// Nodes to pass everything on to, in order: a chain. Empty at its end.
-        #[prost(string, repeated, tag = "5")]
-        pub chain: Vec<String>,
         /// From an agent, for a parked session: no pages come, only the small images that it is adopted with.
         #[prost(message, optional, tag = "6")]
         pub adopt: Option<control::request::Adopt>,
@@ -264,7 +261,7 @@ pub struct Acknowledged {
     pub next_sequence: u64,
 }
 
-/// All address spaces are durable on this node (and on those behind it in the chain), referenced by nothing.
+/// All address spaces are durable on this node, referenced by nothing.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Closed {
     /// SHA-256 over what the address spaces hold, wherever it is stored (docs/format.md, "Content digest").

@@ -1,6 +1,6 @@
 //! What a peer can say wrong.
 
-use super::{ID_DIGITS, MAX_CHAIN};
+use super::ID_DIGITS;
 use crate::control;
 use crate::wire::VERSION;
 
@@ -31,12 +31,6 @@ pub enum ConversationError {
         field: &'static str,
         /// Its length.
         len_bytes: usize,
-    },
-    /// More nodes than a chain has.
-    #[error("a chain of {nodes} nodes is longer than {MAX_CHAIN}")]
-    ChainTooLong {
-        /// How many.
-        nodes: usize,
     },
     /// The peer refuses; it says why.
     #[error("refused: {}", .0.message)]
