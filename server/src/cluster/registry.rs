@@ -48,6 +48,10 @@ struct Inner {
     locks: Mutex<Locks>,
 }
 
+/// How long a read is tried while this node's registration is over: then etcd has most likely not answered for a
+/// lease's time, its members are tried all the while, and whoever reads can go by what is known here.
+const LIMIT_WHILE_AWAY: Duration = Duration::from_secs(2);
+
 impl EtcdRegistry {
     pub(crate) fn new(
         etcd: Arc<Etcd>,
@@ -118,8 +122,13 @@ impl Inner {
         options: Option<GetOptions>,
     ) -> Result<etcd_client::GetResponse, Failure> {
         let key = key.into();
+        let limit = if self.fence.registration().is_ok() {
+            self.limit
+        } else {
+            self.limit.min(LIMIT_WHILE_AWAY)
+        };
         self.etcd
-            .call(self.limit, |mut client| {
+            .call(limit, |mut client| {
                 let (key, options) = (key.clone(), options.clone());
                 async move { client.get(key, options).await }
             })
