@@ -28,10 +28,12 @@ pub struct Setup {
     pub others: usize,
     /// Size of each node's region. Default 256 MiB.
     pub region_mib: u64,
-    /// Further arguments of every node. Default: repair begins after 2 s, not 30.
+    /// Further arguments of every node. Default none.
     pub extra: Vec<String>,
     /// Largest packet, bytes. Default 1500.
     pub mtu: u32,
+    /// What is different on single nodes: changes the options of the node of that number. Default nothing.
+    pub adjust: fn(usize, &mut Options),
 }
 
 impl Default for Setup {
@@ -43,6 +45,7 @@ impl Default for Setup {
             region_mib: 256,
             extra: Vec::new(),
             mtu: 1500,
+            adjust: |_, _| {},
         }
     }
 }
@@ -117,7 +120,7 @@ impl Cluster {
     /// It is not issued.
     pub fn issue(&self, name: &str, role: &str, extra: &[&str]) -> Result<PathBuf> {
         let out = self.dir.path().join(format!("identity-{name}"));
-        let ca = self.dir.path().join("ca");
+        let ca = self.authority();
         let mut arguments = vec!["issue", "--dir", text(&ca), "--name", name, "--role", role];
         arguments.extend(["--out", text(&out)]);
         arguments.extend(extra);
@@ -126,8 +129,16 @@ impl Cluster {
     }
 
     fn start_node(&self, index: usize) -> Result<Daemon> {
-        let host = &self.hosts[index];
-        let identity = self.dir.path().join(format!("identity-{}", name(index)));
+        let mut options = self.node_options(index, &name(index));
+        (self.setup.adjust)(index, &mut options);
+        Daemon::start(&self.path(&name(index))?, &options)
+    }
+
+    /// What a node is started with on this host, with the certificate issued for `name`.
+    #[must_use]
+    pub fn node_options(&self, host: usize, name: &str) -> Options {
+        let host = &self.hosts[host];
+        let identity = self.dir.path().join(format!("identity-{name}"));
         let mut extra = vec![
             "--listen-peers".to_owned(),
             format!("{}:{PEERS_PORT}", host.address()),
@@ -137,13 +148,12 @@ impl Cluster {
             self.etcd.url(),
         ];
         extra.extend(self.setup.extra.iter().cloned());
-        let options = Options {
+        Options {
             region_mib: self.setup.region_mib,
             extra,
             prefix: host.prefix().to_vec(),
             ..Options::default()
-        };
-        Daemon::start(&self.path(&name(index))?, &options)
+        }
     }
 
     /// A node that runs.
@@ -227,13 +237,33 @@ impl Cluster {
         extra: &[&str],
     ) -> Result<Daemon> {
         let identity = self.issue(agent, "agent", &["--namespace", namespace])?;
-        let mut arguments = vec!["--identity".to_owned(), text(&identity).to_owned()];
+        self.agent_as(agent, host, &identity, extra)
+    }
+
+    /// The same with a certificate that is there.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn agent_as(
+        &self,
+        agent: &str,
+        host: usize,
+        identity: &Path,
+        extra: &[&str],
+    ) -> Result<Daemon> {
+        let mut arguments = vec!["--identity".to_owned(), text(identity).to_owned()];
         for index in 0..self.setup.nodes {
             let address = self.hosts[index].address();
             arguments.push(format!("--node={}={address}:{PEERS_PORT}", name(index)));
         }
         arguments.extend(extra.iter().map(|&argument| argument.to_owned()));
         Daemon::agent_at(&self.path(agent)?, &arguments, &self.hosts[host].prefix())
+    }
+
+    /// The directory of the authority that all nodes trust.
+    #[must_use]
+    pub fn authority(&self) -> PathBuf {
+        self.dir.path().join("ca")
     }
 
     /// A directory that is there.

@@ -6,6 +6,8 @@
     reason = "each scenario is a crate of its own and uses what it needs"
 )]
 
+pub mod clustered;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;

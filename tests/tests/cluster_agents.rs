@@ -1,0 +1,116 @@
+//! Compute nodes without storage, over a cluster.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use common::clustered::*;
+use common::*;
+use permafrost_tests::cluster::{Cluster, Setup};
+use permafrost_tests::criu;
+use permafrost_tests::daemon::Daemon;
+
+/// Behind three nodes and one member.
+const COMPUTE: usize = 4;
+
+fn cluster(test: &str) -> Option<Cluster> {
+    let setup = Setup {
+        members: 1,
+        others: 1,
+        region_mib: 512,
+        ..Setup::default()
+    };
+    Cluster::for_test(test, setup).unwrap()
+}
+
+#[test]
+fn what_an_agent_dumped_outlives_the_node_that_took_it() {
+    const TEST: &str = "what_an_agent_dumped_outlives_the_node_that_took_it";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let Some(mut cluster) = cluster(TEST) else {
+        return;
+    };
+    let agent = cluster.agent("compute", COMPUTE, "*", &[]).unwrap();
+    let mut task = Task::start(&cluster, COMPUTE, 16);
+    let line = dump(&agent, &mut task, "far");
+    let held = holders(&line);
+    assert_eq!(held.len(), 2, "{line}");
+    // The agent's first node took it.
+    assert!(held.contains("node-0"), "{line}");
+    cluster.kill(0).unwrap();
+    thaw(&agent, &mut task, "far");
+
+    // And the next dump goes to another one.
+    agent.run(&["restore", "far"]).unwrap();
+    let line = dump(&agent, &mut task, "far");
+    assert_eq!(holders(&line), names([1, 2]), "{line}");
+    thaw(&agent, &mut task, "far");
+}
+
+/// Real ones, and clients that speak like CRIU.
+const REAL: usize = 20;
+const FAKE: usize = 180;
+
+#[test]
+fn two_hundred_dumps_at_once_are_all_kept() {
+    const TEST: &str = "two_hundred_dumps_at_once_are_all_kept";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let Some(cluster) = cluster(TEST) else {
+        return;
+    };
+    let agent = cluster.agent("compute", COMPUTE, "*", &[]).unwrap();
+    let mut tasks: Vec<_> = (0..REAL)
+        .map(|_| Task::start(&cluster, COMPUTE, 1))
+        .collect();
+    let work = tempfile::tempdir().unwrap();
+    // All sessions are open before the first is closed.
+    let open = Barrier::new(FAKE);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for (n, task) in tasks.iter_mut().enumerate() {
+            let agent = &agent;
+            scope.spawn(move || dump(agent, task, &format!("real/{n}")));
+        }
+        for n in 0..FAKE {
+            let (agent, work, open) = (&agent, work.path(), &open);
+            scope.spawn(move || fake_dump(agent, work, n, open));
+        }
+    });
+    let took = began.elapsed();
+    println!("{} dumps took {took:?}", REAL + FAKE);
+    assert!(took < Duration::from_secs(60), "{took:?}");
+
+    assert_eq!(listing(&agent).len(), REAL + FAKE);
+    let verified = [0, 1, 2].map(|node| {
+        let verified = cluster.node(node).json(&["verify"]).unwrap();
+        verified["checkpoints"].as_u64().unwrap()
+    });
+    // Two copies of each; what is needed for a quorum of two.
+    let copies = u64::try_from(2 * (REAL + FAKE)).unwrap();
+    assert_eq!(verified.iter().sum::<u64>(), copies, "{verified:?}");
+    for n in (0..FAKE).step_by(30) {
+        assert!(exported_pages(&agent, work.path(), &format!("fake/{n}")) == contents(n));
+    }
+    for (n, task) in tasks.iter_mut().enumerate().step_by(5) {
+        thaw(&agent, task, &format!("real/{n}"));
+    }
+}
+
+fn contents(n: usize) -> Vec<u8> {
+    // Every dump has its own length; its own seed, but for the last byte's worth of them.
+    pages(u8::try_from(n % 255).unwrap() + 1, 32 + n)
+}
+
+fn fake_dump(agent: &Daemon, work: &Path, n: usize, open: &Barrier) {
+    let job = format!("fake/{n}");
+    let line = sealed_dump(agent, work, &job, &contents(n), || {
+        open.wait();
+    });
+    assert_eq!(line.generation, 1, "{job}");
+}

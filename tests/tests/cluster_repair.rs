@@ -1,0 +1,183 @@
+//! Copies that are damaged, lost or to be moved, and that they come back by themselves.
+
+mod common;
+
+use std::os::unix::fs::FileExt as _;
+
+use common::PAGE;
+use common::clustered::*;
+use permafrost_tests::cluster::{Cluster, Setup, name};
+use permafrost_tests::contents::{self, Contents};
+use permafrost_tests::criu;
+use permafrost_tests::daemon::Daemon;
+use permafrost_tests::process;
+
+/// The one job that there is.
+const JOB: &str = "days";
+/// Of the task on host 0.
+const SEED: u64 = 1;
+/// A page of its root, which is looked for in a region.
+const SOME_PAGE: u64 = 777;
+
+#[test]
+fn copies_come_back_whatever_became_of_them() {
+    const TEST: &str = "copies_come_back_whatever_became_of_them";
+    if criu::for_test(TEST).is_none() {
+        return;
+    }
+    let setup = Setup {
+        members: 1,
+        // What is damaged is to be found by who reads it, not by a scrub of the node itself.
+        extra: ["--repair-grace=2s", "--lease=2s", "--scrub-period=off"]
+            .map(str::to_owned)
+            .to_vec(),
+        ..Setup::default()
+    };
+    let Some(mut cluster) = Cluster::for_test(TEST, setup).unwrap() else {
+        return;
+    };
+    let mut task = Task::start(&cluster, 0, 16);
+    let line = dump(cluster.node(0), &mut task, JOB);
+    assert_eq!(holders(&line).len(), 2, "{line}");
+    a_flipped_page_is_read_from_elsewhere_and_mended(&mut cluster, &mut task);
+    a_node_that_died_is_replaced(&mut cluster, &mut task);
+    a_drained_node_can_go(&mut cluster, &mut task);
+    a_lost_disk_is_filled_again(&mut cluster, &mut task);
+}
+
+/// Numbers of the nodes that hold the job's checkpoint, and of those that do not, by their list.
+fn split(cluster: &Cluster) -> (Vec<usize>, Vec<usize>) {
+    let asked = (0..3).find(|node| cluster.runs(*node));
+    let asked = cluster.node(asked.expect("a node that runs"));
+    let held = holders(&line(asked, JOB).unwrap());
+    (0..3).partition(|node| held.contains(&name(*node)))
+}
+
+/// Waits until there are neither too few copies nor too many.
+fn settle(cluster: &Cluster) {
+    let settled = process::wait_for("two copies", LONG, || {
+        std::thread::sleep(PAUSE);
+        Ok((split(cluster).0.len() == 2).then_some(()))
+    });
+    settled.unwrap();
+}
+
+/// What a node's scrub counts.
+fn scrub_count(at: &Daemon, field: &str) -> u64 {
+    let status = at.json(&["status"]).unwrap();
+    let count = status["scrub"][field].as_u64();
+    count.unwrap_or_else(|| panic!("no {field}: {status}"))
+}
+
+/// Stops node 0, damages a page of the task's in its region, and starts it again.
+fn flip_a_page(cluster: &mut Cluster) {
+    cluster.stop(0).unwrap();
+    let mut page = [0; contents::PAGE_BYTES];
+    contents::fill(Contents::Random, SEED, SOME_PAGE, 0, &mut page);
+    let path = cluster.region(0);
+    let region = std::fs::read(&path).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let places = region.chunks_exact(PAGE).enumerate();
+    let places = places.filter(|(_, chunk)| *chunk == page);
+    // What was replaced by a fresh copy may still lie somewhere.
+    let mut found = 0;
+    for (place, _) in places {
+        let at = place * PAGE + 2000;
+        file.write_all_at(&[region[at] ^ 0x10], at as u64).unwrap();
+        found += 1;
+    }
+    assert!(found > 0, "the page in the region");
+    cluster.restart(0).unwrap();
+    cluster.wait_whole(3).unwrap();
+    assert_eq!(scrub_count(cluster.node(0), "damaged"), 0);
+}
+
+fn a_flipped_page_is_read_from_elsewhere_and_mended(cluster: &mut Cluster, task: &mut Task) {
+    // Found by a restore.
+    flip_a_page(cluster);
+    let damaged = cluster.node(0);
+    thaw(damaged, task, JOB);
+    damaged.run(&["scrub", JOB]).unwrap();
+    assert_eq!(scrub_count(damaged, "mended"), 1);
+
+    // Found by a scrub.
+    flip_a_page(cluster);
+    let damaged = cluster.node(0);
+    let scrubbed = damaged.json(&["scrub", JOB]).unwrap();
+    assert_eq!(scrubbed["damaged"][0]["mended"], true, "{scrubbed}");
+    damaged.run(&["verify", JOB]).unwrap();
+
+    // Whole again without the other holder.
+    let other = split(cluster).0[1];
+    cluster.kill(other).unwrap();
+    thaw(cluster.node(0), task, JOB);
+    cluster.restart(other).unwrap();
+    cluster.wait_whole(3).unwrap();
+}
+
+fn a_node_that_died_is_replaced(cluster: &mut Cluster, task: &mut Task) {
+    let (held, spare) = split(cluster);
+    // Not the leader, which remembers that the dump's own copies were made.
+    cluster.kill(held[1]).unwrap();
+    let survivors = [held[0], spare[0]];
+    wait_held(cluster.node(spare[0]), JOB, &names(survivors));
+    let new = cluster.node(spare[0]);
+    new.run(&["verify", JOB]).unwrap();
+    thaw(new, task, JOB);
+
+    // Back again there is one too many.
+    cluster.restart(held[1]).unwrap();
+    cluster.wait_whole(3).unwrap();
+    settle(cluster);
+}
+
+fn a_drained_node_can_go(cluster: &mut Cluster, task: &mut Task) {
+    let (held, spare) = split(cluster);
+    let (drained, stays) = (held[0], held[1]);
+    let asked = cluster.node(stays);
+    let (code, said) = refusal(asked, &["node", "remove", &name(drained)]);
+    assert_eq!(code, 4, "it lives and is not drained: {said}");
+    asked
+        .run(&["node", "drain", "--wait", &name(drained)])
+        .unwrap();
+    asked.run(&["node", "remove", &name(drained)]).unwrap();
+    cluster.stop(drained).unwrap();
+    let asked = cluster.node(spare[0]);
+    asked.run(&["verify", JOB]).unwrap();
+    thaw(asked, task, JOB);
+
+    let refused = cluster.restart(drained).expect_err("it was removed");
+    assert!(format!("{refused:#}").contains("removed"), "{refused:#}");
+    let asked = cluster.node(stays);
+    asked.run(&["node", "undrain", &name(drained)]).unwrap();
+    cluster.restart(drained).unwrap();
+    cluster.wait_whole(3).unwrap();
+    settle(cluster);
+}
+
+fn a_lost_disk_is_filled_again(cluster: &mut Cluster, task: &mut Task) {
+    let (held, spare) = split(cluster);
+    let (lost, other) = (held[0], held[1]);
+    cluster.kill(lost).unwrap();
+    cluster.lose_disk(lost).unwrap();
+    let asked = cluster.node(other);
+    let dead = || Ok((!is_live(asked, &name(lost))).then_some(()));
+    process::wait_for("the end of a lease", LONG, dead).unwrap();
+    asked.run(&["node", "remove", &name(lost)]).unwrap();
+    wait_held(asked, JOB, &names([other, spare[0]]));
+    settle(cluster);
+
+    // The new disk takes what another node has to give.
+    asked.run(&["node", "undrain", &name(lost)]).unwrap();
+    cluster.restart(lost).unwrap();
+    cluster.wait_whole(3).unwrap();
+    let asked = cluster.node(lost);
+    assert!(asked.run(&["verify", JOB]).is_err(), "it has nothing yet");
+    asked
+        .run(&["node", "drain", "--wait", &name(other)])
+        .unwrap();
+    asked.run(&["verify", JOB]).unwrap();
+    cluster.kill(other).unwrap();
+    cluster.kill(spare[0]).unwrap();
+    thaw(cluster.node(lost), task, JOB);
+}
