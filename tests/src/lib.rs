@@ -9,6 +9,7 @@ pub mod contents;
 pub mod criu;
 pub mod daemon;
 pub mod etcd;
+pub mod faketime;
 pub mod net;
 pub mod process;
 pub mod random;

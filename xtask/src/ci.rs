@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use permafrost_tests::{binaries, criu, etcd};
+use permafrost_tests::{binaries, criu, etcd, faketime};
 
 use crate::setup::{self, Criu};
 use crate::{fuzz, guest, paths, tools, ui};
@@ -181,6 +181,20 @@ fn tests(quick: bool) -> Result<Count> {
         Err(why) => {
             ui::say("############################################################");
             ui::say(&format!("CLUSTER TESTS ARE SKIPPED: no etcd: {why:#}"));
+            ui::say("############################################################");
+        }
+    }
+    match tools::faketime() {
+        Ok(path) => {
+            command
+                .env(faketime::FAKETIME, path)
+                .env(faketime::REQUIRE_FAKETIME, "1");
+        }
+        Err(why) => {
+            ui::say("############################################################");
+            ui::say(&format!(
+                "TESTS WITH WRONG CLOCKS ARE SKIPPED: no libfaketime: {why:#}"
+            ));
             ui::say("############################################################");
         }
     }

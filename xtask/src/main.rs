@@ -25,7 +25,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Task {
-    /// Find a CRIU that works here, etcd and protoc, or fetch them under target/.
+    /// Find a CRIU that works here, etcd, protoc and libfaketime, or fetch them under target/.
     Setup,
     /// Freeze a real process into permafrostd, show that it is gone, and bring it back.
     Demo(demo::Options),

@@ -48,6 +48,7 @@ pub(crate) fn print() -> Result<()> {
     // First, as CRIU's path is to be the last line, and may be missing for good reasons.
     tools::protoc()?;
     tools::etcd()?;
+    tools::faketime()?;
     match criu()? {
         Criu::Works(path) => println!("{}", path.display()),
         Criu::CannotRun(why) => bail!("CRIU cannot run here: {why}"),

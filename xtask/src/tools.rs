@@ -1,4 +1,4 @@
-//! Programs that building and testing need beside Rust: protoc and etcd. Those of the machine, or Debian's, unpacked
+//! Programs that building and testing need beside Rust: protoc, etcd and libfaketime. Those of the machine, or Debian's, unpacked
 //! under `target/` and started through their own loader.
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use permafrost_tests::etcd;
+use permafrost_tests::{etcd, faketime};
 
 use crate::{apt, paths, ui};
 
@@ -72,6 +72,24 @@ pub(crate) fn etcd() -> Result<PathBuf> {
         .context("start the etcd that was fetched")?;
     task.done(&format!("{}", wrapper.display()));
     Ok(wrapper)
+}
+
+/// The libfaketime to test with: [`faketime::FAKETIME`], the one of this machine, or one fetched.
+///
+/// # Errors
+/// There is none and none can be fetched, or it does not get on with this machine's libc.
+pub(crate) fn faketime() -> Result<PathBuf> {
+    if let Ok(found) = faketime::find() {
+        return Ok(found);
+    }
+    let task = ui::Task::begin("fetch libfaketime, as there is none here");
+    apt::unpack(SUITE, &["libfaketime"], &faketime::root())?;
+    let library = faketime::fetched();
+    faketime::check(&library)
+        .map_err(anyhow::Error::msg)
+        .context("use the libfaketime that was fetched")?;
+    task.done(&format!("{}", library.display()));
+    Ok(library)
 }
 
 fn says_version(program: &Path) -> bool {
