@@ -1,0 +1,223 @@
+//! A figure with its spread and age, or the reason why there is none.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::quantity::{Bytes, BytesPerSecond, Seconds};
+
+/// What is known of a quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate<T> {
+    /// Median.
+    pub p50: T,
+    /// 95 of 100 are no worse than this: the longer time, the larger size, but the *slower* rate.
+    pub p95: T,
+    /// How long ago its newest sample was taken.
+    pub age: Seconds,
+    /// Samples it rests on; 0 for one that was given and not measured.
+    pub samples: u32,
+}
+
+impl<T: Copy> Estimate<T> {
+    /// A value that somebody states, without a spread.
+    #[must_use]
+    pub const fn given(value: T) -> Self {
+        Self {
+            p50: value,
+            p95: value,
+            age: Seconds::ZERO,
+            samples: 0,
+        }
+    }
+}
+
+/// An estimate, or why there is none. An answer that needs one which is missing says so; nothing is made up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Figure<T> {
+    /// There is one.
+    Known(Estimate<T>),
+    /// There is none.
+    Unknown {
+        /// Why.
+        why: Missing,
+    },
+}
+
+impl<T: Copy> Figure<T> {
+    /// A value that somebody states, without a spread.
+    #[must_use]
+    pub const fn given(value: T) -> Self {
+        Self::Known(Estimate::given(value))
+    }
+
+    /// There is none, as nobody stated it.
+    #[must_use]
+    pub const fn not_given(what: What) -> Self {
+        Self::Unknown {
+            why: Missing::NotGiven { what },
+        }
+    }
+
+    /// The estimate.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`]: why there is none.
+    pub const fn known(&self) -> Result<Estimate<T>, Missing> {
+        match self {
+            Self::Known(estimate) => Ok(*estimate),
+            Self::Unknown { why } => Err(*why),
+        }
+    }
+}
+
+impl<T> From<Estimate<T>> for Figure<T> {
+    fn from(estimate: Estimate<T>) -> Self {
+        Self::Known(estimate)
+    }
+}
+
+impl<T> From<Missing> for Figure<T> {
+    fn from(why: Missing) -> Self {
+        Self::Unknown { why }
+    }
+}
+
+impl Estimate<Bytes> {
+    /// Time that these bytes take at `rate`: the median at the median rate, the large ones at the slow rate. Size and
+    /// rate may well be bad together, so their 95th percentiles are not averaged out.
+    #[must_use]
+    pub fn at(&self, rate: &Estimate<BytesPerSecond>) -> Estimate<Seconds> {
+        Estimate {
+            p50: self.p50.at(rate.p50),
+            p95: self.p95.at(rate.p95),
+            age: self.age.max(rate.age),
+            samples: self.samples.min(rate.samples),
+        }
+    }
+}
+
+/// What a missing figure is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the words of `Display` say it")]
+pub enum What {
+    WriteBandwidth,
+    ReadBandwidth,
+    LinkBandwidth,
+    LazyBandwidth,
+    SwapBandwidth,
+    Latency,
+    DirtyRate,
+    FullSize,
+    IncrementalSize,
+    Queue,
+    Progress,
+    WorkSinceCheckpoint,
+    RemainingTime,
+    StartTime,
+    Memory,
+    Accuracy,
+}
+
+impl std::fmt::Display for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::WriteBandwidth => "bandwidth for writing",
+            Self::ReadBandwidth => "bandwidth for reading",
+            Self::LinkBandwidth => "bandwidth between the nodes",
+            Self::LazyBandwidth => "bandwidth of lazy pages",
+            Self::SwapBandwidth => "bandwidth of swap",
+            Self::Latency => "latency",
+            Self::DirtyRate => "rate at which the task dirties memory",
+            Self::FullSize => "size of a full dump",
+            Self::IncrementalSize => "size of an incremental dump",
+            Self::Queue => "bytes in the queue",
+            Self::Progress => "task's progress",
+            Self::WorkSinceCheckpoint => "work since the last checkpoint",
+            Self::RemainingTime => "task's remaining time",
+            Self::StartTime => "task's start-up time",
+            Self::Memory => "task's memory",
+            Self::Accuracy => "accuracy of predictions",
+        })
+    }
+}
+
+/// Why a figure is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Error)]
+#[serde(rename_all = "snake_case")]
+pub enum Missing {
+    /// The caller left it out.
+    #[error("the {what} was not given")]
+    NotGiven {
+        /// Of what.
+        what: What,
+    },
+    /// No sample yet.
+    #[error("the {what} has not been measured")]
+    NotMeasured {
+        /// Of what.
+        what: What,
+    },
+    /// The newest sample is too old to go by.
+    #[error("the {what} was last measured {age} ago; figures hold for {limit}")]
+    TooOld {
+        /// Of what.
+        what: What,
+        /// Age of the newest sample.
+        age: Seconds,
+        /// How old it might be.
+        limit: Seconds,
+    },
+    /// What was reported last cannot be true.
+    #[error("the last {refused} reports of the {what} cannot be true")]
+    NotBelieved {
+        /// Of what.
+        what: What,
+        /// Reports refused in a row.
+        refused: u32,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_figure_says_why_in_words_and_in_json() {
+        let figure = Figure::<Seconds>::not_given(What::Progress);
+        assert_eq!(
+            figure.known().unwrap_err().to_string(),
+            "the task's progress was not given"
+        );
+        let json = serde_json::to_string(&figure).unwrap();
+        assert_eq!(
+            json,
+            r#"{"unknown":{"why":{"not_given":{"what":"progress"}}}}"#
+        );
+        assert_eq!(
+            serde_json::from_str::<Figure<Seconds>>(&json).unwrap(),
+            figure
+        );
+    }
+
+    #[test]
+    fn the_bad_end_of_a_time_is_a_large_size_at_a_slow_rate() {
+        let size = Estimate {
+            p50: Bytes::new(100),
+            p95: Bytes::new(200),
+            age: Seconds::from_millis(1),
+            samples: 9,
+        };
+        let rate = Estimate {
+            p50: BytesPerSecond::new(10.0).unwrap(),
+            p95: BytesPerSecond::new(5.0).unwrap(),
+            age: Seconds::from_millis(7),
+            samples: 3,
+        };
+        let time = size.at(&rate);
+        assert_eq!((time.p50.value(), time.p95.value()), (10.0, 40.0));
+        assert_eq!((time.age, time.samples), (Seconds::from_millis(7), 3));
+    }
+}

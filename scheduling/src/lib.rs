@@ -1,0 +1,28 @@
+//! What suspending, resuming, killing and waiting cost, and the algorithms that decide by it.
+//!
+//! Pure functions and state machines over plain data: no clock, no socket, no file, no other crate of Permafrost. The
+//! time is passed in as a [`Moment`](quantity::Moment), nodes and tasks are numbers of the caller's.
+//!
+//! Paper numbers in the docs: 000 is Li et al., Middleware '15; 001 OS-assisted preemption; 004 BIG-C.
+#![forbid(unsafe_code)]
+
+pub mod estimator;
+pub mod figure;
+pub mod quantity;
+pub mod size;
+
+use serde::{Deserialize, Serialize};
+
+/// A node, numbered by the caller.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct NodeId(pub u32);
+
+/// A task, numbered by the caller.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct TaskId(pub u64);

@@ -1,0 +1,463 @@
+//! Bytes, rates, times and ratios that cannot be negative, NaN or infinite.
+//!
+//! They are checked when they are made, and every operation stays inside the type: sums stop at the largest value, a
+//! rate is never zero, so that a division by it cannot fail.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A number that is not of the quantity it was given as.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+pub enum QuantityError {
+    /// NaN or infinite.
+    #[error("{what} must be a finite number")]
+    NotFinite {
+        /// Which quantity.
+        what: &'static str,
+    },
+    /// Below the smallest or above the largest value.
+    #[error("{what} must lie between {least} and {most}, not {value}")]
+    OutOfRange {
+        /// Which quantity.
+        what: &'static str,
+        /// The number given.
+        value: f64,
+        /// Smallest value allowed.
+        least: f64,
+        /// Largest value allowed.
+        most: f64,
+    },
+}
+
+fn checked(what: &'static str, value: f64, least: f64, most: f64) -> Result<f64, QuantityError> {
+    if !value.is_finite() {
+        return Err(QuantityError::NotFinite { what });
+    }
+    if value < least || value > most {
+        return Err(QuantityError::OutOfRange {
+            what,
+            value,
+            least,
+            most,
+        });
+    }
+    // Minus zero would sort before zero.
+    Ok(value + 0.0)
+}
+
+/// The nearest value in range; the least for a NaN, which `clamp` would hand on.
+fn within(value: f64, least: f64, most: f64) -> f64 {
+    if value >= most {
+        most
+    } else if value > least {
+        value
+    } else {
+        least
+    }
+}
+
+/// The nearest integer that is not below; what is out of range becomes the nearest in range.
+fn to_u64(value: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a cast of a float saturates, and NaN becomes 0"
+    )]
+    let whole = value.ceil() as u64;
+    whole
+}
+
+/// A number of bytes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Bytes(u64);
+
+impl Bytes {
+    /// None.
+    pub const ZERO: Self = Self(0);
+
+    /// `count` bytes.
+    #[must_use]
+    pub const fn new(count: u64) -> Self {
+        Self(count)
+    }
+
+    /// `count` MiB; stops at the largest number.
+    #[must_use]
+    pub const fn mib(count: u64) -> Self {
+        Self(count.saturating_mul(1 << 20))
+    }
+
+    /// How many.
+    #[must_use]
+    pub const fn count(self) -> u64 {
+        self.0
+    }
+
+    /// The sum, at most the largest number.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// The difference, at least 0.
+    #[must_use]
+    pub const fn less(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// This many times `ratio`, rounded up.
+    #[must_use]
+    pub fn times(self, ratio: Ratio) -> Self {
+        Self(to_u64(self.0 as f64 * ratio.0))
+    }
+
+    /// Time it takes at `rate`, at most [`Seconds::MAX`].
+    #[must_use]
+    pub fn at(self, rate: BytesPerSecond) -> Seconds {
+        Seconds::clamped(self.0 as f64 / rate.0)
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// In decimal units: `5.0 GB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        decimal(f, self.0 as f64)
+    }
+}
+
+fn decimal(f: &mut fmt::Formatter<'_>, value: f64) -> fmt::Result {
+    for (unit, size) in [("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)] {
+        if value >= size {
+            return write!(f, "{:.1} {unit}", value / size);
+        }
+    }
+    write!(f, "{value:.0} B")
+}
+
+/// A rate, bytes a second: at least 1, at most 10^15, so that anything can be divided by it.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct BytesPerSecond(f64);
+
+impl BytesPerSecond {
+    /// The slowest rate there is.
+    pub const MIN: Self = Self(1.0);
+    /// The fastest: a thousand times what a machine's memory does.
+    pub const MAX: Self = Self(1e15);
+
+    /// `value` bytes a second.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantityError`] unless it is finite and between [`MIN`](Self::MIN) and [`MAX`](Self::MAX).
+    pub fn new(value: f64) -> Result<Self, QuantityError> {
+        checked("a rate in bytes a second", value, Self::MIN.0, Self::MAX.0).map(Self)
+    }
+
+    /// What `bytes` in `elapsed` come to.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantityError`] if that is no rate: nothing was moved, or it took no time.
+    pub fn measured(bytes: Bytes, elapsed: Seconds) -> Result<Self, QuantityError> {
+        Self::new(bytes.0 as f64 / elapsed.0)
+    }
+
+    /// Bytes a second.
+    #[must_use]
+    pub const fn value(self) -> f64 {
+        self.0
+    }
+
+    /// The slower of two.
+    #[must_use]
+    pub fn slower(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+
+    pub(crate) fn clamped(value: f64) -> Self {
+        Self(within(value, Self::MIN.0, Self::MAX.0))
+    }
+}
+
+impl TryFrom<f64> for BytesPerSecond {
+    type Error = QuantityError;
+
+    fn try_from(value: f64) -> Result<Self, QuantityError> {
+        Self::new(value)
+    }
+}
+
+impl From<BytesPerSecond> for f64 {
+    fn from(rate: BytesPerSecond) -> Self {
+        rate.0
+    }
+}
+
+impl fmt::Display for BytesPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        decimal(f, self.0)?;
+        write!(f, "/s")
+    }
+}
+
+/// A length of time, seconds: from 0 to 10^12, which is 30,000 years.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Seconds(f64);
+
+impl Seconds {
+    /// No time.
+    pub const ZERO: Self = Self(0.0);
+    /// The longest time; sums and quotients that would be longer are this.
+    pub const MAX: Self = Self(1e12);
+    /// 24 hours.
+    pub const ONE_DAY: Self = Self(86_400.0);
+
+    /// `value` seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantityError`] unless it is finite and between 0 and [`MAX`](Self::MAX).
+    pub fn new(value: f64) -> Result<Self, QuantityError> {
+        checked("a time in seconds", value, 0.0, Self::MAX.0).map(Self)
+    }
+
+    /// Whole milliseconds.
+    #[must_use]
+    pub fn from_millis(millis: u64) -> Self {
+        Self::clamped(millis as f64 / 1e3)
+    }
+
+    /// Seconds.
+    #[must_use]
+    pub const fn value(self) -> f64 {
+        self.0
+    }
+
+    /// The sum, at most [`MAX`](Self::MAX).
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self::clamped(self.0 + other.0)
+    }
+
+    /// The difference, at least 0.
+    #[must_use]
+    pub fn less(self, other: Self) -> Self {
+        Self::clamped(self.0 - other.0)
+    }
+
+    /// This long, `ratio` times.
+    #[must_use]
+    pub fn times(self, ratio: Ratio) -> Self {
+        Self::clamped(self.0 * ratio.0)
+    }
+
+    pub(crate) fn clamped(value: f64) -> Self {
+        Self(within(value, 0.0, Self::MAX.0))
+    }
+}
+
+impl Eq for Seconds {}
+
+impl Ord for Seconds {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Seconds {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl std::iter::Sum for Seconds {
+    fn sum<I: Iterator<Item = Self>>(times: I) -> Self {
+        times.fold(Self::ZERO, Self::plus)
+    }
+}
+
+impl TryFrom<f64> for Seconds {
+    type Error = QuantityError;
+
+    fn try_from(value: f64) -> Result<Self, QuantityError> {
+        Self::new(value)
+    }
+}
+
+impl From<Seconds> for f64 {
+    fn from(time: Seconds) -> Self {
+        time.0
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0.0 => write!(f, "0 s"),
+            t if t < 1.0 => write!(f, "{:.1} ms", t * 1e3),
+            t => write!(f, "{t:.1} s"),
+        }
+    }
+}
+
+/// A factor: from 0 to 10^6.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Ratio(f64);
+
+impl Ratio {
+    /// Nothing of it.
+    pub const ZERO: Self = Self(0.0);
+    /// All of it, once.
+    pub const ONE: Self = Self(1.0);
+    /// The largest factor.
+    pub const MAX: Self = Self(1e6);
+
+    /// The factor `value`.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantityError`] unless it is finite and between 0 and [`MAX`](Self::MAX).
+    pub fn new(value: f64) -> Result<Self, QuantityError> {
+        checked("a ratio", value, 0.0, Self::MAX.0).map(Self)
+    }
+
+    /// `part` of `whole`.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantityError`] if the whole is nothing, or the part more than 10^6 times the whole.
+    pub fn of(part: Bytes, whole: Bytes) -> Result<Self, QuantityError> {
+        Self::new(part.0 as f64 / whole.0 as f64)
+    }
+
+    /// The factor.
+    #[must_use]
+    pub const fn value(self) -> f64 {
+        self.0
+    }
+
+    pub(crate) fn clamped(value: f64) -> Self {
+        Self(within(value, 0.0, Self::MAX.0))
+    }
+}
+
+impl TryFrom<f64> for Ratio {
+    type Error = QuantityError;
+
+    fn try_from(value: f64) -> Result<Self, QuantityError> {
+        Self::new(value)
+    }
+}
+
+impl From<Ratio> for f64 {
+    fn from(ratio: Ratio) -> Self {
+        ratio.0
+    }
+}
+
+/// A moment on the caller's monotonic clock, microseconds since a beginning that is the caller's own.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// `micros` microseconds after the beginning.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the beginning.
+    #[must_use]
+    pub const fn micros(self) -> u64 {
+        self.0
+    }
+
+    /// This long after; the last moment there is if that lies behind it.
+    #[must_use]
+    pub fn after(self, time: Seconds) -> Self {
+        Self(self.0.saturating_add(to_u64(time.0 * 1e6)))
+    }
+
+    /// This long before; the beginning if that lies before it.
+    #[must_use]
+    pub fn before(self, time: Seconds) -> Self {
+        Self(self.0.saturating_sub(to_u64(time.0 * 1e6)))
+    }
+
+    /// Time since `earlier`; none if that is later.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Seconds {
+        Seconds::clamped(self.0.saturating_sub(earlier.0) as f64 / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_quantity_is_refused() {
+        for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
+            assert!(Seconds::new(bad).is_err(), "{bad}");
+            assert!(BytesPerSecond::new(bad).is_err(), "{bad}");
+            assert!(Ratio::new(bad).is_err(), "{bad}");
+        }
+        assert!(BytesPerSecond::new(0.0).is_err());
+        assert!(BytesPerSecond::measured(Bytes::ZERO, Seconds::ZERO).is_err());
+        assert!(BytesPerSecond::measured(Bytes::new(1), Seconds::ZERO).is_err());
+        assert!(Ratio::of(Bytes::new(1), Bytes::ZERO).is_err());
+        assert!(Ratio::of(Bytes::ZERO, Bytes::ZERO).is_err());
+    }
+
+    #[test]
+    fn json_is_checked_as_the_constructors_are() {
+        assert!(serde_json::from_str::<Seconds>("-0.5").is_err());
+        assert!(serde_json::from_str::<BytesPerSecond>("0").is_err());
+        assert!(serde_json::from_str::<Bytes>("-1").is_err());
+        assert_eq!(serde_json::from_str::<Seconds>("0.5").unwrap().value(), 0.5);
+    }
+
+    #[test]
+    fn sums_and_quotients_stop_at_the_largest() {
+        let most = Bytes::new(u64::MAX);
+        assert_eq!(most.plus(most), most);
+        assert_eq!(most.at(BytesPerSecond::MIN), Seconds::MAX);
+        assert_eq!(Seconds::MAX.plus(Seconds::MAX), Seconds::MAX);
+        assert_eq!(most.times(Ratio::MAX), most);
+        assert_eq!(
+            Moment::from_micros(u64::MAX).after(Seconds::MAX),
+            Moment::from_micros(u64::MAX)
+        );
+        assert_eq!(
+            Moment::from_micros(1).since(Moment::from_micros(9)),
+            Seconds::ZERO
+        );
+    }
+
+    #[test]
+    fn minus_zero_is_zero() {
+        assert_eq!(
+            Seconds::new(-0.0).unwrap().cmp(&Seconds::ZERO),
+            std::cmp::Ordering::Equal
+        );
+    }
+
+    #[test]
+    fn five_gigabytes_at_half_a_gigabyte_a_second_take_ten_seconds() {
+        let rate = BytesPerSecond::new(5e8).unwrap();
+        assert_eq!(Bytes::new(5_000_000_000).at(rate).value(), 10.0);
+        assert_eq!(Bytes::new(5_000_000_000).to_string(), "5.0 GB");
+        assert_eq!(rate.to_string(), "500.0 MB/s");
+    }
+}

@@ -1,0 +1,423 @@
+//! How large a task's next dump will be.
+//!
+//! What a dump stores is in proportion to something that can be read while the task runs: a full one to the resident
+//! memory, an incremental one to the dirty pages, or to the resident memory where nobody counts those. The factors are
+//! learnt from the dumps of the job, and of its kind while the job has too few of its own. Paper 000, §4.1, takes the
+//! memory size as it is.
+
+mod accuracy;
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use accuracy::{Accuracy, Errors};
+
+use crate::estimator::{Window, Worse};
+use crate::figure::{Estimate, Missing, What};
+use crate::quantity::{Bytes, Moment, Ratio, Seconds};
+
+/// Bytes of a page; dirty pages are counted in these.
+const PAGE: u64 = 4096;
+/// Dumps of its own after which a job is not compared with its kind any more.
+const ENOUGH: u32 = 3;
+/// A job's dumps count by half after a day: programs change with what they work on, not with the hour.
+const HALF_LIFE: Seconds = Seconds::ONE_DAY;
+
+/// A job, numbered by the caller.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct JobId(pub u64);
+
+/// A kind of job (its program, its queue), numbered by the caller.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct KindId(pub u32);
+
+/// What can be read of a running task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Resident memory (RSS, or the cgroup's anonymous memory).
+    pub resident: Option<Bytes>,
+    /// Pages written since the last dump (soft-dirty or PAGEMAP_SCAN).
+    pub dirty_pages: Option<u64>,
+}
+
+/// Whether a dump stores everything or what changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DumpKind {
+    /// All pages but zero ones.
+    Full,
+    /// What differs from the job's last checkpoint.
+    Incremental,
+}
+
+/// A dump that has been made.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dumped {
+    /// When it ended.
+    pub at: Moment,
+    /// Full or incremental.
+    pub kind: DumpKind,
+    /// The task's memory just before.
+    pub memory: Memory,
+    /// What was stored.
+    pub stored: Bytes,
+}
+
+/// What a prediction rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// Dirty pages counted now, times what the job stored of them in the past.
+    DirtyPages,
+    /// Resident memory now, times what the job stored of it in the past.
+    Job,
+    /// The same by the dumps of other jobs of its kind.
+    Kind,
+    /// Dirty pages counted now; nothing is known of how many of them are stored: an upper bound.
+    DirtyPagesBound,
+    /// Resident memory now; nothing is known of how much of it is stored: an upper bound.
+    ResidentBound,
+}
+
+/// A predicted size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Bytes that will be stored.
+    pub size: Estimate<Bytes>,
+    /// What it rests on.
+    pub basis: Basis,
+}
+
+/// A dump nothing can be learnt from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NotLearnt {
+    /// It comes without the task's memory, or that was 0.
+    #[error("the dump was reported without the task's memory")]
+    NoMemory,
+    /// More was stored than there can have been.
+    #[error("{stored} were stored of a task of {resident}")]
+    MoreThanThere {
+        /// Reported as stored.
+        stored: Bytes,
+        /// Reported as resident.
+        resident: Bytes,
+    },
+    /// No room for another job.
+    #[error("there are {limit} jobs already")]
+    TooManyJobs {
+        /// How many there may be.
+        limit: usize,
+    },
+}
+
+/// A dump stores things that are not resident (pages swapped out, small images); beyond this the report is wrong.
+const MOST_STORED: u64 = 16;
+
+#[derive(Clone, Debug, Default)]
+struct Factors {
+    full: Window,
+    incremental: Window,
+    dirty: Window,
+}
+
+impl Factors {
+    fn window(&self, kind: DumpKind) -> &Window {
+        match kind {
+            DumpKind::Full => &self.full,
+            DumpKind::Incremental => &self.incremental,
+        }
+    }
+
+    fn learn(&mut self, dumped: &Dumped, resident: Bytes) {
+        let part = |whole: Bytes| {
+            // A dump of nothing is a factor of a page, as factors are compared by their logarithms.
+            let stored = dumped.stored.count().max(1) as f64;
+            stored / whole.count().max(1) as f64
+        };
+        match dumped.kind {
+            DumpKind::Full => self.full.push(dumped.at, part(resident)),
+            DumpKind::Incremental => {
+                self.incremental.push(dumped.at, part(resident));
+                if let Some(pages) = dumped.memory.dirty_pages.filter(|&pages| pages > 0) {
+                    self.dirty.push(dumped.at, part(pages_to_bytes(pages)));
+                }
+            }
+        }
+    }
+}
+
+fn pages_to_bytes(pages: u64) -> Bytes {
+    Bytes::new(pages.saturating_mul(PAGE))
+}
+
+/// Learns factors from dumps, and predicts by them.
+#[derive(Clone, Debug)]
+pub struct SizePredictor {
+    jobs: HashMap<JobId, Factors>,
+    kinds: HashMap<KindId, Factors>,
+    limit: usize,
+}
+
+impl SizePredictor {
+    /// One that knows nothing, for at most `limit` jobs and as many kinds; each takes at most about 3 KiB.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self {
+            jobs: HashMap::new(),
+            kinds: HashMap::new(),
+            limit,
+        }
+    }
+
+    /// Takes in a dump that was made.
+    ///
+    /// # Errors
+    ///
+    /// [`NotLearnt`] if nothing follows from it; nothing is changed then.
+    pub fn dumped(&mut self, job: JobId, kind: KindId, dumped: &Dumped) -> Result<(), NotLearnt> {
+        let resident = dumped
+            .memory
+            .resident
+            .filter(|&resident| resident > Bytes::ZERO)
+            .ok_or(NotLearnt::NoMemory)?;
+        let stored = dumped.stored;
+        if stored.count() / MOST_STORED > resident.count() {
+            return Err(NotLearnt::MoreThanThere { stored, resident });
+        }
+        let limit = self.limit;
+        let full = |len: usize, known: bool| len >= limit && !known;
+        if full(self.jobs.len(), self.jobs.contains_key(&job))
+            || full(self.kinds.len(), self.kinds.contains_key(&kind))
+        {
+            return Err(NotLearnt::TooManyJobs { limit });
+        }
+        let (of_job, of_kind) = (self.jobs.entry(job), self.kinds.entry(kind));
+        of_job.or_default().learn(dumped, resident);
+        of_kind.or_default().learn(dumped, resident);
+        Ok(())
+    }
+
+    /// Forgets a job that is over; its kind keeps what it learnt.
+    pub fn forget(&mut self, job: JobId) {
+        self.jobs.remove(&job);
+    }
+
+    /// Size of the next dump of a task with this memory. Dirty pages, where they are counted, go before everything.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`] when neither resident memory nor, for an incremental dump, dirty pages are known.
+    pub fn predict(
+        &self,
+        job: JobId,
+        of: KindId,
+        dump: DumpKind,
+        memory: &Memory,
+        now: Moment,
+    ) -> Result<Prediction, Missing> {
+        let (job, of) = (self.jobs.get(&job), self.kinds.get(&of));
+        let by_dirty = dump == DumpKind::Incremental;
+        if let Some(pages) = memory.dirty_pages.filter(|_| by_dirty) {
+            let dirty = pages_to_bytes(pages);
+            let learnt = factor(job, of, |factors| &factors.dirty, now);
+            return Ok(match learnt {
+                Some((factor, _)) => predicted(dirty, factor, Basis::DirtyPages),
+                None => bound(dirty, Basis::DirtyPagesBound),
+            });
+        }
+        let resident = memory
+            .resident
+            .ok_or(Missing::NotGiven { what: What::Memory })?;
+        let learnt = factor(job, of, |factors| factors.window(dump), now);
+        Ok(match learnt {
+            Some((factor, basis)) => predicted(resident, factor, basis),
+            None => bound(resident, Basis::ResidentBound),
+        })
+    }
+}
+
+/// The job's own factor if it has enough dumps, else its kind's, else the job's few.
+fn factor<'a>(
+    job: Option<&'a Factors>,
+    of: Option<&'a Factors>,
+    window: impl Fn(&'a Factors) -> &'a Window,
+    now: Moment,
+) -> Option<(Estimate<Ratio>, Basis)> {
+    let of_window = |factors: &'a Factors| {
+        let quantiles = window(factors).quantiles(now, HALF_LIFE, Seconds::MAX, Worse::High)?;
+        Some(Estimate {
+            p50: Ratio::clamped(quantiles.p50),
+            p95: Ratio::clamped(quantiles.p95),
+            age: now.since(quantiles.newest),
+            samples: quantiles.samples,
+        })
+    };
+    let own = job.and_then(of_window);
+    match own {
+        Some(own) if own.samples >= ENOUGH => Some((own, Basis::Job)),
+        _ => match of.and_then(of_window) {
+            // More than the job's own dumps: other jobs have contributed.
+            Some(kind) if own.is_none_or(|own| kind.samples > own.samples) => {
+                Some((kind, Basis::Kind))
+            }
+            _ => own.map(|own| (own, Basis::Job)),
+        },
+    }
+}
+
+fn predicted(base: Bytes, factor: Estimate<Ratio>, basis: Basis) -> Prediction {
+    Prediction {
+        size: Estimate {
+            p50: base.times(factor.p50),
+            p95: base.times(factor.p95),
+            age: factor.age,
+            samples: factor.samples,
+        },
+        basis,
+    }
+}
+
+fn bound(base: Bytes, basis: Basis) -> Prediction {
+    Prediction {
+        size: Estimate::given(base),
+        basis,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: JobId = JobId(1);
+    const KIND: KindId = KindId(1);
+    const NOW: Moment = Moment::from_micros(100_000_000);
+
+    fn memory(resident_mib: u64, dirty_pages: Option<u64>) -> Memory {
+        Memory {
+            resident: Some(Bytes::mib(resident_mib)),
+            dirty_pages,
+        }
+    }
+
+    fn dumped(kind: DumpKind, memory: Memory, stored_mib: u64) -> Dumped {
+        Dumped {
+            at: NOW,
+            kind,
+            memory,
+            stored: Bytes::mib(stored_mib),
+        }
+    }
+
+    fn predict(predictor: &SizePredictor, dump: DumpKind, memory: Memory) -> Prediction {
+        predictor.predict(JOB, KIND, dump, &memory, NOW).unwrap()
+    }
+
+    #[test]
+    fn without_history_the_resident_memory_is_a_bound_and_says_so() {
+        let prediction = predict(&SizePredictor::new(9), DumpKind::Full, memory(1000, None));
+        assert_eq!(prediction.basis, Basis::ResidentBound);
+        assert_eq!(prediction.size, Estimate::given(Bytes::mib(1000)));
+    }
+
+    #[test]
+    fn without_any_memory_there_is_no_prediction() {
+        let none = SizePredictor::new(9).predict(
+            JOB,
+            KIND,
+            DumpKind::Incremental,
+            &Memory::default(),
+            NOW,
+        );
+        assert_eq!(none, Err(Missing::NotGiven { what: What::Memory }));
+    }
+
+    #[test]
+    fn a_job_that_changes_a_tenth_is_predicted_to_change_a_tenth() {
+        let mut predictor = SizePredictor::new(9);
+        for stored in [99, 100, 101] {
+            let dump = dumped(DumpKind::Incremental, memory(1000, None), stored);
+            predictor.dumped(JOB, KIND, &dump).unwrap();
+        }
+        let prediction = predict(&predictor, DumpKind::Incremental, memory(5000, None));
+        assert_eq!(prediction.basis, Basis::Job);
+        let mib = prediction.size.p50.count() >> 20;
+        assert!((499..=501).contains(&mib), "{prediction:?}");
+        assert!(prediction.size.p95 > prediction.size.p50);
+        // Nothing was learnt of full dumps.
+        assert_eq!(
+            predict(&predictor, DumpKind::Full, memory(1, None)).basis,
+            Basis::ResidentBound
+        );
+    }
+
+    #[test]
+    fn a_new_job_goes_by_its_kind() {
+        let mut predictor = SizePredictor::new(9);
+        for other in 2..7 {
+            let dump = dumped(DumpKind::Full, memory(1000, None), 500);
+            predictor.dumped(JobId(other), KIND, &dump).unwrap();
+        }
+        predictor
+            .dumped(JOB, KIND, &dumped(DumpKind::Full, memory(1000, None), 900))
+            .unwrap();
+        let prediction = predict(&predictor, DumpKind::Full, memory(1000, None));
+        assert_eq!(prediction.basis, Basis::Kind);
+        assert_eq!(prediction.size.p50.count() >> 20, 500);
+    }
+
+    #[test]
+    fn counted_dirty_pages_go_before_the_past() {
+        let mut predictor = SizePredictor::new(9);
+        // 25,600 pages are 100 MiB; half of them turned out to be as they were.
+        let dump = dumped(DumpKind::Incremental, memory(1000, Some(25_600)), 50);
+        for _ in 0..3 {
+            predictor.dumped(JOB, KIND, &dump).unwrap();
+        }
+        let prediction = predict(
+            &predictor,
+            DumpKind::Incremental,
+            memory(1000, Some(256_000)),
+        );
+        assert_eq!(prediction.basis, Basis::DirtyPages);
+        assert_eq!(prediction.size.p50.count() >> 20, 500);
+        let other = predictor.predict(
+            JobId(5),
+            KindId(5),
+            DumpKind::Incremental,
+            &memory(1000, Some(256)),
+            NOW,
+        );
+        assert_eq!(other.unwrap(), bound(Bytes::mib(1), Basis::DirtyPagesBound));
+    }
+
+    #[test]
+    fn reports_that_cannot_be_true_teach_nothing() {
+        let mut predictor = SizePredictor::new(1);
+        let empty = dumped(DumpKind::Full, memory(0, None), 5);
+        assert_eq!(
+            predictor.dumped(JOB, KIND, &empty),
+            Err(NotLearnt::NoMemory)
+        );
+        let huge = dumped(DumpKind::Full, memory(1, None), 1 << 30);
+        assert!(matches!(
+            predictor.dumped(JOB, KIND, &huge),
+            Err(NotLearnt::MoreThanThere { .. })
+        ));
+        let good = dumped(DumpKind::Full, memory(10, None), 5);
+        predictor.dumped(JOB, KIND, &good).unwrap();
+        assert_eq!(
+            predictor.dumped(JobId(2), KIND, &good),
+            Err(NotLearnt::TooManyJobs { limit: 1 })
+        );
+        predictor.forget(JOB);
+        assert!(predictor.dumped(JobId(2), KIND, &good).is_ok());
+    }
+}
