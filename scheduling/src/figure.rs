@@ -133,7 +133,7 @@ impl std::fmt::Display for What {
             Self::DirtyRate => "rate at which the task dirties memory",
             Self::FullSize => "size of a full dump",
             Self::IncrementalSize => "size of an incremental dump",
-            Self::Queue => "bytes in the queue",
+            Self::Queue => "length of the queue",
             Self::Progress => "task's progress",
             Self::WorkSinceCheckpoint => "work since the last checkpoint",
             Self::RemainingTime => "task's remaining time",

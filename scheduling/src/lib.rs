@@ -6,6 +6,7 @@
 //! Paper numbers in the docs: 000 is Li et al., Middleware '15; 001 OS-assisted preemption; 004 BIG-C.
 #![forbid(unsafe_code)]
 
+pub mod cost;
 pub mod estimator;
 pub mod figure;
 pub mod quantity;

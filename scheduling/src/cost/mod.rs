@@ -1,0 +1,452 @@
+//! What each way of preempting a task and of giving it back costs, in seconds.
+//!
+//! Paper 000, §4.1, has one sum: size/bw_write + size/bw_read + queue time. Here each mechanism has its own parts,
+//! and three sums are made of them, as three parties pay:
+//!
+//! - [`overhead`](Cost::overhead): what the victim loses; time in which it makes no progress, and work it does again.
+//!   This is what Algorithm 1 compares.
+//! - [`delay`](Cost::delay): what the one who preempts waits until the resources are free.
+//! - [`until_running`](Cost::until_running): what a resumed task waits until it runs.
+
+mod node;
+mod resume;
+mod suspend;
+mod task;
+mod without;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use node::{NodeFigures, Replica, Swap, queue_time};
+pub use resume::{Lazy, Missing as MissingPages, full as resume, lazy as resume_lazily};
+pub use suspend::{checkpoint, in_memory};
+pub use task::{Resources, Task};
+pub use without::{kill, rollback, wait};
+
+use crate::figure::{Estimate, Missing};
+use crate::quantity::{Bytes, Seconds};
+
+/// What a dump takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dump {
+    /// All of the memory, frozen.
+    Full,
+    /// What changed since the last checkpoint, frozen.
+    Incremental,
+    /// All of it while the task runs, then what changed meanwhile, frozen.
+    PreCopied,
+}
+
+/// Where a dump has to be before the task may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Copies {
+    /// On this node.
+    Local,
+    /// On this node and another.
+    Replicated,
+}
+
+/// A way to take the resources of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mechanism {
+    /// Wait for its end.
+    Wait,
+    /// Stop it, its memory stays and is paged out as far as needed (paper 001).
+    SuspendInMemory,
+    /// Dump it.
+    Checkpoint {
+        /// What is dumped.
+        dump: Dump,
+        /// Where to.
+        copies: Copies,
+    },
+    /// Kill it; it goes on later from its last checkpoint.
+    Rollback,
+    /// Kill it; it begins anew later.
+    Kill,
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Wait => "wait for its end",
+            Self::SuspendInMemory => "suspend in memory",
+            Self::Rollback => "kill and go back to the last checkpoint",
+            Self::Kill => "kill",
+            Self::Checkpoint { dump, copies } => match (dump, copies) {
+                (Dump::Full, Copies::Local) => "full dump",
+                (Dump::Full, Copies::Replicated) => "replicated full dump",
+                (Dump::Incremental, Copies::Local) => "incremental dump",
+                (Dump::Incremental, Copies::Replicated) => "replicated incremental dump",
+                (Dump::PreCopied, Copies::Local) => "pre-copied dump",
+                (Dump::PreCopied, Copies::Replicated) => "replicated pre-copied dump",
+            },
+        })
+    }
+}
+
+/// A part of a cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Other dumps of the node come first.
+    WriteQueue,
+    /// A dump's fixed time: freeze, the tables.
+    DumpStart,
+    /// Pages written while the task still runs.
+    PreCopy,
+    /// Pages written.
+    Write,
+    /// What another node needs longer than this one.
+    Replicate,
+    /// Memory that the kernel writes to swap.
+    PageOut,
+    /// The rest of the task's time.
+    Wait,
+    /// Work that is done again.
+    LostWork,
+    /// The task's own start-up.
+    Start,
+    /// Other restores of the node come first.
+    ReadQueue,
+    /// A restore's fixed time.
+    RestoreStart,
+    /// Pages that the node lacks.
+    Transfer,
+    /// Pages read.
+    Read,
+    /// Memory that comes back from swap.
+    PageIn,
+    /// Pages that the task waits for while it runs.
+    Faults,
+}
+
+const PARTS: [Part; 15] = [
+    Part::WriteQueue,
+    Part::DumpStart,
+    Part::PreCopy,
+    Part::Write,
+    Part::Replicate,
+    Part::PageOut,
+    Part::Wait,
+    Part::LostWork,
+    Part::Start,
+    Part::ReadQueue,
+    Part::RestoreStart,
+    Part::Transfer,
+    Part::Read,
+    Part::PageIn,
+    Part::Faults,
+];
+
+impl Part {
+    const fn is_overhead(self) -> bool {
+        // The victim works on during these.
+        !matches!(self, Self::PreCopy | Self::Wait)
+    }
+
+    const fn is_delay(self) -> bool {
+        matches!(
+            self,
+            Self::WriteQueue
+                | Self::DumpStart
+                | Self::PreCopy
+                | Self::Write
+                | Self::Replicate
+                | Self::PageOut
+                | Self::Wait
+        )
+    }
+
+    const fn is_before_running(self) -> bool {
+        matches!(
+            self,
+            Self::Start
+                | Self::ReadQueue
+                | Self::RestoreStart
+                | Self::Transfer
+                | Self::Read
+                | Self::PageIn
+        )
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WriteQueue => "queue of dumps",
+            Self::DumpStart => "start of the dump",
+            Self::PreCopy => "copy while running",
+            Self::Write => "write",
+            Self::Replicate => "wait for the other copy",
+            Self::PageOut => "page out",
+            Self::Wait => "wait for the end",
+            Self::LostWork => "lost work",
+            Self::Start => "start-up",
+            Self::ReadQueue => "queue of restores",
+            Self::RestoreStart => "start of the restore",
+            Self::Transfer => "transfer",
+            Self::Read => "read",
+            Self::PageIn => "page in",
+            Self::Faults => "page faults",
+        })
+    }
+}
+
+/// A time and its bad end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Median.
+    pub p50: Seconds,
+    /// 95 of 100 take no longer; never below the median.
+    pub p95: Seconds,
+}
+
+impl Spread {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            p50: self.p50.plus(other.p50),
+            p95: self.p95.plus(other.p95),
+        }
+    }
+
+    /// What this is longer than `other`.
+    fn beyond(self, other: Self) -> Self {
+        Self {
+            p50: self.p50.less(other.p50),
+            p95: self.p95.less(other.p95),
+        }
+    }
+}
+
+/// What something costs, part by part.
+///
+/// The 95th percentile of a sum is taken as the sum of the parts' ones. That is exact when the parts are slow together,
+/// which parts on one medium are, and too high otherwise: never too low.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(into = "Answer")]
+pub struct Cost {
+    parts: [Spread; PARTS.len()],
+    age: Seconds,
+    omits: Option<Missing>,
+}
+
+impl Cost {
+    const fn nothing() -> Self {
+        let none = Spread {
+            p50: Seconds::ZERO,
+            p95: Seconds::ZERO,
+        };
+        Self {
+            parts: [none; PARTS.len()],
+            age: Seconds::ZERO,
+            omits: None,
+        }
+    }
+
+    fn with(mut self, part: Part, time: Estimate<Seconds>) -> Self {
+        self.age = self.age.max(time.age);
+        // Figures come from elsewhere; one whose bad end is the better one has no spread.
+        let p95 = time.p95.max(time.p50);
+        self.add(part, Spread { p50: time.p50, p95 });
+        self
+    }
+
+    /// Adds a part that is small and often unmeasured; without it the cost is still one, and says what it omits.
+    fn with_fixed(mut self, part: Part, time: Result<Estimate<Seconds>, Missing>) -> Self {
+        match time {
+            Ok(time) => self.with(part, time),
+            Err(missing) => {
+                self.omits = Some(missing);
+                self
+            }
+        }
+    }
+
+    fn add(&mut self, part: Part, time: Spread) {
+        if let Some(sum) = self.parts.get_mut(part as usize) {
+            *sum = sum.plus(time);
+        }
+    }
+
+    fn sum(&self, of: impl Fn(Part) -> bool) -> Spread {
+        self.parts()
+            .filter(|&(part, _)| of(part))
+            .fold(Spread::default(), |sum, (_, time)| sum.plus(time))
+    }
+
+    /// The parts that are not nothing, in the order in which they happen.
+    pub fn parts(&self) -> impl Iterator<Item = (Part, Spread)> {
+        let all = PARTS.into_iter().zip(self.parts);
+        all.filter(|(_, time)| time.p95 > Seconds::ZERO)
+    }
+
+    /// What the victim loses.
+    #[must_use]
+    pub fn overhead(&self) -> Spread {
+        self.sum(Part::is_overhead)
+    }
+
+    /// Time until the victim's resources are free.
+    #[must_use]
+    pub fn delay(&self) -> Spread {
+        self.sum(Part::is_delay)
+    }
+
+    /// Time from the decision to resume until the task runs.
+    #[must_use]
+    pub fn until_running(&self) -> Spread {
+        self.sum(Part::is_before_running)
+    }
+
+    /// Age of the oldest figure in it.
+    #[must_use]
+    pub const fn age(&self) -> Seconds {
+        self.age
+    }
+
+    /// A fixed part that is not in it, as nobody measured it.
+    #[must_use]
+    pub const fn omits(&self) -> Option<Missing> {
+        self.omits
+    }
+}
+
+impl fmt::Display for Cost {
+    /// The reason in words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.sum(|_| true);
+        write!(f, "{} (p95 {})", all.p50, all.p95)?;
+        for (index, (part, time)) in self.parts().enumerate() {
+            let before = if index == 0 { ": " } else { " + " };
+            write!(f, "{before}{part} {}", time.p50)?;
+        }
+        if self.age > Seconds::ZERO {
+            write!(f, "; figures up to {} old", self.age)?;
+        }
+        if let Some(missing) = self.omits {
+            write!(f, "; not counted: {missing}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A cost as an answer shows it.
+#[derive(Clone, Debug, Serialize)]
+struct Answer {
+    overhead: Spread,
+    delay: Spread,
+    until_running: Spread,
+    parts: Vec<NamedPart>,
+    age_seconds: Seconds,
+    reason: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct NamedPart {
+    part: Part,
+    #[serde(flatten)]
+    time: Spread,
+}
+
+impl From<Cost> for Answer {
+    fn from(cost: Cost) -> Self {
+        let parts = cost.parts();
+        Self {
+            overhead: cost.overhead(),
+            delay: cost.delay(),
+            until_running: cost.until_running(),
+            parts: parts.map(|(part, time)| NamedPart { part, time }).collect(),
+            age_seconds: cost.age,
+            reason: cost.to_string(),
+        }
+    }
+}
+
+/// Why something has no cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
+#[serde(rename_all = "snake_case")]
+pub enum NoCost {
+    /// A figure it needs is missing.
+    #[error(transparent)]
+    Unknown(#[from] Missing),
+    /// There is no earlier checkpoint to build on.
+    #[error("the task has no checkpoint")]
+    NoCheckpoint,
+    /// There is no other node to take a copy.
+    #[error("there is no node for another copy")]
+    NoReplica,
+    /// The task would not fit swap, and the kernel would kill it or another (paper 001, §III).
+    #[error("{needed} do not fit the {free} of swap that are free")]
+    Swap {
+        /// Resident memory of the task.
+        needed: Bytes,
+        /// Swap that no suspended task has.
+        free: Bytes,
+    },
+    /// The task dirties memory at least as fast as it can be written.
+    #[error("the task dirties memory faster than it can be written")]
+    DirtiesTooFast,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::What;
+
+    #[test]
+    fn the_parts_stand_at_their_own_places() {
+        for (index, part) in PARTS.into_iter().enumerate() {
+            assert_eq!(part as usize, index);
+        }
+    }
+
+    #[test]
+    fn the_sums_say_who_pays() {
+        let second = |n: u64| Estimate::given(Seconds::from_millis(n * 1000));
+        let mut cost = Cost::nothing();
+        for (part, time) in [
+            (Part::WriteQueue, 1),
+            (Part::PreCopy, 2),
+            (Part::Write, 4),
+            (Part::Read, 8),
+            (Part::LostWork, 16),
+            (Part::Faults, 32),
+        ] {
+            cost = cost.with(part, second(time));
+        }
+        assert_eq!(cost.overhead().p50.value(), 61.0);
+        assert_eq!(cost.delay().p50.value(), 7.0);
+        assert_eq!(cost.until_running().p50.value(), 8.0);
+    }
+
+    #[test]
+    fn a_cost_explains_itself_in_words_and_in_json() {
+        let write = Estimate {
+            p50: Seconds::from_millis(2000),
+            p95: Seconds::from_millis(3000),
+            age: Seconds::from_millis(4000),
+            samples: 5,
+        };
+        let cost = Cost::nothing().with(Part::Write, write).with_fixed(
+            Part::DumpStart,
+            Err(Missing::NotMeasured {
+                what: What::Latency,
+            }),
+        );
+        assert_eq!(
+            cost.to_string(),
+            "2.0 s (p95 3.0 s): write 2.0 s; figures up to 4.0 s old; not counted: the latency has not been measured"
+        );
+        let json = serde_json::to_value(cost).unwrap();
+        assert_eq!(json["overhead"]["p95"], 3.0);
+        assert_eq!(json["parts"][0]["part"], "write");
+        assert_eq!(json["parts"][0]["p50"], 2.0);
+        assert_eq!(json["reason"], cost.to_string());
+    }
+}

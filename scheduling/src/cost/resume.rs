@@ -1,0 +1,155 @@
+//! Resuming: where the image lies, elsewhere, at once or lazily.
+
+use serde::{Deserialize, Serialize};
+
+use super::node::{NodeFigures, moved, queue_time};
+use super::{Cost, NoCost, Part};
+use crate::estimator::SizedRates;
+use crate::figure::{Estimate, Figure};
+use crate::quantity::{Bytes, BytesPerSecond};
+
+/// What a node lacks of an image, and how it would come there.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Bytes it lacks; less than the image if it has the parent.
+    pub bytes: Bytes,
+    /// Bandwidth of the link from the nearest holder.
+    pub link: SizedRates,
+}
+
+/// How an image is restored lazily.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lazy {
+    /// Bytes that are there before the task runs.
+    pub eager: Bytes,
+    /// Rate at which the others come while it runs.
+    pub rate: Figure<BytesPerSecond>,
+}
+
+/// Resuming from an image of `size` on `node` (paper 000, Algorithm 2), and what it `lacks` of it:
+///
+/// queue_time + lacks/bw_net + size/bw_read
+///
+/// # Errors
+///
+/// [`NoCost`] if a figure is missing. A node that lacks nothing needs no link.
+pub fn full(size: Bytes, node: &NodeFigures, lacks: Option<&Missing>) -> Result<Cost, NoCost> {
+    resumed(size, size, node, lacks)
+}
+
+/// The same when only the eager part is read before the task runs. The rest is counted as page faults that the task
+/// waits for, all of it: an upper bound, as what it does not touch costs it nothing. A link is used page by page, so
+/// what the node `lacks` is transferred at once only as far as it is eager.
+///
+/// # Errors
+///
+/// [`NoCost`] if a figure is missing.
+pub fn lazy(
+    size: Bytes,
+    node: &NodeFigures,
+    lacks: Option<&Missing>,
+    lazy: &Lazy,
+) -> Result<Cost, NoCost> {
+    let eager = lazy.eager.min(size);
+    let rest = size.less(eager);
+    let cost = resumed(eager, size, node, lacks)?;
+    if rest == Bytes::ZERO {
+        return Ok(cost);
+    }
+    Ok(cost.with(Part::Faults, Estimate::given(rest).at(&lazy.rate.known()?)))
+}
+
+/// Reads `size` of an image of `whole`.
+fn resumed(
+    size: Bytes,
+    whole: Bytes,
+    node: &NodeFigures,
+    lacks: Option<&Missing>,
+) -> Result<Cost, NoCost> {
+    let mut cost = Cost::nothing()
+        .with(Part::ReadQueue, queue_time(&node.read_queue, &node.read)?)
+        .with_fixed(Part::RestoreStart, node.restore_start.known());
+    if let Some(lacks) = lacks {
+        let bytes = lacks.bytes.min(whole).min(size);
+        if bytes > Bytes::ZERO {
+            cost = cost.with(Part::Transfer, moved(&Estimate::given(bytes), &lacks.link)?);
+        }
+    }
+    if size > Bytes::ZERO {
+        cost = cost.with(Part::Read, moved(&Estimate::given(size), &node.read)?);
+    }
+    Ok(cost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeId;
+    use crate::figure::What;
+
+    fn gb(n: u64) -> Bytes {
+        Bytes::new(n * 1_000_000_000)
+    }
+
+    fn rate(gb_per_s: f64) -> Figure<BytesPerSecond> {
+        Figure::given(BytesPerSecond::new(gb_per_s * 1e9).unwrap())
+    }
+
+    fn node() -> NodeFigures {
+        NodeFigures {
+            read: SizedRates::uniform(rate(2.0)),
+            read_queue: Figure::given(gb(4)),
+            ..NodeFigures::unknown(NodeId(1))
+        }
+    }
+
+    fn lacks(bytes: Bytes) -> Missing {
+        Missing {
+            bytes,
+            link: SizedRates::uniform(rate(0.5)),
+        }
+    }
+
+    #[test]
+    fn a_node_that_has_the_parent_is_sent_the_difference() {
+        let time = |lacks: Option<&Missing>| full(gb(10), &node(), lacks).unwrap().until_running();
+        assert_eq!(time(None).p50.value(), 2.0 + 5.0);
+        assert_eq!(time(Some(&lacks(gb(1)))).p50.value(), 2.0 + 2.0 + 5.0);
+        assert_eq!(time(Some(&lacks(gb(10)))).p50.value(), 2.0 + 20.0 + 5.0);
+        // Nobody lacks more than all of it.
+        assert_eq!(time(Some(&lacks(gb(99)))).p50.value(), 2.0 + 20.0 + 5.0);
+    }
+
+    #[test]
+    fn a_lazy_restore_runs_early_and_pays_by_faults() {
+        let how = Lazy {
+            eager: gb(1),
+            rate: rate(1.0),
+        };
+        let cost = lazy(gb(10), &node(), None, &how).unwrap();
+        assert_eq!(cost.until_running().p50.value(), 2.0 + 0.5);
+        assert_eq!(cost.overhead().p50.value(), 2.0 + 0.5 + 9.0);
+        let all = Lazy {
+            eager: gb(99),
+            rate: Figure::not_given(What::LazyBandwidth),
+        };
+        assert_eq!(
+            lazy(gb(10), &node(), None, &all),
+            full(gb(10), &node(), None)
+        );
+    }
+
+    #[test]
+    fn a_node_that_lacks_nothing_needs_no_link() {
+        let unknown = Missing {
+            bytes: Bytes::ZERO,
+            link: SizedRates::uniform(Figure::not_given(What::LinkBandwidth)),
+        };
+        assert!(full(gb(1), &node(), Some(&unknown)).is_ok());
+        let some = Missing {
+            bytes: gb(1),
+            ..unknown
+        };
+        assert!(full(gb(1), &node(), Some(&some)).is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! Suspending: to a medium, to a medium and another node, in memory.
+
+use super::node::{NodeFigures, Replica, Swap, moved, queue_time};
+use super::{Copies, Cost, Dump, NoCost, Part, Spread, Task};
+use crate::figure::{Estimate, Missing};
+use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
+
+/// Rounds of a pre-copy. Most of what converges at all has done so by then (Clark et al., NSDI '05, §5.3).
+const ROUNDS: u32 = 5;
+
+/// Dumping `task` on `node`, and restoring it there one day (paper 000, §4.1):
+///
+/// queue_time + write/bw_write + size/bw_read
+///
+/// where what is written is the whole size or the difference, and what is read is the whole. A copy on `replica` is
+/// written at the same time, and counts with what it takes longer. Fixed times are added where they were measured.
+///
+/// # Errors
+///
+/// [`NoCost`] if a figure is missing, for an incremental dump without a checkpoint, and for a pre-copied one of a task
+/// that dirties memory as fast as it is written.
+pub fn checkpoint(
+    task: &Task,
+    dump: Dump,
+    copies: Copies,
+    node: &NodeFigures,
+    replica: Option<&Replica>,
+) -> Result<Cost, NoCost> {
+    let full = task.full.known()?;
+    let replica = match copies {
+        Copies::Local => None,
+        Copies::Replicated => Some(replica.ok_or(NoCost::NoReplica)?),
+    };
+    let mut cost = Cost::nothing()
+        .with(
+            Part::WriteQueue,
+            queue_time(&node.write_queue, &node.write)?,
+        )
+        .with_fixed(Part::DumpStart, node.dump_start.known())
+        .with_fixed(Part::RestoreStart, node.restore_start.known())
+        .with(Part::Read, moved(&full, &node.read)?);
+    let written = match dump {
+        Dump::Full => full,
+        Dump::Incremental if task.has_checkpoint => task.incremental.known()?,
+        Dump::Incremental => return Err(NoCost::NoCheckpoint),
+        Dump::PreCopied => {
+            let mut rate = node.write.of(full.p50).known()?;
+            if let Some(replica) = replica {
+                rate = slower(rate, rate_to(replica, full.p50)?);
+            }
+            let rounds = pre_copy(&full, &rate, &task.dirty_rate.known()?)?;
+            cost = cost.with(Part::PreCopy, rounds.running);
+            rounds.left
+        }
+    };
+    cost = cost.with(Part::Write, moved(&written, &node.write)?);
+    if let Some(replica) = replica {
+        let there = Cost::nothing()
+            .with(
+                Part::WriteQueue,
+                queue_time(&replica.node.write_queue, &replica.node.write)?,
+            )
+            .with(Part::Write, written.at(&rate_to(replica, written.p50)?));
+        cost.age = cost.age.max(there.age());
+        let of = |cost: &Cost| cost.sum(|part| matches!(part, Part::WriteQueue | Part::Write));
+        let longer: Spread = of(&there).beyond(of(&cost));
+        cost.add(Part::Replicate, longer);
+    }
+    Ok(cost)
+}
+
+/// Rate of a stream to a replica: its medium's or the link's.
+fn rate_to(replica: &Replica, size: Bytes) -> Result<Estimate<BytesPerSecond>, Missing> {
+    let medium = replica.node.write.of(size).known()?;
+    Ok(slower(medium, replica.link.of(size).known()?))
+}
+
+fn slower(a: Estimate<BytesPerSecond>, b: Estimate<BytesPerSecond>) -> Estimate<BytesPerSecond> {
+    Estimate {
+        p50: a.p50.slower(b.p50),
+        p95: a.p95.slower(b.p95),
+        age: a.age.max(b.age),
+        samples: a.samples.min(b.samples),
+    }
+}
+
+struct PreCopy {
+    /// Time of the rounds, in which the task runs.
+    running: Estimate<Seconds>,
+    /// What is still to be written when it is frozen.
+    left: Estimate<Bytes>,
+}
+
+/// Rounds of writing what was dirtied during the round before: each is (dirty rate ÷ write rate) of the last
+/// (Clark et al., NSDI '05, §3.2). The bad end dirties fast and writes slowly; both must converge.
+fn pre_copy(
+    size: &Estimate<Bytes>,
+    write: &Estimate<BytesPerSecond>,
+    dirty: &Estimate<BytesPerSecond>,
+) -> Result<PreCopy, NoCost> {
+    let rounds = |size: Bytes, write: BytesPerSecond, dirty: BytesPerSecond| {
+        if dirty >= write {
+            return Err(NoCost::DirtiesTooFast);
+        }
+        let shrink = Ratio::clamped(dirty.value() / write.value());
+        let (mut running, mut left) = (Seconds::ZERO, size);
+        for _ in 0..ROUNDS {
+            running = running.plus(left.at(write));
+            left = left.times(shrink);
+        }
+        Ok((running, left))
+    };
+    // Whoever dirties "no slower than" has its bad end below its median; take the faster of the two.
+    let fastest = if dirty.p95 > dirty.p50 {
+        dirty.p95
+    } else {
+        dirty.p50
+    };
+    let (running, left) = rounds(size.p50, write.p50, dirty.p50)?;
+    let (long_running, much_left) = rounds(size.p95, write.p95, fastest)?;
+    let age = size.age.max(write.age).max(dirty.age);
+    let samples = size.samples.min(write.samples).min(dirty.samples);
+    Ok(PreCopy {
+        running: Estimate {
+            p50: running,
+            p95: long_running,
+            age,
+            samples,
+        },
+        left: Estimate {
+            p50: left,
+            p95: much_left,
+            age,
+            samples,
+        },
+    })
+}
+
+/// Stopping `task` and leaving it in memory (paper 001): what the one who preempts `needs` beyond the free memory is
+/// paged out now and paged in later.
+///
+/// The whole task has to fit free swap: later arrivals may push out the rest of it, too (paper 001, §III).
+///
+/// # Errors
+///
+/// [`NoCost`] if its memory or swap's bandwidth is not known, or it would not fit.
+pub fn in_memory(task: &Task, needs: Bytes, swap: &Swap) -> Result<Cost, NoCost> {
+    let resident = task.resident.known()?;
+    let largest = resident.p50.max(resident.p95);
+    if largest > swap.free_swap {
+        return Err(NoCost::Swap {
+            needed: largest,
+            free: swap.free_swap,
+        });
+    }
+    let short = needs.less(swap.free_memory);
+    let paged = Estimate {
+        p50: short.min(resident.p50),
+        p95: short.min(largest),
+        ..resident
+    };
+    if paged.p95 == Bytes::ZERO {
+        return Ok(Cost::nothing());
+    }
+    Ok(Cost::nothing()
+        .with(Part::PageOut, paged.at(&swap.write.known()?))
+        .with(Part::PageIn, paged.at(&swap.read.known()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimator::SizedRates;
+    use crate::figure::{Figure, What};
+    use crate::{NodeId, TaskId, cost::Resources};
+
+    fn gb(n: u64) -> Bytes {
+        Bytes::new(n * 1_000_000_000)
+    }
+
+    fn rate(gb_per_s: f64) -> Figure<BytesPerSecond> {
+        Figure::given(BytesPerSecond::new(gb_per_s * 1e9).unwrap())
+    }
+
+    fn seconds(n: u64) -> Figure<Seconds> {
+        Figure::given(Seconds::from_millis(n * 1000))
+    }
+
+    /// Writes 1 GB/s, reads 2 GB/s, 3 GB wait.
+    fn node() -> NodeFigures {
+        NodeFigures {
+            write: SizedRates::uniform(rate(1.0)),
+            read: SizedRates::uniform(rate(2.0)),
+            write_queue: Figure::given(gb(3)),
+            ..NodeFigures::unknown(NodeId(1))
+        }
+    }
+
+    /// 10 GB, of which 1 GB is new.
+    fn task() -> Task {
+        Task {
+            full: Figure::given(gb(10)),
+            incremental: Figure::given(gb(1)),
+            has_checkpoint: true,
+            resident: Figure::given(gb(10)),
+            ..Task::unknown(TaskId(1), Resources::ZERO)
+        }
+    }
+
+    fn close(time: Seconds, expected: f64) {
+        assert!(
+            (time.value() - expected).abs() < 1e-6,
+            "{time:?} is not {expected}"
+        );
+    }
+
+    #[test]
+    fn a_full_dump_costs_what_the_paper_says() {
+        let cost = checkpoint(&task(), Dump::Full, Copies::Local, &node(), None).unwrap();
+        // 3 s of queue, 10 s to write, 5 s to read.
+        close(cost.overhead().p50, 18.0);
+        close(cost.delay().p50, 13.0);
+        assert!(matches!(
+            cost.omits(),
+            Some(Missing::NotGiven {
+                what: What::Latency
+            })
+        ));
+    }
+
+    #[test]
+    fn an_incremental_dump_writes_the_difference_and_reads_the_whole() {
+        let cost = checkpoint(&task(), Dump::Incremental, Copies::Local, &node(), None).unwrap();
+        close(cost.overhead().p50, 3.0 + 1.0 + 5.0);
+        let first = Task {
+            has_checkpoint: false,
+            ..task()
+        };
+        let refused = checkpoint(&first, Dump::Incremental, Copies::Local, &node(), None);
+        assert_eq!(refused, Err(NoCost::NoCheckpoint));
+    }
+
+    #[test]
+    fn fixed_times_are_added_when_they_are_known() {
+        let node = NodeFigures {
+            dump_start: seconds(1),
+            restore_start: seconds(2),
+            ..node()
+        };
+        let cost = checkpoint(&task(), Dump::Full, Copies::Local, &node, None).unwrap();
+        close(cost.overhead().p50, 21.0);
+        assert_eq!(cost.omits(), None);
+    }
+
+    #[test]
+    fn a_copy_costs_what_it_takes_longer() {
+        let cost = |link: f64, queued: u64| {
+            let replica = Replica {
+                link: SizedRates::uniform(rate(link)),
+                node: NodeFigures {
+                    write_queue: Figure::given(gb(queued)),
+                    ..node()
+                },
+            };
+            checkpoint(
+                &task(),
+                Dump::Full,
+                Copies::Replicated,
+                &node(),
+                Some(&replica),
+            )
+            .unwrap()
+        };
+        // As fast as this node: nothing.
+        close(cost(5.0, 3).delay().p50, 13.0);
+        // 20 s over the link, 3 s of queue there, against 13 s here.
+        close(cost(0.5, 3).delay().p50, 23.0);
+        close(cost(5.0, 30).delay().p50, 40.0);
+        let alone = checkpoint(&task(), Dump::Full, Copies::Replicated, &node(), None);
+        assert_eq!(alone, Err(NoCost::NoReplica));
+    }
+
+    #[test]
+    fn a_pre_copied_dump_freezes_for_what_was_dirtied_last() {
+        let task = Task {
+            dirty_rate: rate(0.1),
+            ..task()
+        };
+        let cost = checkpoint(&task, Dump::PreCopied, Copies::Local, &node(), None).unwrap();
+        // Rounds of 10, 1, 0.1, 0.01, 0.001 s; 100 kB are left for the freeze.
+        close(cost.delay().p50, 3.0 + 11.111 + 0.0001);
+        close(cost.overhead().p50, 3.0 + 0.0001 + 5.0);
+        let fast = Task {
+            dirty_rate: rate(1.0),
+            ..task
+        };
+        let refused = checkpoint(&fast, Dump::PreCopied, Copies::Local, &node(), None);
+        assert_eq!(refused, Err(NoCost::DirtiesTooFast));
+    }
+
+    #[test]
+    fn suspending_in_memory_pages_out_what_is_short() {
+        let swap = Swap {
+            free_memory: gb(2),
+            free_swap: gb(20),
+            write: rate(0.5),
+            read: rate(1.0),
+        };
+        let cost = in_memory(&task(), gb(6), &swap).unwrap();
+        close(cost.delay().p50, 8.0);
+        close(cost.overhead().p50, 12.0);
+        assert_eq!(in_memory(&task(), gb(2), &swap).unwrap().parts().count(), 0);
+        // Never more than the task has.
+        close(in_memory(&task(), gb(90), &swap).unwrap().delay().p50, 20.0);
+        let little = Swap {
+            free_swap: gb(9),
+            ..swap
+        };
+        assert!(matches!(
+            in_memory(&task(), gb(2), &little),
+            Err(NoCost::Swap { .. })
+        ));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let unknown = NodeFigures {
+            write_queue: Figure::not_given(What::Queue),
+            ..node()
+        };
+        let none = checkpoint(&task(), Dump::Full, Copies::Local, &unknown, None).unwrap_err();
+        assert_eq!(none.to_string(), "the length of the queue was not given");
+    }
+}

@@ -1,0 +1,110 @@
+//! What is known of a task that may be preempted.
+
+use serde::{Deserialize, Serialize};
+
+use crate::TaskId;
+use crate::figure::{Figure, What};
+use crate::quantity::{Bytes, BytesPerSecond, Seconds};
+
+/// Processors and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// Processors, thousandths.
+    pub cpu_millis: u64,
+    /// Memory.
+    pub memory: Bytes,
+}
+
+impl Resources {
+    /// Nothing.
+    pub const ZERO: Self = Self {
+        cpu_millis: 0,
+        memory: Bytes::ZERO,
+    };
+
+    /// The sum, at most the largest numbers.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            cpu_millis: self.cpu_millis.saturating_add(other.cpu_millis),
+            memory: self.memory.plus(other.memory),
+        }
+    }
+
+    /// The difference, at least nothing of each.
+    #[must_use]
+    pub const fn less(self, other: Self) -> Self {
+        Self {
+            cpu_millis: self.cpu_millis.saturating_sub(other.cpu_millis),
+            memory: self.memory.less(other.memory),
+        }
+    }
+
+    /// The smaller of each.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        Self {
+            cpu_millis: self.cpu_millis.min(other.cpu_millis),
+            memory: self.memory.min(other.memory),
+        }
+    }
+
+    /// Whether nothing of either is there.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self == Self::ZERO
+    }
+
+    /// Whether both are there at least as `other` has them.
+    #[must_use]
+    pub fn covers(self, other: Self) -> bool {
+        other.less(self).is_none()
+    }
+}
+
+/// A running task, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// Task.
+    pub id: TaskId,
+    /// What becomes free when it stops.
+    pub holds: Resources,
+    /// Size of a full dump of it.
+    pub full: Figure<Bytes>,
+    /// Whether it has a checkpoint to build on.
+    pub has_checkpoint: bool,
+    /// Size of an incremental dump of it.
+    pub incremental: Figure<Bytes>,
+    /// Its resident memory.
+    pub resident: Figure<Bytes>,
+    /// Memory that it dirties.
+    pub dirty_rate: Figure<BytesPerSecond>,
+    /// Work it has done since its start: what a kill loses. Paper 000 calls this progress.
+    pub progress: Figure<Seconds>,
+    /// Work it has done since its last checkpoint.
+    pub since_checkpoint: Figure<Seconds>,
+    /// Time to its end.
+    pub remaining: Figure<Seconds>,
+    /// What it needs to start up before it works.
+    pub start: Figure<Seconds>,
+}
+
+impl Task {
+    /// One of which only its resources are known.
+    #[must_use]
+    pub const fn unknown(id: TaskId, holds: Resources) -> Self {
+        Self {
+            id,
+            holds,
+            full: Figure::not_given(What::FullSize),
+            has_checkpoint: false,
+            incremental: Figure::not_given(What::IncrementalSize),
+            resident: Figure::not_given(What::Memory),
+            dirty_rate: Figure::not_given(What::DirtyRate),
+            progress: Figure::not_given(What::Progress),
+            since_checkpoint: Figure::not_given(What::WorkSinceCheckpoint),
+            remaining: Figure::not_given(What::RemainingTime),
+            start: Figure::not_given(What::StartTime),
+        }
+    }
+}

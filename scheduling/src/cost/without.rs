@@ -1,0 +1,39 @@
+//! Preempting without a dump: killing, going back to an older checkpoint, waiting.
+
+use super::node::{NodeFigures, moved};
+use super::{Cost, NoCost, Part, Task};
+
+/// Killing: all the work is lost, and the task starts up again.
+///
+/// # Errors
+///
+/// [`NoCost`] if the task's progress is not known.
+pub fn kill(task: &Task) -> Result<Cost, NoCost> {
+    Ok(Cost::nothing()
+        .with(Part::LostWork, task.progress.known()?)
+        .with_fixed(Part::Start, task.start.known()))
+}
+
+/// Killing a task that has a checkpoint: the work since then is lost, and it is restored from there on `node`.
+///
+/// # Errors
+///
+/// [`NoCost`] without a checkpoint, or if the work since it, its size or the bandwidth is not known.
+pub fn rollback(task: &Task, node: &NodeFigures) -> Result<Cost, NoCost> {
+    if !task.has_checkpoint {
+        return Err(NoCost::NoCheckpoint);
+    }
+    Ok(Cost::nothing()
+        .with(Part::LostWork, task.since_checkpoint.known()?)
+        .with_fixed(Part::RestoreStart, node.restore_start.known())
+        .with(Part::Read, moved(&task.full.known()?, &node.read)?))
+}
+
+/// Waiting for the end: costs the task nothing, and the one who preempts all of the rest.
+///
+/// # Errors
+///
+/// [`NoCost`] if the remaining time is not known.
+pub fn wait(task: &Task) -> Result<Cost, NoCost> {
+    Ok(Cost::nothing().with(Part::Wait, task.remaining.known()?))
+}
