@@ -6,10 +6,13 @@
 //! Paper numbers in the docs: 000 is Li et al., Middleware '15; 001 OS-assisted preemption; 004 BIG-C.
 #![forbid(unsafe_code)]
 
+pub mod bigc;
 pub mod cost;
 pub mod estimator;
 pub mod figure;
+pub mod preempt;
 pub mod quantity;
+pub mod resume;
 pub mod size;
 
 use serde::{Deserialize, Serialize};

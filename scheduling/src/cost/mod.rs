@@ -381,6 +381,9 @@ pub enum NoCost {
     /// There is no other node to take a copy.
     #[error("there is no node for another copy")]
     NoReplica,
+    /// Nothing is known of the machine's swap.
+    #[error("nothing is to be suspended in memory on that node")]
+    NoSwap,
     /// The task would not fit swap, and the kernel would kill it or another (paper 001, §III).
     #[error("{needed} do not fit the {free} of swap that are free")]
     Swap {

@@ -5,7 +5,8 @@ use super::{Copies, Cost, Dump, NoCost, Part, Spread, Task};
 use crate::figure::{Estimate, Missing};
 use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 
-/// Rounds of a pre-copy. Most of what converges at all has done so by then (Clark et al., NSDI '05, §5.3).
+/// Rounds of a pre-copy: a task that dirties at half the rate of writing has 3 % left by then, and each further round
+/// holds up the one who preempts.
 const ROUNDS: u32 = 5;
 
 /// Dumping `task` on `node`, and restoring it there one day (paper 000, §4.1):
@@ -92,7 +93,7 @@ struct PreCopy {
 }
 
 /// Rounds of writing what was dirtied during the round before: each is (dirty rate ÷ write rate) of the last
-/// (Clark et al., NSDI '05, §3.2). The bad end dirties fast and writes slowly; both must converge.
+/// (pre-copy as in Clark et al., NSDI '05). The bad end dirties fast and writes slowly; both must converge.
 fn pre_copy(
     size: &Estimate<Bytes>,
     write: &Estimate<BytesPerSecond>,

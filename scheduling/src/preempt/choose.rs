@@ -1,0 +1,386 @@
+//! The cheapest mechanism for one victim: Algorithm 1 with all the ways there are, and with what the dump really writes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::TaskId;
+use crate::cost::{
+    self, Copies, Cost, Dump, Mechanism, NoCost, NodeFigures, Replica, Spread, Swap, Task,
+};
+use crate::quantity::{Ratio, Seconds};
+
+/// Where a victim runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Site {
+    /// The tier that would take its dump.
+    pub node: NodeFigures,
+    /// The node that would take a copy.
+    pub replica: Option<Replica>,
+    /// Swap of the machine; none where nothing is to be suspended in memory.
+    pub swap: Option<Swap>,
+}
+
+/// Which end of a spread decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// The median: best on the average.
+    #[default]
+    P50,
+    /// The 95th percentile: no bad surprises.
+    P95,
+}
+
+impl By {
+    const fn of(self, time: Spread) -> Seconds {
+        match self {
+            Self::P50 => time.p50,
+            Self::P95 => time.p95,
+        }
+    }
+}
+
+/// What a choice is made by.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// How durable a dump has to be.
+    pub copies: Copies,
+    /// Median or bad end. Default: median.
+    pub by: By,
+    /// What a second of delay for the one who preempts counts, in seconds of the victim's. 0, the default, is the
+    /// paper's: only the victim's overhead is compared.
+    pub delay_weight: Ratio,
+    /// Longest delay that is allowed at the 95th percentile: a grace time. Default: any.
+    pub longest_delay: Option<Seconds>,
+    /// Whether waiting for the end is an answer. Costs the victim nothing, so that it always wins unless a delay counts
+    /// or is limited. Default: no.
+    pub may_wait: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            copies: Copies::Local,
+            by: By::P50,
+            delay_weight: Ratio::ZERO,
+            longest_delay: None,
+            may_wait: false,
+        }
+    }
+}
+
+impl Terms {
+    /// Overhead plus weighted delay.
+    #[must_use]
+    pub fn score(&self, cost: &Cost) -> Seconds {
+        let overhead = self.by.of(cost.overhead());
+        let delay = self.by.of(cost.delay());
+        overhead.plus(delay.times(self.delay_weight))
+    }
+
+    fn allows(&self, mechanism: Mechanism, cost: &Cost) -> bool {
+        let in_time = self
+            .longest_delay
+            .is_none_or(|longest| cost.delay().p95 <= longest);
+        in_time && (self.may_wait || mechanism != Mechanism::Wait)
+    }
+}
+
+/// What is to be done to a task, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// What to do.
+    pub mechanism: Mechanism,
+    /// What it costs.
+    pub cost: Cost,
+    /// Its score by the terms.
+    pub score: Seconds,
+    /// The second best, and its score.
+    pub next: Option<(Mechanism, Seconds)>,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.mechanism, self.cost)?;
+        if let Some((mechanism, score)) = self.next {
+            write!(
+                f,
+                "; to {mechanism} would come to {score} and not {}",
+                self.score
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Nothing can be recommended.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
+#[error("task {} cannot be decided on: kill: {kill}; dump: {dump}", task.0)]
+pub struct Undecided {
+    /// Task.
+    pub task: TaskId,
+    /// What is wrong with killing it.
+    pub kill: Verdict,
+    /// What is wrong with a full dump.
+    pub dump: Verdict,
+}
+
+/// Why a mechanism was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It has no cost.
+    #[error(transparent)]
+    NoCost(NoCost),
+    /// It has one that the terms do not allow.
+    #[error("it takes too long")]
+    TooLong,
+}
+
+/// All mechanisms with their costs, or why they have none. Where two come to the same the earlier is taken: as in
+/// Algorithm 1, a checkpoint must be *cheaper* than a kill.
+pub fn options(task: &Task, site: &Site, copies: Copies) -> [(Mechanism, Result<Cost, NoCost>); 7] {
+    let dumped = |dump| {
+        let cost = cost::checkpoint(task, dump, copies, &site.node, site.replica.as_ref());
+        (Mechanism::Checkpoint { dump, copies }, cost)
+    };
+    let in_memory = match &site.swap {
+        // Whoever comes instead may need as much as the victim held.
+        Some(swap) => cost::in_memory(task, task.holds.memory, swap),
+        None => Err(NoCost::NoSwap),
+    };
+    [
+        (Mechanism::Wait, cost::wait(task)),
+        (Mechanism::Kill, cost::kill(task)),
+        (Mechanism::Rollback, cost::rollback(task, &site.node)),
+        (Mechanism::SuspendInMemory, in_memory),
+        dumped(Dump::Incremental),
+        dumped(Dump::Full),
+        dumped(Dump::PreCopied),
+    ]
+}
+
+/// The mechanism with the least score of those that have a cost and that the terms allow.
+///
+/// With the default terms this is Algorithm 1 with more ways: killing costs the progress, so a dump is taken when the
+/// progress exceeds its overhead.
+///
+/// # Errors
+///
+/// [`Undecided`] if no mechanism is left, with the reasons.
+pub fn choose(task: &Task, site: &Site, terms: &Terms) -> Result<Choice, Undecided> {
+    let options = options(task, site, terms.copies);
+    let mut best: Option<Choice> = None;
+    let mut next: Option<(Mechanism, Seconds)> = None;
+    for (mechanism, cost) in &options {
+        let Ok(cost) = cost else { continue };
+        if !terms.allows(*mechanism, cost) {
+            continue;
+        }
+        let score = terms.score(cost);
+        match &best {
+            Some(least) if score >= least.score => {
+                if next.is_none_or(|(_, other)| score < other) {
+                    next = Some((*mechanism, score));
+                }
+            }
+            _ => {
+                next = best.map(|least| (least.mechanism, least.score)).or(next);
+                best = Some(Choice {
+                    mechanism: *mechanism,
+                    cost: *cost,
+                    score,
+                    next: None,
+                });
+            }
+        }
+    }
+    let verdict = |wanted: Mechanism| {
+        let of = options.iter().find(|(mechanism, _)| *mechanism == wanted);
+        match of {
+            Some((_, Err(no_cost))) => Verdict::NoCost(*no_cost),
+            _ => Verdict::TooLong,
+        }
+    };
+    let choice = best.ok_or_else(|| Undecided {
+        task: task.id,
+        kill: verdict(Mechanism::Kill),
+        dump: verdict(Mechanism::Checkpoint {
+            dump: Dump::Full,
+            copies: terms.copies,
+        }),
+    })?;
+    Ok(Choice { next, ..choice })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeId;
+    use crate::cost::Resources;
+    use crate::estimator::SizedRates;
+    use crate::figure::Figure;
+    use crate::quantity::{Bytes, BytesPerSecond};
+
+    fn rate(bytes_per_s: f64) -> SizedRates {
+        SizedRates::uniform(Figure::given(BytesPerSecond::new(bytes_per_s).unwrap()))
+    }
+
+    fn seconds(n: u64) -> Figure<Seconds> {
+        Figure::given(Seconds::from_millis(n * 1000))
+    }
+
+    fn site(bytes_per_s: f64) -> Site {
+        Site {
+            node: NodeFigures {
+                write: rate(bytes_per_s),
+                read: rate(bytes_per_s),
+                write_queue: Figure::given(Bytes::ZERO),
+                ..NodeFigures::unknown(NodeId(1))
+            },
+            replica: None,
+            swap: None,
+        }
+    }
+
+    /// The paper's 60 s, 5 GB job after 30 s (§3.3.3).
+    fn k_means() -> Task {
+        Task {
+            full: Figure::given(Bytes::new(5_000_000_000)),
+            progress: seconds(30),
+            remaining: seconds(30),
+            ..Task::unknown(TaskId(1), Resources::ZERO)
+        }
+    }
+
+    const FULL: Mechanism = Mechanism::Checkpoint {
+        dump: Dump::Full,
+        copies: Copies::Local,
+    };
+
+    #[test]
+    fn the_papers_job_is_killed_at_low_bandwidth_and_dumped_at_high() {
+        // 10 GB altogether in 30 s: the two are even at a third of a GB a second.
+        let at = |bandwidth| {
+            choose(&k_means(), &site(bandwidth), &Terms::default())
+                .unwrap()
+                .mechanism
+        };
+        assert_eq!(at(0.1e9), Mechanism::Kill);
+        assert_eq!(at(0.333e9), Mechanism::Kill);
+        assert_eq!(at(0.334e9), FULL);
+        assert_eq!(at(10e9), FULL);
+    }
+
+    #[test]
+    fn an_incremental_dump_pays_where_a_full_one_does_not() {
+        let task = Task {
+            has_checkpoint: true,
+            incremental: Figure::given(Bytes::new(500_000_000)),
+            ..k_means()
+        };
+        // Full: 2 × 16.7 s. Incremental: 1.7 s and 16.7 s.
+        let choice = choose(&task, &site(0.3e9), &Terms::default()).unwrap();
+        assert!(matches!(
+            choice.mechanism,
+            Mechanism::Checkpoint {
+                dump: Dump::Incremental,
+                ..
+            }
+        ));
+        assert_eq!(choice.next.unwrap().0, Mechanism::Kill);
+    }
+
+    #[test]
+    fn a_task_checkpointed_a_moment_ago_goes_back_to_that() {
+        let task = Task {
+            has_checkpoint: true,
+            since_checkpoint: seconds(1),
+            ..k_means()
+        };
+        let choice = choose(&task, &site(0.5e9), &Terms::default()).unwrap();
+        assert_eq!(choice.mechanism, Mechanism::Rollback);
+        assert_eq!(choice.score.value(), 11.0);
+    }
+
+    #[test]
+    fn memory_is_the_cheapest_where_there_is_room() {
+        let site = Site {
+            swap: Some(Swap {
+                free_memory: Bytes::new(6_000_000_000),
+                free_swap: Bytes::new(6_000_000_000),
+                write: Figure::given(BytesPerSecond::new(1e8).unwrap()),
+                read: Figure::given(BytesPerSecond::new(1e8).unwrap()),
+            }),
+            ..site(1e9)
+        };
+        let task = Task {
+            resident: Figure::given(Bytes::new(5_000_000_000)),
+            ..k_means()
+        };
+        let choice = choose(&task, &site, &Terms::default()).unwrap();
+        assert_eq!(choice.mechanism, Mechanism::SuspendInMemory);
+        assert_eq!(choice.score, Seconds::ZERO);
+    }
+
+    #[test]
+    fn nearly_done_is_waited_for_when_the_delay_counts() {
+        let task = Task {
+            progress: seconds(58),
+            remaining: seconds(2),
+            ..k_means()
+        };
+        let terms = Terms {
+            may_wait: true,
+            delay_weight: Ratio::ONE,
+            ..Terms::default()
+        };
+        let choice = choose(&task, &site(1e9), &terms).unwrap();
+        assert_eq!(choice.mechanism, Mechanism::Wait);
+        // At its start it is killed.
+        let task = Task {
+            progress: seconds(1),
+            remaining: seconds(59),
+            ..k_means()
+        };
+        assert_eq!(
+            choose(&task, &site(1e9), &terms).unwrap().mechanism,
+            Mechanism::Kill
+        );
+    }
+
+    #[test]
+    fn a_grace_time_rules_out_what_takes_longer() {
+        let terms = |longest| Terms {
+            longest_delay: Some(Seconds::from_millis(longest)),
+            ..Terms::default()
+        };
+        let at = |longest| choose(&k_means(), &site(1e9), &terms(longest)).unwrap();
+        assert_eq!(at(5000).mechanism, FULL);
+        assert_eq!(at(4999).mechanism, Mechanism::Kill);
+    }
+
+    #[test]
+    fn without_figures_nothing_is_recommended_and_the_reasons_are_given() {
+        let task = Task::unknown(TaskId(7), Resources::ZERO);
+        let undecided = choose(&task, &site(1e9), &Terms::default()).unwrap_err();
+        assert_eq!(
+            undecided.to_string(),
+            "task 7 cannot be decided on: kill: the task's progress was not given; \
+             dump: the size of a full dump was not given"
+        );
+    }
+
+    #[test]
+    fn a_choice_says_what_the_second_best_would_have_come_to() {
+        let choice = choose(&k_means(), &site(1e9), &Terms::default()).unwrap();
+        let words = choice.to_string();
+        assert!(words.starts_with("full dump: 10.0 s (p95 10.0 s): write 5.0 s + read 5.0 s"));
+        assert!(
+            words.ends_with("to kill would come to 30.0 s and not 10.0 s"),
+            "{words}"
+        );
+    }
+}

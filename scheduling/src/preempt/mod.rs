@@ -1,0 +1,10 @@
+//! Preemption: Algorithm 1 of paper 000 as it stands there, its refinement to the cheapest mechanism for each victim,
+//! and a plan of whom to preempt.
+
+mod algorithm;
+mod choose;
+mod plan;
+
+pub use algorithm::{CandidateVictim, Decision, algorithm_1, overhead_chkpt};
+pub use choose::{By, Choice, Site, Terms, Undecided, Verdict, choose, options};
+pub use plan::{Candidate, Plan, Victim, plan};

@@ -1,0 +1,10 @@
+//! Resumption: Algorithm 2 of paper 000 as it stands there, and the ranking of all the nodes that could resume.
+
+mod algorithm;
+mod rank;
+
+pub use algorithm::{
+    PreemptedTask, Preference, PreviousCheckpoint, Resumption, algorithm_2, overhead_local,
+    overhead_remote,
+};
+pub use rank::{Offer, Ranked, Ranking, rank};
