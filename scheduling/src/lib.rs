@@ -12,6 +12,7 @@ pub mod estimator;
 pub mod figure;
 pub mod preempt;
 pub mod quantity;
+pub mod queue;
 pub mod resume;
 pub mod size;
 

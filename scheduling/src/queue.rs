@@ -1,0 +1,607 @@
+//! The queue of one direction of one tier: sequential checkpoint and restore (paper 000, §5.2.2).
+//!
+//! A bounded number run at once, the rest wait. A state machine without a clock: requests and the time come in,
+//! [`poll`](Queue::poll) says what may start and what has lapsed.
+//!
+//! **Order.** Each request has a moment at which it is *due*: its arrival plus a patience that is shorter the higher its
+//! priority. The one that is due first starts first. A moment by which it should start may bring it forward inside its
+//! own priority's band, and never past the next priority's. As what is due never changes, and whatever arrives is due
+//! after its arrival, nothing that arrives after a request is due goes before it: nobody starves.
+//!
+//! **Reservations** hold a place by a token, and are due like any request. They hold nobody up: while a place is not
+//! taken those behind it start; whoever presents the token in time has the place it reserved. Others lapse.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::quantity::{Bytes, Moment, Seconds};
+
+/// From 0, the lowest, to [`MAX`](Self::MAX).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(from = "u8")]
+pub struct Priority(u8);
+
+impl Priority {
+    /// The highest: there are 12, as in the Google trace.
+    pub const MAX: Self = Self(11);
+
+    /// Priority `level`, at most the highest.
+    #[must_use]
+    pub const fn new(level: u8) -> Self {
+        if level > Self::MAX.0 {
+            return Self::MAX;
+        }
+        Self(level)
+    }
+}
+
+impl From<u8> for Priority {
+    fn from(level: u8) -> Self {
+        Self::new(level)
+    }
+}
+
+/// A dump or a restore that wants to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// What it will move.
+    pub bytes: Bytes,
+    /// Its priority.
+    pub priority: Priority,
+    /// When it should start at the latest: its deadline less what it takes.
+    pub start_by: Option<Moment>,
+}
+
+/// A request that was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Ticket(u64);
+
+/// What a reservation is taken up with. Made by the caller, who has randomness: one that can be guessed can be stolen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Token(pub u128);
+
+/// How a queue behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// How many run at once. 1: the paper's. Two large writes on one medium mostly take turns.
+    pub running: usize,
+    /// How many wait or are reserved at most. 4096.
+    pub waiting: usize,
+    /// How much longer a request waits than one of the next priority. 10 s.
+    pub patience: Seconds,
+    /// How long a reservation holds at most. 5 minutes.
+    pub longest_reservation: Seconds,
+}
+
+impl Default for QueueConfig {
+    fn default() -> Self {
+        Self {
+            running: 1,
+            waiting: 4096,
+            patience: Seconds::from_millis(10_000),
+            longest_reservation: Seconds::from_millis(300_000),
+        }
+    }
+}
+
+/// What the queue says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It may start; it runs from now until it is [finished](Queue::finish).
+    Start(Ticket),
+    /// Its reservation was not taken up, and is gone.
+    Lapsed(Ticket),
+}
+
+/// What the queue does not do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum QueueError {
+    /// As many wait as may.
+    #[error("{limit} requests wait already")]
+    Full {
+        /// How many may.
+        limit: usize,
+    },
+    /// Two reservations cannot have one token.
+    #[error("the token is in use")]
+    TokenInUse,
+    /// No such reservation: it was taken up, has lapsed, or never was.
+    #[error("there is no reservation with this token")]
+    NoReservation,
+    /// No such request: it has finished, was cancelled, or never was.
+    #[error("there is no such request")]
+    NoRequest,
+}
+
+/// A place that was reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Its request.
+    pub ticket: Ticket,
+    /// When it lapses.
+    pub lapses_at: Moment,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Reserved { token: Token, lapses_at: Moment },
+    Waiting,
+    Running,
+}
+
+/// Where a request stands: when it is due, then its priority, then in order of arrival.
+type Place = (Moment, std::cmp::Reverse<Priority>, Ticket);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    due: Moment,
+    request: Request,
+    state: State,
+}
+
+impl Entry {
+    const fn place(&self, ticket: Ticket) -> Place {
+        (self.due, std::cmp::Reverse(self.request.priority), ticket)
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    config: QueueConfig,
+    /// The latest time that was passed in: it does not run backwards here.
+    now: Moment,
+    next: u64,
+    entries: BTreeMap<Ticket, Entry>,
+    /// Those that wait, the next one first.
+    line: BTreeSet<Place>,
+    tokens: HashMap<Token, Ticket>,
+    lapses: BTreeSet<(Moment, Ticket)>,
+    running: usize,
+}
+
+impl Queue {
+    /// An empty one.
+    #[must_use]
+    pub fn new(config: QueueConfig) -> Self {
+        Self {
+            config,
+            now: Moment::default(),
+            next: 0,
+            entries: BTreeMap::new(),
+            line: BTreeSet::new(),
+            tokens: HashMap::new(),
+            lapses: BTreeSet::new(),
+            running: 0,
+        }
+    }
+
+    /// Takes in a request.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::Full`].
+    pub fn submit(&mut self, now: Moment, request: Request) -> Result<Ticket, QueueError> {
+        self.admit(now, request, State::Waiting)
+    }
+
+    /// Reserves a place for `lifetime`, or for as long as reservations hold at most.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::Full`], [`QueueError::TokenInUse`].
+    pub fn reserve(
+        &mut self,
+        now: Moment,
+        token: Token,
+        request: Request,
+        lifetime: Seconds,
+    ) -> Result<Reservation, QueueError> {
+        if self.tokens.contains_key(&token) {
+            return Err(QueueError::TokenInUse);
+        }
+        self.advance(now);
+        let lifetime = lifetime.min(self.config.longest_reservation);
+        let lapses_at = self.now.after(lifetime);
+        let ticket = self.admit(now, request, State::Reserved { token, lapses_at })?;
+        self.tokens.insert(token, ticket);
+        self.lapses.insert((lapses_at, ticket));
+        Ok(Reservation { ticket, lapses_at })
+    }
+
+    /// Takes up a reservation: from now on it waits in its place, with the `bytes` that are known by now.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NoReservation`], also for one that has lapsed and was not polled for yet.
+    pub fn present(
+        &mut self,
+        now: Moment,
+        token: Token,
+        bytes: Bytes,
+    ) -> Result<Ticket, QueueError> {
+        self.advance(now);
+        let now = self.now;
+        let ticket = *self.tokens.get(&token).ok_or(QueueError::NoReservation)?;
+        let entry = (self.entries.get_mut(&ticket)).ok_or(QueueError::NoReservation)?;
+        let State::Reserved { lapses_at, .. } = entry.state else {
+            return Err(QueueError::NoReservation);
+        };
+        if lapses_at <= now {
+            return Err(QueueError::NoReservation);
+        }
+        entry.state = State::Waiting;
+        entry.request.bytes = bytes;
+        self.line.insert(entry.place(ticket));
+        self.tokens.remove(&token);
+        self.lapses.remove(&(lapses_at, ticket));
+        Ok(ticket)
+    }
+
+    /// What happens next, if anything does now; to be asked until it is `None`.
+    pub fn poll(&mut self, now: Moment) -> Option<Event> {
+        self.advance(now);
+        if let Some(&(lapses_at, ticket)) = self.lapses.first()
+            && lapses_at <= self.now
+        {
+            self.remove(ticket);
+            return Some(Event::Lapsed(ticket));
+        }
+        if self.running >= self.config.running {
+            return None;
+        }
+        let (_, _, ticket) = self.line.pop_first()?;
+        let entry = self.entries.get_mut(&ticket)?;
+        entry.state = State::Running;
+        self.running += 1;
+        Some(Event::Start(ticket))
+    }
+
+    /// When [`poll`](Self::poll) has something to say though nothing is done meanwhile: the next lapse.
+    #[must_use]
+    pub fn next_lapse(&self) -> Option<Moment> {
+        self.lapses.first().map(|&(lapses_at, _)| lapses_at)
+    }
+
+    /// What a running request still has to move.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NoRequest`].
+    pub fn progressed(&mut self, ticket: Ticket, left: Bytes) -> Result<(), QueueError> {
+        let entry = (self.entries.get_mut(&ticket)).ok_or(QueueError::NoRequest)?;
+        entry.request.bytes = left;
+        Ok(())
+    }
+
+    /// Ends a request, whether it ran, waited or was reserved.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NoRequest`].
+    pub fn finish(&mut self, ticket: Ticket) -> Result<(), QueueError> {
+        match self.remove(ticket) {
+            Some(_) => Ok(()),
+            None => Err(QueueError::NoRequest),
+        }
+    }
+
+    /// How many run at once from now on. Those that run go on; with 0 nothing starts.
+    pub fn allow_running(&mut self, running: usize) {
+        self.config.running = running;
+    }
+
+    /// Bytes of all that run, wait and are reserved.
+    #[must_use]
+    pub fn queued_bytes(&self) -> Bytes {
+        self.sum(|_, _| true)
+    }
+
+    /// Bytes that a request would have before it if it came now: what runs, and what is due before. O(requests).
+    #[must_use]
+    pub fn bytes_before(&self, now: Moment, request: &Request) -> Bytes {
+        let due = self.due(self.now.max(now), request);
+        let place = (due, std::cmp::Reverse(request.priority), Ticket(u64::MAX));
+        self.sum(|ticket, entry| entry.state == State::Running || entry.place(ticket) < place)
+    }
+
+    /// How many run, and how many wait or are reserved.
+    #[must_use]
+    pub fn lengths(&self) -> (usize, usize) {
+        (self.running, self.entries.len() - self.running)
+    }
+
+    fn sum(&self, of: impl Fn(Ticket, &Entry) -> bool) -> Bytes {
+        let entries = self
+            .entries
+            .iter()
+            .filter(|(ticket, entry)| of(**ticket, entry));
+        entries.fold(Bytes::ZERO, |sum, (_, entry)| sum.plus(entry.request.bytes))
+    }
+
+    fn advance(&mut self, now: Moment) {
+        self.now = self.now.max(now);
+    }
+
+    fn admit(&mut self, now: Moment, request: Request, state: State) -> Result<Ticket, QueueError> {
+        self.advance(now);
+        let limit = self.config.waiting;
+        if self.entries.len() - self.running >= limit {
+            return Err(QueueError::Full { limit });
+        }
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        let due = self.due(self.now, &request);
+        let entry = Entry {
+            due,
+            request,
+            state,
+        };
+        if state == State::Waiting {
+            self.line.insert(entry.place(ticket));
+        }
+        self.entries.insert(ticket, entry);
+        Ok(ticket)
+    }
+
+    /// When a request that arrives now is due: within its priority's band, as soon as it should start.
+    fn due(&self, now: Moment, request: &Request) -> Moment {
+        let mut earliest = now;
+        for _ in request.priority.0..Priority::MAX.0 {
+            earliest = earliest.after(self.config.patience);
+        }
+        let latest = earliest.after(self.config.patience);
+        request.start_by.unwrap_or(latest).clamp(earliest, latest)
+    }
+
+    fn remove(&mut self, ticket: Ticket) -> Option<Entry> {
+        let entry = self.entries.remove(&ticket)?;
+        match entry.state {
+            State::Running => self.running -= 1,
+            State::Waiting => {
+                self.line.remove(&entry.place(ticket));
+            }
+            State::Reserved { token, lapses_at } => {
+                self.tokens.remove(&token);
+                self.lapses.remove(&(lapses_at, ticket));
+            }
+        }
+        Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn second(n: u64) -> Moment {
+        Moment::from_micros(n * 1_000_000)
+    }
+
+    fn request(priority: u8, start_by: Option<u64>) -> Request {
+        Request {
+            bytes: Bytes::new(100),
+            priority: Priority::new(priority),
+            start_by: start_by.map(second),
+        }
+    }
+
+    /// Starts and finishes all that wait, one after the other.
+    fn drain(queue: &mut Queue, now: Moment) -> Vec<Ticket> {
+        let mut order = Vec::new();
+        while let Some(event) = queue.poll(now) {
+            if let Event::Start(ticket) = event {
+                order.push(ticket);
+                queue.finish(ticket).unwrap();
+            }
+        }
+        order
+    }
+
+    #[test]
+    fn priority_goes_first_then_the_deadline_then_the_arrival() {
+        let mut queue = Queue::new(QueueConfig::default());
+        let mut submit = |priority, start_by| {
+            let request = request(priority, start_by);
+            queue.submit(second(1), request).unwrap()
+        };
+        let (low, urgent_low) = (submit(0, None), submit(0, Some(1)));
+        let (high, urgent_high) = (submit(9, None), submit(9, Some(25)));
+        let later_high = submit(9, None);
+        assert_eq!(
+            drain(&mut queue, second(1)),
+            [urgent_high, high, later_high, urgent_low, low]
+        );
+    }
+
+    #[test]
+    fn a_stream_of_the_highest_priority_does_not_starve_the_lowest() {
+        let mut queue = Queue::new(QueueConfig::default());
+        let low = queue.submit(second(0), request(0, None)).unwrap();
+        let mut started = None;
+        for now in 0..1000 {
+            queue.submit(second(now), request(11, Some(0))).unwrap();
+            if let Some(Event::Start(ticket)) = queue.poll(second(now)) {
+                queue.finish(ticket).unwrap();
+                if ticket == low {
+                    started = Some(now);
+                    break;
+                }
+            }
+        }
+        // 12 priorities, 10 s each.
+        assert_eq!(started, Some(121));
+    }
+
+    #[test]
+    fn no_more_run_than_may() {
+        let mut queue = Queue::new(QueueConfig {
+            running: 2,
+            ..QueueConfig::default()
+        });
+        for _ in 0..3 {
+            queue.submit(second(0), request(0, None)).unwrap();
+        }
+        let first = queue.poll(second(0)).unwrap();
+        assert!(queue.poll(second(0)).is_some());
+        assert_eq!(queue.poll(second(0)), None);
+        assert_eq!(queue.lengths(), (2, 1));
+        let Event::Start(first) = first else {
+            panic!("{first:?}")
+        };
+        queue.progressed(first, Bytes::new(30)).unwrap();
+        assert_eq!(queue.queued_bytes(), Bytes::new(230));
+        queue.finish(first).unwrap();
+        assert_eq!(queue.finish(first), Err(QueueError::NoRequest));
+        queue.allow_running(1);
+        assert_eq!(queue.poll(second(0)), None);
+    }
+
+    #[test]
+    fn a_reservation_keeps_its_place_and_holds_nobody_up() {
+        let mut queue = Queue::new(QueueConfig::default());
+        let minute = Seconds::from_millis(60_000);
+        let reserved = queue
+            .reserve(second(0), Token(7), request(5, None), minute)
+            .unwrap();
+        let other = queue.submit(second(1), request(5, None)).unwrap();
+        let last = queue.submit(second(2), request(5, None)).unwrap();
+        assert_eq!(
+            queue.bytes_before(second(2), &request(5, None)).count(),
+            300
+        );
+        assert_eq!(queue.bytes_before(second(2), &request(6, None)).count(), 0);
+        assert_eq!(queue.poll(second(3)), Some(Event::Start(other)));
+        assert_eq!(
+            queue.present(second(4), Token(7), Bytes::new(1)),
+            Ok(reserved.ticket)
+        );
+        queue.finish(other).unwrap();
+        assert_eq!(drain(&mut queue, second(5)), [reserved.ticket, last]);
+        assert_eq!(
+            queue.present(second(6), Token(7), Bytes::new(1)),
+            Err(QueueError::NoReservation)
+        );
+    }
+
+    #[test]
+    fn unused_tokens_lapse() {
+        let mut queue = Queue::new(QueueConfig::default());
+        let year = Seconds::ONE_DAY;
+        let reserved = queue
+            .reserve(second(0), Token(7), request(5, None), year)
+            .unwrap();
+        assert_eq!(reserved.lapses_at, second(300));
+        assert_eq!(
+            queue.reserve(second(0), Token(7), request(5, None), year),
+            Err(QueueError::TokenInUse)
+        );
+        assert_eq!(queue.next_lapse(), Some(second(300)));
+        assert_eq!(queue.poll(second(299)), None);
+        assert_eq!(
+            queue.present(second(300), Token(7), Bytes::ZERO),
+            Err(QueueError::NoReservation)
+        );
+        // A clock that goes back does not bring it back.
+        assert_eq!(
+            queue.present(second(1), Token(7), Bytes::ZERO),
+            Err(QueueError::NoReservation)
+        );
+        assert_eq!(queue.poll(second(1)), Some(Event::Lapsed(reserved.ticket)));
+        assert_eq!(queue.queued_bytes(), Bytes::ZERO);
+        assert_eq!(queue.lengths(), (0, 0));
+    }
+
+    #[test]
+    fn a_full_queue_says_so() {
+        let mut queue = Queue::new(QueueConfig {
+            waiting: 1,
+            ..QueueConfig::default()
+        });
+        let first = queue.submit(second(0), request(0, None)).unwrap();
+        let full = Err(QueueError::Full { limit: 1 });
+        assert_eq!(queue.submit(second(0), request(11, None)), full);
+        assert_eq!(queue.poll(second(0)), Some(Event::Start(first)));
+        assert!(queue.submit(second(0), request(0, None)).is_ok());
+    }
+
+    proptest! {
+        /// Whatever is done: the bound on what runs holds, nothing that was due before another arrived starts after
+        /// it, and in the end all have started or lapsed.
+        #[test]
+        fn any_order_of_operations(
+            operations in prop::collection::vec((0_u8..5, any::<u8>(), 0_u64..40), 1..200),
+            running in 1_usize..4,
+        ) {
+            let mut queue = Queue::new(QueueConfig { running, ..QueueConfig::default() });
+            let mut now = 0;
+            let mut alive = BTreeMap::new();
+            let mut runs = Vec::new();
+            let tokens = &mut Vec::new();
+            let poll = |queue: &mut Queue, now, alive: &mut BTreeMap<Ticket, (u64, bool)>, runs: &mut Vec<Ticket>| {
+                while let Some(event) = queue.poll(second(now)) {
+                    match event {
+                        Event::Start(ticket) => {
+                            let (arrived, _) = alive.remove(&ticket).unwrap();
+                            let passed = alive.iter().find(|(_, (other, present))| *present && other + 120 < arrived);
+                            assert!(passed.is_none(), "{ticket:?} passed {passed:?}");
+                            runs.push(ticket);
+                        }
+                        Event::Lapsed(ticket) => assert!(!alive.remove(&ticket).unwrap().1),
+                    }
+                }
+                assert!(queue.lengths().0 <= running);
+            };
+            for (operation, priority, time) in operations {
+                match operation {
+                    0 => {
+                        let start_by = (time % 2 == 0).then_some(now + time);
+                        let ticket = queue.submit(second(now), request(priority, start_by)).unwrap();
+                        alive.insert(ticket, (now, true));
+                    }
+                    1 => {
+                        let token = Token(alive.len() as u128 + u128::from(now) * 1000);
+                        let lifetime = Seconds::from_millis(time * 1000);
+                        if let Ok(made) = queue.reserve(second(now), token, request(priority, None), lifetime) {
+                            alive.insert(made.ticket, (now, false));
+                            tokens.push(token);
+                        }
+                    }
+                    2 => {
+                        if let Some(token) = tokens.pop()
+                            && let Ok(ticket) = queue.present(second(now), token, Bytes::new(1))
+                        {
+                            alive.get_mut(&ticket).unwrap().1 = true;
+                        }
+                    }
+                    3 => {
+                        if let Some(ticket) = runs.pop() {
+                            queue.finish(ticket).unwrap();
+                        }
+                    }
+                    _ => now += time,
+                }
+                poll(&mut queue, now, &mut alive, &mut runs);
+            }
+            now += 1000;
+            for _ in 0..1000 {
+                poll(&mut queue, now, &mut alive, &mut runs);
+                for ticket in runs.drain(..) {
+                    queue.finish(ticket).unwrap();
+                }
+            }
+            prop_assert!(alive.is_empty());
+            prop_assert_eq!(queue.lengths(), (0, 0));
+            prop_assert_eq!(queue.queued_bytes(), Bytes::ZERO);
+            prop_assert!(queue.line.is_empty() && queue.tokens.is_empty() && queue.lapses.is_empty());
+        }
+    }
+}
