@@ -10,6 +10,7 @@ pub mod bigc;
 pub mod cost;
 pub mod estimator;
 pub mod figure;
+pub mod place;
 pub mod preempt;
 pub mod quantity;
 pub mod queue;

@@ -1,0 +1,397 @@
+//! Where a dump of a size and its copies go.
+//!
+//! The stronger rule first, as in the server's own placement: never two copies on one host; the node that takes the
+//! dump, when it can; reserved nodes before transient ones, whose copies do not count (paper 003); zones with fewest
+//! copies; a rack without one; then how soon the copy would be there. Nodes are kept by class and zone in trees that
+//! find the quickest without looking at all.
+
+mod tree;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::NodeId;
+use crate::cost::{NodeFigures, queue_time};
+use crate::figure::Missing;
+use crate::quantity::{Bytes, Seconds};
+use tree::{Line, Tree};
+
+/// Whether copies on a node outlast the machine (paper 003).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeClass {
+    /// Its copies count towards durability.
+    Reserved,
+    /// It may be taken away at any time.
+    Transient,
+}
+
+/// What a node fails with. Numbered by the caller; racks and hosts are unique across zones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Domain {
+    /// Site. There should be few: all are looked at.
+    pub zone: u32,
+    /// Rack.
+    pub rack: u32,
+    /// Machine.
+    pub host: u32,
+}
+
+/// Nodes of a zone that are looked at for one in a rack without a copy.
+const RACK_ATTEMPTS: usize = 64;
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    class: NodeClass,
+    domain: Domain,
+}
+
+/// What is to be placed.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Size of the dump.
+    pub size: Bytes,
+    /// Copies altogether.
+    pub copies: usize,
+    /// The node that takes the dump.
+    pub local: Option<NodeId>,
+    /// Nodes that have a copy already.
+    pub holders: &'a [NodeId],
+    /// Nodes that must not be chosen.
+    pub without: &'a [NodeId],
+}
+
+/// A node that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Placed {
+    /// Node.
+    pub node: NodeId,
+    /// When the copy would be there: queue, fixed time and write, at the median.
+    pub arrives_in: Seconds,
+    /// Whether it counts towards durability.
+    pub durable: bool,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Placement {
+    /// Chosen nodes, the best first; without those that had a copy already.
+    pub nodes: Vec<Placed>,
+    /// Copies for which there is no node.
+    pub missing: usize,
+    /// Nodes left out as too little is known of them.
+    pub unranked: usize,
+}
+
+/// Nodes, ready to be asked.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    known: HashMap<NodeId, Known>,
+    unranked: HashMap<NodeId, Missing>,
+    trees: BTreeMap<(NodeClass, u32), Tree>,
+}
+
+impl Places {
+    /// Takes in what is known of a node now, in place of what was. O(log n), on the average over many.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`] if its bandwidth for writing or its queue is not known: it is then not chosen, but counted.
+    pub fn update(
+        &mut self,
+        figures: &NodeFigures,
+        class: NodeClass,
+        domain: Domain,
+        free: Bytes,
+    ) -> Result<(), Missing> {
+        let node = figures.node;
+        let line = match line(figures, free) {
+            Ok(line) => line,
+            Err(missing) => {
+                self.remove(node);
+                self.unranked.insert(node, missing);
+                return Err(missing);
+            }
+        };
+        let key = (class, domain.zone);
+        let is_moved = |known: &Known| (known.class, known.domain.zone) != key;
+        if self.known.get(&node).is_some_and(is_moved) {
+            self.remove(node);
+        }
+        self.unranked.remove(&node);
+        self.known.insert(node, Known { class, domain });
+        self.trees.entry(key).or_default().put(line);
+        Ok(())
+    }
+
+    /// Forgets a node.
+    pub fn remove(&mut self, node: NodeId) {
+        self.unranked.remove(&node);
+        if let Some(known) = self.known.remove(&node) {
+            let key = (known.class, known.domain.zone);
+            if let Some(tree) = self.trees.get_mut(&key) {
+                tree.remove(node);
+                if tree.len() == 0 {
+                    self.trees.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Chooses nodes. O(copies × zones × log n), and a step for each node that is nearer and must not be chosen.
+    #[must_use]
+    pub fn place(&self, wanted: &Wanted<'_>) -> Placement {
+        let mut taken = Taken::default();
+        for holder in wanted.holders {
+            taken.nodes.insert(*holder);
+            if let Some(known) = self.known.get(holder) {
+                taken.take(known.domain);
+            }
+        }
+        taken.nodes.extend(wanted.without);
+        let mut placement = Placement {
+            unranked: self.unranked.len(),
+            ..Placement::default()
+        };
+        let copies = wanted.copies.saturating_sub(wanted.holders.len());
+        // Each copy needs a node of its own: no request is worth more rounds.
+        for _ in 0..copies.min(self.known.len()) {
+            let first = placement.nodes.is_empty();
+            let local = wanted.local.filter(|_| first);
+            let found = local
+                .and_then(|local| self.at(local, wanted.size, &taken))
+                .or_else(|| self.best(wanted.size, &taken));
+            let Some((node, arrives_in, known)) = found else {
+                break;
+            };
+            taken.nodes.insert(node);
+            taken.take(known.domain);
+            placement.nodes.push(Placed {
+                node,
+                arrives_in,
+                durable: known.class == NodeClass::Reserved,
+            });
+        }
+        placement.missing = copies.saturating_sub(placement.nodes.len());
+        placement
+    }
+
+    /// Why a node is left out, if it is.
+    #[must_use]
+    pub fn why_unranked(&self, node: NodeId) -> Option<Missing> {
+        self.unranked.get(&node).copied()
+    }
+
+    fn at(&self, node: NodeId, size: Bytes, taken: &Taken) -> Option<(NodeId, Seconds, Known)> {
+        let known = *self.known.get(&node)?;
+        if !taken.allows(node, known.domain) {
+            return None;
+        }
+        let tree = self.trees.get(&(known.class, known.domain.zone))?;
+        Some((node, tree.time(node, size)?, known))
+    }
+
+    fn best(&self, size: Bytes, taken: &Taken) -> Option<(NodeId, Seconds, Known)> {
+        let in_zone = |zone: u32| taken.zones.get(&zone).copied().unwrap_or(0);
+        let in_trees = self.trees.iter().filter_map(|(&(class, zone), tree)| {
+            let (node, time, known) = self.best_of(tree, size, taken)?;
+            let in_used_rack = taken.racks.contains(&known.domain.rack);
+            let key = (class, in_zone(zone), in_used_rack, time, node);
+            Some((key, (node, time, known)))
+        });
+        in_trees.min_by_key(|(key, _)| *key).map(|(_, found)| found)
+    }
+
+    /// The quickest of a tree, in a rack without a copy if there is one among the next.
+    fn best_of(&self, tree: &Tree, size: Bytes, taken: &Taken) -> Option<(NodeId, Seconds, Known)> {
+        let mut allowed = tree.quickest(size).filter_map(|(node, time)| {
+            let known = *self.known.get(&node)?;
+            taken
+                .allows(node, known.domain)
+                .then_some((node, time, known))
+        });
+        let quickest = allowed.next()?;
+        let is_new = |known: &Known| !taken.racks.contains(&known.domain.rack);
+        if is_new(&quickest.2) {
+            return Some(quickest);
+        }
+        let mut others = allowed.take(RACK_ATTEMPTS);
+        Some(
+            others
+                .find(|(_, _, known)| is_new(known))
+                .unwrap_or(quickest),
+        )
+    }
+}
+
+fn line(figures: &NodeFigures, free: Bytes) -> Result<Line, Missing> {
+    let queue = queue_time(&figures.write_queue, &figures.write)?;
+    let rate = figures.write.sustained().known()?;
+    // A fixed time that nobody measured is the same everywhere: nothing.
+    let fixed = figures.dump_start.known().map_or(0.0, |t| t.p50.value());
+    Ok(Line {
+        node: figures.node,
+        start: queue.p50.value() + fixed,
+        per_byte: 1.0 / rate.p50.value(),
+        free,
+    })
+}
+
+/// What is used up.
+#[derive(Debug, Default)]
+struct Taken {
+    nodes: HashSet<NodeId>,
+    hosts: HashSet<u32>,
+    racks: HashSet<u32>,
+    zones: HashMap<u32, usize>,
+}
+
+impl Taken {
+    fn take(&mut self, domain: Domain) {
+        self.hosts.insert(domain.host);
+        self.racks.insert(domain.rack);
+        *self.zones.entry(domain.zone).or_default() += 1;
+    }
+
+    fn allows(&self, node: NodeId, domain: Domain) -> bool {
+        !self.nodes.contains(&node) && !self.hosts.contains(&domain.host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimator::SizedRates;
+    use crate::figure::Figure;
+    use crate::quantity::BytesPerSecond;
+
+    const GB: u64 = 1_000_000_000;
+
+    struct Node(u32, NodeClass, u32, u32, u64);
+
+    /// Each node writes 1 GB/s and is a host of its own; the last number is what it has queued, GB.
+    fn places(nodes: &[Node]) -> Places {
+        let mut places = Places::default();
+        for &Node(id, class, zone, rack, queued) in nodes {
+            let rate = Figure::given(BytesPerSecond::new(1e9).unwrap());
+            let figures = NodeFigures {
+                write: SizedRates::uniform(rate),
+                write_queue: Figure::given(Bytes::new(queued * GB)),
+                ..NodeFigures::unknown(NodeId(id))
+            };
+            let domain = Domain {
+                zone,
+                rack,
+                host: id,
+            };
+            let free = Bytes::new(50 * GB);
+            places.update(&figures, class, domain, free).unwrap();
+        }
+        places
+    }
+
+    fn wanted(copies: usize) -> Wanted<'static> {
+        Wanted {
+            size: Bytes::new(5 * GB),
+            copies,
+            local: None,
+            holders: &[],
+            without: &[],
+        }
+    }
+
+    fn chosen(places: &Places, wanted: &Wanted<'_>) -> Vec<u32> {
+        let placement = places.place(wanted);
+        placement.nodes.iter().map(|placed| placed.node.0).collect()
+    }
+
+    use NodeClass::{Reserved, Transient};
+
+    #[test]
+    fn the_quickest_is_chosen_and_says_when() {
+        let places = places(&[Node(1, Reserved, 0, 1, 9), Node(2, Reserved, 0, 2, 3)]);
+        let placement = places.place(&wanted(1));
+        assert_eq!(placement.nodes[0].node, NodeId(2));
+        assert!((placement.nodes[0].arrives_in.value() - 8.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn copies_go_to_other_zones_then_to_other_racks() {
+        let places = places(&[
+            Node(1, Reserved, 0, 1, 0),
+            Node(2, Reserved, 0, 1, 1),
+            Node(3, Reserved, 0, 2, 2),
+            Node(4, Reserved, 9, 9, 30),
+        ]);
+        assert_eq!(chosen(&places, &wanted(4)), [1, 4, 3, 2]);
+        let five = places.place(&wanted(5));
+        assert_eq!(five.missing, 1);
+    }
+
+    #[test]
+    fn the_local_node_is_first_and_transient_ones_are_last_and_do_not_count() {
+        let places = places(&[
+            Node(1, Transient, 1, 1, 0),
+            Node(2, Reserved, 0, 2, 30),
+            Node(3, Reserved, 0, 2, 20),
+        ]);
+        let wanted = Wanted {
+            local: Some(NodeId(2)),
+            ..wanted(3)
+        };
+        assert_eq!(chosen(&places, &wanted), [2, 3, 1]);
+        let placement = places.place(&wanted);
+        assert!(placement.nodes[1].durable && !placement.nodes[2].durable);
+    }
+
+    #[test]
+    fn holders_their_hosts_and_the_excluded_are_left_out() {
+        let mut places = places(&[
+            Node(1, Reserved, 0, 1, 0),
+            Node(2, Reserved, 0, 2, 1),
+            Node(3, Reserved, 0, 3, 2),
+        ]);
+        let wanted = Wanted {
+            holders: &[NodeId(1)],
+            without: &[NodeId(2)],
+            ..wanted(2)
+        };
+        assert_eq!(chosen(&places, &wanted), [3]);
+        places.remove(NodeId(3));
+        assert_eq!(places.place(&wanted).missing, 1);
+    }
+
+    #[test]
+    fn no_node_without_room_and_none_that_is_unknown() {
+        let mut places = places(&[Node(1, Reserved, 0, 1, 0)]);
+        let large = Wanted {
+            size: Bytes::new(51 * GB),
+            ..wanted(1)
+        };
+        assert_eq!(places.place(&large).missing, 1);
+        // It stops reporting: known before, not chosen now, and counted.
+        let domain = Domain {
+            zone: 0,
+            rack: 1,
+            host: 1,
+        };
+        let unknown = NodeFigures::unknown(NodeId(1));
+        assert!(
+            places
+                .update(&unknown, Reserved, domain, Bytes::new(GB))
+                .is_err()
+        );
+        let placement = places.place(&wanted(1));
+        assert_eq!((placement.missing, placement.unranked), (1, 1));
+        assert!(places.why_unranked(NodeId(1)).is_some());
+    }
+
+    #[test]
+    fn absurd_numbers_of_copies_are_answered() {
+        let places = places(&[Node(1, Reserved, 0, 1, 0)]);
+        let placement = places.place(&wanted(usize::MAX));
+        assert_eq!(placement.nodes.len(), 1);
+        assert_eq!(placement.missing, usize::MAX - 1);
+    }
+}
