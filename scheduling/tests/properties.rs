@@ -1,0 +1,324 @@
+//! What must hold whatever the figures are: monotony, the adaptive choice against its own alternatives, and that no
+//! input panics or yields what is not a number.
+
+use std::collections::BTreeMap;
+
+use permafrost_scheduling::cost::{
+    Copies, Cost, Mechanism, MissingPages, NodeFigures, Replica, Resources, Swap, Task, resume,
+};
+use permafrost_scheduling::estimator::{Channel, Direction, Estimator, SizedRates, Tier, Transfer};
+use permafrost_scheduling::figure::{Estimate, Figure, What};
+use permafrost_scheduling::preempt::{
+    By, Candidate, CandidateVictim, Decision, Site, Terms, algorithm_1, choose, options, plan,
+};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Ratio, Seconds};
+use permafrost_scheduling::{NodeId, TaskId};
+use proptest::prelude::*;
+
+/// Sums of floats in another order differ in their last digits.
+fn no_more(a: Seconds, b: Seconds) -> bool {
+    a.value() <= b.value() * (1.0 + 1e-9) + 1e-9
+}
+
+fn estimate<T: Copy + std::fmt::Debug + 'static>(
+    values: impl Strategy<Value = T> + Clone + 'static,
+) -> impl Strategy<Value = Figure<T>> {
+    let age = (0.0..1e6).prop_map(|age| Seconds::new(age).unwrap());
+    (values.clone(), values, age, 0_u32..100).prop_map(|(p50, p95, age, samples)| {
+        Figure::Known(Estimate {
+            p50,
+            p95,
+            age,
+            samples,
+        })
+    })
+}
+
+/// Known, and one time in eight unknown.
+fn figure<T: Copy + std::fmt::Debug + 'static>(
+    values: impl Strategy<Value = T> + Clone + 'static,
+) -> impl Strategy<Value = Figure<T>> {
+    prop_oneof![
+        7 => estimate(values),
+        1 => Just(Figure::not_given(What::Memory)),
+    ]
+}
+
+fn bytes() -> impl Strategy<Value = Bytes> + Clone {
+    prop_oneof![0_u64..1 << 36, any::<u64>(), Just(0), Just(u64::MAX)].prop_map(Bytes::new)
+}
+
+fn rate() -> impl Strategy<Value = BytesPerSecond> + Clone {
+    let value = prop_oneof![1e3..1e11, Just(1.0), Just(1e15)];
+    value.prop_map(|value| BytesPerSecond::new(value).unwrap())
+}
+
+fn seconds() -> impl Strategy<Value = Seconds> + Clone {
+    let value = prop_oneof![0.0..1e5, Just(0.0), Just(1e12)];
+    value.prop_map(|value| Seconds::new(value).unwrap())
+}
+
+prop_compose! {
+    fn node()(
+        write in figure(rate()),
+        read in figure(rate()),
+        write_queue in figure(bytes()),
+        read_queue in figure(bytes()),
+        dump_start in figure(seconds()),
+        restore_start in figure(seconds()),
+    ) -> NodeFigures {
+        NodeFigures {
+            node: NodeId(1),
+            write: SizedRates::uniform(write),
+            read: SizedRates::uniform(read),
+            write_queue,
+            read_queue,
+            dump_start,
+            restore_start,
+        }
+    }
+}
+
+prop_compose! {
+    fn site()(
+        node in node(),
+        there in node(),
+        link in figure(rate()),
+        (free_memory, free_swap) in (bytes(), bytes()),
+        (write, read) in (figure(rate()), figure(rate())),
+        (has_replica, has_swap) in (any::<bool>(), any::<bool>()),
+    ) -> Site {
+        let replica = Replica { link: SizedRates::uniform(link), node: there };
+        let swap = Swap { free_memory, free_swap, write, read };
+        Site {
+            node,
+            replica: has_replica.then_some(replica),
+            swap: has_swap.then_some(swap),
+        }
+    }
+}
+
+prop_compose! {
+    fn task()(
+        (cpu_millis, memory) in (any::<u64>(), bytes()),
+        full in figure(bytes()),
+        has_checkpoint in any::<bool>(),
+        incremental in figure(bytes()),
+        resident in figure(bytes()),
+        dirty_rate in figure(rate()),
+        (progress, since_checkpoint) in (figure(seconds()), figure(seconds())),
+        (remaining, start) in (figure(seconds()), figure(seconds())),
+    ) -> Task {
+        Task {
+            id: TaskId(1),
+            holds: Resources { cpu_millis, memory },
+            full,
+            has_checkpoint,
+            incremental,
+            resident,
+            dirty_rate,
+            progress,
+            since_checkpoint,
+            remaining,
+            start,
+        }
+    }
+}
+
+prop_compose! {
+    fn terms()(
+        replicated in any::<bool>(),
+        bad_end in any::<bool>(),
+        weight in 0.0..1e6,
+        longest_delay in prop::option::of(seconds()),
+        may_wait in any::<bool>(),
+    ) -> Terms {
+        Terms {
+            copies: if replicated { Copies::Replicated } else { Copies::Local },
+            by: if bad_end { By::P95 } else { By::P50 },
+            delay_weight: Ratio::new(weight).unwrap(),
+            longest_delay,
+            may_wait,
+        }
+    }
+}
+
+fn faster(rates: SizedRates, by: f64) -> SizedRates {
+    match rates.sustained() {
+        Figure::Known(known) => {
+            let times =
+                |rate: BytesPerSecond| BytesPerSecond::new((rate.value() * by).min(1e15)).unwrap();
+            SizedRates::uniform(Figure::Known(Estimate {
+                p50: times(known.p50),
+                p95: times(known.p95),
+                ..known
+            }))
+        }
+        Figure::Unknown { .. } => rates,
+    }
+}
+
+fn check_sums(cost: &Cost) {
+    for sum in [cost.overhead(), cost.delay(), cost.until_running()] {
+        assert!(sum.p50.value().is_finite() && sum.p95.value().is_finite());
+        assert!(sum.p50 <= sum.p95, "{cost}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn more_bandwidth_never_raises_a_cost(task in task(), site in site(), by in 1.0..100.0) {
+        let mut better = site;
+        better.node.write = faster(site.node.write, by);
+        better.node.read = faster(site.node.read, by);
+        if let Some(replica) = &mut better.replica {
+            replica.link = faster(replica.link, by);
+            replica.node.write = faster(replica.node.write, by);
+        }
+        for copies in [Copies::Local, Copies::Replicated] {
+            let both = options(&task, &site, copies).into_iter().zip(options(&task, &better, copies));
+            for ((mechanism, before), (_, after)) in both {
+                let Ok(before) = before else { continue };
+                let after = after.unwrap();
+                prop_assert!(no_more(after.overhead().p50, before.overhead().p50), "{mechanism}");
+                prop_assert!(no_more(after.overhead().p95, before.overhead().p95), "{mechanism}");
+                prop_assert!(no_more(after.delay().p50, before.delay().p50), "{mechanism}");
+                prop_assert!(no_more(after.delay().p95, before.delay().p95), "{mechanism}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_longer_queue_never_lowers_a_cost(task in task(), site in site(), more in bytes()) {
+        let mut longer = site;
+        longer.node = site.node.with_queued(more);
+        for ((mechanism, before), (_, after)) in options(&task, &site, Copies::Local)
+            .into_iter()
+            .zip(options(&task, &longer, Copies::Local))
+        {
+            let (Ok(before), Ok(after)) = (before, after) else { continue };
+            prop_assert!(no_more(before.overhead().p50, after.overhead().p50), "{mechanism}");
+            prop_assert!(no_more(before.delay().p95, after.delay().p95), "{mechanism}");
+        }
+    }
+
+    /// A resume elsewhere is never cheaper for sending more.
+    #[test]
+    fn lacking_more_never_lowers_the_cost_of_a_resume(
+        node in node(), size in bytes(), link in figure(rate()), less in bytes(), more in bytes(),
+    ) {
+        let link = SizedRates::uniform(link);
+        let time = |bytes| resume(size, &node, Some(&MissingPages { bytes, link }));
+        if let (Ok(less), Ok(more)) = (time(less.min(more)), time(less.max(more))) {
+            check_sums(&more);
+            prop_assert!(no_more(less.until_running().p50, more.until_running().p50));
+        }
+    }
+
+    /// By its own model, under the same terms.
+    #[test]
+    fn adaptive_never_costs_more_than_kill_or_checkpoint(task in task(), site in site(), terms in terms()) {
+        let free = Terms { longest_delay: None, ..terms };
+        let known: Vec<_> = options(&task, &site, terms.copies)
+            .into_iter()
+            .filter_map(|(mechanism, cost)| Some((mechanism, cost.ok()?)))
+            .collect();
+        for (_, cost) in &known {
+            check_sums(cost);
+        }
+        match choose(&task, &site, &free) {
+            Ok(choice) => for (mechanism, cost) in known {
+                if mechanism != Mechanism::Wait || terms.may_wait {
+                    prop_assert!(choice.score <= terms.score(&cost), "{choice} against {mechanism}");
+                }
+            },
+            Err(_) => prop_assert!(known.iter().all(|(mechanism, _)| *mechanism == Mechanism::Wait)),
+        }
+        // With a grace time it is kept, whatever else.
+        if let (Ok(choice), Some(longest)) = (choose(&task, &site, &terms), terms.longest_delay) {
+            prop_assert!(choice.cost.delay().p95 <= longest);
+        }
+    }
+
+    /// Where there is nothing but a kill and a full dump, the refinement is Algorithm 1.
+    #[test]
+    fn with_kill_and_full_dump_only_the_choice_is_algorithm_1(
+        size in 0_u64..1 << 40, (write, read) in (rate(), rate()), queued in 0_u64..1 << 40, progress in 0.0..1e5,
+    ) {
+        let (size, queued) = (Bytes::new(size), Bytes::new(queued));
+        let progress = Seconds::new(progress).unwrap();
+        let decision = algorithm_1(vec![CandidateVictim {
+            task: TaskId(1),
+            size,
+            bw_write: write,
+            bw_read: read,
+            queue_time_dump: queued.at(write),
+            progress,
+            previous_checkpoint: false,
+        }])[0].1;
+        let task = Task {
+            full: Figure::given(size),
+            progress: Figure::given(progress),
+            ..Task::unknown(TaskId(1), Resources::ZERO)
+        };
+        let node = NodeFigures {
+            write: SizedRates::uniform(Figure::given(write)),
+            read: SizedRates::uniform(Figure::given(read)),
+            write_queue: Figure::given(queued),
+            ..NodeFigures::unknown(NodeId(1))
+        };
+        let site = Site { node, replica: None, swap: None };
+        let choice = choose(&task, &site, &Terms::default()).unwrap();
+        let even = (choice.next.unwrap().1.value() - choice.score.value()).abs() < 1e-6;
+        prop_assert!(even || (choice.mechanism == Mechanism::Kill) == (decision == Decision::Kill));
+    }
+
+    #[test]
+    fn a_plan_frees_what_it_says_and_takes_nobody_twice(
+        tasks in prop::collection::vec(task(), 0..12), site in site(), terms in terms(),
+        (cpu_millis, memory) in (any::<u64>(), bytes()),
+    ) {
+        let candidates: Vec<_> = (0..).zip(tasks).map(|(id, task)| Candidate {
+            node: NodeId(1),
+            task: Task { id: TaskId(id), ..task },
+        }).collect();
+        let wanted = Resources { cpu_millis, memory };
+        let plan = plan(wanted, &candidates, &BTreeMap::from([(NodeId(1), site)]), &terms);
+        let mut ids: Vec<_> = plan.victims.iter().map(|victim| victim.task).collect();
+        let frees = plan.victims.iter().fold(Resources::ZERO, |sum, victim| sum.plus(victim.frees));
+        prop_assert!(frees.covers(plan.frees));
+        prop_assert_eq!(wanted.less(plan.frees), plan.lacking);
+        let taken = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        prop_assert_eq!(ids.len(), taken);
+    }
+
+    /// Whatever a node reports, its figures are numbers between what is believed, or there are none.
+    #[test]
+    fn a_node_that_lies_never_yields_nonsense(
+        reports in prop::collection::vec((any::<u64>(), bytes(), seconds(), any::<u64>()), 0..100),
+        now in any::<u64>(),
+    ) {
+        let mut estimator = Estimator::default();
+        let channel = Channel::Medium { node: NodeId(1), tier: Tier::Hdd, direction: Direction::Read };
+        for (at, bytes, elapsed, now) in reports {
+            let transfer = Transfer { at: Moment::from_micros(at), bytes, elapsed };
+            // Refused or not: both are well.
+            let _ = estimator.transferred(channel, Moment::from_micros(now), transfer);
+            let _ = estimator.answered(channel, Moment::from_micros(now), transfer.at, elapsed);
+        }
+        let now = Moment::from_micros(now);
+        let rates = estimator.rates(channel, now);
+        for size in [0, 1 << 22, 1 << 28, u64::MAX] {
+            if let Ok(figure) = rates.of(Bytes::new(size)).known() {
+                prop_assert!(figure.p95 <= figure.p50);
+                prop_assert!((999.0..=1.001e12).contains(&figure.p50.value()), "{figure:?}");
+                prop_assert!(figure.age.value() <= 3600.0);
+            }
+        }
+        if let Ok(latency) = estimator.latency(channel, now).known() {
+            prop_assert!(latency.p50 <= latency.p95);
+        }
+    }
+}
