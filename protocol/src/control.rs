@@ -608,9 +608,41 @@ pub struct ServerStatus {
     /// Where the catalog came from: `opened`, `rebuilt` and why.
     #[prost(string, tag = "11")]
     pub catalog: String,
+    /// It is an agent, which keeps nothing itself.
+    #[prost(bool, tag = "12")]
+    pub agent: bool,
+    /// Where nodes and agents are served, `address:port`; empty if they are not.
+    #[prost(string, tag = "13")]
+    pub peers: String,
+    /// Where Prometheus is answered, `address:port`; empty if it is not.
+    #[prost(string, tag = "14")]
+    pub metrics: String,
+    /// The cluster, if it is a node of one.
+    #[prost(message, optional, tag = "15")]
+    pub cluster: Option<ClusterStatus>,
     /// The scrub.
     #[prost(message, optional, tag = "20")]
     pub scrub: Option<ScrubStatus>,
+}
+
+/// A node's place in its cluster.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct ClusterStatus {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// Id of the registry's data; empty before the node has registered once.
+    #[prost(string, tag = "2")]
+    pub id: String,
+    /// Why the node may do nothing that has to be listed; empty if it may.
+    #[prost(string, tag = "3")]
+    pub fenced: String,
+    /// The node that works in the background for all; empty while there is none, or nobody knows.
+    #[prost(string, tag = "4")]
+    pub leader: String,
+    /// Copies that there should be of what is dumped here.
+    #[prost(uint32, tag = "5")]
+    pub copies_wanted: u32,
 }
 
 /// State of a region.

@@ -2,8 +2,8 @@
 
 use permafrost_protocol::control::framing::{LENGTH_BYTES, MessageError, decode, encode, length};
 use permafrost_protocol::control::{
-    Checkpoint, Checkpoints, Detail, Done, Error, Exported, MAX_MESSAGE_BYTES, Progress, Reply,
-    Request, ServerStatus, SessionOpened, VERSION, Verified, reply, request,
+    Checkpoint, Checkpoints, ClusterStatus, Detail, Done, Error, Exported, MAX_MESSAGE_BYTES,
+    Progress, Reply, Request, ServerStatus, SessionOpened, VERSION, Verified, reply, request,
 };
 use proptest::prelude::*;
 
@@ -99,6 +99,12 @@ fn replies() -> Vec<Reply> {
         }),
         Body::Status(ServerStatus {
             version: "0".into(),
+            peers: "127.0.0.1:7118".into(),
+            cluster: Some(ClusterStatus {
+                node: "n1".into(),
+                copies_wanted: 2,
+                ..Default::default()
+            }),
             ..Default::default()
         }),
     ];

@@ -496,6 +496,7 @@ impl Backend for Remote {
                 .then_with(|| a.session.cmp(&b.session))
         });
         let mut status = control::ServerStatus {
+            agent: true,
             sessions,
             ..control::ServerStatus::default()
         };

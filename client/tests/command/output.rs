@@ -5,7 +5,8 @@ use std::io::Read;
 use std::process::Stdio;
 
 use permafrost_protocol::control::{
-    self, Checkpoint, Checkpoints, ErrorCode, ServerStatus, SessionStatus, reply, request,
+    self, Checkpoint, Checkpoints, ClusterStatus, ErrorCode, ServerStatus, SessionStatus, reply,
+    request,
 };
 
 use crate::fake::{Daemon, assert_exit, checkpoint, json, stderr, stdout};
@@ -161,4 +162,47 @@ fn status_shows_regions_and_sessions() {
         "{text}"
     );
     assert!(text.contains("77       -    receiving"), "{text}");
+}
+
+#[test]
+fn status_leaves_out_what_is_not_there() {
+    let daemon = Daemon::start(|_| {
+        vec![reply::Body::Status(ServerStatus {
+            version: "0.1.0".to_owned(),
+            agent: true,
+            socket: "/r/page-server.sock".to_owned(),
+            ..ServerStatus::default()
+        })]
+    });
+    assert_eq!(
+        stdout(&daemon.run(&["status"])),
+        "permafrost agent 0.1.0, process 0, up 0 s\n  page server  /r/page-server.sock\n  \
+         checkpoints  0\n  parked       0\n"
+    );
+}
+
+#[test]
+fn status_tells_how_a_node_stands_in_its_cluster() {
+    let daemon = Daemon::start(|_| {
+        vec![reply::Body::Status(ServerStatus {
+            peers: "10.0.0.1:7118".to_owned(),
+            park_ttl_s: 7 * 86_400,
+            cluster: Some(ClusterStatus {
+                node: "n1".to_owned(),
+                id: "c".to_owned(),
+                fenced: "the registry is away".to_owned(),
+                copies_wanted: 2,
+                ..ClusterStatus::default()
+            }),
+            ..ServerStatus::default()
+        })]
+    });
+    let text = stdout(&daemon.run(&["status"]));
+    for said in [
+        "peers        10.0.0.1:7118\n",
+        "0, kept 7 d\n",
+        "node n1\n  cluster  c\n  state    fenced: the registry is away\n  copies   2 wanted\n",
+    ] {
+        assert!(text.contains(said), "{text}");
+    }
 }

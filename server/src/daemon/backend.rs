@@ -23,7 +23,14 @@ pub(crate) struct Local {
     pub(crate) catalog_origin: String,
     /// The cluster, if this node is in one.
     pub(crate) operator: Option<Arc<dyn Operate>>,
+    /// How it stands there.
+    pub(crate) in_cluster: Option<InCluster>,
+    /// Where peers are served, and metrics; empty where they are not.
+    pub(crate) addresses: [String; 2],
 }
+
+/// Tells how a node stands in its cluster; may ask the registry.
+pub(crate) type InCluster = Box<dyn Fn() -> control::ClusterStatus + Send + Sync>;
 
 impl Local {
     fn operator(&self) -> Result<&dyn Operate, StoreError> {
@@ -209,6 +216,7 @@ impl Backend for Local {
             .iter()
             .filter(|record| record.generation == 0)
             .count() as u64;
+        let [peers, metrics] = self.addresses.clone();
         Ok(control::ServerStatus {
             regions: vec![self.store.region_status()],
             sessions: self.store.session_states(),
@@ -217,6 +225,9 @@ impl Backend for Local {
             park_ttl_s: self.park_ttl.as_secs(),
             catalog: self.catalog_origin.clone(),
             scrub: self.store.scrub_status(),
+            peers,
+            metrics,
+            cluster: self.in_cluster.as_ref().map(|status| status()),
             ..control::ServerStatus::default()
         })
     }

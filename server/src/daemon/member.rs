@@ -10,10 +10,12 @@ use permafrost_client::identity::ReloadingIdentity;
 use permafrost_client::peer::{self, Network};
 use permafrost_client::remote;
 use permafrost_pmem::MediumKind;
+use permafrost_protocol::control;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::StartError;
+use super::backend::InCluster;
 use super::listing::Listing;
 use crate::cluster::{
     Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _, Tier,
@@ -47,6 +49,9 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// This node's part in a cluster.
 pub(super) struct Member {
     cluster: Arc<Cluster>,
+    name: String,
+    /// Copies that there should be of each checkpoint.
+    wanted: u32,
     networks: [Network; 2],
     throttle: Arc<Throttle>,
     puller: Arc<Puller>,
@@ -202,6 +207,8 @@ impl Member {
         let telling = tokio::spawn(tell_facts(Arc::clone(&cluster), Arc::clone(store)));
         Ok(Self {
             cluster,
+            name,
+            wanted: options.copies,
             networks: [copies, reads],
             throttle,
             puller,
@@ -224,6 +231,26 @@ impl Member {
     /// Answers `permafrost node …`.
     pub(super) fn operator(&self) -> Arc<dyn Operate> {
         Arc::clone(&self.operator)
+    }
+
+    /// How this node stands. Asks the registry who leads, unless it is away.
+    pub(super) fn status(&self) -> InCluster {
+        let (cluster, node, copies_wanted) =
+            (Arc::clone(&self.cluster), self.name.clone(), self.wanted);
+        Box::new(move || {
+            let fenced = cluster.fence().check().err();
+            let leader = match &fenced {
+                None => cluster.registry().leader().ok().flatten(),
+                Some(_) => None,
+            };
+            control::ClusterStatus {
+                node: node.clone(),
+                id: cluster.id().unwrap_or_default(),
+                fenced: fenced.map_or_else(String::new, |error| error.to_string()),
+                leader: leader.unwrap_or_default(),
+                copies_wanted,
+            }
+        })
     }
 
     /// What is counted besides what the store counts.

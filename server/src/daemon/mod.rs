@@ -99,6 +99,12 @@ impl Daemon {
             park_ttl: config.retention.parked,
             catalog_origin,
             operator: member.as_ref().map(Member::operator),
+            in_cluster: member.as_ref().map(Member::status),
+            addresses: [
+                peers.as_ref().and_then(|peers| peers.local_address().ok()),
+                numbers.as_ref().map(metrics::Server::address),
+            ]
+            .map(|address| address.map_or_else(String::new, |address| address.to_string())),
         }));
         let expiry = tokio::spawn(expire(Arc::clone(store), config.retention));
         Ok(Self {

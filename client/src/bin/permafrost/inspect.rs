@@ -1,7 +1,7 @@
 //! `permafrost ls`, `show` and `status`.
 
 use permafrost_protocol::control::{
-    Checkpoint, Checkpoints, Detail, ScrubStatus, ServerStatus, request,
+    Checkpoint, Checkpoints, ClusterStatus, Detail, ScrubStatus, ServerStatus, request,
 };
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
 
@@ -318,23 +318,55 @@ pub(crate) fn status(context: &Context) -> Result<(), Failure> {
     context.print(&status, human_status)
 }
 
+/// Those that say something.
+fn joined(parts: &[&str]) -> String {
+    let parts: Vec<_> = parts.iter().copied().filter(|p| !p.is_empty()).collect();
+    parts.join(", ")
+}
+
+fn in_cluster(cluster: &ClusterStatus) -> String {
+    facts(
+        &format!("node {}", cluster.node),
+        &[
+            ("cluster", cluster.id.clone()),
+            (
+                "state",
+                match cluster.fenced.as_str() {
+                    "" => "takes part".to_owned(),
+                    why => format!("fenced: {why}"),
+                },
+            ),
+            ("leader", cluster.leader.clone()),
+            ("copies", format!("{} wanted", cluster.copies_wanted)),
+        ],
+    )
+}
+
 fn human_status(status: &ServerStatus) -> String {
+    let program = if status.agent {
+        "permafrost agent"
+    } else {
+        "permafrostd"
+    };
     let mut text = facts(
         &format!(
-            "permafrostd {}, process {}, up {}",
+            "{program} {}, process {}, up {}",
             status.version,
             status.pid,
             human::span(status.uptime_s)
         ),
         &[
-            (
-                "page server",
-                [status.address.as_str(), status.socket.as_str()].join(", "),
-            ),
+            ("page server", joined(&[&status.address, &status.socket])),
+            ("peers", status.peers.clone()),
+            ("metrics", status.metrics.clone()),
             ("checkpoints", status.checkpoints.to_string()),
             (
                 "parked",
-                format!("{}, kept {}", status.parked, human::span(status.park_ttl_s)),
+                match status.park_ttl_s {
+                    // An agent keeps none.
+                    0 => status.parked.to_string(),
+                    ttl_s => format!("{}, kept {}", status.parked, human::span(ttl_s)),
+                },
             ),
             ("catalog", status.catalog.clone()),
             (
@@ -343,6 +375,10 @@ fn human_status(status: &ServerStatus) -> String {
             ),
         ],
     );
+    if let Some(cluster) = &status.cluster {
+        text.push('\n');
+        text.push_str(&in_cluster(cluster));
+    }
     for region in &status.regions {
         let used = region.capacity_bytes.saturating_sub(region.free_bytes);
         text.push('\n');
