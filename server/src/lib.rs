@@ -3,6 +3,7 @@
 
 pub mod agents;
 pub mod catalog;
+mod clock;
 pub mod cluster;
 pub mod config;
 pub mod daemon;

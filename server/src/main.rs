@@ -10,14 +10,14 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use permafrost_client::host::arguments::{
-    Listen, LogFormat, init_log, parse_duration, parse_listen,
+    Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
 };
 use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_server::config::{ClusterOptions, Config};
-use permafrost_server::daemon::Daemon;
+use permafrost_server::daemon::{Daemon, StartError};
 use permafrost_server::repair::Limits;
 use permafrost_server::replication::Durability;
-use permafrost_server::store::Retention;
+use permafrost_server::store::{Retention, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Permafrost's storage node: takes CRIU's page-server dumps into a persistent-memory region.
@@ -108,35 +108,35 @@ struct ClusterArgs {
     #[arg(long, value_name = "ADDRESS:PORT", requires = "catalog")]
     advertise: Option<SocketAddr>,
     /// Copies that there should be of each checkpoint, on nodes of different hosts.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    #[arg(long, requires = "catalog", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     copies: u32,
     /// On how many nodes a dump that asks for nothing must be durable before it is acknowledged: local, quorum (more
     /// than half of the copies) or all.
-    #[arg(long, value_name = "WORD", default_value = "quorum", value_parser = parse_durability)]
+    #[arg(long, requires = "catalog", value_name = "WORD", default_value = "quorum", value_parser = parse_durability)]
     durability: Durability,
     /// How long a frozen task may wait for other nodes before its dump is refused and it goes on.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    #[arg(long, requires = "catalog", value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     deadline: Duration,
     /// reserved: ours to keep. transient: may be taken away at any time, so copies here count for nothing.
-    #[arg(long, value_name = "CLASS", default_value = "reserved", value_parser = parse_word::<NodeClass>)]
+    #[arg(long, requires = "catalog", value_name = "CLASS", default_value = "reserved", value_parser = parse_word::<NodeClass>)]
     class: NodeClass,
     /// What this node fails with: HOST, RACK/HOST or ZONE/RACK/HOST [default: a machine of its own].
-    #[arg(long, value_name = "DOMAIN", default_value = "", value_parser = parse_domain)]
+    #[arg(long, requires = "catalog", value_name = "DOMAIN", default_value = "", value_parser = parse_domain)]
     domain: FailureDomain,
     /// Speed of the medium: pmem, memory or file [default: what the region is on].
-    #[arg(long, value_name = "TIER", value_parser = parse_word::<Tier>)]
+    #[arg(long, requires = "catalog", value_name = "TIER", value_parser = parse_word::<Tier>)]
     tier: Option<Tier>,
     /// How long this node counts as alive after its last sign of life.
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    #[arg(long, requires = "catalog", value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     lease: Duration,
     /// Most bytes a second that repair reads or writes here, such as 100M [default: as fast as it goes].
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, requires = "catalog", value_name = "SIZE", value_parser = parse_size)]
     repair_rate: Option<u64>,
     /// Percent of full speed, and of a processor, that repair gets while dumps come in.
-    #[arg(long, value_name = "PERCENT", default_value_t = Limits::default().share_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, requires = "catalog", value_name = "PERCENT", default_value_t = Limits::default().share_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
     repair_share: u8,
     /// How long a node may be gone before its copies are made anew elsewhere: longer than a restart takes.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    #[arg(long, requires = "catalog", value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     repair_grace: Duration,
 }
 
@@ -179,10 +179,21 @@ fn main() -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", in_full(error.as_ref()));
+            let hint = hint(&error);
+            if !hint.is_empty() {
+                tracing::error!("hint: {hint}");
+            }
             ExitCode::FAILURE
         }
     }
+}
+
+/// What to do about it, if somebody said.
+fn hint(error: &anyhow::Error) -> &str {
+    let of_start = error.downcast_ref().map(StartError::hint);
+    let of_store = || error.downcast_ref().map(StoreError::hint);
+    of_start.or_else(of_store).unwrap_or_default()
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
@@ -270,6 +281,7 @@ struct Period(Option<Duration>);
 fn parse_period(text: &str) -> Result<Period, String> {
     match text {
         "off" => Ok(Period(None)),
+        "0" => Err("say `off` for never".to_owned()),
         time => parse_duration(time).map(|time| Period(Some(time))),
     }
 }
@@ -323,6 +335,43 @@ mod tests {
         assert_eq!(parse_domain("h"), domain("h", "", ""));
         assert_eq!(parse_domain("z/r/h"), domain("h", "r", "z"));
         assert!(parse_domain("a/b/c/d").is_err());
+    }
+
+    #[test]
+    fn options_of_a_cluster_need_one_and_defaults_do_not() {
+        use clap::error::ErrorKind;
+
+        let parse = |args: &[&str]| Args::try_parse_from([&["permafrostd"], args].concat());
+        assert!(parse(&[]).is_ok());
+        for option in [
+            "--copies=3",
+            "--durability=all",
+            "--deadline=1s",
+            "--class=transient",
+            "--domain=h",
+            "--tier=pmem",
+            "--lease=9s",
+            "--repair-rate=1M",
+            "--repair-share=9",
+            "--repair-grace=9s",
+        ] {
+            let refused = parse(&[option]).map(drop).map_err(|error| error.kind());
+            assert_eq!(refused, Err(ErrorKind::MissingRequiredArgument), "{option}");
+            let rest = "--catalog=etcd://h:1 --listen-peers=127.0.0.1:0 --identity=i";
+            let mut args: Vec<_> = rest.split(' ').collect();
+            assert!(parse(&args).is_ok());
+            args.push(option);
+            assert!(parse(&args).is_ok(), "{option}");
+        }
+    }
+
+    #[test]
+    fn a_scrub_period_of_nothing_is_off() {
+        assert!(parse_period("off").is_ok_and(|period| period.0.is_none()));
+        assert_eq!(
+            parse_period("0").map(drop),
+            Err("say `off` for never".to_owned())
+        );
     }
 
     #[test]

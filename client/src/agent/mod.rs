@@ -3,7 +3,7 @@
 //! ```text
 //!  criu ── page-server ──▶ front end ──▶ Sink ── one QUIC stream ──▶ node ──▶ its region, and the other copies
 //!  permafrost ── control socket ──▶ Remote ── requests ──▶ a node
-//!  criu restore ◀── pipes ◀── RemoteCheckpoint ◀── pages, digests compared ◀── the nearest node that has them
+//!  criu restore ◀── pipes ◀── RemoteCheckpoint ◀── pages, digests compared ◀── a node that has them
 //! ```
 //!
 //! Which node takes a dump is the agent's choice, everything else the node's: the job's lock, the generation, the

@@ -28,6 +28,22 @@ pub fn init_log(format: LogFormat) {
     }
 }
 
+/// An error and its causes. Many name their cause themselves: it is said once.
+#[must_use]
+pub fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
 /// An address, or none. A wrapper, as clap gives an `Option` a meaning of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Listen(pub Option<SocketAddr>);
@@ -80,6 +96,25 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        #[derive(Debug, thiserror::Error)]
+        enum Outer {
+            #[error("load it")]
+            Plain(#[source] Inner),
+        }
+        #[derive(Debug, thiserror::Error)]
+        #[error("read key.pem: {source}")]
+        struct Inner {
+            source: std::io::Error,
+        }
+        let source = std::io::Error::other("no such file");
+        assert_eq!(
+            in_full(&Outer::Plain(Inner { source })),
+            "load it: read key.pem: no such file"
+        );
+    }
 
     #[test]
     fn times_have_units() {

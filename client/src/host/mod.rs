@@ -110,7 +110,13 @@ impl Bound {
     ///
     /// # Errors
     /// See [`HostError`].
-    pub async fn bind(options: Options) -> Result<Self, HostError> {
+    pub async fn bind(mut options: Options) -> Result<Self, HostError> {
+        // Clients are told where their sessions' sockets are, and have working directories of their own.
+        options.run_dir =
+            std::path::absolute(&options.run_dir).map_err(|source| HostError::Directory {
+                path: options.run_dir.clone(),
+                source,
+            })?;
         make_private_dir(&options.run_dir)?;
         let run_dir_lock = run_dir::prepare(&options.run_dir)?;
         let listen = |what: &'static str| move |source| HostError::Listen { what, source };
@@ -237,5 +243,29 @@ fn remove_socket(path: &Path) {
         && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(path = %path.display(), %error, "socket not removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_relative_run_directory_is_told_as_an_absolute_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut run_dir = PathBuf::new();
+        for _ in std::env::current_dir().unwrap().components().skip(1) {
+            run_dir.push("..");
+        }
+        run_dir.extend(dir.path().join("run").components().skip(1));
+        let bound = Bound::bind(Options {
+            run_dir,
+            listen: None,
+            idle_connection: Duration::from_secs(1),
+            tls: None,
+        });
+        let bound = bound.await.unwrap();
+        let socket = control_socket(&bound.options);
+        assert!(socket.is_absolute() && socket.exists(), "{socket:?}");
     }
 }

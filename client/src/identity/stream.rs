@@ -181,14 +181,6 @@ impl TlsStream {
         self.inner.get_ref()
     }
 
-    /// Bytes that can be read without the socket: poll tells nothing of them.
-    pub fn has_buffered(&mut self) -> bool {
-        self.inner
-            .conn
-            .process_new_packets()
-            .is_ok_and(|state| state.plaintext_bytes_to_read() > 0)
-    }
-
     /// Announces our end. Done by itself when the other side announces its own.
     ///
     /// # Errors

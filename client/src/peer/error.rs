@@ -103,12 +103,6 @@ pub enum PeerError {
 }
 
 impl PeerError {
-    /// The connection is gone, and another may do better.
-    #[must_use]
-    pub fn is_loss(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::Unreachable { .. })
-    }
-
     pub(crate) fn read(node: &str, doing: &'static str, error: quinn::ReadError) -> Self {
         match error {
             quinn::ReadError::ConnectionLost(source) => Self::lost(node, source),

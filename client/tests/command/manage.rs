@@ -1,13 +1,37 @@
 //! Checkpoints removed, pinned and verified.
 
-use permafrost_protocol::control::{Checkpoint, Done, Progress, Verified, reply, request};
+use permafrost_protocol::control::{
+    Checkpoint, Done, Progress, SessionOpened, Verified, reply, request,
+};
 
-use crate::fake::{Daemon, assert_exit, checkpoint, stdout};
+use crate::fake::{Daemon, assert_exit, checkpoint, stderr, stdout};
+
+#[test]
+fn open_without_a_port_prints_no_command_for_one() {
+    let daemon = Daemon::start(|_| {
+        vec![reply::Body::SessionOpened(SessionOpened {
+            session: "77".to_owned(),
+            socket: "/r/sessions/77.sock".to_owned(),
+            ..SessionOpened::default()
+        })]
+    });
+    let text = stdout(&daemon.run(&["open", "--job", "train"]));
+    assert!(text.contains("/r/sessions/77.sock"), "{text}");
+    assert!(text.contains("no port (--listen none)"), "{text}");
+    assert!(!text.contains("--port"), "{text}");
+}
 
 #[test]
 fn rm_wants_a_generation_or_all() {
     let daemon = Daemon::start(|_| vec![reply::Body::Done(Done { count: 3 })]);
     assert_exit(&daemon.run(&["rm", "train"]), 2);
+    let both = daemon.run(&["rm", "train@1", "--all"]);
+    assert_exit(&both, 2);
+    let said = stderr(&both);
+    assert!(
+        said.contains("--all takes a job, not a generation"),
+        "{said}"
+    );
     assert!(daemon.requests().is_empty());
     let output = daemon.run(&["rm", "train", "--all", "--force"]);
     assert_eq!(stdout(&output), "3 checkpoints removed\n");

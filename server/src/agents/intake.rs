@@ -13,7 +13,7 @@ use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
 use super::spool::Spool;
 use super::{Agents, check_write, refusal};
-use crate::store::{SessionSink, StoreError};
+use crate::store::{SessionSink, StoreError, check_tells_processes};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -150,6 +150,7 @@ impl Agents {
                 _ => None,
             })
             .collect();
+        check_tells_processes(&wanted)?;
         let mut fitting = Vec::new();
         for record in self.store.list("")? {
             if record.generation > 0 || !self.owns(peer, &record.session) {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::{Action, Peer, namespace_of};
+use permafrost_client::identity::{Action, Peer, Role, namespace_of};
 use permafrost_protocol::control::{self, ErrorCode};
 
 use crate::cluster::Operate;
@@ -145,7 +145,17 @@ fn check_write(peer: &Peer, job: &str) -> Result<(), control::Error> {
     if peer.may(Action::DumpInto { namespace }) {
         return Ok(());
     }
-    Err(denied(peer, &format!("dump into namespace {namespace}")))
+    let refused = denied(
+        peer,
+        &format!("dump into, or remove from, namespace {namespace}"),
+    );
+    Err(match peer.role() {
+        Role::Reader | Role::Operator => control::Error {
+            hint: "that takes a certificate of role agent (docs/security.md)".to_owned(),
+            ..refused
+        },
+        Role::Node | Role::Agent => refused,
+    })
 }
 
 /// Whether `peer` may read `job`.

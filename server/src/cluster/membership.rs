@@ -12,9 +12,8 @@ use super::config::ClusterConfig;
 use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::Keys;
-use super::values::{
-    Holder, Json as _, Member, MemberState, Node, NodeFacts, VERSION, ValueError, unix_ms,
-};
+use super::values::{Holder, Json as _, Member, MemberState, Node, NodeFacts, VERSION, ValueError};
+use crate::clock::unix_ms;
 use crate::store::StoreError;
 
 /// Facts that have not changed are written again after so many signs of life, so that a value someone damaged by

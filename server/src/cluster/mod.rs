@@ -211,7 +211,7 @@ mod tests {
     /// A clock that is hours off must change nothing, so nothing here may look at it but what tells people when a
     /// region was first seen. Time that decides is [`super::fence::Tick`], or tokio's, both of which nobody sets.
     #[test]
-    fn the_wall_clock_is_read_in_one_place_and_only_to_be_shown() {
+    fn the_wall_clock_is_read_only_to_be_shown() {
         let mut readers = Vec::new();
         let mut uses = Vec::new();
         let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cluster")];
@@ -237,12 +237,10 @@ mod tests {
                 }
             }
         }
-        assert_eq!(readers.len(), 1, "{readers:#?}");
-        assert!(readers[0].contains("values.rs"), "{readers:#?}");
+        assert!(readers.is_empty(), "{readers:#?}");
         assert!(!uses.is_empty(), "the search finds nothing any more");
         for place in uses {
-            let is_shown =
-                place.contains("first_seen_unix_ms: unix_ms(),") || place.contains("fn unix_ms()");
+            let is_shown = place.contains("first_seen_unix_ms: unix_ms(),");
             assert!(is_shown, "{place}");
         }
     }

@@ -277,8 +277,8 @@ fn line(entry: &Registered) -> control::Checkpoint {
 }
 
 fn unknown(node: &str) -> StoreError {
-    StoreError::NotFound {
-        what: format!("node {node} in the cluster"),
+    StoreError::NoNode {
+        node: node.to_owned(),
     }
 }
 

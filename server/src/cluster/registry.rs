@@ -566,9 +566,7 @@ impl EtcdRegistry {
             loop {
                 let found = inner.get(key.clone(), None).await?;
                 let Some(kv) = found.kvs().first() else {
-                    return Err(StoreError::NotFound {
-                        what: format!("node {node} in the cluster"),
-                    });
+                    return Err(StoreError::NoNode { node });
                 };
                 let mut member = super::Member::decode(kv.value())
                     .map_err(|error| damaged(&key, &error.to_string()))?;

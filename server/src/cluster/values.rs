@@ -3,8 +3,6 @@
 //! Nodes, members, locks and the leader are JSON, to be looked at with etcdctl. A checkpoint is protobuf, as there
 //! are many. Each has a version; a newer one is refused, unknown fields are skipped.
 
-use std::time::Duration;
-
 use permafrost_protocol::control::Checkpoint;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -259,14 +257,6 @@ impl Entry {
             wanted_copies: entry.wanted_copies,
         })
     }
-}
-
-/// Milliseconds since the Unix epoch.
-pub(crate) fn unix_ms() -> u64 {
-    let since = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO);
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

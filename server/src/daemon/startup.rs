@@ -75,9 +75,20 @@ pub enum StartError {
     /// No catalog can be made.
     #[error("open catalog")]
     Catalog(#[from] CatalogError),
-    /// The catalog and the region cannot be brought together.
-    #[error("open store")]
+    /// The catalog and the region cannot be brought together, or the cluster cannot be joined.
+    #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl StartError {
+    /// What to do about it; empty where the message says it, or there is nothing to be said.
+    #[must_use]
+    pub fn hint(&self) -> &str {
+        match self {
+            Self::Store(error) => error.hint(),
+            _ => "",
+        }
+    }
 }
 
 /// Opens catalog and region; the store, and where its catalog came from.

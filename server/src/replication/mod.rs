@@ -22,7 +22,7 @@ pub type ContentDigest = [u8; 32];
 /// On how many nodes a dump must be durable before it is acknowledged. Copies on transient nodes never count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// On this node. Copies are made all the same, and may come later.
+    /// On this node; repair makes the other copies later.
     #[default]
     Local,
     /// On more than half of the copies asked for: two of three, two of two.

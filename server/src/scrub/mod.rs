@@ -39,13 +39,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::CheckpointRef;
 
 use self::pace::Pace;
 use self::schedule::{Candidate, Next, Schedule};
+use crate::clock::unix_ms;
 use crate::store::{Checked, Count, Held, PagesRead, Progress, Scrub, Store, StoreError};
 
 pub use mend::{Mend, MendByPull};
@@ -551,11 +552,4 @@ impl Drop for Request<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-fn unix_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

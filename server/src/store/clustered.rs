@@ -13,7 +13,8 @@ use super::checking::Held;
 use super::dump::Parent;
 use super::elsewhere::not_here;
 use super::seal::{Contents, Numbering};
-use super::{Store, StoreError, digest, manifest_of, unix_ms};
+use super::{Store, StoreError, digest, manifest_of};
+use crate::clock::unix_ms;
 use crate::cluster::{Registered, Registry};
 use crate::replication::{Copies, CopiesRequest, Durability, Replicate};
 

@@ -26,6 +26,12 @@ pub enum StoreError {
         /// What was looked for.
         what: String,
     },
+    /// No such node.
+    #[error("node {node} in the cluster not found")]
+    NoNode {
+        /// Its name.
+        node: String,
+    },
     /// Something is in the way.
     #[error("{message}")]
     Conflict {
@@ -116,7 +122,7 @@ impl StoreError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Invalid { .. } => ErrorCode::Invalid,
-            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::NotFound { .. } | Self::NoNode { .. } => ErrorCode::NotFound,
             Self::Conflict { .. } => ErrorCode::Conflict,
             Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::SessionFailed { code, .. } => *code,
@@ -138,13 +144,16 @@ impl StoreError {
         }
     }
 
-    fn hint(&self) -> &str {
+    /// What to do about it; empty where there is nothing to be said.
+    #[must_use]
+    pub fn hint(&self) -> &str {
         match self {
             Self::Elsewhere(error) => &error.hint,
             Self::Invalid { hint, .. }
             | Self::Conflict { hint, .. }
             | Self::Unavailable { hint, .. } => hint,
             Self::NotFound { .. } => "`permafrost ls` lists what is there",
+            Self::NoNode { .. } => "`permafrost node ls` lists the nodes",
             Self::Damaged { .. } => {
                 "restore an older generation (`permafrost ls`); `permafrost scrub` looks again"
             }

@@ -90,7 +90,12 @@ impl Store {
             dump.copies.as_deref_mut(),
         )?;
         let kind = kind_of(&images);
-        check_images_fit(kind, &images, &dump.spaces)?;
+        check_images_fit(
+            kind,
+            &images,
+            &dump.spaces,
+            "name a directory that criu dump wrote with its pages, not by --page-server",
+        )?;
         let contents = Contents {
             job: job.to_owned(),
             kind,

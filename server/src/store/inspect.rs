@@ -10,7 +10,8 @@ use permafrost_protocol::manifest::Manifest;
 use super::anywhere::Anywhere;
 use super::checking::Held;
 use super::reader::PAGE_BYTES;
-use super::{Progress, Store, StoreError, manifest_of, unix_ms};
+use super::{Progress, Store, StoreError, manifest_of};
+use crate::clock::unix_ms;
 
 impl Store {
     /// Checkpoints of a job, or all with an empty name, by job and generation, parked ones last.

@@ -27,7 +27,7 @@ mod stream;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
@@ -46,6 +46,7 @@ pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use provisional::{Holding, Mark, Settled};
 pub use quarantine::Scrub;
 pub use replica::{ReplicaDump, ReplicaRequest};
+pub(crate) use seal::check_tells_processes;
 pub use session::{Session, SessionRequest, SessionSink};
 
 /// Failed sessions that `permafrost status` can show.
@@ -524,11 +525,4 @@ fn check_job(job: &str) -> Result<(), StoreError> {
         message: format!("{job:?} is no job name: {error}"),
         hint: "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",
     })
-}
-
-fn unix_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -13,7 +13,8 @@ use permafrost_protocol::manifest::{self, AddressSpace, Image, Kind, Manifest, O
 use super::dump::Dump;
 use super::images::store_small;
 use super::session::Session;
-use super::{Index, Store, StoreError, check_job, digest, manifest_of, unix_ms};
+use super::{Index, Store, StoreError, check_job, digest, manifest_of};
+use crate::clock::unix_ms;
 use crate::replication::{ContentDigest, Copies};
 
 /// What a manifest is made of, beside what the store adds.
@@ -91,7 +92,7 @@ impl Store {
         } else {
             Kind::Full
         };
-        check_images_fit(kind, &images, &spaces)?;
+        check_images_fit(kind, &images, &spaces, OF_THESE_PAGES)?;
         let contents = Contents {
             job: session.request.job.clone(),
             kind,
@@ -153,7 +154,7 @@ impl Store {
         shadow.inherit(&parked);
         let images = store_small(&dir, &mut shadow, &manifest.spaces, None)?;
         let kind = kind_of(&images);
-        check_images_fit(kind, &images, &manifest.spaces)?;
+        check_images_fit(kind, &images, &manifest.spaces, OF_THESE_PAGES)?;
         let same_job = manifest.job == job;
         let contents = Contents {
             job: job.to_owned(),
@@ -180,6 +181,7 @@ impl Store {
     fn parked_like(&self, dir: &ImagesDir) -> Result<control::Checkpoint, StoreError> {
         let files = dir.files()?;
         let wanted = processes_of(files.iter().map(String::as_str));
+        check_tells_processes(&wanted)?;
         let mut fitting = Vec::new();
         for record in self
             .catalog
@@ -399,17 +401,18 @@ fn merged(known: Option<Origin>, added: Option<Origin>) -> Option<Origin> {
     Some(known)
 }
 
+/// Which images directory pages that came before it need.
+const OF_THESE_PAGES: &str = "name the directory that criu dump wrote for these very pages";
+
 /// A directory that does not belong to the pages would make a checkpoint that cannot be restored; better now
 /// than then, while the task is still there.
 pub(super) fn check_images_fit(
     kind: Kind,
     images: &[Image],
     spaces: &[AddressSpace],
+    hint: &'static str,
 ) -> Result<(), StoreError> {
-    let misfit = |message: String| StoreError::Invalid {
-        message,
-        hint: "name the directory that criu dump wrote for these very pages",
-    };
+    let misfit = |message: String| StoreError::Invalid { message, hint };
     if !images.iter().any(|image| image.name == "inventory.img") {
         return Err(misfit(
             "the images directory has no inventory.img".to_owned(),
@@ -442,6 +445,17 @@ fn processes_of<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<u64> {
             _ => None,
         })
         .collect()
+}
+
+/// A directory that names no process fits no parked dump, or any.
+pub(crate) fn check_tells_processes(processes: &BTreeSet<u64>) -> Result<(), StoreError> {
+    if !processes.is_empty() {
+        return Ok(());
+    }
+    Err(StoreError::Invalid {
+        message: "the images directory describes no process (it has no mm-PID.img)".to_owned(),
+        hint: "name the directory that criu dump wrote; for a pre-dump name the session, too",
+    })
 }
 
 fn process_spaces(spaces: &[AddressSpace]) -> BTreeSet<u64> {

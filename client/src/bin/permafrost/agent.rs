@@ -9,7 +9,7 @@ use clap::Args;
 use permafrost_client::agent::{Agent, AgentError, Node, Options, transport};
 use permafrost_client::host;
 use permafrost_client::host::arguments::{
-    Listen, LogFormat, init_log, parse_duration, parse_listen,
+    Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
 };
 use permafrost_client::peer;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,14 +18,14 @@ use crate::cli::Durability;
 use crate::failure::{Code, Failure};
 
 pub(crate) const AGENT_EXAMPLES: &str = "\
-Listens where permafrostd would, and keeps nothing itself: dumps go to a storage node as they come, and restores
-come from the nearest node that has the checkpoint. `permafrost`, a bare `criu --page-server` and permafrost-action
-work through it unchanged; only `put` needs a storage node. When the node that takes a dump fails, CRIU is told, and
+Listens where permafrostd would, and keeps nothing itself: dumps go to a storage node as they come, and restores \
+come from a node that has the checkpoint. `permafrost`, a bare `criu --page-server` and permafrost-action \
+work through it unchanged; only `put` needs a storage node. When the node that takes a dump fails, CRIU is told, and \
 the process lives on; the next dump goes to another node. SIGTERM or SIGINT stops the agent.
 
 Example:
-    permafrost pki issue --dir CA --name gpu-7 --role agent --namespace '*' --out /etc/permafrost/agent
-    permafrost agent --identity /etc/permafrost/agent --node a=10.0.0.1:7118 --node b=10.0.0.2:7118
+    permafrost pki issue --dir CA --name gpu-7 --role agent --namespace '*' --out gpu-7
+    permafrost agent --identity gpu-7 --node a=10.0.0.1:7118 --node b=10.0.0.2:7118
     permafrost dump --pid 4242 --job train
 ";
 
@@ -122,17 +122,12 @@ fn internal(doing: &str, error: &std::io::Error) -> Failure {
 }
 
 fn not_started(error: AgentError) -> Failure {
-    let code = match &error {
-        AgentError::Host(_) | AgentError::Identity(_) => Code::Invalid,
-        AgentError::Peer(_) => Code::Internal,
-    };
-    let mut message = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        message.push_str(&format!(": {cause}"));
-        source = cause.source();
+    let message = in_full(&error);
+    match error {
+        AgentError::Host(_) => Failure::new(Code::Invalid, message),
+        AgentError::Identity(error) => Failure::from(error).during("load the identity"),
+        AgentError::Peer(_) => Failure::new(Code::Internal, message),
     }
-    Failure::new(code, message)
 }
 
 fn parse_node(text: &str) -> Result<Node, String> {

@@ -8,23 +8,23 @@ use permafrost_client::control::DEFAULT_SOCKET;
 const ABOUT_EXIT_CODES: &str = "\
 Checkpoints are named JOB@GEN, or JOB for the newest of the job.
 
-Output: a table or a few lines for people on standard output, or with --json one JSON object whose fields
-are those of docs/command.md. Errors go to standard error, with --json as {\"error\": {\"code\",
+Output: a table or a few lines for people on standard output, or with --json one JSON object whose fields \
+are those of docs/command.md. Errors go to standard error, with --json as {\"error\": {\"code\", \
 \"exit_code\", \"message\", \"hint\", \"criu\", \"log\"}}.
 
 Exit codes:
     0  done
     1  internal error
     2  the command line or the request makes no sense
-    3  no such job, checkpoint, session or process
+    3  no such job, checkpoint, session, process, node or file
     4  in the way: an open dump of the job, a pin, a directory that is not empty
     5  CRIU failed
-    6  the region is full
+    6  the region is full, or no tmpfs has room for the images
     7  a page or a record is damaged
     8  the session failed
     9  not allowed
-   10  permafrostd cannot be reached
-   11  not enough nodes, or the registry is away: try again later
+   10  permafrostd cannot be reached, or went away
+   11  not enough nodes, no holder there, or the registry is away: try again later
   130  interrupted
 
 Examples:
@@ -34,8 +34,8 @@ Examples:
 ";
 
 const DUMP_EXAMPLES: &str = "\
-The process is frozen while CRIU takes its memory and permafrostd makes it durable; only then is it ended
-(or resumed with --leave-running). When anything fails before that, or you press Ctrl-C, CRIU rolls back
+The process is frozen while CRIU takes its memory and permafrostd makes it durable; only then is it ended \
+(or resumed with --leave-running). When anything fails before that, or you press Ctrl-C, CRIU rolls back \
 and the process goes on.
 
 Examples:
@@ -47,7 +47,7 @@ Examples:
 ";
 
 const RESTORE_EXAMPLES: &str = "\
-The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore
+The images are built in memory and removed when CRIU is done. CRIU options of the dump that the restore \
 must repeat (--shell-job, --tcp-established, …) are repeated; yours win over them.
 
 Examples:
@@ -56,9 +56,11 @@ Examples:
 ";
 
 const ADOPT_EXAMPLES: &str = "\
-A bare `criu dump --page-server` names no job, so its pages are parked. This gives them one, with the
-small images that CRIU wrote. Without SESSION, the parked session whose processes are those of the images
+A bare `criu dump --page-server` names no job, so its pages are parked. This gives them one, with the \
+small images that CRIU wrote. Without SESSION, the parked session whose processes are those of the images \
 directory is taken.
+
+In a cluster it is refused (exit code 4): dump with `permafrost dump` there.
 
 Example:
     criu dump -t 4242 -D /tmp/d --page-server --address 127.0.0.1 --port 7117
@@ -66,9 +68,9 @@ Example:
 ";
 
 const SCRUB_EXAMPLES: &str = "\
-permafrostd does so by itself once in --scrub-period; this does it now, for what the node holds. A damaged
-checkpoint gets a fresh copy from another node that has one. Where none can give it, the checkpoint stays as
-it is, is shown as damaged, is not compared with by the next dump, and is looked at again every hour.
+permafrostd does so by itself once in --scrub-period; this does it now, for what the node holds. A damaged \
+checkpoint gets a fresh copy from another node that has one. Where none can give it, the checkpoint stays as \
+it is, is shown as damaged, is not compared with by the next dump, and is looked at again every hour. \
 `permafrost verify` only reads.
 
 Exit code 7 when something is damaged and was not mended.
@@ -79,7 +81,7 @@ Examples:
 ";
 
 const OPEN_EXAMPLES: &str = "\
-Opens a session of its own for a job and prints where `criu --page-server` shall send the pages. Seal it
+Opens a session of its own for a job and prints where `criu --page-server` shall send the pages. Seal it \
 with `permafrost adopt`, or with permafrost-action as CRIU's action script.
 ";
 
@@ -155,7 +157,7 @@ pub(crate) enum Command {
 /// On how many nodes a dump must be durable before it is acknowledged.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Durability {
-    /// One; copies are made all the same
+    /// One; repair makes the others later
     Local,
     /// More than half of the copies
     Quorum,

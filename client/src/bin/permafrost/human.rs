@@ -43,13 +43,17 @@ pub(crate) fn micros(micros: u64) -> String {
     duration(Duration::from_micros(micros))
 }
 
-/// `12 s`, `3 m 20 s`, `5 h 1 m`, `2 d 3 h`.
+/// `12 s`, `3 m 20 s`, `5 h 1 m`, `2 d 3 h`, `7 d`.
 pub(crate) fn span(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3_600 => format!("{} m {} s", seconds / 60, seconds % 60),
-        3_600..86_400 => format!("{} h {} m", seconds / 3_600, seconds / 60 % 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds / 3_600 % 24),
+    let (large, small) = match seconds {
+        0..60 => return format!("{seconds} s"),
+        60..3_600 => ((seconds / 60, "m"), (seconds % 60, "s")),
+        3_600..86_400 => ((seconds / 3_600, "h"), (seconds / 60 % 60, "m")),
+        _ => ((seconds / 86_400, "d"), (seconds / 3_600 % 24, "h")),
+    };
+    match small {
+        (0, _) => format!("{} {}", large.0, large.1),
+        (number, unit) => format!("{} {} {number} {unit}", large.0, large.1),
     }
 }
 
@@ -151,7 +155,10 @@ mod tests {
             [0, 59, 60, 7_200, 200_000].map(age),
             ["0s", "59s", "1m", "2h", "2d"]
         );
-        assert_eq!(span(200_000), "2 d 7 h");
+        assert_eq!(
+            [59, 60, 3_600, 200_000, 604_800].map(span),
+            ["59 s", "1 m", "1 h", "2 d 7 h", "7 d"]
+        );
     }
 
     #[test]

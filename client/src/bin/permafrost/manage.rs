@@ -17,6 +17,13 @@ use crate::transfer::open_directory;
 
 pub(crate) fn rm(context: &Context, arguments: &RmArguments) -> Result<(), Failure> {
     let name = &arguments.checkpoint;
+    if let (Some((job, _)), true) = (name.split_once('@'), arguments.all) {
+        return Err(
+            Failure::new(Code::Invalid, "--all takes a job, not a generation").hint(format!(
+                "{job} --all removes every generation, {name} without --all only this one"
+            )),
+        );
+    }
     if !name.contains('@') && !arguments.all {
         return Err(
             Failure::new(Code::Invalid, format!("{name} names no generation")).hint(format!(
@@ -106,10 +113,6 @@ pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), F
 }
 
 fn human_opened(opened: &SessionOpened, arguments: &OpenArguments) -> String {
-    let (address, port) = opened
-        .address
-        .rsplit_once(':')
-        .unwrap_or((&opened.address, ""));
     let pid = arguments
         .pid
         .map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
@@ -117,6 +120,12 @@ fn human_opened(opened: &SessionOpened, arguments: &OpenArguments) -> String {
         "pre-dump --track-mem"
     } else {
         "dump"
+    };
+    let dump = match opened.address.rsplit_once(':') {
+        Some((address, port)) => format!(
+            "criu {command} -t {pid} -D DIR --page-server --address {address} --port {port}"
+        ),
+        None => "no port (--listen none): use permafrost dump, or the socket".to_owned(),
     };
     facts(
         &format!("session {} is open", opened.session),
@@ -130,12 +139,7 @@ fn human_opened(opened: &SessionOpened, arguments: &OpenArguments) -> String {
                     generation => format!("{}@{generation}", arguments.job),
                 },
             ),
-            (
-                "dump with",
-                format!(
-                    "criu {command} -t {pid} -D DIR --page-server --address {address} --port {port}"
-                ),
-            ),
+            ("dump with", dump),
             (
                 "and then",
                 format!(

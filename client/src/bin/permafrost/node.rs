@@ -16,15 +16,15 @@ use crate::progress::Progress;
 use crate::table::{Align, Table, facts};
 
 pub(crate) const NODE_EXAMPLES: &str = "\
-Asks the permafrostd of this machine, or through a `permafrost agent` with an operator's certificate one of its
+Asks the permafrostd of this machine, or through a `permafrost agent` with an operator's certificate one of its \
 nodes; any node of the cluster will do.
 
 Examples:
     permafrost node ls
-    permafrost node drain n2 --wait && permafrost node remove n2      take a node out for good
-    permafrost node remove n2                                         n2's disk is lost: repair makes new copies
-    permafrost node undrain n2                                        after maintenance
-    permafrost node rebuild                                           etcd's data was lost
+    permafrost node drain n2 --wait && permafrost node remove n2   take a node out for good
+    permafrost node remove n2                                      its disk is lost
+    permafrost node undrain n2                                     after maintenance
+    permafrost node rebuild                                        etcd's data was lost
 ";
 
 /// How often a drain is looked at; at most a fifth of the time goes into looking.

@@ -57,7 +57,7 @@ struct IssueArguments {
     /// node, agent, reader or operator.
     #[arg(long)]
     role: String,
-    /// What an agent or a reader may touch: jobs named NS/…; `default` are those without a slash, `*` all.
+    /// What an agent, a reader or an operator may touch: jobs named NS/…; `default` are those without a slash, `*` all.
     /// Repeatable.
     #[arg(long = "namespace", value_name = "NS")]
     namespaces: Vec<String>,

@@ -116,10 +116,8 @@ fn what_was_read_along_is_announced() {
     let mut stream = server.accept(theirs, LIMIT).unwrap();
     let mut first = [0; 4];
     stream.read_exact(&mut first).unwrap();
-    assert!(stream.has_buffered());
     stream.read_exact(&mut first).unwrap();
     assert_eq!(&first, b"efgh");
-    assert!(!stream.has_buffered());
     drop(client.join().unwrap());
     // No close_notify: the stream was cut, which must not look like CRIU's end.
     let error = stream.read(&mut first).unwrap_err();
