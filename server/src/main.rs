@@ -197,9 +197,11 @@ fn hint(error: &anyhow::Error) -> &str {
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
+    // `status` tells where things are to people who are elsewhere.
+    let absolute = |path: PathBuf| std::path::absolute(path).context("find the working directory");
     let config = Config {
-        data_dir: args.data_dir,
-        region: args.region,
+        data_dir: absolute(args.data_dir)?,
+        region: args.region.map(absolute).transpose()?,
         region_size_bytes: args.region_size,
         require_dax: args.require_dax,
         run_dir: args.run_dir,

@@ -80,7 +80,11 @@ impl Site {
 
     /// An agent that knows all nodes.
     fn agent(&self, agent: &str, namespace: &str, extra: &[&str]) -> Daemon {
-        let identity = self.issue(agent, "agent", Some(namespace));
+        self.agent_of_role(agent, "agent", namespace, extra)
+    }
+
+    fn agent_of_role(&self, agent: &str, role: &str, namespace: &str, extra: &[&str]) -> Daemon {
+        let identity = self.issue(agent, role, Some(namespace));
         let mut arguments = vec!["--identity".to_owned(), text(&identity).to_owned()];
         for (n, node) in self.nodes.iter().enumerate() {
             let peers = node.as_ref().expect("a node that runs").peers();
@@ -457,6 +461,22 @@ fn an_agent_stays_in_its_namespaces() {
         assert_eq!(code, 9, "{arguments:?}: {said}");
     }
     assert!(exported_pages(&a, site.work(), "team-a/x") == memory);
+}
+
+#[test]
+fn a_reader_is_told_which_role_may() {
+    let site = Site::new(1);
+    let reader = site.agent_of_role("r", "reader", "*", &[]);
+    for arguments in [["open", "--job=x"], ["rm", "x@1"], ["pin", "x@1"]] {
+        let (code, said) = refusal(&reader, &arguments);
+        assert_eq!(code, 9, "{arguments:?}: {said}");
+        assert!(
+            said.contains("certificate of role agent") && !said.contains("--namespace"),
+            "{said}"
+        );
+    }
+    let status = reader.json(&["status"]).unwrap();
+    assert_eq!(status["agent"], true, "{status}");
 }
 
 #[test]

@@ -32,6 +32,14 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         "{dumped}"
     );
     task.wait_until_gone().unwrap();
+    let status = cluster.node(1).json(&["status"]).unwrap();
+    let part = &status["cluster"];
+    assert_eq!(part["copies_wanted"], 2, "{status}");
+    assert_eq!(part["fenced"], "", "{status}");
+    assert!(
+        !part["id"].as_str().unwrap().is_empty() && !part["node"].as_str().unwrap().is_empty(),
+        "{status}"
+    );
     cluster.kill(0).unwrap();
 
     // Not on a node that holds it only: whichever is asked.

@@ -27,7 +27,7 @@ pub enum StoreError {
         what: String,
     },
     /// No such node.
-    #[error("node {node} in the cluster not found")]
+    #[error("the cluster has no node {node}")]
     NoNode {
         /// Its name.
         node: String,
