@@ -105,19 +105,37 @@ impl Sweep {
         }
     }
 
-    /// Begins, on a thread of its own. The first sweep comes after one interval.
+    /// Begins, on a thread of its own: says what it has not, and sweeps for the first time after one interval.
     ///
     /// # Errors
     /// The system has no thread left.
     pub fn start(mut self) -> std::io::Result<Worker> {
         let stop = Stop::default();
         Worker::start("sweep", stop.clone(), move || {
+            if let Err(error) = self.disclaim_missing() {
+                tracing::warn!(%error, "not compared with what is listed");
+            }
             while !stop.after(self.timing.interval) {
                 if let Err(error) = self.once() {
                     tracing::warn!(%error, "sweep not done");
                 }
             }
         })
+    }
+
+    /// Takes this node off the holders of what it has not. A node whose region is new under its old name would count
+    /// as a copy until its second sweep, and others be drained or removed meanwhile. Their ids.
+    ///
+    /// # Errors
+    /// The registry does not answer, or refuses this node.
+    pub fn disclaim_missing(&self) -> Result<Vec<String>, StoreError> {
+        let mut disclaimed = Vec::new();
+        for entry in self.registry.list("")? {
+            if entry.nodes.contains(&self.node) && self.disclaim(&entry)? {
+                disclaimed.push(entry.checkpoint.id);
+            }
+        }
+        Ok(disclaimed)
     }
 
     /// One sweep.

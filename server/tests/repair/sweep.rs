@@ -209,6 +209,23 @@ fn a_copy_that_is_dropped_while_it_is_claimed_is_not_listed() {
 }
 
 #[test]
+fn a_node_that_starts_disclaims_what_it_has_not() {
+    let site = Site::new();
+    let a = site.node("a");
+    let digest = a.make(1, "job", 1, &pages(1, 10));
+    let list = List::of(&[
+        (1, "job", 1, &digest, &["a", "b"]),
+        (2, "job", 2, &[0; 32], &["a", "b"]),
+        (3, "job", 3, &[0; 32], &["a"]),
+    ]);
+    let (sweep, _) = sweep(&a, &list);
+    assert_eq!(sweep.disclaim_missing().unwrap(), [id(2)]);
+    assert_eq!(list.holders(1), ["a", "b"]);
+    assert_eq!(list.holders(2), ["b"]);
+    assert_eq!(list.holders(3), ["a"], "who had it last");
+}
+
+#[test]
 fn what_is_listed_here_and_is_not_is_disclaimed_unless_nobody_else_has_it() {
     let site = Site::new();
     let a = site.node("a");
