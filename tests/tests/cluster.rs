@@ -40,6 +40,12 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         !part["id"].as_str().unwrap().is_empty() && !part["node"].as_str().unwrap().is_empty(),
         "{status}"
     );
+    // A pin holds on every node, whoever has a copy.
+    cluster.node(0).run(&["pin", "days"]).unwrap();
+    for node in 0..3 {
+        let refused = cluster.node(node).try_run(&["rm", "days@1"]).unwrap();
+        assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    }
     cluster.kill(0).unwrap();
 
     // Not on a node that holds it only: whichever is asked.

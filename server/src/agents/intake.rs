@@ -17,9 +17,6 @@ use crate::store::{SessionSink, StoreError, check_tells_processes};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// What zero pages, which an agent only names, are given on as.
-static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
-
 impl Agents {
     /// Takes a dump in: the pages of a session that `peer` has opened, or the small images for a parked one.
     ///
@@ -211,17 +208,7 @@ fn pass(sink: &mut SessionSink, frame: &Frame) -> Result<(), SinkError> {
             sink.open(space).map(drop)
         }
         Kind::Pages => sink.pages(vaddr, header.flags, &frame.payload),
-        Kind::Zero => {
-            let (mut at, mut left) = (vaddr, u64::from(header.pages) * PAGE_BYTES);
-            while left > 0 {
-                let bytes = left.min(ZEROS.len() as u64);
-                let zeros = &ZEROS[..usize::try_from(bytes).unwrap_or(ZEROS.len())];
-                sink.pages(at, header.flags, zeros)?;
-                at += bytes;
-                left -= bytes;
-            }
-            Ok(())
-        }
+        Kind::Zero => sink.zeros(header.index, header.flags, header.pages.into()),
         Kind::Parent => sink.hole(vaddr, header.pages.into()),
         _ => Err(SinkError {
             message: "a frame that may not come here".to_owned(),

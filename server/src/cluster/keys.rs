@@ -80,6 +80,11 @@ impl Keys {
         format!("{}parked/", self.prefix)
     }
 
+    /// A checkpoint that was taken off the list: what says so, for as long as its lease lives.
+    pub(crate) fn withdrawn(&self, id: &str) -> String {
+        format!("{}withdrawn/{}", self.prefix, encoded(id))
+    }
+
     /// The id of etcd's data.
     pub(crate) fn cluster(&self) -> String {
         format!("{}cluster", self.prefix)

@@ -174,11 +174,18 @@ pub trait Registry: Send + Sync {
     /// Unavailable; then whether it was listed is unknown, and [`Registry::find`] tells once it is back.
     fn publish(&self, entry: &Registered, replaces: Option<&str>) -> Result<(), StoreError>;
 
-    /// Removes a checkpoint from the list.
+    /// Removes a checkpoint from the list, and says so for a month ([`Registry::is_withdrawn`]).
     ///
     /// # Errors
     /// Unavailable.
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
+
+    /// Whether a checkpoint was taken off the list, and not merely lost with the registry's data. Only so may a copy go
+    /// that was published.
+    ///
+    /// # Errors
+    /// Unavailable.
+    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError>;
 
     /// One checkpoint; a job's newest when `generation` is 0.
     ///
@@ -191,6 +198,12 @@ pub trait Registry: Send + Sync {
     /// # Errors
     /// Unavailable.
     fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError>;
+
+    /// Pins a checkpoint, or unpins it, for all nodes.
+    ///
+    /// # Errors
+    /// Unavailable, or it is not listed.
+    fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError>;
 
     /// Adds or removes a node as a holder of a checkpoint.
     ///

@@ -167,6 +167,10 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, St
     }
     let mut busy = Vec::new();
     for entry in &plan.list {
+        if registry.is_withdrawn(&entry.checkpoint.id)? {
+            // A node has yet to hear of it.
+            continue;
+        }
         match registry.publish(entry, None) {
             Err(error @ StoreError::Conflict { .. }) => {
                 tracing::warn!(%error, "not listed again yet");

@@ -10,7 +10,9 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
+use etcd_client::{
+    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+};
 use permafrost_protocol::control::Checkpoint;
 use prost::Message as _;
 use tokio::runtime::Handle;
@@ -24,6 +26,10 @@ use super::values::{Entry, Json as _};
 use super::{JobLock, Registered, Registry};
 use crate::store::StoreError;
 use locks::{Held, Locks};
+
+/// How long it is known of a checkpoint that it was taken off the list, seconds: a node that has been away for less
+/// drops its copy when it comes back.
+const WITHDRAWN_S: i64 = 30 * 86_400;
 
 /// Entries in one answer: some 100 KiB, far below the 4 MiB that a client takes.
 const PAGE: i64 = 500;
@@ -222,6 +228,9 @@ impl Inner {
         ];
         if let Some(parked) = replaces.filter(|parked| self.keys.parked(parked) != key) {
             changes.push(TxnOp::delete(self.keys.parked(parked), None));
+            let for_a_month = PutOptions::new().with_lease(self.month().await?);
+            let word = self.keys.withdrawn(parked);
+            changes.push(TxnOp::put(word, key.clone(), Some(for_a_month)));
         }
         let publish = Txn::new().when(compares).and_then(changes).or_else([
             self.get_own(),
@@ -274,16 +283,23 @@ impl Inner {
     async fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         let key = self.key_of(checkpoint);
         let own = self.fence.registration()?;
+        let lease = self.month().await?;
+        let for_a_month = PutOptions::new().with_lease(lease);
         loop {
             let Some((_, revision)) = self.entry_of(checkpoint).await? else {
                 return Ok(());
             };
+            let word = TxnOp::put(
+                self.keys.withdrawn(&checkpoint.id),
+                key.clone(),
+                Some(for_a_month.clone()),
+            );
             let delete = Txn::new()
                 .when([
                     self.still(own),
                     Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
                 ])
-                .and_then([self.get_own(), TxnOp::delete(key.clone(), None)])
+                .and_then([self.get_own(), TxnOp::delete(key.clone(), None), word])
                 .or_else([self.get_own()]);
             let outcome = self.transaction(delete).await?;
             if outcome.succeeded {
@@ -295,11 +311,27 @@ impl Inner {
         }
     }
 
-    async fn set_holder(
+    /// A lease for what is said of a removal.
+    async fn month(&self) -> Result<i64, StoreError> {
+        let granted = self
+            .etcd
+            .call(self.limit, |mut client| async move {
+                client.lease_grant(WITHDRAWN_S, None).await
+            })
+            .await?;
+        Ok(granted.id())
+    }
+
+    async fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
+        let found = self.get(self.keys.withdrawn(id), None).await?;
+        Ok(found.count() > 0)
+    }
+
+    /// Changes an entry, unless `change` finds nothing to do.
+    async fn change(
         &self,
         checkpoint: &Checkpoint,
-        node: &str,
-        holds: bool,
+        change: impl Fn(&mut Registered) -> bool,
     ) -> Result<(), StoreError> {
         let key = self.key_of(checkpoint);
         let own = self.fence.registration()?;
@@ -309,13 +341,8 @@ impl Inner {
                     what: format!("checkpoint {} in the registry", checkpoint.id),
                 });
             };
-            if present.nodes.iter().any(|holder| holder == node) == holds {
+            if !change(&mut present) {
                 return Ok(());
-            }
-            if holds {
-                present.nodes.push(node.to_owned());
-            } else {
-                present.nodes.retain(|holder| holder != node);
             }
             let put = Txn::new()
                 .when([
@@ -452,6 +479,11 @@ impl Registry for EtcdRegistry {
         self.wait(|inner| async move { inner.withdraw(&checkpoint).await })
     }
 
+    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
+        let id = id.to_owned();
+        self.wait(|inner| async move { inner.is_withdrawn(&id).await })
+    }
+
     fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
         let job = job.to_owned();
         self.wait(|inner| async move {
@@ -480,7 +512,30 @@ impl Registry for EtcdRegistry {
         holds: bool,
     ) -> Result<(), StoreError> {
         let (checkpoint, node) = (checkpoint.clone(), node.to_owned());
-        self.wait(|inner| async move { inner.set_holder(&checkpoint, &node, holds).await })
+        self.wait(|inner| async move {
+            let change = |entry: &mut Registered| {
+                if entry.nodes.contains(&node) == holds {
+                    return false;
+                }
+                if holds {
+                    entry.nodes.push(node.clone());
+                } else {
+                    entry.nodes.retain(|holder| *holder != node);
+                }
+                true
+            };
+            inner.change(&checkpoint, change).await
+        })
+    }
+
+    fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError> {
+        let checkpoint = checkpoint.clone();
+        self.wait(|inner| async move {
+            let change = |entry: &mut Registered| {
+                std::mem::replace(&mut entry.checkpoint.pinned, pinned) != pinned
+            };
+            inner.change(&checkpoint, change).await
+        })
     }
 }
 

@@ -74,6 +74,14 @@ impl Registry for Listing {
         self.registry.withdraw(checkpoint)
     }
 
+    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
+        self.registry.is_withdrawn(id)
+    }
+
+    fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError> {
+        self.registry.set_pinned(checkpoint, pinned)
+    }
+
     fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
         self.registry.find(job, generation)
     }

@@ -127,10 +127,11 @@ impl NodeHandler {
     }
 
     /// Drops a copy that the registry does not list on this node. Nobody's word is taken for that: what it lists
-    /// stays, and while it does not answer nothing goes.
+    /// here stays; what it does not list at all goes if it was never published, or was removed, and not if the
+    /// registry may have lost it; and while it does not answer nothing goes.
     fn roll_back(&self, checkpoint: &str) -> Result<(), StoreError> {
-        let unlisted = !self.store.is_listed_here(checkpoint)?;
-        if self.store.roll_back(checkpoint, unlisted)? {
+        let withdrawn = self.store.may_go(checkpoint)?;
+        if self.store.roll_back(checkpoint, withdrawn)? {
             tracing::info!(checkpoint, "dropped: not listed");
         }
         Ok(())

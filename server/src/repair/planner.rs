@@ -38,6 +38,8 @@ pub(super) enum Task {
     Drop {
         live: bool,
         keepers: Vec<String>,
+        /// What the keepers must have.
+        content_digest: ContentDigest,
     },
 }
 
@@ -158,9 +160,13 @@ impl Planner {
                     live,
                     keepers,
                 } => planned.jobs.push(Job {
+                    task: Task::Drop {
+                        live,
+                        keepers,
+                        content_digest: choice.digest(&checkpoint.id),
+                    },
                     checkpoint,
                     node,
-                    task: Task::Drop { live, keepers },
                 }),
                 Action::Stranded {
                     checkpoint,

@@ -197,7 +197,12 @@ impl Steps {
 
     /// Takes a copy off the list, then away: whoever reads the list in between finds the others.
     fn drop(&self, job: &Job) -> Result<(), Undone> {
-        let Task::Drop { live, keepers } = &job.task else {
+        let Task::Drop {
+            live,
+            keepers,
+            content_digest,
+        } = &job.task
+        else {
             return Ok(());
         };
         self.check()?;
@@ -208,6 +213,7 @@ impl Steps {
             let asks = request::Pull {
                 checkpoint: checkpoint.id.clone(),
                 published: true,
+                content_digest: content_digest.to_vec(),
                 ..request::Pull::default()
             };
             match self.peers.pull(keeper, asks, SOON) {

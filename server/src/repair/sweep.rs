@@ -19,8 +19,8 @@ pub trait Standing: Send + Sync {
     /// what is listed; one that was removed may not.
     fn may_hold(&self) -> bool;
 
-    /// Whether the registry is the one that this node has always known, and has lost nothing since. Only then does
-    /// what it does not list not exist.
+    /// Whether the registry is the one that this node has always known. Only then was a copy that is not known to be
+    /// published, and is not listed, never listed.
     fn knows_registry(&self) -> bool;
 
     /// Everything that was published here is listed: whatever data the registry has, this node can rely on it from
@@ -144,12 +144,13 @@ impl Sweep {
     /// The registry does not answer, or refuses this node; the journal cannot be written. What was done is done.
     pub fn once(&mut self) -> Result<Swept, StoreError> {
         // Not after the list, see above.
+        let provisional = self.store.unpublished(self.timing.settle);
         let marks = self.store.marks();
         let listed = self.registry.list("")?;
         let mut swept = Swept::default();
         // What was sealed before etcd lost its data may have been listed in it.
         if self.standing.knows_registry() {
-            let settled = self.store.settle(self.timing.settle)?;
+            let settled = self.store.settle_against(provisional, &listed)?;
             swept.published = settled.published;
             swept.left_over = settled.dropped;
         }
@@ -204,23 +205,20 @@ impl Sweep {
                 swept.disclaimed.push(id);
             }
         }
-        let unlisted = again(&self.before.unlisted, &before.unlisted);
-        if unlisted.is_empty() || self.standing.knows_registry() {
-            self.told.clear();
-            for id in unlisted {
+        for id in again(&self.before.unlisted, &before.unlisted) {
+            if self.registry.is_withdrawn(&id)? {
                 if self.store.roll_back(&id, true)? {
                     tracing::info!(%id, "removed from the cluster's list: dropped here");
                     swept.dropped.push(id);
                 }
+                continue;
             }
-        } else {
-            for id in &unlisted {
-                if self.told.insert(id.clone()) {
-                    tracing::error!(%id, "not listed any more; kept, as the registry may have lost it");
-                }
+            if self.told.insert(id.clone()) {
+                tracing::error!(%id, "not listed any more, and nobody has removed it: kept. If etcd's data was lost, `permafrost node rebuild` lists it again");
             }
-            swept.in_doubt = unlisted;
+            swept.in_doubt.push(id);
         }
+        self.told.retain(|id| swept.in_doubt.contains(id));
         Ok(swept)
     }
 

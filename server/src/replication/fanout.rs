@@ -39,6 +39,9 @@ const LAG: Duration = Duration::from_secs(5);
 /// See [`LAG`].
 const LAG_FACTOR: u32 = 4;
 
+/// Slowest copy that is waited for where there is no other to compare it with, beyond the deadline: bytes a second.
+const SLOWEST: u64 = 32 << 20;
+
 /// Once enough copies are durable, how long the others get at the least. They get as long as the enough took.
 const STRAGGLE: Duration = Duration::from_millis(500);
 
@@ -180,6 +183,7 @@ impl Replicate for FanOut {
             copies: Vec::new(),
             without: Vec::new(),
             holders: Vec::new(),
+            bytes: 0,
         };
         copying.open(&request, others);
         let counting = copying.counting();
@@ -217,6 +221,8 @@ struct Copying {
     without: Vec<String>,
     /// Nodes that have sealed it.
     holders: Vec<String>,
+    /// Given to each copy, bytes of pages.
+    bytes: u64,
 }
 
 /// A copy under way.
@@ -304,15 +310,17 @@ impl Copying {
         }
     }
 
-    /// A copy that holds all others up.
+    /// A copy that holds the dump up: by much more than the others, or than any may.
     fn laggard(&self) -> Option<usize> {
         let slowest = (0..self.copies.len()).max_by_key(|at| self.copies[*at].waited)?;
         let others = self.copies.iter().enumerate();
         let next = others
             .filter(|(at, _)| *at != slowest)
-            .map(|(_, copy)| copy.waited)
-            .max()?;
-        (self.copies[slowest].waited > LAG + next * LAG_FACTOR).then_some(slowest)
+            .map(|(_, copy)| copy.waited);
+        let by_others = next.max().map(|next| LAG + next * LAG_FACTOR);
+        let by_itself = self.deadline + Duration::from_secs(self.bytes / SLOWEST);
+        let limit = by_others.map_or(by_itself, |limit| limit.min(by_itself));
+        (self.copies[slowest].waited > limit).then_some(slowest)
     }
 
     /// Has every copy do something long, all at once, until enough have; the others get a little longer. What is
@@ -455,6 +463,7 @@ impl Copies for Copying {
     }
 
     fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
         self.each(|sender| sender.pages(first_index, flags, bytes));
     }
 

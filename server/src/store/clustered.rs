@@ -274,7 +274,7 @@ impl Store {
     ) -> Result<Option<control::Checkpoint>, StoreError> {
         if let Some(registry) = self.registry() {
             match registry.find(job, generation.unwrap_or(0)) {
-                Ok(Some(entry)) => return Ok(Some(self.with_pin(line(entry)))),
+                Ok(Some(entry)) => return Ok(Some(line(entry))),
                 Ok(None) => {
                     let own = self.listed(job)?.into_iter().filter(|record| {
                         record.generation > 0 && generation.is_none_or(|g| g == record.generation)
@@ -310,7 +310,7 @@ impl Store {
                     self.attrs(&record.id) & (ATTR_PROVISIONAL | ATTR_PUBLISHED) == 0
                 });
                 own.retain(|record| entries.iter().all(|entry| entry.checkpoint.id != record.id));
-                own.extend(entries.into_iter().map(|entry| self.with_pin(line(entry))));
+                own.extend(entries.into_iter().map(line));
                 own.sort_by(|a, b| {
                     (a.generation == 0, &a.job, a.generation, &a.session).cmp(&(
                         b.generation == 0,
@@ -348,11 +348,38 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the registry lists a checkpoint, and this node as a holder.
+    /// A checkpoint that was sealed here, if it counts: in a cluster only what is listed does.
     ///
     /// # Errors
-    /// It does not answer.
-    pub fn is_listed_here(&self, id: &str) -> Result<bool, StoreError> {
+    /// It is not known to be listed.
+    pub(super) fn acknowledged(
+        &self,
+        record: control::Checkpoint,
+    ) -> Result<control::Checkpoint, StoreError> {
+        if !self.is_provisional(&record.id) {
+            return Ok(record);
+        }
+        let unknown = || StoreError::Unavailable {
+            message: format!(
+                "{}@{} is sealed here, and the cluster does not list it",
+                record.job, record.generation
+            ),
+            hint: "`permafrost ls` tells in a minute whether it counts; if not, dump again",
+        };
+        let registry = self.registry().ok_or_else(unknown)?;
+        let entry = registry.find(&record.job, record.generation)?;
+        let entry = entry.filter(|entry| entry.checkpoint.id == record.id);
+        let entry = entry.ok_or_else(unknown)?;
+        self.publish(&record.id)?;
+        Ok(line(entry))
+    }
+
+    /// Whether this node's copy of a checkpoint may go, published or not: the cluster lists it, and not as held here,
+    /// or has taken it off the list.
+    ///
+    /// # Errors
+    /// The registry does not answer; it lists the copy.
+    pub fn may_go(&self, id: &str) -> Result<bool, StoreError> {
         let (Some(cluster), Some(registry)) = (self.cluster.get(), self.registry()) else {
             return Ok(false);
         };
@@ -369,8 +396,14 @@ impl Store {
                 entries.find(|entry| entry.checkpoint.id == id)
             }
         };
-        Ok(entry
-            .is_some_and(|entry| entry.checkpoint.id == id && entry.nodes.contains(&cluster.node)))
+        match entry.filter(|entry| entry.checkpoint.id == id) {
+            Some(entry) if entry.nodes.contains(&cluster.node) => Err(StoreError::Conflict {
+                message: format!("checkpoint {id} is listed as held by {}", cluster.node),
+                hint: "",
+            }),
+            Some(_) => Ok(true),
+            None => registry.is_withdrawn(id),
+        }
     }
 
     /// The copies of a parked dump are sealed without images, on their nodes; there is no step yet that gives them
@@ -409,12 +442,6 @@ impl Store {
         self.checkpoint(id)
             .map_or(0, |checkpoint| checkpoint.attrs())
     }
-
-    /// Whether it is pinned is known where it is held.
-    fn with_pin(&self, mut record: control::Checkpoint) -> control::Checkpoint {
-        record.pinned |= self.attrs(&record.id) & permafrost_pmem::ATTR_PINNED != 0;
-        record
-    }
 }
 
 /// Whether a failed publication took place. Only a registry that did not answer leaves that open.
@@ -438,8 +465,8 @@ fn listed_after(
     };
     match found {
         Ok(true) => Listed::Yes,
-        Ok(false) => Listed::No,
-        Err(_) => Listed::Unknown,
+        // The transaction may still be on its way.
+        Ok(false) | Err(_) => Listed::Unknown,
     }
 }
 

@@ -240,6 +240,9 @@ impl DumpBuilder {
         let current = self.current.as_mut().ok_or_else(no_space_open)?;
         self.shadow
             .append_zeros(&mut current.map, first_index, flags, pages)?;
+        if let Some(copies) = self.copies.as_deref_mut() {
+            copies.zero(first_index, flags, pages);
+        }
         Ok(())
     }
 

@@ -98,8 +98,17 @@ impl Store {
     /// # Errors
     /// No such checkpoint; the journal cannot be written.
     pub fn pin(&self, reference: &str, pinned: bool) -> Result<control::Checkpoint, StoreError> {
-        let _index = self.index();
+        // The registry may take its time; seals wait for the index.
         let mut record = self.resolve(reference)?;
+        record.pinned = pinned;
+        if let Some(registry) = self.registry().filter(|_| !record.nodes.is_empty()) {
+            // For all nodes; what is marked here besides is found by a rebuild.
+            registry.set_pinned(&record, pinned)?;
+            if self.checkpoint(&record.id).is_err() {
+                return Ok(record);
+            }
+        }
+        let _index = self.index();
         let checkpoint = self.checkpoint_of(&record)?;
         let attrs = if pinned {
             checkpoint.attrs() | ATTR_PINNED
@@ -107,7 +116,6 @@ impl Store {
             checkpoint.attrs() & !ATTR_PINNED
         };
         self.region.set_attrs(checkpoint.id(), attrs)?;
-        record.pinned = pinned;
         self.catalog.put(&record)?;
         Ok(record)
     }

@@ -228,6 +228,12 @@ impl Store {
         let parked = parked.ok_or_else(|| StoreError::NotFound {
             what: format!("session {id}"),
         })?;
+        if self.is_provisional(&parked.id) {
+            return Err(StoreError::Conflict {
+                message: format!("session {id} is being listed by the cluster"),
+                hint: "abort it in a minute, on any node that lists it",
+            });
+        }
         self.delete(&parked)
     }
 

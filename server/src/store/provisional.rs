@@ -10,6 +10,7 @@ use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED};
 use permafrost_protocol::control;
 
 use super::{Store, StoreError, digest, manifest_of};
+use crate::cluster::Registered;
 use crate::replication::ContentDigest;
 
 /// A checkpoint that this node holds.
@@ -128,13 +129,25 @@ impl Store {
     /// The registry does not answer, then nothing is done; the journal cannot be written. Without a registry
     /// nothing is ever dropped.
     pub fn settle(&self, older_than: Duration) -> Result<Settled, StoreError> {
-        let mut settled = Settled::default();
         let candidates = self.unpublished(older_than);
         let Some(registry) = self.registry().filter(|_| !candidates.is_empty()) else {
-            return Ok(settled);
+            return Ok(Settled::default());
         };
         // Asked after the candidates were found: what was listed before is seen.
         let listed = registry.list("")?;
+        self.settle_against(candidates, &listed)
+    }
+
+    /// The same for candidates that were found before the list was made.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn settle_against(
+        &self,
+        candidates: Vec<control::Checkpoint>,
+        listed: &[Registered],
+    ) -> Result<Settled, StoreError> {
+        let mut settled = Settled::default();
         for candidate in candidates {
             let id = candidate.id;
             if listed.iter().any(|entry| entry.checkpoint.id == id) {

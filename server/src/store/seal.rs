@@ -50,10 +50,11 @@ impl Store {
                 .catalog
                 .list(None)?
                 .into_iter()
-                .find(|record| record.session == id);
-            return sealed.ok_or_else(|| StoreError::NotFound {
-                what: format!("session {id}"),
-            });
+                .find(|record| record.session == id)
+                .ok_or_else(|| StoreError::NotFound {
+                    what: format!("session {id}"),
+                })?;
+            return self.acknowledged(sealed);
         };
         let since = Instant::now();
         let (dump, sealing) = session.begin_seal()?;

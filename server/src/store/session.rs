@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_client::frontend::{PageSink, SinkError};
+use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::{ErrorCode, SessionStatus};
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
@@ -321,7 +322,9 @@ impl Sealing<'_> {
     /// It is a checkpoint now; the next dump of the job may begin.
     pub(super) fn done(mut self) {
         self.done = true;
-        self.session.state().job_guard = None;
+        // Unlocking asks the registry: not under the session's own lock.
+        let guard = self.session.state().job_guard.take();
+        drop(guard);
         self.session.ended.send_replace(true);
     }
 
@@ -408,6 +411,18 @@ fn over() -> SinkError {
     SinkError {
         message: "the session is over".to_owned(),
         status: EINVAL,
+    }
+}
+
+impl SessionSink {
+    /// Zero pages that are only named. Costs next to nothing, however many they are.
+    ///
+    /// # Errors
+    /// As for pages.
+    pub fn zeros(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), SinkError> {
+        let bytes = pages.saturating_mul(PAGE_SIZE as u64);
+        self.session.received.fetch_add(bytes, Ordering::Relaxed);
+        self.with(|builder| builder.zeros(first_index, flags, pages))
     }
 }
 

@@ -105,6 +105,14 @@ impl Registry for List {
         panic!("nothing is removed");
     }
 
+    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
         let listed = self.list(job)?.into_iter();
         let found = listed.filter(|entry| [0, entry.checkpoint.generation].contains(&generation));

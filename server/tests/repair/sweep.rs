@@ -1,5 +1,6 @@
 //! What a node does about what it holds and what is listed.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,6 +22,7 @@ type Line<'a> = (u64, &'a str, u64, &'a [u8], &'a [&'a str]);
 #[derive(Default)]
 struct List {
     entries: Mutex<Vec<Registered>>,
+    withdrawn: Mutex<HashSet<String>>,
     silent: AtomicBool,
     after_claim: Mutex<Option<Hook>>,
 }
@@ -54,7 +56,14 @@ impl List {
         entry.unwrap().nodes.clone()
     }
 
+    /// As `permafrost rm` does.
     fn remove(&self, number: u64) {
+        self.lose(number);
+        self.withdrawn.lock().unwrap().insert(id(number));
+    }
+
+    /// As an older copy of the data does.
+    fn lose(&self, number: u64) {
         let mut entries = self.entries.lock().unwrap();
         entries.retain(|entry| entry.checkpoint.id != id(number));
     }
@@ -75,6 +84,14 @@ impl Registry for List {
 
     fn withdraw(&self, _: &Checkpoint) -> Result<(), StoreError> {
         unreachable!()
+    }
+
+    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
+        Ok(self.withdrawn.lock().unwrap().contains(id))
+    }
+
+    fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {
+        Ok(())
     }
 
     fn find(&self, _: &str, _: u64) -> Result<Option<Registered>, StoreError> {
@@ -256,6 +273,7 @@ fn what_was_removed_goes_at_the_second_sight() {
     let digest = a.make(1, "job", 1, &pages(1, 10));
     a.make(2, "job", 2, &pages(2, 10));
     let list = List::of(&[(1, "job", 1, &digest, &["a"])]);
+    list.remove(2);
     let (mut sweep, _) = sweep(&a, &list);
     assert_eq!(sweep.once().unwrap(), Swept::default());
     assert_eq!(sweep.once().unwrap().dropped, [id(2)]);
@@ -267,19 +285,18 @@ fn what_was_removed_goes_at_the_second_sight() {
 }
 
 #[test]
-fn a_registry_that_is_another_or_silent_costs_nothing() {
+fn a_registry_that_has_lost_something_or_is_silent_costs_nothing() {
     let site = Site::new();
     let a = site.node("a");
     a.make(1, "job", 1, &pages(1, 10));
     let list = List::of(&[]);
-    let (mut sweep, stands) = sweep(&a, &list);
-    stands.knows.store(false, Ordering::SeqCst);
+    let (mut sweep, _) = sweep(&a, &list);
     sweep.once().unwrap();
     for _ in 0..3 {
         let swept = sweep.once().unwrap();
         assert_eq!((swept.in_doubt, swept.dropped), (vec![id(1)], vec![]));
     }
-    stands.knows.store(true, Ordering::SeqCst);
+    list.remove(1);
     list.silent.store(true, Ordering::SeqCst);
     sweep.once().unwrap_err();
     assert!(a.store.holds(&id(1)));

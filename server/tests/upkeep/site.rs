@@ -248,6 +248,14 @@ impl Registry for Twofold {
         Ok(())
     }
 
+    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
         let mut entries = self.list(job)?;
         entries.retain(|entry| generation == 0 || entry.checkpoint.generation == generation);

@@ -295,6 +295,14 @@ impl Registry for Shared {
         unreachable!("repair removes no checkpoint")
     }
 
+    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     fn find(&self, _: &str, _: u64) -> Result<Option<Registered>, StoreError> {
         unreachable!("repair reads the list")
     }

@@ -20,6 +20,7 @@ pub(super) struct Listing {
     entries: Vec<Registered>,
     generations: HashMap<String, u64>,
     locked: Arc<Mutex<HashSet<String>>>,
+    withdrawn: HashSet<String>,
 }
 
 struct Lock(String, Arc<Mutex<HashSet<String>>>);
@@ -86,9 +87,26 @@ impl Registry for FakeRegistry {
 
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         self.speak()?;
-        self.state()
+        let mut state = self.state();
+        state
             .entries
             .retain(|entry| entry.checkpoint.id != checkpoint.id);
+        state.withdrawn.insert(checkpoint.id.clone());
+        Ok(())
+    }
+
+    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
+        self.speak()?;
+        Ok(self.state().withdrawn.contains(id))
+    }
+
+    fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError> {
+        self.speak()?;
+        for entry in &mut self.state().entries {
+            if entry.checkpoint.id == checkpoint.id {
+                entry.checkpoint.pinned = pinned;
+            }
+        }
         Ok(())
     }
 
