@@ -69,7 +69,8 @@ impl Hosts {
         ensure!(count <= MOST_HOSTS, "more than {MOST_HOSTS} hosts");
         clear_leftovers();
         let pid = std::process::id();
-        let name = format!("{PREFIX}{pid}-{}", SERIAL.fetch_add(1, Ordering::Relaxed));
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{pid}-{serial}", pid_namespace()?);
         // Networks of other runs are out of reach; different ones are easier to tell apart in a log.
         let [.., x, y] = pid.to_be_bytes();
         let switch = format!("{name}-switch");
@@ -399,9 +400,22 @@ fn clear_leftovers() {
     }
 }
 
+/// Number of the pid namespace that this process is in.
+fn pid_namespace() -> Result<u64> {
+    use std::os::unix::fs::MetadataExt as _;
+    let namespace = std::fs::metadata("/proc/self/ns/pid").context("look at the pid namespace")?;
+    Ok(namespace.ino())
+}
+
 /// The process that made a namespace of this name, if it is one of ours.
 fn owner(name: &str) -> Option<u32> {
-    name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+    let mut parts = name.strip_prefix(PREFIX)?.split('-');
+    // Pids of another pid namespace say nothing here.
+    let pid_namespace = pid_namespace().ok()?;
+    if parts.next()?.parse::<u64>() != Ok(pid_namespace) {
+        return None;
+    }
+    parts.next()?.parse().ok()
 }
 
 /// Host 0 is x.y.z.1.

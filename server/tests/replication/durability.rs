@@ -1,5 +1,7 @@
 //! How many copies are enough, and what happens when there are fewer.
 
+use std::time::Duration;
+
 use permafrost_server::replication::Durability;
 
 use super::fakes::{Pages, Whole, World, dump, fenced, page, unavailable};
@@ -61,12 +63,20 @@ fn copies_that_fail_count_as_the_session_asked() {
 
 #[test]
 fn what_cannot_be_published_is_rolled_back_on_all() {
-    for refusal in [unavailable, fenced] {
+    for (refusal, at_once) in [(unavailable as fn() -> _, false), (fenced, true)] {
         let world = World::new(2, Durability::All);
         let free: Vec<_> = world.nodes().map(|node| node.free_bytes()).collect();
         world.faults.faults().refuse_publish = Some(refusal);
         let error = dump(&world.origin.store, "job", &pages()).unwrap_err();
         assert!(error.contains(&refusal().to_string()), "{error}");
+        if at_once {
+            assert!(world.nodes().all(|node| node.checkpoints() == 0));
+        }
+        // Of a registry that did not answer it is only known later.
+        *world.faults.faults() = Default::default();
+        for node in world.nodes() {
+            node.store.settle(Duration::ZERO).unwrap();
+        }
         nothing_but(&world, &free);
     }
 }
