@@ -3,9 +3,10 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use permafrost_tests::criu::{self, Criu};
@@ -22,15 +23,20 @@ fn socket(host: &Host) -> UdpSocket {
     host.run(move || Ok(UdpSocket::bind(address)?)).unwrap()
 }
 
-/// Whether a datagram arrives, each with a number of its own.
+/// Whether a datagram arrives, each with a number of its own. One may be lost while the kernel makes up its mind on a
+/// link that has just changed, so it is sent again and again.
 fn arrives(from: &UdpSocket, to: &UdpSocket, number: u32, limit: Duration) -> bool {
-    // A link that is down may refuse at once.
-    let _ = from.send_to(&number.to_le_bytes(), to.local_addr().unwrap());
-    to.set_read_timeout(Some(limit)).unwrap();
+    let until = Instant::now() + limit;
+    to.set_read_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
     let mut datagram = [0; 4];
-    while to.recv(&mut datagram).is_ok() {
-        if datagram == number.to_le_bytes() {
-            return true;
+    while Instant::now() < until {
+        // A link that is down may refuse at once.
+        let _ = from.send_to(&number.to_le_bytes(), to.local_addr().unwrap());
+        while to.recv(&mut datagram).is_ok() {
+            if datagram == number.to_le_bytes() {
+                return true;
+            }
         }
     }
     false
@@ -162,16 +168,23 @@ fn names_are_cleaned_up() {
 
     // One of a process that has ended. Pids are reused late, and none is reused while it is not waited for.
     let mut ended = std::process::Command::new("true").spawn().unwrap();
-    let name = format!("permafrost-{}-0-0", ended.id());
+    let ours = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
+    let name = format!("permafrost-{ours}-{}-0-0", ended.id());
+    let theirs = format!("permafrost-{}-{}-0-0", ours + 1, ended.id());
     ended.wait().unwrap();
     let added = std::process::Command::new("ip")
         .args(["netns", "add", &name])
         .status();
     assert!(added.unwrap().success());
+    let of_others = Path::new("/run/netns").join(&theirs);
+    std::fs::write(&of_others, "").unwrap();
     let left = Path::new("/run/netns").join(name);
     assert!(left.exists());
     drop(net::for_test("names_are_cleaned_up", 1, 1500));
     assert!(!left.exists(), "left by a process that has ended");
+    // A process of that number in another pid namespace may well live.
+    assert!(of_others.exists(), "another pid namespace's");
+    std::fs::remove_file(of_others).unwrap();
 }
 
 /// A `criu page-server` for one dump.
