@@ -118,6 +118,13 @@ pub struct Scrubber {
     paused: AtomicBool,
 }
 
+/// Who has put a fresh copy in the place of a damaged one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    This,
+    Another,
+}
+
 struct State {
     schedule: Schedule,
     stopped: bool,
@@ -312,8 +319,10 @@ impl Scrubber {
         }
         let mended = self.mended(held);
         let reason = match &mended {
-            Ok(()) => {
-                self.counters.mended.add(1);
+            Ok(by_whom) => {
+                if *by_whom == By::This {
+                    self.counters.mended.add(1);
+                }
                 self.store.lift(&held.id);
                 tracing::info!(checkpoint = name, "mended: a fresh copy has its place");
                 String::new()
@@ -334,7 +343,7 @@ impl Scrubber {
     }
 
     /// Has it mended, and looks whether it is. Why not.
-    fn mended(&self, held: &Held) -> Result<(), String> {
+    fn mended(&self, held: &Held) -> Result<By, String> {
         let alone = || "no other node has a copy".to_owned();
         let found = self.store.other_holders(held);
         let (record, holders) = found
@@ -348,10 +357,17 @@ impl Scrubber {
             .get()
             .ok_or("this node fetches nothing from others")?;
         let _one = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+        // A request and the background may have found the same.
+        let now = self.store.everything().map_err(|e| e.to_string())?;
+        let is_another = |now: &Held| now.id == held.id && !now.copy.ptr_eq(&held.copy);
+        let is_whole = |checked: Checked| checked.damage.is_empty();
+        if now.iter().any(is_another) && self.read(held, None, &mut |_| {}).is_some_and(is_whole) {
+            return Ok(By::Another);
+        }
         let mended = mend.mend(&record, &holders).map_err(|e| e.to_string());
         let mended = mended.and_then(|()| match self.read(held, None, &mut |_| {}) {
             Some(again) => match again.damage.into_iter().next() {
-                None => Ok(()),
+                None => Ok(By::This),
                 Some(damage) => Err(format!("the fresh copy is damaged, too: {damage}")),
             },
             None => Err("the fresh copy was not read to its end".to_owned()),
