@@ -187,6 +187,13 @@ fn images_of_another_process_are_refused() {
         Some(3),
         "nothing fits"
     );
+    let empty = work.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let adopt = ["adopt", "--job=x", "-D", empty.to_str().unwrap()];
+    let refused = daemon.try_run(&adopt).unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("describes no process"), "{said}");
     assert_eq!(
         listing(&daemon).len(),
         1,
