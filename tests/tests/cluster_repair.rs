@@ -3,10 +3,10 @@
 mod common;
 
 use std::os::unix::fs::FileExt as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::PAGE;
 use common::clustered::*;
+use common::{PAGE, pages};
 use permafrost_tests::cluster::{Cluster, Setup, name};
 use permafrost_tests::contents::{self, Contents};
 use permafrost_tests::criu;
@@ -44,6 +44,7 @@ fn copies_come_back_whatever_became_of_them() {
     a_node_that_died_is_replaced(&mut cluster, &mut task);
     a_drained_node_can_go(&mut cluster, &mut task);
     a_new_disk_is_no_copy_and_copies_come_back(&mut cluster, &mut task);
+    nodes_that_were_killed_and_are_back_are_reached_at_once(&mut cluster);
 }
 
 /// Numbers of the nodes that hold the job's checkpoint, and of those that do not, by their list.
@@ -193,4 +194,24 @@ fn a_new_disk_is_no_copy_and_copies_come_back(cluster: &mut Cluster, task: &mut 
     });
     whole.unwrap();
     thaw(cluster.node(lost), task, JOB);
+}
+
+/// Who has connections with their predecessors is told, and does not wait until those are given up.
+fn nodes_that_were_killed_and_are_back_are_reached_at_once(cluster: &mut Cluster) {
+    let work = tempfile::tempdir().unwrap();
+    let dump = |cluster: &Cluster, job: &str| {
+        let began = Instant::now();
+        sealed_dump(cluster.node(0), work.path(), job, &pages(1, 10), || {});
+        began.elapsed()
+    };
+    for job in ["to-one", "to-another"] {
+        dump(cluster, job);
+    }
+    for node in [1, 2] {
+        cluster.kill(node).unwrap();
+        cluster.restart(node).unwrap();
+    }
+    cluster.wait_whole(3).unwrap();
+    let took = dump(cluster, "after");
+    assert!(took < Duration::from_secs(4), "{took:?}");
 }

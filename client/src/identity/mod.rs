@@ -70,6 +70,11 @@ impl Identity {
         Material::load(directory).map(Self::from)
     }
 
+    /// Key of stateless resets, the same for as long as the private key is.
+    pub(crate) fn reset_key(&self) -> [u8; 32] {
+        self.material.reset_key
+    }
+
     /// Name of the holder.
     pub fn name(&self) -> &str {
         &self.material.subject.name

@@ -24,6 +24,7 @@ use rustls::{
     DigitallySignedStruct, DistinguishedName, InconsistentKeys, RootCertStore, SignatureScheme,
     SupportedProtocolVersion,
 };
+use sha2::{Digest as _, Sha256};
 
 use super::files::{self, CA, CERTIFICATE, KEY};
 use super::{IdentityError, Subject};
@@ -38,6 +39,8 @@ pub(crate) struct Material {
     pub(crate) certified: Arc<CertifiedKey>,
     clients: Arc<dyn ClientCertVerifier>,
     pub(crate) quic_client: quinn::ClientConfig,
+    /// Made of the private key, and tells nothing of it.
+    pub(crate) reset_key: [u8; 32],
 }
 
 impl fmt::Debug for Material {
@@ -73,6 +76,11 @@ impl Material {
             }
         })?;
 
+        let reset_key = Sha256::new()
+            .chain_update("permafrost stateless reset")
+            .chain_update(key.secret_der())
+            .finalize()
+            .into();
         let subject = Subject::of(&chain[0])?;
         let certified = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| {
             if let rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) = error {
@@ -110,6 +118,7 @@ impl Material {
             certified,
             clients,
             quic_client,
+            reset_key,
         })
     }
 }

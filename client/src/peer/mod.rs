@@ -23,6 +23,7 @@ mod network;
 mod options;
 mod outflow;
 mod pool;
+mod reset;
 mod router;
 mod serve;
 mod socket;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::reset::{Ids, ResetKey};
 use permafrost_protocol::wire::message::{Hello, Reply, reply, request};
 use quinn::{Connection, Endpoint, EndpointConfig, TokioRuntime, VarInt};
 use tokio::runtime::Handle;
@@ -272,13 +273,33 @@ pub fn quic_endpoint(
     server: Option<quinn::ServerConfig>,
     options: &Options,
 ) -> Result<Endpoint, PeerError> {
+    endpoint_with(EndpointConfig::default(), bind, server, options)
+}
+
+/// The same, whose connections its successor resets.
+pub(super) fn resettable_endpoint(
+    key: ResetKey,
+    bind: SocketAddr,
+    server: quinn::ServerConfig,
+    options: &Options,
+) -> Result<Endpoint, PeerError> {
+    let mut config = EndpointConfig::new(Arc::new(key));
+    config.cid_generator(|| Box::new(Ids));
+    endpoint_with(config, bind, Some(server), options)
+}
+
+fn endpoint_with(
+    mut config: EndpointConfig,
+    bind: SocketAddr,
+    server: Option<quinn::ServerConfig>,
+    options: &Options,
+) -> Result<Endpoint, PeerError> {
     let failed = |error: std::io::Error| PeerError::Bind {
         address: bind,
         kind: error.kind(),
     };
     let socket =
         socket::bind(bind, options.socket_buffer_bytes, options.packet_bytes).map_err(failed)?;
-    let mut config = EndpointConfig::default();
     config
         .max_udp_payload_size(options.packet_bytes.max(options.assured_packet_bytes))
         .map_err(|error| failed(std::io::Error::other(error)))?;

@@ -12,8 +12,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::intake::{FrameSource, Replies, Sessions};
-use super::network::quic_endpoint;
+use super::network::resettable_endpoint;
 use super::outflow::{FrameSink, outflow};
+use super::reset::ResetKey;
 use super::router::Router;
 use super::stream::{self, within};
 use super::{Options, PeerError, code};
@@ -88,7 +89,8 @@ impl Endpoint {
         config
             .transport_config(options.transport())
             .max_incoming(options.handshakes * 2);
-        let endpoint = quic_endpoint(address, Some(config), &options)?;
+        let key = ResetKey(identity.current().reset_key());
+        let endpoint = resettable_endpoint(key, address, config, &options)?;
         let semaphore = |permits| Arc::new(Semaphore::new(permits));
         let inner = Arc::new(Inner {
             endpoint,
