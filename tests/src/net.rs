@@ -479,8 +479,11 @@ mod tests {
 
     #[test]
     fn only_names_of_ours_have_an_owner() {
-        assert_eq!(owner("permafrost-4711-0-switch"), Some(4711));
-        assert_eq!(owner("permafrost-4711-0-2"), Some(4711));
+        let ours = pid_namespace().unwrap();
+        let of = |namespace: u64, rest: &str| owner(&format!("permafrost-{namespace}-{rest}"));
+        assert_eq!(of(ours, "4711-0-switch"), Some(4711));
+        assert_eq!(of(ours, "4711-0-2"), Some(4711));
+        assert_eq!(of(ours + 1, "4711-0-2"), None);
         assert_eq!(owner("permafrost-prod"), None);
         assert_eq!(owner("4711"), None);
     }

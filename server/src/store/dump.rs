@@ -241,7 +241,10 @@ impl DumpBuilder {
         self.shadow
             .append_zeros(&mut current.map, first_index, flags, pages)?;
         if let Some(copies) = self.copies.as_deref_mut() {
-            copies.zero(first_index, flags, pages);
+            // Taken off the list of what is to be passed on: the next pages would pass them on again.
+            for piece in current.map.pieces() {
+                copies.zero(piece.first_index, piece.flags, piece.pages);
+            }
         }
         Ok(())
     }

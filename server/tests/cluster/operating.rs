@@ -92,11 +92,11 @@ fn a_node_is_drained_removed_and_taken_back() {
     assert!(list.age_ms.unwrap() < 10_000);
     assert!(matches!(
         look(&operator, "n9"),
-        Err(StoreError::NotFound { .. })
+        Err(StoreError::NoNode { .. })
     ));
     assert!(matches!(
         set(&operator, "n9", "drained", false),
-        Err(StoreError::NotFound { .. })
+        Err(StoreError::NoNode { .. })
     ));
     assert!(matches!(
         set(&operator, "n2", "gone", false),
