@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use permafrost_client::frontend::{PageSink, SinkError};
 use permafrost_client::identity::Peer;
-use permafrost_client::peer::{Frame, FrameSource, PeerError, Replies};
+use permafrost_client::peer::{Frame, FrameSource, Replies};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::SpaceType;
@@ -13,6 +13,7 @@ use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
 use super::spool::Spool;
 use super::{Agents, check_write, refusal};
+use crate::peers::{gone, invalid};
 use crate::store::{SessionSink, StoreError, check_tells_processes};
 
 const PAGE_BYTES: u64 = 4096;
@@ -237,23 +238,6 @@ fn told(error: &SinkError) -> control::Error {
     control::Error {
         code: code.into(),
         message: error.message.clone(),
-        hint: String::new(),
-    }
-}
-
-/// The agent is gone, so nobody hears this; the log does.
-fn gone(error: &PeerError) -> control::Error {
-    control::Error {
-        code: ErrorCode::SessionFailed.into(),
-        message: error.to_string(),
-        hint: String::new(),
-    }
-}
-
-fn invalid(message: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Invalid.into(),
-        message: message.to_owned(),
         hint: String::new(),
     }
 }

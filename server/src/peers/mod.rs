@@ -1,6 +1,28 @@
 //! A node's side of what peers ask for: other nodes, agents, readers and operators.
 
 mod handler;
-pub(crate) mod replica;
+mod replica;
+
+use permafrost_client::peer::PeerError;
+use permafrost_protocol::control::{self, ErrorCode};
 
 pub use handler::{Copying, NodeHandler};
+pub(crate) use replica::apply;
+
+/// The peer is gone, so nobody hears this; the log does.
+pub(crate) fn gone(error: &PeerError) -> control::Error {
+    control::Error {
+        code: ErrorCode::SessionFailed.into(),
+        message: error.to_string(),
+        hint: String::new(),
+    }
+}
+
+/// The peer says what makes no sense.
+pub(crate) fn invalid(message: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Invalid.into(),
+        message: message.to_owned(),
+        hint: String::new(),
+    }
+}

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use permafrost_client::peer::{Frame, FrameSource, PeerError, Replies};
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_client::peer::{Frame, FrameSource, Replies};
+use permafrost_protocol::control;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
+use super::{gone, invalid};
 use crate::store::{ReplicaDump, ReplicaRequest, Store, StoreError};
 
 /// Takes a copy in, from its opening to its seal. Whatever ends the conversation before the commit frees what came.
@@ -85,22 +86,5 @@ pub(crate) fn apply(dump: &mut ReplicaDump, frame: &Frame) -> Result<(), StoreEr
         }
         Kind::ImageData => dump.image_data(&frame.payload),
         Kind::Close | Kind::Prepare => Ok(()),
-    }
-}
-
-/// The node is gone, so nobody hears this; the log does.
-fn gone(error: &PeerError) -> control::Error {
-    control::Error {
-        code: ErrorCode::SessionFailed.into(),
-        message: error.to_string(),
-        hint: String::new(),
-    }
-}
-
-fn invalid(message: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Invalid.into(),
-        message: message.to_owned(),
-        hint: String::new(),
     }
 }

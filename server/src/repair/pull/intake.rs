@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use permafrost_client::peer::Frame;
 use permafrost_protocol::control::ErrorCode;
-use permafrost_protocol::wire::frame::{Header, Kind};
+use permafrost_protocol::wire::frame::Kind;
 
 use super::super::throttle::{NAMED_PAGE_BYTES, Throttle};
+use crate::peers::apply;
 use crate::replication::ContentDigest;
 use crate::store::{ReplicaDump, StoreError};
 
@@ -48,7 +49,7 @@ impl<'a> Intake<'a> {
     pub(super) fn take(&mut self, frame: &Frame) -> Result<(), Failure> {
         let began = Instant::now();
         let header = &frame.header;
-        self.put(header, &frame.payload)?;
+        self.put(frame)?;
         if let Some(throttle) = self.throttle {
             let named = match header.kind {
                 Kind::Zero | Kind::Parent => u64::from(header.pages) * NAMED_PAGE_BYTES,
@@ -72,36 +73,22 @@ impl<'a> Intake<'a> {
         Ok(self.dump)
     }
 
-    fn put(&mut self, header: &Header, payload: &[u8]) -> Result<(), Failure> {
-        let (index, flags, pages) = (header.index, header.flags, u64::from(header.pages));
-        let dump = &mut self.dump;
-        let taken = match header.kind {
-            Kind::Space => {
-                let space = header
-                    .space()
-                    .map_err(|error| Failure::source(self.node, &error.to_string()))?;
-                dump.space(space, header.pages)
-            }
-            Kind::Pages => dump.pages(index, flags, payload),
-            Kind::Zero => dump.zero(index, flags, pages),
+    fn put(&mut self, frame: &Frame) -> Result<(), Failure> {
+        let header = &frame.header;
+        match header.kind {
             Kind::Parent => {
-                return dump
-                    .parent(index, flags, pages)
-                    .and_then(|()| dump.check_parent(index, pages))
+                let (index, pages) = (header.index, u64::from(header.pages));
+                return apply(&mut self.dump, frame)
+                    .and_then(|()| self.dump.check_parent(index, pages))
                     .map_err(Failure::Parent);
             }
-            Kind::Image => {
-                self.close()?;
-                let name = std::str::from_utf8(payload)
-                    .map_err(|_| Failure::source(self.node, "an image without a name"))?;
-                self.dump.begin_image(name, index)
-            }
-            Kind::ImageData => dump.image_data(payload),
             Kind::Close | Kind::Prepare => {
                 return Err(Failure::source(self.node, "a frame that may not come"));
             }
-        };
-        taken.map_err(|error| self.blame(error))
+            Kind::Image => self.close()?,
+            _ => {}
+        }
+        apply(&mut self.dump, frame).map_err(|error| self.blame(error))
     }
 
     /// The address spaces are all in.
