@@ -1,10 +1,13 @@
 //! This node's registration: made, kept alive, refreshed, and made again when it was lost.
 
+mod refusal;
+mod register;
+
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -12,57 +15,12 @@ use super::config::ClusterConfig;
 use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::Keys;
-use super::values::{Holder, Json as _, Member, MemberState, Node, NodeFacts, VERSION, ValueError};
-use crate::clock::unix_ms;
-use crate::store::StoreError;
+use super::values::{Holder, Json as _, Node, NodeFacts, VERSION};
+pub(crate) use refusal::Refusal;
 
 /// Facts that have not changed are written again after so many signs of life, so that a value someone damaged by
 /// hand heals.
 const REFRESH_EVERY: u32 = 20;
-
-/// Why a node cannot register, apart from an etcd that does not answer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error(
-        "node {name} is alive with another region ({region}, at {address}); this one has {own}"
-    )]
-    Namesake {
-        name: String,
-        region: String,
-        address: String,
-        own: String,
-    },
-    #[error("node {name} with this very region is alive on another machine, at {address}")]
-    Twin { name: String, address: String },
-    #[error("node {name} was removed from the cluster")]
-    Removed { name: String },
-    #[error("what the registry holds of node {name} is {error}")]
-    Value { name: String, error: ValueError },
-    #[error(transparent)]
-    Etcd(#[from] Failure),
-}
-
-impl From<Refusal> for StoreError {
-    fn from(refusal: Refusal) -> Self {
-        let hint = match refusal {
-            Refusal::Etcd(failure) => return failure.into(),
-            Refusal::Namesake { .. } => {
-                "give this node another name, or stop the other one and wait until its lease ends"
-            }
-            Refusal::Twin { .. } => {
-                "a region was copied: stop the other node, or let this one begin with an empty region"
-            }
-            Refusal::Removed { .. } => {
-                "`permafrost node undrain` on another node takes it back; or give this node another name"
-            }
-            Refusal::Value { .. } => "run daemons of the same version",
-        };
-        Self::Conflict {
-            message: refusal.to_string(),
-            hint,
-        }
-    }
-}
 
 /// Leads the work in the background: one node of all.
 #[derive(Clone, Debug)]
@@ -320,168 +278,6 @@ impl Keeper {
         .encode()
     }
 
-    /// Makes the registration: (1) nobody else is there; (2) a lease; (3) the node's key, bound to it, if still
-    /// nobody is there. The key's create revision is the fencing token.
-    async fn register(&self) -> Result<Registration, Refusal> {
-        let facts = self.facts.borrow().clone();
-        // A predecessor that is alive on another machine is waited for, as its lease may be all that is left.
-        let patience = Tick::now().plus(self.ttl + Duration::from_secs(2));
-        loop {
-            let (node, member) = self.look(&facts.name).await?;
-            if let Some(kv) = &node {
-                let lease = kv.1;
-                let other = &kv.0;
-                if other.facts.region != facts.region {
-                    return Err(Refusal::Namesake {
-                        name: facts.name,
-                        region: other.facts.region.clone(),
-                        address: other.facts.address.clone(),
-                        own: facts.region,
-                    });
-                }
-                if other.boot == self.boot {
-                    // It had this region open on this machine, and has it no longer: it is dead, or it is us and
-                    // an answer was lost. Its locks go with its lease.
-                    self.revoke(lease).await?;
-                } else if Tick::now() > patience {
-                    return Err(Refusal::Twin {
-                        name: facts.name,
-                        address: other.facts.address.clone(),
-                    });
-                } else {
-                    tokio::time::sleep(Duration::from_millis(250)).await;
-                }
-                continue;
-            }
-            let (member, member_revision) = match member {
-                Some((member, _)) if member.state == MemberState::Removed => {
-                    return Err(Refusal::Removed { name: facts.name });
-                }
-                Some((member, revision)) if member.region == facts.region => (member, revision),
-                Some((member, revision)) => (
-                    Member {
-                        region: facts.region.clone(),
-                        first_seen_unix_ms: unix_ms(),
-                        ..member
-                    },
-                    revision,
-                ),
-                None => (
-                    Member {
-                        v: VERSION,
-                        name: facts.name.clone(),
-                        region: facts.region.clone(),
-                        first_seen_unix_ms: unix_ms(),
-                        state: MemberState::Active,
-                    },
-                    0,
-                ),
-            };
-            let (lease, sent, ttl) = self.grant().await?;
-            let put = self
-                .put_registration(&facts, lease, &member, member_revision)
-                .await;
-            match put {
-                Ok(Some(token)) => {
-                    let registration = Registration { token, lease };
-                    self.fence.extend(registration, sent, ttl);
-                    return Ok(registration);
-                }
-                // Somebody was quicker, or the member was changed: look again.
-                Ok(None) => {
-                    let _ = self.revoke(lease).await;
-                }
-                Err(failure) => {
-                    let _ = self.revoke(lease).await;
-                    return Err(failure.into());
-                }
-            }
-        }
-    }
-
-    /// The node's key with its lease, and the member's with its revision.
-    async fn look(
-        &self,
-        name: &str,
-    ) -> Result<(Option<(Node, i64)>, Option<(Member, i64)>), Refusal> {
-        let (node_key, member_key) = (self.keys.node(name), self.keys.member(name));
-        let look = Txn::new().and_then([
-            TxnOp::get(node_key, None::<GetOptions>),
-            TxnOp::get(member_key, None),
-        ]);
-        let mut found = self
-            .transaction(look)
-            .await?
-            .found
-            .into_iter()
-            .map(|kvs| kvs.into_iter().next());
-        let unusable = |error| Refusal::Value {
-            name: name.to_owned(),
-            error,
-        };
-        let node = match found.next().flatten() {
-            Some(kv) => Some((Node::decode(kv.value()).map_err(unusable)?, kv.lease())),
-            None => None,
-        };
-        let member = match found.next().flatten() {
-            Some(kv) => Some((
-                Member::decode(kv.value()).map_err(unusable)?,
-                kv.mod_revision(),
-            )),
-            None => None,
-        };
-        Ok((node, member))
-    }
-
-    async fn put_registration(
-        &self,
-        facts: &NodeFacts,
-        lease: i64,
-        member: &Member,
-        member_revision: i64,
-    ) -> Result<Option<i64>, Failure> {
-        let (node_key, member_key) = (self.keys.node(&facts.name), self.keys.member(&facts.name));
-        let put = Txn::new()
-            .when([
-                Compare::create_revision(node_key.clone(), CompareOp::Equal, 0),
-                Compare::mod_revision(member_key.clone(), CompareOp::Equal, member_revision),
-            ])
-            .and_then([
-                TxnOp::put(
-                    node_key.clone(),
-                    self.value(facts.clone()),
-                    Some(PutOptions::new().with_lease(lease)),
-                ),
-                TxnOp::put(member_key, member.encode(), None),
-                self.name_data(),
-                TxnOp::get(node_key.clone(), None),
-                TxnOp::get(self.keys.cluster(), None),
-            ])
-            .or_else([
-                TxnOp::get(node_key, None),
-                TxnOp::get(self.keys.cluster(), None),
-            ]);
-        let found = self.transaction(put).await?.found;
-        self.data.learn(&found, &self.keys.cluster());
-        // Ours also when an earlier attempt's answer was lost: the lease is only ours.
-        Ok(found
-            .into_iter()
-            .flatten()
-            .find(|kv| kv.lease() == lease)
-            .map(|kv| kv.create_revision()))
-    }
-
-    /// Gives etcd's data an id if it has none: whoever comes first does.
-    fn name_data(&self) -> TxnOp {
-        let key = self.keys.cluster();
-        let id = uuid::Uuid::new_v4().to_string();
-        TxnOp::txn(
-            Txn::new()
-                .when([Compare::create_revision(key.clone(), CompareOp::Equal, 0)])
-                .and_then([TxnOp::put(key, id, None)]),
-        )
-    }
-
     async fn transaction(&self, txn: Txn) -> Result<Outcome, Failure> {
         self.etcd.transact(self.ttl, txn).await
     }
@@ -605,24 +401,4 @@ fn boot_id() -> String {
         |_| uuid::Uuid::new_v4().to_string(),
         |id| id.trim().to_owned(),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_tells_how_to_get_past_it() {
-        let refusal = Refusal::Namesake {
-            name: "n1".into(),
-            region: "r2".into(),
-            address: "10.0.0.2:7118".into(),
-            own: "r1".into(),
-        };
-        let StoreError::Conflict { message, hint } = refusal.into() else {
-            panic!("not a conflict");
-        };
-        assert!(message.contains("10.0.0.2:7118"), "{message}");
-        assert!(hint.contains("another name"), "{hint}");
-    }
 }

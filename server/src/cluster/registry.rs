@@ -4,7 +4,9 @@
 //! be repeated: when an answer is lost, the repetition finds its own work done.
 
 mod counters;
+mod listing;
 mod locks;
+mod operator;
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, mpsc};
@@ -22,7 +24,7 @@ use super::data::Mark;
 use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration};
 use super::keys::{Keys, end_of};
-use super::values::{Entry, Json as _};
+use super::values::Entry;
 use super::{JobLock, Registered, Registry};
 use crate::store::StoreError;
 use locks::{Held, Locks};
@@ -30,9 +32,6 @@ use locks::{Held, Locks};
 /// How long it is known of a checkpoint that it was taken off the list, seconds: a node that has been away for less
 /// drops its copy when it comes back.
 const WITHDRAWN_S: i64 = 30 * 86_400;
-
-/// Entries in one answer: some 100 KiB, far below the 4 MiB that a client takes.
-const PAGE: i64 = 500;
 
 const CHANGED_HINT: &str = "try again";
 
@@ -363,85 +362,6 @@ impl Inner {
             }
         }
     }
-
-    /// Which data etcd has now, and its revision as etcd writes it. The id is empty while the data has none.
-    async fn mark(&self) -> Result<(Mark, i64), StoreError> {
-        let found = self.get(self.keys.cluster(), None).await?;
-        let revision = found.header().map_or(0, |header| header.revision());
-        let id = found.kvs().first().map(|kv| kv.value()).unwrap_or_default();
-        let mark = Mark {
-            id: String::from_utf8_lossy(id).into_owned(),
-            revision: u64::try_from(revision).unwrap_or_default(),
-        };
-        Ok((mark, revision))
-    }
-
-    /// All entries of a range, as they were at a revision, a page at a time.
-    async fn pages(&self, prefix: &str, revision: i64) -> Result<Vec<Registered>, StoreError> {
-        let end = end_of(prefix);
-        let mut from = prefix.as_bytes().to_vec();
-        let mut entries = Vec::new();
-        loop {
-            let options = GetOptions::new()
-                .with_range(end.clone())
-                .with_limit(PAGE)
-                .with_revision(revision);
-            let page = self.get(from, Some(options)).await?;
-            for kv in page.kvs() {
-                match entry(kv) {
-                    Ok((registered, _)) => entries.push(registered),
-                    // One that is damaged does not hide the others.
-                    Err(error) => tracing::error!(%error, "entry not listed"),
-                }
-            }
-            match page.kvs().last() {
-                Some(last) if page.more() => {
-                    from = last.key().to_vec();
-                    // The first key behind it.
-                    from.push(0);
-                }
-                _ => return Ok(entries),
-            }
-        }
-    }
-
-    /// A job's entries, or all, and which data they are of: all as of one revision.
-    async fn list(
-        &self,
-        job: &str,
-        bound: Option<&Mark>,
-    ) -> Result<(Vec<Registered>, Mark), StoreError> {
-        let (mark, revision) = self.mark().await?;
-        if let Some(bound) = bound
-            && (bound.id != mark.id || bound.revision > mark.revision)
-        {
-            return Err(StoreError::Unavailable {
-                message: format!(
-                    "the registry's data is no longer that of cluster {} at revision {}",
-                    bound.id, bound.revision
-                ),
-                hint: "it was replaced just now; see docs/cluster.md, \"Cluster id\"",
-            });
-        }
-        let prefix = if job.is_empty() {
-            self.keys.checkpoints()
-        } else {
-            self.keys.checkpoints_of(job)
-        };
-        let mut listed = self.pages(&prefix, revision).await?;
-        listed.sort_by(|a, b| {
-            let key =
-                |entry: &Registered| (entry.checkpoint.job.clone(), entry.checkpoint.generation);
-            key(a).cmp(&key(b))
-        });
-        let parked = self.pages(&self.keys.all_parked(), revision).await?;
-        listed.extend(
-            parked
-                .into_iter()
-                .filter(|entry| job.is_empty() || entry.checkpoint.job == job),
-        );
-        Ok((listed, mark))
-    }
 }
 
 fn entry(kv: &KeyValue) -> Result<(Registered, i64), StoreError> {
@@ -536,137 +456,5 @@ impl Registry for EtcdRegistry {
             };
             inner.change(&checkpoint, change).await
         })
-    }
-}
-
-impl EtcdRegistry {
-    /// Which data etcd has.
-    ///
-    /// # Errors
-    /// Unavailable.
-    pub fn mark(&self) -> Result<Mark, StoreError> {
-        let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;
-        if mark.id.is_empty() {
-            return Err(StoreError::Unavailable {
-                message: "the registry's data has no id yet".to_owned(),
-                hint: "the next node that registers gives it one",
-            });
-        }
-        Ok(mark)
-    }
-
-    /// The same registry, whose [`Registry::list`] is of this data, at this revision or later, or fails: for whoever
-    /// drops what is not listed. Data that is replaced between a look at it and the list is noticed so.
-    #[must_use]
-    pub fn bound_to(&self, mark: &Mark) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            bound: Some(mark.clone()),
-        }
-    }
-
-    /// Everything that is listed, and in which data.
-    ///
-    /// # Errors
-    /// Unavailable.
-    pub fn listed(&self) -> Result<(Vec<Registered>, Mark), StoreError> {
-        let bound = self.bound.clone();
-        self.wait(|inner| async move { inner.list("", bound.as_ref()).await })
-    }
-
-    /// The node that leads the work in the background.
-    ///
-    /// # Errors
-    /// Unavailable.
-    pub fn leader(&self) -> Result<Option<String>, StoreError> {
-        self.wait(|inner| async move {
-            let key = inner.keys.leader();
-            let found = inner.get(key.clone(), None).await?;
-            let holder = found.kvs().first().map(|kv| {
-                super::values::Holder::decode(kv.value())
-                    .map_err(|error| damaged(&key, &error.to_string()))
-            });
-            Ok(holder.transpose()?.map(|holder| holder.node))
-        })
-    }
-
-    /// The node that this is the registry of.
-    pub(crate) fn node(&self) -> &str {
-        &self.inner.node
-    }
-
-    /// The job's counter is at least `generation` afterwards, so that the number is never handed out.
-    ///
-    /// # Errors
-    /// Unavailable.
-    pub fn raise_generation(&self, job: &str, generation: u64) -> Result<(), StoreError> {
-        let job = job.to_owned();
-        self.wait(|inner| async move { inner.raise_generation(&job, generation).await })
-    }
-
-    /// Says of a node that it takes part, takes nothing new, or must not come back. One that is removed loses its
-    /// registration, and its locks; it goes on asking, and registers when it is taken back.
-    ///
-    /// # Errors
-    /// Unavailable, or the cluster has never seen it.
-    pub fn set_member_state(
-        &self,
-        node: &str,
-        state: super::MemberState,
-    ) -> Result<(), StoreError> {
-        let node = node.to_owned();
-        self.wait(|inner| async move {
-            let key = inner.keys.member(&node);
-            let own = inner.fence.registration()?;
-            loop {
-                let found = inner.get(key.clone(), None).await?;
-                let Some(kv) = found.kvs().first() else {
-                    return Err(StoreError::NoNode { node });
-                };
-                let mut member = super::Member::decode(kv.value())
-                    .map_err(|error| damaged(&key, &error.to_string()))?;
-                member.state = state;
-                let put = Txn::new()
-                    .when([
-                        inner.still(own),
-                        Compare::mod_revision(key.clone(), CompareOp::Equal, kv.mod_revision()),
-                    ])
-                    .and_then([TxnOp::put(key.clone(), member.encode(), None)])
-                    .or_else([inner.get_own()]);
-                let outcome = inner.transaction(put).await?;
-                if outcome.succeeded {
-                    break;
-                }
-                if !inner.is_registered(&outcome, own) {
-                    return Err(inner.fenced());
-                }
-            }
-            if state == super::MemberState::Removed {
-                // After the member, whose revision a registration compares: so none is made in between.
-                inner.end_registration(&node).await?;
-            }
-            Ok(())
-        })
-    }
-}
-
-impl Inner {
-    /// Ends a node's lease, if it has one.
-    async fn end_registration(&self, node: &str) -> Result<(), StoreError> {
-        let found = self.get(self.keys.node(node), None).await?;
-        let Some(lease) = found.kvs().first().map(KeyValue::lease) else {
-            return Ok(());
-        };
-        let revoked = self
-            .etcd
-            .call(self.limit, |mut client| async move {
-                client.lease_revoke(lease).await
-            })
-            .await;
-        match revoked {
-            // Not found: it is over already.
-            Ok(_) | Err(Failure::Refused(_)) => Ok(()),
-            Err(failure) => Err(failure.into()),
-        }
     }
 }

@@ -1,0 +1,93 @@
+//! Reading what is listed, all of it as of one revision.
+
+use etcd_client::GetOptions;
+
+use super::{Inner, entry};
+use crate::cluster::Registered;
+use crate::cluster::data::Mark;
+use crate::cluster::keys::end_of;
+use crate::store::StoreError;
+
+/// Entries in one answer: some 100 KiB, far below the 4 MiB that a client takes.
+const PAGE: i64 = 500;
+
+impl Inner {
+    /// Which data etcd has now, and its revision as etcd writes it. The id is empty while the data has none.
+    pub(super) async fn mark(&self) -> Result<(Mark, i64), StoreError> {
+        let found = self.get(self.keys.cluster(), None).await?;
+        let revision = found.header().map_or(0, |header| header.revision());
+        let id = found.kvs().first().map(|kv| kv.value()).unwrap_or_default();
+        let mark = Mark {
+            id: String::from_utf8_lossy(id).into_owned(),
+            revision: u64::try_from(revision).unwrap_or_default(),
+        };
+        Ok((mark, revision))
+    }
+
+    /// All entries of a range, as they were at a revision, a page at a time.
+    async fn pages(&self, prefix: &str, revision: i64) -> Result<Vec<Registered>, StoreError> {
+        let end = end_of(prefix);
+        let mut from = prefix.as_bytes().to_vec();
+        let mut entries = Vec::new();
+        loop {
+            let options = GetOptions::new()
+                .with_range(end.clone())
+                .with_limit(PAGE)
+                .with_revision(revision);
+            let page = self.get(from, Some(options)).await?;
+            for kv in page.kvs() {
+                match entry(kv) {
+                    Ok((registered, _)) => entries.push(registered),
+                    // One that is damaged does not hide the others.
+                    Err(error) => tracing::error!(%error, "entry not listed"),
+                }
+            }
+            match page.kvs().last() {
+                Some(last) if page.more() => {
+                    from = last.key().to_vec();
+                    // The first key behind it.
+                    from.push(0);
+                }
+                _ => return Ok(entries),
+            }
+        }
+    }
+
+    /// A job's entries, or all, and which data they are of: all as of one revision.
+    pub(super) async fn list(
+        &self,
+        job: &str,
+        bound: Option<&Mark>,
+    ) -> Result<(Vec<Registered>, Mark), StoreError> {
+        let (mark, revision) = self.mark().await?;
+        if let Some(bound) = bound
+            && (bound.id != mark.id || bound.revision > mark.revision)
+        {
+            return Err(StoreError::Unavailable {
+                message: format!(
+                    "the registry's data is no longer that of cluster {} at revision {}",
+                    bound.id, bound.revision
+                ),
+                hint: "it was replaced just now; see docs/cluster.md, \"Cluster id\"",
+            });
+        }
+        let prefix = if job.is_empty() {
+            self.keys.checkpoints()
+        } else {
+            self.keys.checkpoints_of(job)
+        };
+        let mut listed = self.pages(&prefix, revision).await?;
+        listed.sort_by(|a, b| {
+            let key =
+                |entry: &Registered| (entry.checkpoint.job.clone(), entry.checkpoint.generation);
+            key(a).cmp(&key(b))
+        });
+        let parked = self.pages(&self.keys.all_parked(), revision).await?;
+        listed.extend(
+            parked
+                .into_iter()
+                .filter(|entry| job.is_empty() || entry.checkpoint.job == job),
+        );
+        Ok((listed, mark))
+    }
+}

@@ -1,0 +1,137 @@
+//! The registry beside its checkpoints: which data it is, who leads, what an operator says of nodes.
+
+use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
+
+use super::{EtcdRegistry, Inner, damaged};
+use crate::cluster::Registered;
+use crate::cluster::data::Mark;
+use crate::cluster::etcd::Failure;
+use crate::cluster::values::{Holder, Json as _, Member, MemberState};
+use crate::store::StoreError;
+
+impl EtcdRegistry {
+    /// Which data etcd has.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn mark(&self) -> Result<Mark, StoreError> {
+        let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;
+        if mark.id.is_empty() {
+            return Err(StoreError::Unavailable {
+                message: "the registry's data has no id yet".to_owned(),
+                hint: "the next node that registers gives it one",
+            });
+        }
+        Ok(mark)
+    }
+
+    /// The same registry, whose [`Registry::list`] is of this data, at this revision or later, or fails: for whoever
+    /// drops what is not listed. Data that is replaced between a look at it and the list is noticed so.
+    #[must_use]
+    pub fn bound_to(&self, mark: &Mark) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            bound: Some(mark.clone()),
+        }
+    }
+
+    /// Everything that is listed, and in which data.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn listed(&self) -> Result<(Vec<Registered>, Mark), StoreError> {
+        let bound = self.bound.clone();
+        self.wait(|inner| async move { inner.list("", bound.as_ref()).await })
+    }
+
+    /// The node that leads the work in the background.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn leader(&self) -> Result<Option<String>, StoreError> {
+        self.wait(|inner| async move {
+            let key = inner.keys.leader();
+            let found = inner.get(key.clone(), None).await?;
+            let holder = found.kvs().first().map(|kv| {
+                Holder::decode(kv.value()).map_err(|error| damaged(&key, &error.to_string()))
+            });
+            Ok(holder.transpose()?.map(|holder| holder.node))
+        })
+    }
+
+    /// The node that this is the registry of.
+    pub(crate) fn node(&self) -> &str {
+        &self.inner.node
+    }
+
+    /// The job's counter is at least `generation` afterwards, so that the number is never handed out.
+    ///
+    /// # Errors
+    /// Unavailable.
+    pub fn raise_generation(&self, job: &str, generation: u64) -> Result<(), StoreError> {
+        let job = job.to_owned();
+        self.wait(|inner| async move { inner.raise_generation(&job, generation).await })
+    }
+
+    /// Says of a node that it takes part, takes nothing new, or must not come back. One that is removed loses its
+    /// registration, and its locks; it goes on asking, and registers when it is taken back.
+    ///
+    /// # Errors
+    /// Unavailable, or the cluster has never seen it.
+    pub fn set_member_state(&self, node: &str, state: MemberState) -> Result<(), StoreError> {
+        let node = node.to_owned();
+        self.wait(|inner| async move {
+            let key = inner.keys.member(&node);
+            let own = inner.fence.registration()?;
+            loop {
+                let found = inner.get(key.clone(), None).await?;
+                let Some(kv) = found.kvs().first() else {
+                    return Err(StoreError::NoNode { node });
+                };
+                let mut member = Member::decode(kv.value())
+                    .map_err(|error| damaged(&key, &error.to_string()))?;
+                member.state = state;
+                let put = Txn::new()
+                    .when([
+                        inner.still(own),
+                        Compare::mod_revision(key.clone(), CompareOp::Equal, kv.mod_revision()),
+                    ])
+                    .and_then([TxnOp::put(key.clone(), member.encode(), None)])
+                    .or_else([inner.get_own()]);
+                let outcome = inner.transaction(put).await?;
+                if outcome.succeeded {
+                    break;
+                }
+                if !inner.is_registered(&outcome, own) {
+                    return Err(inner.fenced());
+                }
+            }
+            if state == MemberState::Removed {
+                // After the member, whose revision a registration compares: so none is made in between.
+                inner.end_registration(&node).await?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Inner {
+    /// Ends a node's lease, if it has one.
+    async fn end_registration(&self, node: &str) -> Result<(), StoreError> {
+        let found = self.get(self.keys.node(node), None).await?;
+        let Some(lease) = found.kvs().first().map(KeyValue::lease) else {
+            return Ok(());
+        };
+        let revoked = self
+            .etcd
+            .call(self.limit, |mut client| async move {
+                client.lease_revoke(lease).await
+            })
+            .await;
+        match revoked {
+            // Not found: it is over already.
+            Ok(_) | Err(Failure::Refused(_)) => Ok(()),
+            Err(failure) => Err(failure.into()),
+        }
+    }
+}
