@@ -1,47 +1,49 @@
 //! Nodes, what they are asked for, and what comes out of them.
 
-use std::collections::{BTreeMap, HashMap};
+mod list;
+mod memory;
+mod node;
+
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+pub(crate) use self::list::List;
+pub(crate) use self::memory::{
+    Memory, PID, check_images, check_pagemap, flat, memory, small_images,
+};
+pub(crate) use self::node::{Node, Suspects, Watched};
 use permafrost_client::agent::{Agent, Node as Known, Options};
 use permafrost_client::control::{Connection, ControlError};
 use permafrost_client::framing;
 use permafrost_client::frontend::PageSink;
 use permafrost_client::host;
-use permafrost_client::identity::{Authority, Namespaces, Order, Peer, ReloadingIdentity, Role};
-use permafrost_client::peer::{
-    self, Endpoint, FrameSink, FrameSource, Handler, Network, PeerError, Replies,
-};
+use permafrost_client::identity::{Authority, Namespaces, Order, ReloadingIdentity, Role};
+use permafrost_client::peer::{self, Endpoint, Handler, Network};
 use permafrost_client::remote;
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::{self, Checkpoint};
-use permafrost_protocol::images::Pagemap;
-use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
-use permafrost_protocol::wire::frame::Kind;
-use permafrost_protocol::wire::message::{Commit, reply, request};
+use permafrost_protocol::wire::message::Commit;
 use permafrost_server::agents::Agents;
 use permafrost_server::catalog::SledCatalog;
 use permafrost_server::cluster::{
-    FailureDomain, JobLock, LiveNode, MemberState, NodeFacts, NodesView, Registered, Registry,
+    FailureDomain, LiveNode, MemberState, NodeFacts, NodesView, Registry,
 };
 use permafrost_server::elsewhere::Peers;
 use permafrost_server::peers::NodeHandler;
 use permafrost_server::replication::Durability;
 use permafrost_server::store::{
-    Cluster, Fetched, Place, Progress, ReplicaRequest, Retention, Scrub, SessionRequest, Store,
-    StoreError,
+    Cluster, Fetched, Place, ReplicaRequest, Retention, Scrub, SessionRequest, Store, StoreError,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::runtime::Runtime;
@@ -51,244 +53,7 @@ const REGION_BYTES: u64 = 24 << 20;
 const LONG: Duration = Duration::from_secs(60);
 /// How long a node that is gone is waited for.
 const AGREE: Duration = Duration::from_secs(5);
-const PID: u32 = 7;
-const FIRST: u64 = 0x400;
 pub(crate) const JOB: &str = "team/a-job-of-many-pages";
-
-/// What a process had: pages by index.
-pub(crate) type Memory = BTreeMap<u64, Vec<u8>>;
-
-/// Pages of which no two are equal, with zeros and gaps among them.
-pub(crate) fn memory(pages: u64) -> Memory {
-    let page = |n: u64| {
-        let mut page = vec![0; PAGE_SIZE];
-        if n % 97 < 90 {
-            for (word, at) in page.as_chunks_mut::<8>().0.iter_mut().zip(1_u64..) {
-                *word = (n + 1)
-                    .wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ at)
-                    .to_le_bytes();
-            }
-        }
-        page
-    };
-    (0..pages)
-        .map(|n| (FIRST + n + n / 200 * 3, page(n)))
-        .collect()
-}
-
-/// The pages file that CRIU would have made.
-pub(crate) fn flat(memory: &Memory) -> Vec<u8> {
-    memory.values().flatten().copied().collect()
-}
-
-/// The registry: a list, the same for all nodes.
-#[derive(Default)]
-pub(crate) struct List(Mutex<(Vec<Registered>, u64)>);
-
-impl Registry for List {
-    fn lock_job(&self, _: &str) -> Result<JobLock, StoreError> {
-        Ok(Box::new(()))
-    }
-
-    fn reserve_generation(&self, _: &str) -> Result<u64, StoreError> {
-        let mut list = self.0.lock().unwrap();
-        list.1 += 1;
-        Ok(list.1)
-    }
-
-    fn publish(&self, entry: &Registered, _: Option<&str>) -> Result<(), StoreError> {
-        self.0.lock().unwrap().0.push(entry.clone());
-        Ok(())
-    }
-
-    fn withdraw(&self, _: &Checkpoint) -> Result<(), StoreError> {
-        panic!("nothing is removed");
-    }
-
-    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
-        Ok(false)
-    }
-
-    fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
-        let listed = self.list(job)?.into_iter();
-        let found = listed.filter(|entry| [0, entry.checkpoint.generation].contains(&generation));
-        Ok(found.max_by_key(|entry| entry.checkpoint.generation))
-    }
-
-    fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
-        let mut listed = self.0.lock().unwrap().0.clone();
-        listed.retain(|entry| job.is_empty() || entry.checkpoint.job == job);
-        Ok(listed)
-    }
-
-    fn set_holder(&self, of: &Checkpoint, node: &str, holds: bool) -> Result<(), StoreError> {
-        let mut list = self.0.lock().unwrap();
-        let entry = list.0.iter_mut().find(|entry| entry.checkpoint.id == of.id);
-        let nodes = &mut entry.unwrap().nodes;
-        nodes.retain(|name| name != node);
-        if holds {
-            nodes.push(node.to_owned());
-        }
-        Ok(())
-    }
-}
-
-/// What serves peers of a node: notes what is asked for, and dies when it is told to.
-pub(crate) struct Watched {
-    inner: NodeHandler,
-    /// Every fetch of an address space with its pages: place from 1, and from where.
-    pub(crate) pages_asked: Mutex<Vec<(u32, u64)>>,
-    /// Fetches of any kind.
-    pub(crate) asked: AtomicUsize,
-    /// Frames with pages that are sent before the node dies.
-    pub(crate) dies_after: AtomicUsize,
-    endpoint: Mutex<Option<Endpoint>>,
-}
-
-impl Handler for Watched {
-    fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
-        self.inner.call(peer, body)
-    }
-
-    fn dump(
-        &self,
-        peer: &Peer,
-        request: request::Dump,
-        frames: &mut dyn FrameSource,
-        replies: &mut dyn Replies,
-    ) -> Result<(), control::Error> {
-        self.inner.dump(peer, request, frames, replies)
-    }
-
-    fn fetch(
-        &self,
-        peer: &Peer,
-        request: request::Fetch,
-        frames: &mut dyn FrameSink,
-    ) -> Result<(), control::Error> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        if request.space > 0 && !request.runs_only {
-            let asked = (request.space, request.from_index);
-            self.pages_asked.lock().unwrap().push(asked);
-        }
-        let mut mortal = Mortal {
-            inner: frames,
-            node: self,
-            pages_frames: 0,
-        };
-        self.inner.fetch(peer, request, &mut mortal)
-    }
-}
-
-struct Mortal<'a> {
-    inner: &'a mut dyn FrameSink,
-    node: &'a Watched,
-    pages_frames: usize,
-}
-
-impl FrameSink for Mortal<'_> {
-    fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError> {
-        self.inner.opened(manifest, content_digest)
-    }
-
-    fn push(
-        &mut self,
-        kind: Kind,
-        flags: u16,
-        pages: u32,
-        index: u64,
-        payload: &[u8],
-    ) -> Result<(), PeerError> {
-        if kind == Kind::Pages {
-            if self.pages_frames == self.node.dies_after.load(Ordering::SeqCst) {
-                // What was sent is to be there.
-                std::thread::sleep(Duration::from_millis(500));
-                drop(self.node.endpoint.lock().unwrap().take());
-            }
-            self.pages_frames += 1;
-        }
-        self.inner.push(kind, flags, pages, index, payload)
-    }
-}
-
-/// Checkpoints that looked damaged to whoever read them.
-#[derive(Default)]
-struct Suspects(Mutex<Vec<String>>);
-
-impl Scrub for Suspects {
-    fn scrub(&self, _: &str, _: Progress<'_>) -> Result<control::Scrubbed, StoreError> {
-        panic!("nobody scrubs");
-    }
-
-    fn suspect(&self, id: &str) {
-        self.0.lock().unwrap().push(id.to_owned());
-    }
-
-    fn status(&self) -> control::ScrubStatus {
-        control::ScrubStatus::default()
-    }
-}
-
-/// A storage node.
-pub(crate) struct Node {
-    pub(crate) name: String,
-    pub(crate) store: Arc<Store>,
-    pub(crate) watched: Arc<Watched>,
-    suspects: Arc<Suspects>,
-    address: SocketAddr,
-    region: PathBuf,
-}
-
-impl Node {
-    /// Flips a bit in the region's file, which the store has mapped.
-    pub(crate) fn flip(&self, at: u64) {
-        let file = File::options().read(true).write(true).open(&self.region);
-        let file = file.unwrap();
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, at).unwrap();
-        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
-    }
-
-    pub(crate) fn region(&self) -> Vec<u8> {
-        std::fs::read(&self.region).unwrap()
-    }
-
-    /// Where the region has these bytes.
-    pub(crate) fn find(&self, bytes: &[u8]) -> Vec<u64> {
-        let region = self.region();
-        let mut places = Vec::new();
-        for at in memchr(&region, bytes) {
-            places.push(at as u64);
-        }
-        places
-    }
-
-    pub(crate) fn damage_told(&self) -> Vec<String> {
-        std::mem::take(&mut self.suspects.0.lock().unwrap())
-    }
-
-    pub(crate) fn asked(&self) -> usize {
-        self.watched.asked.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn pages_asked(&self) -> Vec<(u32, u64)> {
-        self.watched.pages_asked.lock().unwrap().clone()
-    }
-
-    pub(crate) fn die(&self) {
-        drop(self.watched.endpoint.lock().unwrap().take());
-    }
-}
-
-/// Places of `needle`, which begins with bytes that are rare.
-fn memchr<'a>(haystack: &'a [u8], needle: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
-    let places = 0..haystack.len().saturating_sub(needle.len());
-    places.filter(move |&at| haystack[at] == needle[0] && haystack[at..].starts_with(needle))
-}
 
 /// A cluster.
 pub(crate) struct Site {
@@ -666,37 +431,6 @@ fn live((name, zone, rack): (&str, &str, &str)) -> LiveNode {
         state: MemberState::Active,
         token: 1,
     }
-}
-
-fn small_images() -> [(&'static str, Vec<u8>); 4] {
-    [
-        ("core-7.img", b"the registers of a process".repeat(900)),
-        ("empty.img", Vec::new()),
-        ("inventory.img", b"what there is".to_vec()),
-        ("mm-7.img", vec![3; 5000]),
-    ]
-}
-
-fn check_images(dir: &Path, memory: &Memory) {
-    let read = |name: &str| std::fs::read(dir.join(name)).unwrap();
-    for (name, bytes) in small_images() {
-        assert!(read(name) == bytes, "{name}");
-    }
-    check_pagemap(&read(&format!("pagemap-{PID}.img")), memory);
-    assert!(read("pages-65537.img") == flat(memory));
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 6);
-}
-
-fn check_pagemap(image: &[u8], memory: &Memory) {
-    let pagemap = Pagemap::read(image).unwrap();
-    let entries = pagemap.entries.iter();
-    let indices: Vec<u64> = entries
-        .flat_map(|entry| {
-            let first = entry.vaddr / PAGE_SIZE as u64;
-            first..first + entry.nr_pages
-        })
-        .collect();
-    assert!(memory.keys().eq(&indices), "{} pages", indices.len());
 }
 
 /// One file, as CRIU asks for it.

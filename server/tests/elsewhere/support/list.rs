@@ -1,0 +1,62 @@
+//! A registry that is a list.
+
+use std::sync::Mutex;
+
+use permafrost_protocol::control::Checkpoint;
+use permafrost_server::cluster::{JobLock, Registered, Registry};
+use permafrost_server::store::StoreError;
+/// The registry: a list, the same for all nodes.
+#[derive(Default)]
+pub(crate) struct List(Mutex<(Vec<Registered>, u64)>);
+
+impl Registry for List {
+    fn lock_job(&self, _: &str) -> Result<JobLock, StoreError> {
+        Ok(Box::new(()))
+    }
+
+    fn reserve_generation(&self, _: &str) -> Result<u64, StoreError> {
+        let mut list = self.0.lock().unwrap();
+        list.1 += 1;
+        Ok(list.1)
+    }
+
+    fn publish(&self, entry: &Registered, _: Option<&str>) -> Result<(), StoreError> {
+        self.0.lock().unwrap().0.push(entry.clone());
+        Ok(())
+    }
+
+    fn withdraw(&self, _: &Checkpoint) -> Result<(), StoreError> {
+        panic!("nothing is removed");
+    }
+
+    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {
+        let listed = self.list(job)?.into_iter();
+        let found = listed.filter(|entry| [0, entry.checkpoint.generation].contains(&generation));
+        Ok(found.max_by_key(|entry| entry.checkpoint.generation))
+    }
+
+    fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError> {
+        let mut listed = self.0.lock().unwrap().0.clone();
+        listed.retain(|entry| job.is_empty() || entry.checkpoint.job == job);
+        Ok(listed)
+    }
+
+    fn set_holder(&self, of: &Checkpoint, node: &str, holds: bool) -> Result<(), StoreError> {
+        let mut list = self.0.lock().unwrap();
+        let entry = list.0.iter_mut().find(|entry| entry.checkpoint.id == of.id);
+        let nodes = &mut entry.unwrap().nodes;
+        nodes.retain(|name| name != node);
+        if holds {
+            nodes.push(node.to_owned());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+//! One node, and what it was asked for.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use permafrost_client::identity::Peer;
+use permafrost_client::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
+use permafrost_protocol::control::{self};
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{reply, request};
+use permafrost_server::peers::NodeHandler;
+use permafrost_server::store::{Progress, Scrub, Store, StoreError};
+/// What serves peers of a node: notes what is asked for, and dies when it is told to.
+pub(crate) struct Watched {
+    pub(crate) inner: NodeHandler,
+    /// Every fetch of an address space with its pages: place from 1, and from where.
+    pub(crate) pages_asked: Mutex<Vec<(u32, u64)>>,
+    /// Fetches of any kind.
+    pub(crate) asked: AtomicUsize,
+    /// Frames with pages that are sent before the node dies.
+    pub(crate) dies_after: AtomicUsize,
+    pub(crate) endpoint: Mutex<Option<Endpoint>>,
+}
+
+impl Handler for Watched {
+    fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
+        self.inner.call(peer, body)
+    }
+
+    fn dump(
+        &self,
+        peer: &Peer,
+        request: request::Dump,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        self.inner.dump(peer, request, frames, replies)
+    }
+
+    fn fetch(
+        &self,
+        peer: &Peer,
+        request: request::Fetch,
+        frames: &mut dyn FrameSink,
+    ) -> Result<(), control::Error> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        if request.space > 0 && !request.runs_only {
+            let asked = (request.space, request.from_index);
+            self.pages_asked.lock().unwrap().push(asked);
+        }
+        let mut mortal = Mortal {
+            inner: frames,
+            node: self,
+            pages_frames: 0,
+        };
+        self.inner.fetch(peer, request, &mut mortal)
+    }
+}
+
+struct Mortal<'a> {
+    pub(crate) inner: &'a mut dyn FrameSink,
+    node: &'a Watched,
+    pages_frames: usize,
+}
+
+impl FrameSink for Mortal<'_> {
+    fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError> {
+        self.inner.opened(manifest, content_digest)
+    }
+
+    fn push(
+        &mut self,
+        kind: Kind,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: &[u8],
+    ) -> Result<(), PeerError> {
+        if kind == Kind::Pages {
+            if self.pages_frames == self.node.dies_after.load(Ordering::SeqCst) {
+                // What was sent is to be there.
+                std::thread::sleep(Duration::from_millis(500));
+                drop(self.node.endpoint.lock().unwrap().take());
+            }
+            self.pages_frames += 1;
+        }
+        self.inner.push(kind, flags, pages, index, payload)
+    }
+}
+
+/// Checkpoints that looked damaged to whoever read them.
+#[derive(Default)]
+pub(crate) struct Suspects(Mutex<Vec<String>>);
+
+impl Scrub for Suspects {
+    fn scrub(&self, _: &str, _: Progress<'_>) -> Result<control::Scrubbed, StoreError> {
+        panic!("nobody scrubs");
+    }
+
+    fn suspect(&self, id: &str) {
+        self.0.lock().unwrap().push(id.to_owned());
+    }
+
+    fn status(&self) -> control::ScrubStatus {
+        control::ScrubStatus::default()
+    }
+}
+
+/// A storage node.
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) store: Arc<Store>,
+    pub(crate) watched: Arc<Watched>,
+    pub(crate) suspects: Arc<Suspects>,
+    pub(crate) address: SocketAddr,
+    pub(crate) region: PathBuf,
+}
+
+impl Node {
+    /// Flips a bit in the region's file, which the store has mapped.
+    pub(crate) fn flip(&self, at: u64) {
+        let file = File::options().read(true).write(true).open(&self.region);
+        let file = file.unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    }
+
+    pub(crate) fn region(&self) -> Vec<u8> {
+        std::fs::read(&self.region).unwrap()
+    }
+
+    /// Where the region has these bytes.
+    pub(crate) fn find(&self, bytes: &[u8]) -> Vec<u64> {
+        let region = self.region();
+        let mut places = Vec::new();
+        for at in memchr(&region, bytes) {
+            places.push(at as u64);
+        }
+        places
+    }
+
+    pub(crate) fn damage_told(&self) -> Vec<String> {
+        std::mem::take(&mut self.suspects.0.lock().unwrap())
+    }
+
+    pub(crate) fn asked(&self) -> usize {
+        self.watched.asked.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn pages_asked(&self) -> Vec<(u32, u64)> {
+        self.watched.pages_asked.lock().unwrap().clone()
+    }
+
+    pub(crate) fn die(&self) {
+        drop(self.watched.endpoint.lock().unwrap().take());
+    }
+}
+
+/// Places of `needle`, which begins with bytes that are rare.
+fn memchr<'a>(haystack: &'a [u8], needle: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    let places = 0..haystack.len().saturating_sub(needle.len());
+    places.filter(move |&at| haystack[at] == needle[0] && haystack[at..].starts_with(needle))
+}
