@@ -48,6 +48,34 @@ impl Remote {
         }
     }
 
+    /// Asks every node for what takes long, one after another, and gives each answer to `take`.
+    ///
+    /// # Errors
+    /// All refuse: the first one's words.
+    fn ask_all(
+        &self,
+        body: &request::Body,
+        mut take: impl FnMut(&str, reply::Body) -> Result<(), control::Error>,
+    ) -> Result<(), control::Error> {
+        let (mut refused, mut answered) = (None, false);
+        for node in self.nodes.in_order() {
+            let deadline = Instant::now() + VERIFY_DEADLINE;
+            match self.nodes.ask(&node, body.clone(), deadline) {
+                Ok(reply) => {
+                    take(&node, reply)?;
+                    answered = true;
+                }
+                Err(error) => {
+                    refused.get_or_insert(error);
+                }
+            }
+        }
+        match refused {
+            Some(error) if !answered => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Ends every session that is not sealed; part of stopping. Whether there was one.
     pub(super) fn stop(&self) -> bool {
         let sessions: Vec<_> = self.sessions().drain().collect();
@@ -360,32 +388,18 @@ impl Backend for Remote {
     ) -> Result<control::Verified, control::Error> {
         // Each node reads what it holds; everything is what all of them hold.
         let mut all = control::Verified::default();
-        let mut refused = None;
-        let mut asked = 0;
-        for node in self.nodes.in_order() {
-            let body = request::Body::Verify(verify.clone());
-            match self
-                .nodes
-                .ask(&node, body, Instant::now() + VERIFY_DEADLINE)
-            {
-                Ok(reply::Body::Verified(verified)) => {
-                    asked += 1;
-                    all.checkpoints += verified.checkpoints;
-                    all.pages += verified.pages;
-                    let damage = verified.damage.into_iter();
-                    all.damage
-                        .extend(damage.map(|damage| format!("{node}: {damage}")));
-                }
-                Ok(_) => return Err(odd_answer(&node)),
-                Err(error) => {
-                    refused.get_or_insert(error);
-                }
-            }
-        }
-        match refused {
-            Some(error) if asked == 0 => Err(error),
-            _ => Ok(all),
-        }
+        self.ask_all(&request::Body::Verify(verify.clone()), |node, reply| {
+            let reply::Body::Verified(verified) = reply else {
+                return Err(odd_answer(node));
+            };
+            all.checkpoints += verified.checkpoints;
+            all.pages += verified.pages;
+            let damage = verified.damage.into_iter();
+            all.damage
+                .extend(damage.map(|damage| format!("{node}: {damage}")));
+            Ok(())
+        })?;
+        Ok(all)
     }
 
     fn scrub(
@@ -394,35 +408,21 @@ impl Backend for Remote {
         _progress: Progress<'_>,
     ) -> Result<control::Scrubbed, control::Error> {
         let mut all = control::Scrubbed::default();
-        let mut refused = None;
-        let mut asked = 0;
-        for node in self.nodes.in_order() {
-            let body = request::Body::Scrub(scrub.clone());
-            match self
-                .nodes
-                .ask(&node, body, Instant::now() + VERIFY_DEADLINE)
-            {
-                Ok(reply::Body::Scrubbed(scrubbed)) => {
-                    asked += 1;
-                    all.checkpoints += scrubbed.checkpoints;
-                    all.pages += scrubbed.pages;
-                    let damaged = scrubbed.damaged.into_iter();
-                    all.damaged
-                        .extend(damaged.map(|damaged| control::DamagedCheckpoint {
-                            node: node.clone(),
-                            ..damaged
-                        }));
-                }
-                Ok(_) => return Err(odd_answer(&node)),
-                Err(error) => {
-                    refused.get_or_insert(error);
-                }
-            }
-        }
-        match refused {
-            Some(error) if asked == 0 => Err(error),
-            _ => Ok(all),
-        }
+        self.ask_all(&request::Body::Scrub(scrub.clone()), |node, reply| {
+            let reply::Body::Scrubbed(scrubbed) = reply else {
+                return Err(odd_answer(node));
+            };
+            all.checkpoints += scrubbed.checkpoints;
+            all.pages += scrubbed.pages;
+            let damaged = scrubbed.damaged.into_iter();
+            all.damaged
+                .extend(damaged.map(|damaged| control::DamagedCheckpoint {
+                    node: node.to_owned(),
+                    ..damaged
+                }));
+            Ok(())
+        })?;
+        Ok(all)
     }
 
     fn export(
