@@ -232,6 +232,10 @@ impl Spread {
 #[serde(into = "Answer")]
 pub struct Cost {
     parts: [Spread; PARTS.len()],
+    /// Sums of the parts, kept up: a decision reads them far more often than the parts.
+    overhead: Spread,
+    delay: Spread,
+    until_running: Spread,
     age: Seconds,
     omits: Option<Missing>,
 }
@@ -244,6 +248,9 @@ impl Cost {
         };
         Self {
             parts: [none; PARTS.len()],
+            overhead: none,
+            delay: none,
+            until_running: none,
             age: Seconds::ZERO,
             omits: None,
         }
@@ -272,6 +279,15 @@ impl Cost {
         if let Some(sum) = self.parts.get_mut(part as usize) {
             *sum = sum.plus(time);
         }
+        for (sum, counts) in [
+            (&mut self.overhead, part.is_overhead()),
+            (&mut self.delay, part.is_delay()),
+            (&mut self.until_running, part.is_before_running()),
+        ] {
+            if counts {
+                *sum = sum.plus(time);
+            }
+        }
     }
 
     fn sum(&self, of: impl Fn(Part) -> bool) -> Spread {
@@ -288,20 +304,20 @@ impl Cost {
 
     /// What the victim loses.
     #[must_use]
-    pub fn overhead(&self) -> Spread {
-        self.sum(Part::is_overhead)
+    pub const fn overhead(&self) -> Spread {
+        self.overhead
     }
 
     /// Time until the victim's resources are free.
     #[must_use]
-    pub fn delay(&self) -> Spread {
-        self.sum(Part::is_delay)
+    pub const fn delay(&self) -> Spread {
+        self.delay
     }
 
     /// Time from the decision to resume until the task runs.
     #[must_use]
-    pub fn until_running(&self) -> Spread {
-        self.sum(Part::is_before_running)
+    pub const fn until_running(&self) -> Spread {
+        self.until_running
     }
 
     /// Age of the oldest figure in it.

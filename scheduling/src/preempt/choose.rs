@@ -162,6 +162,31 @@ pub fn options(task: &Task, site: &Site, copies: Copies) -> [(Mechanism, Result<
     ]
 }
 
+/// Least scores of a task's mechanisms: of those that cost the same whatever else the node does, and of those that other
+/// victims of the node make dearer, by its queue or its swap.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Least {
+    pub(super) alone: Option<Seconds>,
+    pub(super) queued: Option<Seconds>,
+}
+
+pub(super) fn least(task: &Task, site: &Site, terms: &Terms) -> Least {
+    let mut least = Least::default();
+    for (mechanism, cost) in &options(task, site, terms.copies) {
+        let Ok(cost) = cost else { continue };
+        if !terms.allows(*mechanism, cost) {
+            continue;
+        }
+        let of = match mechanism {
+            Mechanism::Wait | Mechanism::Kill | Mechanism::Rollback => &mut least.alone,
+            Mechanism::SuspendInMemory | Mechanism::Checkpoint { .. } => &mut least.queued,
+        };
+        let score = terms.score(cost);
+        *of = Some(of.map_or(score, |other| other.min(score)));
+    }
+    least
+}
+
 /// The mechanism with the least score of those that have a cost and that the terms allow.
 ///
 /// With the default terms this is Algorithm 1 with more ways: killing costs the progress, so a dump is taken when the

@@ -2,15 +2,16 @@
 //!
 //! Greedy: always the victim whose score is least for what it frees of what is still wanted, as the paper
 //! takes the lowest size ÷ bandwidth first (000, §5.2.2). Each dump that was decided on lengthens its node's queue for
-//! those that follow. So scores only grow and shares only shrink while the plan is made, and a candidate's old key is a
-//! lower bound: only those that come to the top of the heap are looked at again.
+//! those that follow, by the same time for all of them. So a node's candidates are sorted once, by what they cost with the
+//! queue as it is at first, and only the first of each node is looked at again. Between candidates of one node that free
+//! different shares the order may so differ from that of the queue as it has become.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use serde::Serialize;
 
-use super::choose::{Choice, Site, Terms, Undecided, choose};
+use super::choose::{Choice, Site, Terms, Undecided, choose, least};
 use crate::cost::{Copies, Dump, Mechanism, Resources, Task};
 use crate::figure::Figure;
 use crate::quantity::{Bytes, Seconds};
@@ -53,36 +54,29 @@ pub struct Plan {
     pub unknown_node: Vec<TaskId>,
 }
 
-struct Entry {
-    /// Score for the share freed; the true one is no less.
+/// A candidate in the order of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// Score for the share freed.
     key: Seconds,
     task: TaskId,
     index: usize,
-    choice: Choice,
 }
 
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.key, self.task, self.index).cmp(&(other.key, other.task, other.index))
-    }
+/// A node's candidates, the last one best.
+struct Line {
+    node: NodeId,
+    site: Site,
+    /// By what they cost whatever else the node does.
+    alone: Vec<Place>,
+    /// By what they cost with the queue and the swap as they were at first.
+    queued: Vec<Place>,
+    /// The best, as it was looked at last.
+    best: Option<(Place, Choice)>,
 }
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Entry {}
 
 /// Victims among `candidates` that free what is `wanted`, wherever they run: whoever needs it on one node passes the
-/// candidates of that node. O(n log n) for n candidates, but for ones whose costs rise while the plan is made.
+/// candidates of that node. O(n log n) for n candidates.
 #[must_use]
 pub fn plan(
     wanted: Resources,
@@ -90,73 +84,172 @@ pub fn plan(
     sites: &BTreeMap<NodeId, Site>,
     terms: &Terms,
 ) -> Plan {
-    let mut sites = sites.clone();
-    let mut plan = Plan::default();
-    let mut heap = BinaryHeap::with_capacity(candidates.len());
-    for (index, candidate) in candidates.iter().enumerate() {
-        let Some(site) = sites.get(&candidate.node) else {
-            plan.unknown_node.push(candidate.task.id);
-            continue;
-        };
-        match entry(index, candidate, site, terms, (wanted, wanted)) {
-            Ok(Some(entry)) => heap.push(Reverse(entry)),
-            Ok(None) => {}
-            Err(undecided) => plan.undecided.push(undecided),
-        }
+    let mut planning = Planning {
+        wanted,
+        candidates,
+        terms,
+        over: vec![false; candidates.len()],
+        plan: Plan::default(),
+    };
+    let mut lines = planning.lines(sites);
+    let mut heap = BinaryHeap::with_capacity(lines.len());
+    for (at, line) in lines.iter_mut().enumerate() {
+        heap.extend(planning.look(line).map(|place| Reverse((place, at))));
     }
-    while !wanted.less(plan.frees).is_none() {
-        let Some(Reverse(top)) = heap.pop() else {
+    while !planning.left().is_none() {
+        let Some(Reverse((seen, at))) = heap.pop() else {
             break;
         };
-        let Some((candidate, site)) = candidates
-            .get(top.index)
-            .and_then(|candidate| Some((candidate, sites.get_mut(&candidate.node)?)))
-        else {
+        let Some(line) = lines.get_mut(at) else {
             continue;
         };
-        // Its queue may have grown, and what it frees be wanted no more.
-        let left = wanted.less(plan.frees);
-        match entry(top.index, candidate, site, terms, (left, wanted)) {
-            Ok(Some(now)) if heap.peek().is_some_and(|Reverse(next)| now > *next) => {
-                heap.push(Reverse(now));
+        // What is wanted may have shrunk since then.
+        if !planning.still_frees_as_much(seen) {
+            match planning.look(line) {
+                Some(place) if heap.peek().is_some_and(|Reverse((next, _))| place > *next) => {
+                    heap.push(Reverse((place, at)));
+                    continue;
+                }
+                _ => {}
             }
-            Ok(Some(now)) => {
-                occupy(site, &candidate.task, now.choice.mechanism);
-                plan.frees = plan.frees.plus(candidate.task.holds);
-                plan.victims.push(Victim {
-                    task: candidate.task.id,
-                    node: candidate.node,
-                    frees: candidate.task.holds,
-                    choice: now.choice,
-                });
-            }
-            Ok(None) => {}
-            Err(undecided) => plan.undecided.push(undecided),
+        }
+        if let Some((place, choice)) = line.best.take() {
+            planning.take(place, choice, line);
+            heap.extend(planning.look(line).map(|place| Reverse((place, at))));
         }
     }
+    let mut plan = planning.plan;
     spare(&mut plan, wanted);
     plan.lacking = wanted.less(plan.frees);
     plan
 }
 
-fn entry(
-    index: usize,
-    candidate: &Candidate,
-    site: &Site,
-    terms: &Terms,
-    (left, wanted): (Resources, Resources),
-) -> Result<Option<Entry>, Undecided> {
-    let share = share(candidate.task.holds.least(left), wanted);
-    if share == 0.0 {
-        return Ok(None);
+struct Planning<'a> {
+    wanted: Resources,
+    candidates: &'a [Candidate],
+    terms: &'a Terms,
+    /// Taken already, or not to be taken.
+    over: Vec<bool>,
+    plan: Plan,
+}
+
+impl Planning<'_> {
+    fn left(&self) -> Resources {
+        self.wanted.less(self.plan.frees)
     }
-    let choice = choose(&candidate.task, site, terms)?;
-    Ok(Some(Entry {
-        key: Seconds::clamped(choice.score.value() / share),
-        task: candidate.task.id,
-        index,
-        choice,
-    }))
+
+    /// Candidates by node, sorted.
+    fn lines(&mut self, sites: &BTreeMap<NodeId, Site>) -> Vec<Line> {
+        let mut lines: BTreeMap<NodeId, Line> = BTreeMap::new();
+        for (index, candidate) in self.candidates.iter().enumerate() {
+            let (node, task) = (candidate.node, &candidate.task);
+            let Some(site) = sites.get(&node) else {
+                self.plan.unknown_node.push(task.id);
+                continue;
+            };
+            let share = share(task.holds.least(self.wanted), self.wanted);
+            if share == 0.0 {
+                continue;
+            }
+            let line = lines.entry(node).or_insert_with(|| Line {
+                node,
+                site: *site,
+                alone: Vec::new(),
+                queued: Vec::new(),
+                best: None,
+            });
+            let least = least(task, site, self.terms);
+            let place = |score: Seconds| Place {
+                key: Seconds::clamped(score.value() / share),
+                task: task.id,
+                index,
+            };
+            line.alone.extend(least.alone.map(place));
+            line.queued.extend(least.queued.map(place));
+            if least.alone.or(least.queued).is_none()
+                && let Err(undecided) = choose(task, site, self.terms)
+            {
+                self.plan.undecided.push(undecided);
+            }
+        }
+        let mut lines: Vec<Line> = lines.into_values().collect();
+        for line in &mut lines {
+            for order in [&mut line.alone, &mut line.queued] {
+                order.sort_unstable_by(|a, b| b.cmp(a));
+            }
+        }
+        lines
+    }
+
+    fn still_frees_as_much(&self, place: Place) -> bool {
+        let candidate = self.candidates.get(place.index);
+        candidate.is_some_and(|candidate| self.left().covers(candidate.task.holds))
+    }
+
+    /// Looks for the best of a node now.
+    fn look(&mut self, line: &mut Line) -> Option<Place> {
+        let alone = self.first(&mut line.alone, &line.site);
+        let queued = self.first(&mut line.queued, &line.site);
+        line.best = match (alone, queued) {
+            (Some(alone), Some(queued)) if queued.0 < alone.0 => Some(queued),
+            (alone, queued) => alone.or(queued),
+        };
+        line.best.map(|(place, _)| place)
+    }
+
+    /// The first in this order that can still be taken, at what it costs now.
+    fn first(&mut self, order: &mut Vec<Place>, site: &Site) -> Option<(Place, Choice)> {
+        while let Some(&place) = order.last() {
+            let candidate = self.candidates.get(place.index);
+            if let (Some(candidate), Some(false)) = (candidate, self.over.get(place.index)) {
+                match self.now(candidate, place, site) {
+                    Ok(Some(best)) => return Some(best),
+                    Ok(None) => {}
+                    Err(undecided) => self.plan.undecided.push(undecided),
+                }
+                self.end(place.index);
+            }
+            order.pop();
+        }
+        None
+    }
+
+    /// What a candidate costs now; none if nothing of what it holds is wanted any more.
+    fn now(
+        &self,
+        candidate: &Candidate,
+        place: Place,
+        site: &Site,
+    ) -> Result<Option<(Place, Choice)>, Undecided> {
+        let share = share(candidate.task.holds.least(self.left()), self.wanted);
+        if share == 0.0 {
+            return Ok(None);
+        }
+        let choice = choose(&candidate.task, site, self.terms)?;
+        let key = Seconds::clamped(choice.score.value() / share);
+        Ok(Some((Place { key, ..place }, choice)))
+    }
+
+    fn take(&mut self, place: Place, choice: Choice, line: &mut Line) {
+        self.end(place.index);
+        let Some(candidate) = self.candidates.get(place.index) else {
+            return;
+        };
+        occupy(&mut line.site, &candidate.task, choice.mechanism);
+        self.plan.frees = self.plan.frees.plus(candidate.task.holds);
+        self.plan.victims.push(Victim {
+            task: candidate.task.id,
+            node: line.node,
+            frees: candidate.task.holds,
+            choice,
+        });
+    }
+
+    fn end(&mut self, index: usize) {
+        if let Some(over) = self.over.get_mut(index) {
+            *over = true;
+        }
+    }
 }
 
 /// Part of all that is wanted that `holds` is: of the resource of which it is most. Not a part of what is *left*, which

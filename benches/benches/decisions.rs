@@ -1,0 +1,171 @@
+//! What a scheduler's question costs before it is JSON: choosing a mechanism, planning a preemption, ranking nodes for a
+//! resume, placing copies.
+//!
+//! Tasks of 0.1 to 4 GB on nodes that write 0.5 to 4 GB/s; every figure is known, so that all seven mechanisms but
+//! suspending in memory are costed. A plan frees half of what its candidates hold.
+
+use std::collections::BTreeMap;
+
+use divan::Bencher;
+use divan::counter::ItemsCount;
+use permafrost_scheduling::cost::{Copies, NodeFigures, Replica, Resources, Task};
+use permafrost_scheduling::estimator::SizedRates;
+use permafrost_scheduling::figure::Figure;
+use permafrost_scheduling::place::{Domain, NodeClass, Places, Wanted};
+use permafrost_scheduling::preempt::{Candidate, Site, Terms, choose, plan};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+use permafrost_scheduling::resume::{Offer, Preference, rank};
+use permafrost_scheduling::{NodeId, TaskId};
+
+fn main() {
+    divan::main();
+}
+
+#[divan::bench]
+fn choose_one(bencher: Bencher<'_, '_>) {
+    let (task, site) = (task(1), site(1, 8));
+    bencher.bench_local(|| choose(&task, &site, &terms()).expect("a choice"));
+}
+
+#[divan::bench(args = [100, 1_000, 10_000])]
+fn plan_over_8_nodes(bencher: Bencher<'_, '_>, candidates: u32) {
+    let sites: BTreeMap<_, _> = (0..8).map(|n| (NodeId(n), site(n, 8))).collect();
+    let tasks: Vec<_> = (0..candidates)
+        .map(|n| Candidate {
+            node: NodeId(n % 8),
+            task: task(n),
+        })
+        .collect();
+    let wanted = Resources {
+        cpu_millis: u64::from(candidates) * 1000 / 2,
+        memory: Bytes::ZERO,
+    };
+    bencher
+        .counter(ItemsCount::new(candidates))
+        .bench_local(|| {
+            let plan = plan(wanted, &tasks, &sites, &terms());
+            assert_eq!(plan.lacking, Resources::ZERO);
+            plan
+        });
+}
+
+#[divan::bench(args = [8, 1_000, 10_000])]
+fn rank_for_a_resume(bencher: Bencher<'_, '_>, nodes: u32) {
+    let figures: Vec<_> = (0..nodes).map(figures).collect();
+    let offers: Vec<_> = figures
+        .iter()
+        .map(|node| Offer {
+            node,
+            lacks: None,
+            lazy: None,
+        })
+        .collect();
+    bencher
+        .counter(ItemsCount::new(nodes))
+        .bench_local(|| rank(Bytes::mib(512), &offers, Preference::None));
+}
+
+#[divan::bench(args = [8, 1_000, 10_000])]
+fn place_two_copies(bencher: Bencher<'_, '_>, nodes: u32) {
+    let places = places(nodes);
+    bencher.bench_local(|| {
+        let placement = places.place(&Wanted {
+            size: Bytes::mib(512),
+            copies: 2,
+            local: None,
+            holders: &[],
+            without: &[],
+        });
+        assert_eq!(placement.nodes.len(), 2);
+        placement
+    });
+}
+
+#[divan::bench(args = [8, 1_000, 10_000])]
+fn update_a_node(bencher: Bencher<'_, '_>, nodes: u32) {
+    let mut places = places(nodes);
+    let mut next = (0..nodes).cycle();
+    bencher.bench_local(move || put(&mut places, next.next().expect("a cycle")));
+}
+
+fn rate(gb_per_s: f64) -> SizedRates {
+    SizedRates::uniform(Figure::given(
+        BytesPerSecond::new(gb_per_s * 1e9).expect("a rate"),
+    ))
+}
+
+fn figures(node: u32) -> NodeFigures {
+    NodeFigures {
+        write: rate(0.5 + f64::from(node % 8) / 2.0),
+        read: rate(1.0 + f64::from(node % 5)),
+        write_queue: Figure::given(Bytes::mib(u64::from(node % 13) * 100)),
+        read_queue: Figure::given(Bytes::mib(u64::from(node % 7) * 100)),
+        dump_start: Figure::given(Seconds::from_millis(30)),
+        restore_start: Figure::given(Seconds::from_millis(50)),
+        ..NodeFigures::unknown(NodeId(node))
+    }
+}
+
+fn site(node: u32, nodes: u32) -> Site {
+    Site {
+        node: figures(node),
+        replica: Some(Replica {
+            link: rate(1.2),
+            node: figures((node + 1) % nodes),
+        }),
+        swap: None,
+    }
+}
+
+fn terms() -> Terms {
+    Terms {
+        copies: Copies::Replicated,
+        ..Terms::default()
+    }
+}
+
+fn task(n: u32) -> Task {
+    let memory = Bytes::mib(100 + u64::from(n * 37 % 3900));
+    let seconds = |n: u32| Figure::given(Seconds::from_millis(u64::from(n) * 1000));
+    let holds = Resources {
+        cpu_millis: 1000,
+        memory,
+    };
+    Task {
+        full: Figure::given(memory),
+        has_checkpoint: n % 2 == 0,
+        incremental: Figure::given(Bytes::new(memory.count() / 10)),
+        resident: Figure::given(memory),
+        dirty_rate: Figure::given(BytesPerSecond::new(5e7).expect("a rate")),
+        progress: seconds(1 + n * 7 % 600),
+        since_checkpoint: seconds(1 + n * 7 % 60),
+        remaining: seconds(n * 11 % 900),
+        start: seconds(2),
+        ..Task::unknown(TaskId(u64::from(n)), holds)
+    }
+}
+
+fn put(places: &mut Places, node: u32) {
+    let domain = Domain {
+        zone: node % 3,
+        rack: node / 20,
+        host: node,
+    };
+    let class = if node % 4 == 0 {
+        NodeClass::Transient
+    } else {
+        NodeClass::Reserved
+    };
+    let free = Bytes::mib(u64::from(node % 100) * 1000);
+    places
+        .update(&figures(node), class, domain, free)
+        .expect("known figures");
+}
+
+fn places(nodes: u32) -> Places {
+    let mut places = Places::default();
+    for node in 0..nodes {
+        put(&mut places, node);
+    }
+    places
+}
