@@ -61,6 +61,7 @@ fn seconds() -> impl Strategy<Value = Seconds> + Clone {
 prop_compose! {
     fn node()(
         write in figure(rate()),
+        compare in figure(rate()),
         read in figure(rate()),
         write_queue in figure(bytes()),
         read_queue in figure(bytes()),
@@ -70,6 +71,7 @@ prop_compose! {
         NodeFigures {
             node: NodeId(1),
             write: SizedRates::uniform(write),
+            compare: SizedRates::uniform(compare),
             read: SizedRates::uniform(read),
             write_queue,
             read_queue,

@@ -12,8 +12,11 @@ use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 pub struct NodeFigures {
     /// Node.
     pub node: NodeId,
-    /// Bandwidth of dumps.
+    /// Bandwidth of dumps that store what they move: full ones.
     pub write: SizedRates,
+    /// Bandwidth of dumps that are compared with what is there, by the bytes that are *moved*, not by the few that are
+    /// stored: incremental ones. Unknown, they are taken to be no faster than full ones.
+    pub compare: SizedRates,
     /// Bandwidth of restores.
     pub read: SizedRates,
     /// Bytes that wait to be written, what is running and what is reserved counted.
@@ -33,11 +36,21 @@ impl NodeFigures {
         Self {
             node,
             write: SizedRates::uniform(Figure::not_given(What::WriteBandwidth)),
+            compare: SizedRates::uniform(Figure::not_given(What::WriteBandwidth)),
             read: SizedRates::uniform(Figure::not_given(What::ReadBandwidth)),
             write_queue: Figure::not_given(What::Queue),
             read_queue: Figure::not_given(What::Queue),
             dump_start: Figure::not_given(What::Latency),
             restore_start: Figure::not_given(What::Latency),
+        }
+    }
+
+    /// Bandwidth of incremental dumps: measured, or that of full ones.
+    #[must_use]
+    pub fn incremental(&self, size: Bytes) -> Figure<BytesPerSecond> {
+        match self.compare.of(size) {
+            Figure::Unknown { .. } => self.write.of(size),
+            known @ Figure::Known(_) => known,
         }
     }
 

@@ -69,11 +69,12 @@ pub struct Task {
     pub id: TaskId,
     /// What becomes free when it stops.
     pub holds: Resources,
-    /// Size of a full dump of it.
+    /// Bytes that a full dump of it moves, and a restore reads: its memory.
     pub full: Figure<Bytes>,
     /// Whether it has a checkpoint to build on.
     pub has_checkpoint: bool,
-    /// Size of an incremental dump of it.
+    /// Bytes that an incremental dump of it moves: dirty pages where the kernel counts them, else nearly all. Not what it
+    /// stores, which is for finding room ([`Prediction::size`](crate::size::Prediction)).
     pub incremental: Figure<Bytes>,
     /// Its resident memory.
     pub resident: Figure<Bytes>,

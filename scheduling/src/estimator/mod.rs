@@ -90,6 +90,9 @@ const CLASSES: usize = 4;
 /// Where a class ends: 1 MiB is where latency stops to rule, 1 GiB where caches do.
 const CLASS_ENDS: [u64; CLASSES - 1] = [1 << 20, 64 << 20, 1 << 30];
 
+/// A size in each class.
+const CLASS_SIZES: [u64; CLASSES] = [1 << 19, 8 << 20, 256 << 20, 2 << 30];
+
 fn class_of(size: Bytes) -> usize {
     CLASS_ENDS.partition_point(|&end| size.count() >= end)
 }
@@ -103,6 +106,15 @@ pub struct Transfer {
     pub bytes: Bytes,
     /// How long it took, the time in a queue not counted.
     pub elapsed: Seconds,
+}
+
+/// What is kept of a channel's measurements.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kept {
+    /// Transfers, in the order of their ends.
+    pub transfers: Vec<Transfer>,
+    /// When it took how long to begin, in order.
+    pub latencies: Vec<(Moment, Seconds)>,
 }
 
 /// A sample that was not taken.
@@ -252,6 +264,33 @@ impl Estimator {
         // Below a microsecond the clock is measured.
         samples.latency.push(at, latency.value().max(1e-6));
         Ok(())
+    }
+
+    /// What a channel was measured at, oldest first: the transfers as [`transferred`](Self::transferred) would take them
+    /// (each of a size of its class), and the latencies. To be written down, and taken in again after a restart.
+    #[must_use]
+    pub fn kept(&self, channel: Channel) -> Kept {
+        let Some(samples) = self.channels.get(&channel) else {
+            return Kept::default();
+        };
+        let mut transfers = Vec::new();
+        for (window, bytes) in samples.rates.iter().zip(CLASS_SIZES) {
+            let bytes = Bytes::new(bytes);
+            transfers.extend(window.values().map(|(at, rate)| Transfer {
+                at,
+                bytes,
+                elapsed: bytes.at(BytesPerSecond::clamped(rate)),
+            }));
+        }
+        // Reports of a channel are to be in order.
+        transfers.sort_by_key(|transfer| transfer.at);
+        let latencies = samples.latency.values();
+        Kept {
+            transfers,
+            latencies: latencies
+                .map(|(at, latency)| (at, Seconds::clamped(latency)))
+                .collect(),
+        }
     }
 
     /// Forgets a node that has gone or whose clock began anew, and its links.
@@ -424,6 +463,17 @@ impl SizedRates {
         self.0.get(class_of(size)).copied().unwrap_or(largest)
     }
 
+    /// One figure for each size class, the smallest sizes first, with a size of each class.
+    pub fn by_class(&self) -> impl Iterator<Item = (Bytes, Figure<BytesPerSecond>)> + '_ {
+        CLASS_SIZES.into_iter().map(Bytes::new).zip(self.0)
+    }
+
+    /// The same figures, each as `change` makes it.
+    #[must_use]
+    pub fn map(self, change: impl FnMut(Figure<BytesPerSecond>) -> Figure<BytesPerSecond>) -> Self {
+        Self(self.0.map(change))
+    }
+
     /// For a long row of transfers: what empties a queue.
     #[must_use]
     pub const fn sustained(&self) -> Figure<BytesPerSecond> {
@@ -433,169 +483,4 @@ impl SizedRates {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NODE: Channel = Channel::Medium {
-        node: NodeId(1),
-        tier: Tier::Nvm,
-        direction: Direction::Write,
-    };
-
-    fn second(n: u64) -> Moment {
-        Moment::from_micros(n * 1_000_000)
-    }
-
-    /// `mib` MiB in one second, at second `n`.
-    fn one_second(n: u64, mib: u64) -> Transfer {
-        Transfer {
-            at: second(n),
-            bytes: Bytes::mib(mib),
-            elapsed: Seconds::from_millis(1000),
-        }
-    }
-
-    fn measured() -> Estimator {
-        let mut estimator = Estimator::default();
-        for n in 1..=20 {
-            estimator
-                .transferred(NODE, second(n), one_second(n, 2048))
-                .unwrap();
-        }
-        estimator
-    }
-
-    #[test]
-    fn a_bandwidth_has_its_age_and_its_number_of_samples() {
-        let figure = measured()
-            .rates(NODE, second(25))
-            .of(Bytes::mib(4096))
-            .known()
-            .unwrap();
-        assert!((figure.p50.value() / Bytes::mib(2048).count() as f64 - 1.0).abs() < 1e-6);
-        assert!(figure.p95 < figure.p50);
-        assert_eq!(
-            (figure.age, figure.samples),
-            (Seconds::from_millis(5000), 20)
-        );
-    }
-
-    #[test]
-    fn a_size_without_samples_takes_its_neighbours_with_a_wider_spread() {
-        let rates = measured().rates(NODE, second(20));
-        let own = rates.of(Bytes::mib(4096)).known().unwrap();
-        let next = rates.of(Bytes::mib(100)).known().unwrap();
-        assert_eq!(own.p50, next.p50);
-        assert!(next.p95.value() <= own.p95.value() / 2.0);
-    }
-
-    #[test]
-    fn what_was_never_measured_and_what_is_too_old_are_told_apart() {
-        let estimator = measured();
-        let other = Channel::Link {
-            from: NodeId(1),
-            to: NodeId(2),
-        };
-        assert_eq!(
-            estimator.rates(other, second(1)).sustained().known(),
-            Err(Missing::NotMeasured {
-                what: What::LinkBandwidth
-            })
-        );
-        let late = estimator
-            .rates(NODE, second(20 + 3601))
-            .sustained()
-            .known()
-            .unwrap_err();
-        assert!(matches!(late, Missing::TooOld { age, .. } if age.value() == 3601.0));
-        assert_eq!(
-            estimator.latency(NODE, second(20)).known(),
-            Err(Missing::NotMeasured {
-                what: What::Latency
-            })
-        );
-    }
-
-    #[test]
-    fn a_node_that_lies_is_refused_then_distrusted_then_forgiven() {
-        let mut estimator = measured();
-        let honest = estimator.rates(NODE, second(30));
-        let lie = |bytes, millis, at| Transfer {
-            at: second(at),
-            bytes: Bytes::new(bytes),
-            elapsed: Seconds::from_millis(millis),
-        };
-        let now = second(30);
-        let nothing = estimator.transferred(NODE, now, lie(0, 1000, 30));
-        assert!(matches!(nothing, Err(Refused::NoRate(_))));
-        let everything = estimator.transferred(NODE, now, lie(u64::MAX / 10, 1000, 30));
-        assert!(
-            matches!(
-                everything,
-                Err(Refused::Implausible { .. } | Refused::NoRate(_))
-            ),
-            "{everything:?}"
-        );
-        // Two lies change nothing.
-        assert_eq!(estimator.rates(NODE, now), honest);
-        let past = estimator.transferred(NODE, now, one_second(2, 1));
-        assert!(matches!(past, Err(Refused::Backwards { by }) if by.value() == 18.0));
-        assert_eq!(
-            estimator.rates(NODE, now).sustained().known(),
-            Err(Missing::NotBelieved {
-                what: What::WriteBandwidth,
-                refused: 3
-            })
-        );
-        assert_eq!(estimator.refused(NODE), 3);
-        estimator
-            .transferred(NODE, now, one_second(30, 2048))
-            .unwrap();
-        assert!(estimator.rates(NODE, now).sustained().known().is_ok());
-    }
-
-    #[test]
-    fn a_report_from_the_future_is_refused() {
-        let refused = Estimator::default().transferred(NODE, second(1), one_second(2, 1));
-        assert!(matches!(refused, Err(Refused::Future { .. })));
-    }
-
-    #[test]
-    fn a_node_that_was_forgotten_may_begin_its_clock_anew() {
-        let mut estimator = measured();
-        estimator.forget(NodeId(1));
-        assert!(
-            estimator
-                .transferred(NODE, second(30), one_second(1, 1))
-                .is_ok()
-        );
-    }
-
-    #[test]
-    fn the_number_of_channels_is_bounded() {
-        let mut estimator = Estimator::new(EstimatorConfig {
-            channels: 1,
-            ..EstimatorConfig::default()
-        });
-        let link = Channel::Link {
-            from: NodeId(1),
-            to: NodeId(2),
-        };
-        assert!(
-            estimator
-                .transferred(NODE, second(9), one_second(1, 1))
-                .is_ok()
-        );
-        assert_eq!(
-            estimator.answered(link, second(9), second(9), Seconds::ZERO),
-            Err(Refused::TooManyChannels { limit: 1 })
-        );
-        assert!(
-            estimator
-                .answered(NODE, second(9), second(9), Seconds::ZERO)
-                .is_ok()
-        );
-        let latency = estimator.latency(NODE, second(9)).known().unwrap();
-        assert!(latency.p50.value() > 0.0 && latency.p95 > latency.p50);
-    }
-}
+mod tests;

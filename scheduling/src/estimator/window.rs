@@ -58,6 +58,11 @@ impl Window {
         self.samples.push_back((at, log));
     }
 
+    /// What is in it, in the order in which it came.
+    pub(crate) fn values(&self) -> impl Iterator<Item = (Moment, f64)> + '_ {
+        self.samples.iter().map(|&(at, log)| (at, log.exp()))
+    }
+
     pub(crate) fn newest(&self) -> Option<Moment> {
         self.samples.iter().map(|&(at, _)| at).max()
     }

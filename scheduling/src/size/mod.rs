@@ -1,9 +1,11 @@
 //! How large a task's next dump will be.
 //!
-//! What a dump stores is in proportion to something that can be read while the task runs: a full one to the resident
-//! memory, an incremental one to the dirty pages, or to the resident memory where nobody counts those. The factors are
+//! A dump has two sizes. What it *moves* goes from the task to the node, and rules its time. What it *stores* is what
+//! differs from what is there, and takes room. An incremental dump without dirty pages moves the whole memory and stores
+//! little of it. Either is in proportion to something that can be read while the task runs: a full dump's to the resident
+//! memory, an incremental one's to the dirty pages, or to the resident memory where nobody counts those. The factors are
 //! learnt from the dumps of the job, and of its kind while the job has too few of its own. Paper 000, §4.1, takes the
-//! memory size as it is.
+//! memory size as it is, for both.
 
 mod accuracy;
 
@@ -67,6 +69,8 @@ pub struct Dumped {
     pub kind: DumpKind,
     /// The task's memory just before.
     pub memory: Memory,
+    /// What went from the task to the node.
+    pub moved: Bytes,
     /// What was stored.
     pub stored: Bytes,
 }
@@ -90,9 +94,11 @@ pub enum Basis {
 /// A predicted size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
-    /// Bytes that will be stored.
+    /// Bytes that will be stored: the room it takes.
     pub size: Estimate<Bytes>,
-    /// What it rests on.
+    /// Bytes that will be moved: what takes its time.
+    pub moved: Estimate<Bytes>,
+    /// What they rest on.
     pub basis: Basis,
 }
 
@@ -102,11 +108,11 @@ pub enum NotLearnt {
     /// It comes without the task's memory, or that was 0.
     #[error("the dump was reported without the task's memory")]
     NoMemory,
-    /// More was stored than there can have been.
-    #[error("{stored} were stored of a task of {resident}")]
+    /// More was moved or stored than there can have been.
+    #[error("{dumped} were dumped of a task of {resident}")]
     MoreThanThere {
-        /// Reported as stored.
-        stored: Bytes,
+        /// Reported as moved or stored.
+        dumped: Bytes,
         /// Reported as resident.
         resident: Bytes,
     },
@@ -118,18 +124,34 @@ pub enum NotLearnt {
     },
 }
 
-/// A dump stores things that are not resident (pages swapped out, small images); beyond this the report is wrong.
-const MOST_STORED: u64 = 16;
+/// A dump holds things that are not resident (pages swapped out, small images); beyond this the report is wrong.
+const MOST_DUMPED: u64 = 16;
+
+/// What dumps stored and moved of the same measure.
+#[derive(Clone, Debug, Default)]
+struct Parts {
+    stored: Window,
+    moved: Window,
+}
+
+impl Parts {
+    fn learn(&mut self, dumped: &Dumped, whole: Bytes) {
+        // A dump of nothing is a factor of a byte, as factors are compared by their logarithms.
+        let part = |bytes: Bytes| bytes.count().max(1) as f64 / whole.count().max(1) as f64;
+        self.stored.push(dumped.at, part(dumped.stored));
+        self.moved.push(dumped.at, part(dumped.moved));
+    }
+}
 
 #[derive(Clone, Debug, Default)]
 struct Factors {
-    full: Window,
-    incremental: Window,
-    dirty: Window,
+    full: Parts,
+    incremental: Parts,
+    dirty: Parts,
 }
 
 impl Factors {
-    fn window(&self, kind: DumpKind) -> &Window {
+    fn parts(&self, kind: DumpKind) -> &Parts {
         match kind {
             DumpKind::Full => &self.full,
             DumpKind::Incremental => &self.incremental,
@@ -137,17 +159,12 @@ impl Factors {
     }
 
     fn learn(&mut self, dumped: &Dumped, resident: Bytes) {
-        let part = |whole: Bytes| {
-            // A dump of nothing is a factor of a page, as factors are compared by their logarithms.
-            let stored = dumped.stored.count().max(1) as f64;
-            stored / whole.count().max(1) as f64
-        };
         match dumped.kind {
-            DumpKind::Full => self.full.push(dumped.at, part(resident)),
+            DumpKind::Full => self.full.learn(dumped, resident),
             DumpKind::Incremental => {
-                self.incremental.push(dumped.at, part(resident));
+                self.incremental.learn(dumped, resident);
                 if let Some(pages) = dumped.memory.dirty_pages.filter(|&pages| pages > 0) {
-                    self.dirty.push(dumped.at, part(pages_to_bytes(pages)));
+                    self.dirty.learn(dumped, pages_to_bytes(pages));
                 }
             }
         }
@@ -167,7 +184,7 @@ pub struct SizePredictor {
 }
 
 impl SizePredictor {
-    /// One that knows nothing, for at most `limit` jobs and as many kinds; each takes at most about 3 KiB.
+    /// One that knows nothing, for at most `limit` jobs and as many kinds; each takes at most about 6 KiB.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -188,9 +205,12 @@ impl SizePredictor {
             .resident
             .filter(|&resident| resident > Bytes::ZERO)
             .ok_or(NotLearnt::NoMemory)?;
-        let stored = dumped.stored;
-        if stored.count() / MOST_STORED > resident.count() {
-            return Err(NotLearnt::MoreThanThere { stored, resident });
+        let most = dumped.stored.max(dumped.moved);
+        if most.count() / MOST_DUMPED > resident.count() {
+            return Err(NotLearnt::MoreThanThere {
+                dumped: most,
+                resident,
+            });
         }
         let limit = self.limit;
         let full = |len: usize, known: bool| len >= limit && !known;
@@ -227,32 +247,38 @@ impl SizePredictor {
         let by_dirty = dump == DumpKind::Incremental;
         if let Some(pages) = memory.dirty_pages.filter(|_| by_dirty) {
             let dirty = pages_to_bytes(pages);
-            let learnt = factor(job, of, |factors| &factors.dirty, now);
+            let learnt = factors_of(job, of, |factors| &factors.dirty, now);
             return Ok(match learnt {
-                Some((factor, _)) => predicted(dirty, factor, Basis::DirtyPages),
+                Some((learnt, _)) => predicted(dirty, &learnt, Basis::DirtyPages),
                 None => bound(dirty, Basis::DirtyPagesBound),
             });
         }
         let resident = memory
             .resident
             .ok_or(Missing::NotGiven { what: What::Memory })?;
-        let learnt = factor(job, of, |factors| factors.window(dump), now);
+        let learnt = factors_of(job, of, |factors| factors.parts(dump), now);
         Ok(match learnt {
-            Some((factor, basis)) => predicted(resident, factor, basis),
+            Some((learnt, basis)) => predicted(resident, &learnt, basis),
             None => bound(resident, Basis::ResidentBound),
         })
     }
 }
 
-/// The job's own factor if it has enough dumps, else its kind's, else the job's few.
-fn factor<'a>(
+/// What is learnt of a measure.
+struct Learnt {
+    stored: Estimate<Ratio>,
+    moved: Estimate<Ratio>,
+}
+
+/// The job's own factors if it has enough dumps, else its kind's, else the job's few.
+fn factors_of<'a>(
     job: Option<&'a Factors>,
     of: Option<&'a Factors>,
-    window: impl Fn(&'a Factors) -> &'a Window,
+    parts: impl Fn(&'a Factors) -> &'a Parts,
     now: Moment,
-) -> Option<(Estimate<Ratio>, Basis)> {
-    let of_window = |factors: &'a Factors| {
-        let quantiles = window(factors).quantiles(now, HALF_LIFE, Seconds::MAX, Worse::High)?;
+) -> Option<(Learnt, Basis)> {
+    let of_window = |window: &'a Window| {
+        let quantiles = window.quantiles(now, HALF_LIFE, Seconds::MAX, Worse::High)?;
         Some(Estimate {
             p50: Ratio::clamped(quantiles.p50),
             p95: Ratio::clamped(quantiles.p95),
@@ -260,12 +286,19 @@ fn factor<'a>(
             samples: quantiles.samples,
         })
     };
-    let own = job.and_then(of_window);
+    let of_factors = |factors: &'a Factors| {
+        Some(Learnt {
+            stored: of_window(&parts(factors).stored)?,
+            moved: of_window(&parts(factors).moved)?,
+        })
+    };
+    let samples = |learnt: &Learnt| learnt.stored.samples;
+    let own = job.and_then(of_factors);
     match own {
-        Some(own) if own.samples >= ENOUGH => Some((own, Basis::Job)),
-        _ => match of.and_then(of_window) {
+        Some(own) if samples(&own) >= ENOUGH => Some((own, Basis::Job)),
+        own => match of.and_then(of_factors) {
             // More than the job's own dumps: other jobs have contributed.
-            Some(kind) if own.is_none_or(|own| kind.samples > own.samples) => {
+            Some(kind) if own.as_ref().is_none_or(|own| samples(&kind) > samples(own)) => {
                 Some((kind, Basis::Kind))
             }
             _ => own.map(|own| (own, Basis::Job)),
@@ -273,14 +306,16 @@ fn factor<'a>(
     }
 }
 
-fn predicted(base: Bytes, factor: Estimate<Ratio>, basis: Basis) -> Prediction {
+fn predicted(base: Bytes, learnt: &Learnt, basis: Basis) -> Prediction {
+    let times = |factor: &Estimate<Ratio>| Estimate {
+        p50: base.times(factor.p50),
+        p95: base.times(factor.p95),
+        age: factor.age,
+        samples: factor.samples,
+    };
     Prediction {
-        size: Estimate {
-            p50: base.times(factor.p50),
-            p95: base.times(factor.p95),
-            age: factor.age,
-            samples: factor.samples,
-        },
+        size: times(&learnt.stored),
+        moved: times(&learnt.moved),
         basis,
     }
 }
@@ -288,6 +323,7 @@ fn predicted(base: Bytes, factor: Estimate<Ratio>, basis: Basis) -> Prediction {
 fn bound(base: Bytes, basis: Basis) -> Prediction {
     Prediction {
         size: Estimate::given(base),
+        moved: Estimate::given(base),
         basis,
     }
 }
@@ -312,6 +348,7 @@ mod tests {
             at: NOW,
             kind,
             memory,
+            moved: memory.resident.unwrap_or_default(),
             stored: Bytes::mib(stored_mib),
         }
     }
@@ -351,6 +388,9 @@ mod tests {
         let mib = prediction.size.p50.count() >> 20;
         assert!((499..=501).contains(&mib), "{prediction:?}");
         assert!(prediction.size.p95 > prediction.size.p50);
+        // All of it was moved to be compared.
+        let moved = prediction.moved.p50.count() >> 20;
+        assert!((4999..=5001).contains(&moved), "{prediction:?}");
         // Nothing was learnt of full dumps.
         assert_eq!(
             predict(&predictor, DumpKind::Full, memory(1, None)).basis,
