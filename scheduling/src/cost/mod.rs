@@ -208,6 +208,14 @@ pub struct Spread {
 }
 
 impl Spread {
+    /// Figures come from elsewhere; one whose bad end is the better one has no spread.
+    fn of(time: &Estimate<Seconds>) -> Self {
+        Self {
+            p50: time.p50,
+            p95: time.p95.max(time.p50),
+        }
+    }
+
     fn plus(self, other: Self) -> Self {
         Self {
             p50: self.p50.plus(other.p50),
@@ -256,15 +264,15 @@ impl Cost {
         }
     }
 
+    #[inline]
     fn with(mut self, part: Part, time: Estimate<Seconds>) -> Self {
         self.age = self.age.max(time.age);
-        // Figures come from elsewhere; one whose bad end is the better one has no spread.
-        let p95 = time.p95.max(time.p50);
-        self.add(part, Spread { p50: time.p50, p95 });
+        self.add(part, Spread::of(&time));
         self
     }
 
     /// Adds a part that is small and often unmeasured; without it the cost is still one, and says what it omits.
+    #[inline]
     fn with_fixed(mut self, part: Part, time: Result<Estimate<Seconds>, Missing>) -> Self {
         match time {
             Ok(time) => self.with(part, time),
@@ -275,25 +283,24 @@ impl Cost {
         }
     }
 
+    #[inline]
     fn add(&mut self, part: Part, time: Spread) {
         if let Some(sum) = self.parts.get_mut(part as usize) {
             *sum = sum.plus(time);
         }
-        for (sum, counts) in [
-            (&mut self.overhead, part.is_overhead()),
-            (&mut self.delay, part.is_delay()),
-            (&mut self.until_running, part.is_before_running()),
-        ] {
-            if counts {
-                *sum = sum.plus(time);
-            }
+        if part.is_overhead() {
+            self.overhead = self.overhead.plus(time);
+        }
+        if part.is_delay() {
+            self.delay = self.delay.plus(time);
+        }
+        if part.is_before_running() {
+            self.until_running = self.until_running.plus(time);
         }
     }
 
-    fn sum(&self, of: impl Fn(Part) -> bool) -> Spread {
-        self.parts()
-            .filter(|&(part, _)| of(part))
-            .fold(Spread::default(), |sum, (_, time)| sum.plus(time))
+    fn part(&self, part: Part) -> Spread {
+        self.parts.get(part as usize).copied().unwrap_or_default()
     }
 
     /// The parts that are not nothing, in the order in which they happen.
@@ -336,7 +343,9 @@ impl Cost {
 impl fmt::Display for Cost {
     /// The reason in words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = self.sum(|_| true);
+        let all = self
+            .parts()
+            .fold(Spread::default(), |sum, (_, time)| sum.plus(time));
         write!(f, "{} (p95 {})", all.p50, all.p95)?;
         for (index, (part, time)) in self.parts().enumerate() {
             let before = if index == 0 { ": " } else { " + " };

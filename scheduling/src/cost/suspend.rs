@@ -64,15 +64,12 @@ pub fn checkpoint(
     };
     cost = cost.with(Part::Write, written.at(&rate));
     if let Some(replica) = replica {
-        let there = Cost::nothing()
-            .with(
-                Part::WriteQueue,
-                queue_time(&replica.node.write_queue, &replica.node.write)?,
-            )
-            .with(Part::Write, written.at(&rate_to(replica, written.p50)?));
-        cost.age = cost.age.max(there.age());
-        let of = |cost: &Cost| cost.sum(|part| matches!(part, Part::WriteQueue | Part::Write));
-        let longer: Spread = of(&there).beyond(of(&cost));
+        let queue = queue_time(&replica.node.write_queue, &replica.node.write)?;
+        let write = written.at(&rate_to(replica, written.p50)?);
+        cost.age = cost.age.max(queue.age).max(write.age);
+        let there = Spread::of(&queue).plus(Spread::of(&write));
+        let here = cost.part(Part::WriteQueue).plus(cost.part(Part::Write));
+        let longer = there.beyond(here);
         cost.add(Part::Replicate, longer);
     }
     Ok(cost)

@@ -1,4 +1,3 @@
-
 use super::*;
 
 const NODE: Channel = Channel::Medium {

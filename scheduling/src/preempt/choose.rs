@@ -141,25 +141,35 @@ pub enum Verdict {
 
 /// All mechanisms with their costs, or why they have none. Where two come to the same the earlier is taken: as in
 /// Algorithm 1, a checkpoint must be *cheaper* than a kill.
-pub fn options(task: &Task, site: &Site, copies: Copies) -> [(Mechanism, Result<Cost, NoCost>); 7] {
-    let dumped = |dump| {
-        let cost = cost::checkpoint(task, dump, copies, &site.node, site.replica.as_ref());
-        (Mechanism::Checkpoint { dump, copies }, cost)
-    };
+#[must_use]
+pub fn options(task: &Task, site: &Site, copies: Copies) -> Vec<(Mechanism, Result<Cost, NoCost>)> {
+    let mut all = Vec::with_capacity(7);
+    each_option(task, site, copies, |mechanism, cost| {
+        all.push((mechanism, cost));
+    });
+    all
+}
+
+/// The same, one after another: a decision keeps none but the best.
+fn each_option(
+    task: &Task,
+    site: &Site,
+    copies: Copies,
+    mut each: impl FnMut(Mechanism, Result<Cost, NoCost>),
+) {
     let in_memory = match &site.swap {
         // Whoever comes instead may need as much as the victim held.
         Some(swap) => cost::in_memory(task, task.holds.memory, swap),
         None => Err(NoCost::NoSwap),
     };
-    [
-        (Mechanism::Wait, cost::wait(task)),
-        (Mechanism::Kill, cost::kill(task)),
-        (Mechanism::Rollback, cost::rollback(task, &site.node)),
-        (Mechanism::SuspendInMemory, in_memory),
-        dumped(Dump::Incremental),
-        dumped(Dump::Full),
-        dumped(Dump::PreCopied),
-    ]
+    each(Mechanism::Wait, cost::wait(task));
+    each(Mechanism::Kill, cost::kill(task));
+    each(Mechanism::Rollback, cost::rollback(task, &site.node));
+    each(Mechanism::SuspendInMemory, in_memory);
+    for dump in [Dump::Incremental, Dump::Full, Dump::PreCopied] {
+        let cost = cost::checkpoint(task, dump, copies, &site.node, site.replica.as_ref());
+        each(Mechanism::Checkpoint { dump, copies }, cost);
+    }
 }
 
 /// Least scores of a task's mechanisms: of those that cost the same whatever else the node does, and of those that other
@@ -172,18 +182,18 @@ pub(super) struct Least {
 
 pub(super) fn least(task: &Task, site: &Site, terms: &Terms) -> Least {
     let mut least = Least::default();
-    for (mechanism, cost) in &options(task, site, terms.copies) {
-        let Ok(cost) = cost else { continue };
-        if !terms.allows(*mechanism, cost) {
-            continue;
-        }
+    each_option(task, site, terms.copies, |mechanism, cost| {
         let of = match mechanism {
             Mechanism::Wait | Mechanism::Kill | Mechanism::Rollback => &mut least.alone,
             Mechanism::SuspendInMemory | Mechanism::Checkpoint { .. } => &mut least.queued,
         };
-        let score = terms.score(cost);
-        *of = Some(of.map_or(score, |other| other.min(score)));
-    }
+        if let Ok(cost) = cost
+            && terms.allows(mechanism, &cost)
+        {
+            let score = terms.score(&cost);
+            *of = Some(of.map_or(score, |other| other.min(score)));
+        }
+    });
     least
 }
 
@@ -196,46 +206,51 @@ pub(super) fn least(task: &Task, site: &Site, terms: &Terms) -> Least {
 ///
 /// [`Undecided`] if no mechanism is left, with the reasons.
 pub fn choose(task: &Task, site: &Site, terms: &Terms) -> Result<Choice, Undecided> {
-    let options = options(task, site, terms.copies);
     let mut best: Option<Choice> = None;
     let mut next: Option<(Mechanism, Seconds)> = None;
-    for (mechanism, cost) in &options {
-        let Ok(cost) = cost else { continue };
-        if !terms.allows(*mechanism, cost) {
-            continue;
+    let (mut kill, mut dump) = (Verdict::TooLong, Verdict::TooLong);
+    each_option(task, site, terms.copies, |mechanism, cost| {
+        let cost = match cost {
+            Ok(cost) => cost,
+            Err(no_cost) => {
+                match mechanism {
+                    Mechanism::Kill => kill = Verdict::NoCost(no_cost),
+                    Mechanism::Checkpoint {
+                        dump: Dump::Full, ..
+                    } => dump = Verdict::NoCost(no_cost),
+                    _ => {}
+                }
+                return;
+            }
+        };
+        if !terms.allows(mechanism, &cost) {
+            return;
         }
-        let score = terms.score(cost);
-        match &best {
+        let score = terms.score(&cost);
+        match &mut best {
             Some(least) if score >= least.score => {
                 if next.is_none_or(|(_, other)| score < other) {
-                    next = Some((*mechanism, score));
+                    next = Some((mechanism, score));
                 }
             }
-            _ => {
-                next = best.map(|least| (least.mechanism, least.score)).or(next);
-                best = Some(Choice {
-                    mechanism: *mechanism,
-                    cost: *cost,
+            best => {
+                next = best
+                    .as_ref()
+                    .map(|least| (least.mechanism, least.score))
+                    .or(next);
+                *best = Some(Choice {
+                    mechanism,
+                    cost,
                     score,
                     next: None,
                 });
             }
         }
-    }
-    let verdict = |wanted: Mechanism| {
-        let of = options.iter().find(|(mechanism, _)| *mechanism == wanted);
-        match of {
-            Some((_, Err(no_cost))) => Verdict::NoCost(*no_cost),
-            _ => Verdict::TooLong,
-        }
-    };
-    let choice = best.ok_or_else(|| Undecided {
+    });
+    let choice = best.ok_or(Undecided {
         task: task.id,
-        kill: verdict(Mechanism::Kill),
-        dump: verdict(Mechanism::Checkpoint {
-            dump: Dump::Full,
-            copies: terms.copies,
-        }),
+        kill,
+        dump,
     })?;
     Ok(Choice { next, ..choice })
 }
