@@ -1,0 +1,226 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn second(n: u64) -> Moment {
+    Moment::from_micros(n * 1_000_000)
+}
+
+fn request(priority: u8, start_by: Option<u64>) -> Request {
+    Request {
+        bytes: Bytes::new(100),
+        priority: Priority::new(priority),
+        start_by: start_by.map(second),
+    }
+}
+
+/// Starts and finishes all that wait, one after the other.
+fn drain(queue: &mut Queue, now: Moment) -> Vec<Ticket> {
+    let mut order = Vec::new();
+    while let Some(event) = queue.poll(now) {
+        if let Event::Start(ticket) = event {
+            order.push(ticket);
+            queue.finish(ticket).unwrap();
+        }
+    }
+    order
+}
+
+#[test]
+fn priority_goes_first_then_the_deadline_then_the_arrival() {
+    let mut queue = Queue::new(QueueConfig::default());
+    let mut submit = |priority, start_by| {
+        let request = request(priority, start_by);
+        queue.submit(second(1), request).unwrap()
+    };
+    let (low, urgent_low) = (submit(0, None), submit(0, Some(1)));
+    let (high, urgent_high) = (submit(9, None), submit(9, Some(25)));
+    let later_high = submit(9, None);
+    assert_eq!(
+        drain(&mut queue, second(1)),
+        [urgent_high, high, later_high, urgent_low, low]
+    );
+}
+
+#[test]
+fn a_stream_of_the_highest_priority_does_not_starve_the_lowest() {
+    let mut queue = Queue::new(QueueConfig::default());
+    let low = queue.submit(second(0), request(0, None)).unwrap();
+    let mut started = None;
+    for now in 0..1000 {
+        queue.submit(second(now), request(11, Some(0))).unwrap();
+        if let Some(Event::Start(ticket)) = queue.poll(second(now)) {
+            queue.finish(ticket).unwrap();
+            if ticket == low {
+                started = Some(now);
+                break;
+            }
+        }
+    }
+    // 12 priorities, 10 s each.
+    assert_eq!(started, Some(121));
+}
+
+#[test]
+fn no_more_run_than_may() {
+    let mut queue = Queue::new(QueueConfig {
+        running: 2,
+        ..QueueConfig::default()
+    });
+    for _ in 0..3 {
+        queue.submit(second(0), request(0, None)).unwrap();
+    }
+    let first = queue.poll(second(0)).unwrap();
+    assert!(queue.poll(second(0)).is_some());
+    assert_eq!(queue.poll(second(0)), None);
+    assert_eq!(queue.lengths(), (2, 1));
+    let Event::Start(first) = first else {
+        panic!("{first:?}")
+    };
+    queue.progressed(first, Bytes::new(30)).unwrap();
+    assert_eq!(queue.queued_bytes(), Bytes::new(230));
+    queue.finish(first).unwrap();
+    assert_eq!(queue.finish(first), Err(QueueError::NoRequest));
+    queue.allow_running(1);
+    assert_eq!(queue.poll(second(0)), None);
+}
+
+#[test]
+fn a_reservation_keeps_its_place_and_holds_nobody_up() {
+    let mut queue = Queue::new(QueueConfig::default());
+    let minute = Seconds::from_millis(60_000);
+    let reserved = queue
+        .reserve(second(0), Token(7), request(5, None), minute)
+        .unwrap();
+    let other = queue.submit(second(1), request(5, None)).unwrap();
+    let last = queue.submit(second(2), request(5, None)).unwrap();
+    assert_eq!(
+        queue.bytes_before(second(2), &request(5, None)).count(),
+        300
+    );
+    assert_eq!(queue.bytes_before(second(2), &request(6, None)).count(), 0);
+    assert_eq!(queue.poll(second(3)), Some(Event::Start(other)));
+    assert_eq!(
+        queue.present(second(4), Token(7), Bytes::new(1)),
+        Ok(reserved.ticket)
+    );
+    queue.finish(other).unwrap();
+    assert_eq!(drain(&mut queue, second(5)), [reserved.ticket, last]);
+    assert_eq!(
+        queue.present(second(6), Token(7), Bytes::new(1)),
+        Err(QueueError::NoReservation)
+    );
+}
+
+#[test]
+fn unused_tokens_lapse() {
+    let mut queue = Queue::new(QueueConfig::default());
+    let year = Seconds::ONE_DAY;
+    let reserved = queue
+        .reserve(second(0), Token(7), request(5, None), year)
+        .unwrap();
+    assert_eq!(reserved.lapses_at, second(300));
+    assert_eq!(
+        queue.reserve(second(0), Token(7), request(5, None), year),
+        Err(QueueError::TokenInUse)
+    );
+    assert_eq!(queue.next_lapse(), Some(second(300)));
+    assert_eq!(queue.poll(second(299)), None);
+    assert_eq!(
+        queue.present(second(300), Token(7), Bytes::ZERO),
+        Err(QueueError::NoReservation)
+    );
+    // A clock that goes back does not bring it back.
+    assert_eq!(
+        queue.present(second(1), Token(7), Bytes::ZERO),
+        Err(QueueError::NoReservation)
+    );
+    assert_eq!(queue.poll(second(1)), Some(Event::Lapsed(reserved.ticket)));
+    assert_eq!(queue.queued_bytes(), Bytes::ZERO);
+    assert_eq!(queue.lengths(), (0, 0));
+}
+
+#[test]
+fn a_full_queue_says_so() {
+    let mut queue = Queue::new(QueueConfig {
+        waiting: 1,
+        ..QueueConfig::default()
+    });
+    let first = queue.submit(second(0), request(0, None)).unwrap();
+    let full = Err(QueueError::Full { limit: 1 });
+    assert_eq!(queue.submit(second(0), request(11, None)), full);
+    assert_eq!(queue.poll(second(0)), Some(Event::Start(first)));
+    assert!(queue.submit(second(0), request(0, None)).is_ok());
+}
+
+proptest! {
+    /// Whatever is done: the bound on what runs holds, nothing that was due before another arrived starts after
+    /// it, and in the end all have started or lapsed.
+    #[test]
+    fn any_order_of_operations(
+        operations in prop::collection::vec((0_u8..5, any::<u8>(), 0_u64..40), 1..200),
+        running in 1_usize..4,
+    ) {
+        let mut queue = Queue::new(QueueConfig { running, ..QueueConfig::default() });
+        let mut now = 0;
+        let mut alive = BTreeMap::new();
+        let mut runs = Vec::new();
+        let tokens = &mut Vec::new();
+        let poll = |queue: &mut Queue, now, alive: &mut BTreeMap<Ticket, (u64, bool)>, runs: &mut Vec<Ticket>| {
+            while let Some(event) = queue.poll(second(now)) {
+                match event {
+                    Event::Start(ticket) => {
+                        let (arrived, _) = alive.remove(&ticket).unwrap();
+                        let passed = alive.iter().find(|(_, (other, present))| *present && other + 120 < arrived);
+                        assert!(passed.is_none(), "{ticket:?} passed {passed:?}");
+                        runs.push(ticket);
+                    }
+                    Event::Lapsed(ticket) => assert!(!alive.remove(&ticket).unwrap().1),
+                }
+            }
+            assert!(queue.lengths().0 <= running);
+        };
+        for (operation, priority, time) in operations {
+            match operation {
+                0 => {
+                    let start_by = (time % 2 == 0).then_some(now + time);
+                    let ticket = queue.submit(second(now), request(priority, start_by)).unwrap();
+                    alive.insert(ticket, (now, true));
+                }
+                1 => {
+                    let token = Token(alive.len() as u128 + u128::from(now) * 1000);
+                    let lifetime = Seconds::from_millis(time * 1000);
+                    if let Ok(made) = queue.reserve(second(now), token, request(priority, None), lifetime) {
+                        alive.insert(made.ticket, (now, false));
+                        tokens.push(token);
+                    }
+                }
+                2 => {
+                    if let Some(token) = tokens.pop()
+                        && let Ok(ticket) = queue.present(second(now), token, Bytes::new(1))
+                    {
+                        alive.get_mut(&ticket).unwrap().1 = true;
+                    }
+                }
+                3 => {
+                    if let Some(ticket) = runs.pop() {
+                        queue.finish(ticket).unwrap();
+                    }
+                }
+                _ => now += time,
+            }
+            poll(&mut queue, now, &mut alive, &mut runs);
+        }
+        now += 1000;
+        for _ in 0..1000 {
+            poll(&mut queue, now, &mut alive, &mut runs);
+            for ticket in runs.drain(..) {
+                queue.finish(ticket).unwrap();
+            }
+        }
+        prop_assert!(alive.is_empty());
+        prop_assert_eq!(queue.lengths(), (0, 0));
+        prop_assert_eq!(queue.queued_bytes(), Bytes::ZERO);
+        prop_assert!(queue.line.is_empty() && queue.tokens.is_empty() && queue.lapses.is_empty());
+    }
+}
