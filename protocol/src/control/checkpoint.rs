@@ -1,0 +1,158 @@
+//! What is said of sessions and checkpoints.
+
+use prost::Message;
+use serde::Serialize;
+
+use crate::manifest::{Manifest, Origin};
+
+/// How far a long request is.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Progress {
+    /// Bytes done.
+    #[prost(uint64, tag = "1")]
+    pub done_bytes: u64,
+    /// Bytes in all, 0 when unknown.
+    #[prost(uint64, tag = "2")]
+    pub total_bytes: u64,
+}
+
+/// A session is open and its endpoints listen.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct SessionOpened {
+    /// Session id, 32 hex digits.
+    #[prost(string, tag = "1")]
+    pub session: String,
+    /// AF_UNIX endpoint for the page-server protocol.
+    #[prost(string, tag = "2")]
+    pub socket: String,
+    /// TCP endpoint for the page-server protocol, `address:port`.
+    #[prost(string, tag = "3")]
+    pub address: String,
+    /// Generation that pages are compared with; 0 for none.
+    #[prost(uint64, tag = "4")]
+    pub parent_generation: u64,
+    /// Kind and origin of that parent.
+    #[prost(message, optional, tag = "5")]
+    pub parent_origin: Option<Origin>,
+}
+
+/// One line of a listing.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Checkpoint {
+    /// Job; empty while parked.
+    #[prost(string, tag = "1")]
+    pub job: String,
+    /// Generation.
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    /// Checkpoint id, 32 hex digits.
+    #[prost(string, tag = "3")]
+    pub id: String,
+    /// `full`, `pre-dump` or `parked`.
+    #[prost(string, tag = "4")]
+    pub kind: String,
+    /// Milliseconds since the Unix epoch.
+    #[prost(uint64, tag = "5")]
+    pub created_unix_ms: u64,
+    /// Size of the memory image, bytes (pages present × page size).
+    #[prost(uint64, tag = "6")]
+    pub memory_bytes: u64,
+    /// Bytes this checkpoint added to the region.
+    #[prost(uint64, tag = "7")]
+    pub added_bytes: u64,
+    /// Pinned.
+    #[prost(bool, tag = "8")]
+    pub pinned: bool,
+    /// Number of processes.
+    #[prost(uint32, tag = "9")]
+    pub processes: u32,
+    /// Session id; what `permafrost adopt` takes while it is parked.
+    #[prost(string, tag = "10")]
+    pub session: String,
+    /// When a parked session is discarded, milliseconds since the Unix epoch; 0 for never.
+    #[prost(uint64, tag = "11")]
+    pub expires_unix_ms: u64,
+    /// Generation compared with, 0 for none.
+    #[prost(uint64, tag = "12")]
+    pub parent_generation: u64,
+    /// Of the memory: pages equal to the parent's, bytes.
+    #[prost(uint64, tag = "13")]
+    pub parent_bytes: u64,
+    /// Of the memory: zero pages, bytes.
+    #[prost(uint64, tag = "14")]
+    pub zero_bytes: u64,
+    /// Nodes that hold a copy; empty on a single machine.
+    #[prost(string, repeated, tag = "15")]
+    pub nodes: Vec<String>,
+    /// How many copies there should be; 0 on a single machine.
+    #[prost(uint32, tag = "16")]
+    pub copies_wanted: u32,
+    /// What is damaged in the copy of the node that was asked, by name and address; empty: nothing known. Told when
+    /// it is listed, never stored.
+    #[prost(string, tag = "17")]
+    pub damaged: String,
+}
+
+/// A listing.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Checkpoints {
+    /// Sorted by job and generation; parked ones last.
+    #[prost(message, repeated, tag = "1")]
+    pub checkpoints: Vec<Checkpoint>,
+}
+
+/// A checkpoint in full.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Detail {
+    /// The line that `ls` prints.
+    #[prost(message, optional, tag = "1")]
+    pub checkpoint: Option<Checkpoint>,
+    /// The manifest.
+    #[prost(message, optional, tag = "2")]
+    pub manifest: Option<Manifest>,
+    /// Segments it references, and of those the ones no other checkpoint does.
+    #[prost(uint64, tag = "3")]
+    pub segments: u64,
+    /// Bytes that would be free if it were removed.
+    #[prost(uint64, tag = "4")]
+    pub exclusive_bytes: u64,
+}
+
+/// Done, with how many.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Done {
+    /// Checkpoints concerned.
+    #[prost(uint64, tag = "1")]
+    pub count: u64,
+}
+
+/// Result of a verification.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Verified {
+    /// Checkpoints read.
+    #[prost(uint64, tag = "1")]
+    pub checkpoints: u64,
+    /// Pages read.
+    #[prost(uint64, tag = "2")]
+    pub pages: u64,
+    /// What is damaged, one entry each, by name and address.
+    #[prost(string, repeated, tag = "3")]
+    pub damage: Vec<String>,
+}
+
+/// Result of an export.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Exported {
+    /// The checkpoint exported.
+    #[prost(message, optional, tag = "1")]
+    pub checkpoint: Option<Checkpoint>,
+    /// Files written.
+    #[prost(uint64, tag = "2")]
+    pub files: u64,
+    /// Bytes written.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// Where the dump was taken and what a restore must repeat.
+    #[prost(message, optional, tag = "4")]
+    pub origin: Option<Origin>,
+}

@@ -1,0 +1,43 @@
+//! Refusals.
+
+use prost::Message;
+use serde::Serialize;
+
+/// Why a request was refused; the exit codes of `permafrost` are these numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(i32)]
+pub enum ErrorCode {
+    /// Anything that has no number of its own.
+    Internal = 1,
+    /// The request makes no sense (a bad job name, an images directory without an inventory, …).
+    Invalid = 2,
+    /// No such job, generation or session.
+    NotFound = 3,
+    /// In the way: the job's dump is open already, the checkpoint is pinned, the match is ambiguous.
+    Conflict = 4,
+    /// The region is full.
+    NoSpace = 6,
+    /// A page or a record failed its checksum.
+    Corrupt = 7,
+    /// The session failed; the message says when and why.
+    SessionFailed = 8,
+    /// The peer may not do this.
+    Denied = 9,
+    /// Not enough nodes, or the registry does not answer: nothing was done, and the same may succeed later.
+    Unavailable = 11,
+}
+
+/// A refusal.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Error {
+    /// [`ErrorCode`].
+    #[prost(enumeration = "ErrorCode", tag = "1")]
+    pub code: i32,
+    /// What is wrong.
+    #[prost(string, tag = "2")]
+    pub message: String,
+    /// What to do about it; may be empty.
+    #[prost(string, tag = "3")]
+    pub hint: String,
+}

@@ -1,0 +1,38 @@
+//! Parts of [`Reply`](super::Reply).
+
+use super::{
+    Checkpoint, Checkpoints, Detail, Done, Error, Exported, NodeList, Progress, Rebuilt, Scrubbed,
+    ServerStatus, SessionOpened, Verified,
+};
+
+/// What is said.
+#[derive(Clone, PartialEq, prost::Oneof)]
+#[allow(missing_docs)]
+pub enum Body {
+    #[prost(message, tag = "1")]
+    Error(Error),
+    #[prost(message, tag = "2")]
+    Progress(Progress),
+    #[prost(message, tag = "3")]
+    SessionOpened(SessionOpened),
+    #[prost(message, tag = "4")]
+    Checkpoint(Checkpoint),
+    #[prost(message, tag = "5")]
+    Checkpoints(Checkpoints),
+    #[prost(message, tag = "6")]
+    Detail(Detail),
+    #[prost(message, tag = "7")]
+    Done(Done),
+    #[prost(message, tag = "8")]
+    Verified(Verified),
+    #[prost(message, tag = "9")]
+    Exported(Exported),
+    #[prost(message, tag = "10")]
+    Status(ServerStatus),
+    #[prost(message, tag = "20")]
+    Nodes(NodeList),
+    #[prost(message, tag = "21")]
+    Rebuilt(Rebuilt),
+    #[prost(message, tag = "25")]
+    Scrubbed(Scrubbed),
+}

@@ -1,0 +1,240 @@
+//! Parts of [`Request`](super::Request).
+
+use prost::Message;
+
+use crate::manifest::Origin;
+
+/// What is asked for.
+#[derive(Clone, PartialEq, prost::Oneof)]
+#[allow(missing_docs)]
+pub enum Body {
+    #[prost(message, tag = "2")]
+    Open(Open),
+    #[prost(message, tag = "3")]
+    Seal(Seal),
+    #[prost(message, tag = "4")]
+    Abort(Abort),
+    #[prost(message, tag = "5")]
+    Adopt(Adopt),
+    #[prost(message, tag = "6")]
+    List(List),
+    #[prost(message, tag = "7")]
+    Show(Show),
+    #[prost(message, tag = "8")]
+    Remove(Remove),
+    #[prost(message, tag = "9")]
+    Pin(Pin),
+    #[prost(message, tag = "10")]
+    Verify(Verify),
+    #[prost(message, tag = "11")]
+    Export(Export),
+    #[prost(message, tag = "12")]
+    Import(Import),
+    #[prost(message, tag = "13")]
+    Status(Status),
+    #[prost(message, tag = "14")]
+    Stream(Stream),
+    #[prost(message, tag = "20")]
+    Nodes(Nodes),
+    #[prost(message, tag = "21")]
+    SetNode(SetNode),
+    #[prost(message, tag = "22")]
+    Rebuild(Rebuild),
+    #[prost(message, tag = "25")]
+    Scrub(Scrub),
+}
+
+/// Open a session. Answered by [`super::SessionOpened`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Open {
+    /// Job the dump will belong to.
+    #[prost(string, tag = "1")]
+    pub job: String,
+    /// From `criu pre-dump`.
+    #[prost(bool, tag = "2")]
+    pub pre_dump: bool,
+    /// A Seal follows CLOSE while the task is still frozen (the post-dump action script). Otherwise
+    /// CLOSE is CRIU's last word, so the pages are made durable and parked before it is answered.
+    #[prost(bool, tag = "3")]
+    pub seal_follows: bool,
+    /// Where the dump is taken.
+    #[prost(message, optional, tag = "4")]
+    pub origin: Option<Origin>,
+    /// Do not compare with the job's newest checkpoint: a full dump.
+    #[prost(bool, tag = "5")]
+    pub no_parent: bool,
+    /// Abort the session as soon as this control connection ends without a Seal.
+    #[prost(bool, tag = "6")]
+    pub bound_to_connection: bool,
+    /// CRIU is given the parent's inventory (`--prev-images-dir`), so it may be told that there is a
+    /// parent, and leave clean pages out. A CRIU without one fails when it is told so. Pages are
+    /// compared with the parent's either way.
+    #[prost(bool, tag = "7")]
+    pub parent_images: bool,
+    /// On how many nodes the dump must be durable before it is acknowledged: `local`, `quorum`, `all`, or empty
+    /// for the node's default.
+    #[prost(string, tag = "8")]
+    pub durability: String,
+}
+
+/// Make a closed session a checkpoint. Carries the images directory's descriptor.
+/// Answered by [`super::Checkpoint`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Seal {
+    /// Session id.
+    #[prost(string, tag = "1")]
+    pub session: String,
+}
+
+/// Discard a session, or a parked one.
+#[derive(Clone, PartialEq, Message)]
+pub struct Abort {
+    /// Session id.
+    #[prost(string, tag = "1")]
+    pub session: String,
+}
+
+/// Give a parked session a job and its small images. Carries the images directory's descriptor.
+/// Answered by [`super::Checkpoint`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Adopt {
+    /// Session id; empty: the one parked session whose processes match the images directory.
+    #[prost(string, tag = "1")]
+    pub session: String,
+    /// Job.
+    #[prost(string, tag = "2")]
+    pub job: String,
+    /// Where the dump was taken, as far as known.
+    #[prost(message, optional, tag = "3")]
+    pub origin: Option<Origin>,
+}
+
+/// List checkpoints (and parked sessions). Answered by [`super::Checkpoints`].
+#[derive(Clone, PartialEq, Message)]
+pub struct List {
+    /// Only this job; empty for all.
+    #[prost(string, tag = "1")]
+    pub job: String,
+}
+
+/// One checkpoint in full. Answered by [`super::Detail`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Show {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+}
+
+/// Remove checkpoints. Answered by [`super::Done`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Remove {
+    /// `JOB@GEN`, or `JOB` with `all_generations`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// Every generation of the job.
+    #[prost(bool, tag = "2")]
+    pub all_generations: bool,
+    /// Pinned ones too.
+    #[prost(bool, tag = "3")]
+    pub force: bool,
+}
+
+/// Pin or unpin. Answered by [`super::Checkpoint`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Pin {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// Wanted state.
+    #[prost(bool, tag = "2")]
+    pub pinned: bool,
+}
+
+/// Read and verify every page. Progress, then [`super::Verified`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Verify {
+    /// `JOB`, `JOB@GEN`, or empty for everything.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+}
+
+/// Write a checkpoint as a CRIU images directory into the directory whose descriptor rides along.
+/// Progress, then [`super::Exported`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Export {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// Leave out the pages and pagemaps: the small images only.
+    #[prost(bool, tag = "2")]
+    pub small_images_only: bool,
+}
+
+/// Read a CRIU images directory (its descriptor rides along) as a new checkpoint of a job.
+/// Progress, then [`super::Checkpoint`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Import {
+    /// Job.
+    #[prost(string, tag = "1")]
+    pub job: String,
+    /// Do not compare with the job's newest checkpoint.
+    #[prost(bool, tag = "2")]
+    pub no_parent: bool,
+    /// As in [`Open`].
+    #[prost(string, tag = "3")]
+    pub durability: String,
+}
+
+/// Serve a checkpoint to `criu restore --stream`. The descriptor of a listening AF_UNIX socket rides
+/// along; CRIU connects to it while the request is under way. Progress, then [`super::Exported`] when CRIU
+/// has hung up. A caller whose CRIU never came shuts its sending side down, and is refused.
+#[derive(Clone, PartialEq, Message)]
+pub struct Stream {
+    /// `JOB` or `JOB@GEN`.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+}
+
+/// State of the daemon. Answered by [`super::ServerStatus`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Status {}
+
+/// Nodes of the cluster. Answered by [`super::NodeList`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Nodes {
+    /// Only this one; empty for all.
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+/// What an operator wants of a node. Answered by [`super::NodeList`] of that one, as it is afterwards.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct SetNode {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// `active`, `drained` or `removed`.
+    #[prost(string, tag = "2")]
+    pub state: String,
+    /// Removed although it lives and is not drained, or what it alone holds is lost with it.
+    #[prost(bool, tag = "3")]
+    pub force: bool,
+}
+
+/// List again what the nodes hold and were told is listed: after the registry's data was lost. Answered by
+/// [`super::Rebuilt`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Rebuild {
+    /// Only say what would be done.
+    #[prost(bool, tag = "1")]
+    pub dry_run: bool,
+}
+
+/// Read and verify every page that this node holds, have what is damaged mended from another node, and set
+/// aside what cannot be. Progress, then [`super::Scrubbed`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Scrub {
+    /// `JOB`, `JOB@GEN`, or empty for everything.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+}

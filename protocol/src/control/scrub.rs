@@ -1,0 +1,64 @@
+//! What is said of scrubs.
+
+use prost::Message;
+use serde::Serialize;
+
+/// Result of a scrub.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Scrubbed {
+    /// Checkpoints read.
+    #[prost(uint64, tag = "1")]
+    pub checkpoints: u64,
+    /// Pages read.
+    #[prost(uint64, tag = "2")]
+    pub pages: u64,
+    /// Checkpoints that were found damaged, mended or not.
+    #[prost(message, repeated, tag = "3")]
+    pub damaged: Vec<DamagedCheckpoint>,
+}
+
+/// A checkpoint that a scrub found damaged.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct DamagedCheckpoint {
+    /// `JOB@GEN`, `session SESSION`, or `checkpoint ID` of one that nobody can name.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// Checkpoint id, 32 hex digits.
+    #[prost(string, tag = "2")]
+    pub id: String,
+    /// What is damaged, by name and address; the first 64.
+    #[prost(string, repeated, tag = "3")]
+    pub damage: Vec<String>,
+    /// A fresh copy has taken its place, and verifies.
+    #[prost(bool, tag = "4")]
+    pub mended: bool,
+    /// Why it was not mended.
+    #[prost(string, tag = "5")]
+    pub reason: String,
+    /// Node whose copy it is; empty for the one that was asked.
+    #[prost(string, tag = "6")]
+    pub node: String,
+}
+
+/// State of the scrub.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct ScrubStatus {
+    /// Within so many seconds everything is verified; 0: only on request.
+    #[prost(uint64, tag = "1")]
+    pub period_s: u64,
+    /// Seconds since the checkpoint was verified, or sealed, for which that is longest ago; 0 without checkpoints.
+    #[prost(uint64, tag = "2")]
+    pub oldest_s: u64,
+    /// Pages read since the daemon started.
+    #[prost(uint64, tag = "3")]
+    pub pages: u64,
+    /// Checkpoints found damaged since it started.
+    #[prost(uint64, tag = "4")]
+    pub damaged: u64,
+    /// Of those mended.
+    #[prost(uint64, tag = "5")]
+    pub mended: u64,
+    /// Checkpoints that are damaged now.
+    #[prost(uint64, tag = "6")]
+    pub quarantined: u64,
+}

@@ -1,0 +1,134 @@
+//! The state of a daemon.
+
+use prost::Message;
+use serde::Serialize;
+
+use super::ScrubStatus;
+
+/// State of the daemon.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct ServerStatus {
+    /// Version of `permafrostd`.
+    #[prost(string, tag = "1")]
+    pub version: String,
+    /// Process id.
+    #[prost(uint32, tag = "2")]
+    pub pid: u32,
+    /// Seconds since it started.
+    #[prost(uint64, tag = "3")]
+    pub uptime_s: u64,
+    /// Well-known page-server endpoint, `address:port`.
+    #[prost(string, tag = "4")]
+    pub address: String,
+    /// Well-known page-server AF_UNIX endpoint.
+    #[prost(string, tag = "5")]
+    pub socket: String,
+    /// Regions.
+    #[prost(message, repeated, tag = "6")]
+    pub regions: Vec<RegionStatus>,
+    /// Sessions that are open.
+    #[prost(message, repeated, tag = "7")]
+    pub sessions: Vec<SessionStatus>,
+    /// Sealed checkpoints.
+    #[prost(uint64, tag = "8")]
+    pub checkpoints: u64,
+    /// Parked sessions.
+    #[prost(uint64, tag = "9")]
+    pub parked: u64,
+    /// How long a parked session is kept, seconds.
+    #[prost(uint64, tag = "10")]
+    pub park_ttl_s: u64,
+    /// Where the catalog came from: `opened`, `rebuilt` and why.
+    #[prost(string, tag = "11")]
+    pub catalog: String,
+    /// It is an agent, which keeps nothing itself.
+    #[prost(bool, tag = "12")]
+    pub agent: bool,
+    /// Where nodes and agents are served, `address:port`; empty if they are not.
+    #[prost(string, tag = "13")]
+    pub peers: String,
+    /// Where Prometheus is answered, `address:port`; empty if it is not.
+    #[prost(string, tag = "14")]
+    pub metrics: String,
+    /// The cluster, if it is a node of one.
+    #[prost(message, optional, tag = "15")]
+    pub cluster: Option<ClusterStatus>,
+    /// The scrub.
+    #[prost(message, optional, tag = "20")]
+    pub scrub: Option<ScrubStatus>,
+}
+
+/// A node's place in its cluster.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct ClusterStatus {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// Id of the registry's data; empty before the node has registered once.
+    #[prost(string, tag = "2")]
+    pub id: String,
+    /// Why the node may do nothing that has to be listed; empty if it may.
+    #[prost(string, tag = "3")]
+    pub fenced: String,
+    /// The node that works in the background for all; empty while there is none, or nobody knows.
+    #[prost(string, tag = "4")]
+    pub leader: String,
+    /// Copies that there should be of what is dumped here.
+    #[prost(uint32, tag = "5")]
+    pub copies_wanted: u32,
+}
+
+/// State of a region.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct RegionStatus {
+    /// Path.
+    #[prost(string, tag = "1")]
+    pub path: String,
+    /// Region uuid.
+    #[prost(string, tag = "2")]
+    pub uuid: String,
+    /// `dax`, `file`.
+    #[prost(string, tag = "3")]
+    pub medium: String,
+    /// What durability the medium gives, in words, with the errno when DAX was refused.
+    #[prost(string, tag = "4")]
+    pub guarantee: String,
+    /// Bytes in the segment area.
+    #[prost(uint64, tag = "5")]
+    pub capacity_bytes: u64,
+    /// Bytes in segments that are free.
+    #[prost(uint64, tag = "6")]
+    pub free_bytes: u64,
+    /// Times the region was opened after an unclean stop.
+    #[prost(uint64, tag = "7")]
+    pub unsafe_shutdowns: u64,
+    /// Records used in the journal half in use, and its capacity.
+    #[prost(uint64, tag = "8")]
+    pub journal_records: u64,
+    /// Capacity of a journal half, records.
+    #[prost(uint64, tag = "9")]
+    pub journal_capacity: u64,
+}
+
+/// State of an open session.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct SessionStatus {
+    /// Session id.
+    #[prost(string, tag = "1")]
+    pub session: String,
+    /// Job; empty for an anonymous one.
+    #[prost(string, tag = "2")]
+    pub job: String,
+    /// `open`, `receiving`, `closed`, `sealing`, `failed`.
+    #[prost(string, tag = "3")]
+    pub state: String,
+    /// Bytes received so far.
+    #[prost(uint64, tag = "4")]
+    pub received_bytes: u64,
+    /// Why it failed.
+    #[prost(string, tag = "5")]
+    pub error: String,
+    /// Seconds since it was opened.
+    #[prost(uint64, tag = "6")]
+    pub age_s: u64,
+}
