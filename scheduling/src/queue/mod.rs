@@ -11,12 +11,16 @@
 //! **Reservations** hold a place by a token, and are due like any request. They hold nobody up: while a place is not
 //! taken those behind it start; whoever presents the token in time has the place it reserved. Others lapse.
 
+mod concurrency;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::quantity::{Bytes, Moment, Seconds};
+
+pub use concurrency::{Concurrency, ConcurrencyConfig, FinishedTurn};
 
 /// From 0, the lowest, to [`MAX`](Self::MAX).
 #[derive(
@@ -73,6 +77,8 @@ pub struct QueueConfig {
     pub running: usize,
     /// How many wait or are reserved at most. 4096.
     pub waiting: usize,
+    /// How many are reserved at most: whoever reserves and never comes must not keep others out. 1024.
+    pub reserved: usize,
     /// How much longer a request waits than one of the next priority. 10 s.
     pub patience: Seconds,
     /// How long a reservation holds at most. 5 minutes.
@@ -84,6 +90,7 @@ impl Default for QueueConfig {
         Self {
             running: 1,
             waiting: 4096,
+            reserved: 1024,
             patience: Seconds::from_millis(10_000),
             longest_reservation: Seconds::from_millis(300_000),
         }
@@ -130,9 +137,14 @@ pub struct Reservation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Reserved { token: Token, lapses_at: Moment },
+    Reserved {
+        token: Token,
+        lapses_at: Moment,
+    },
     Waiting,
     Running,
+    /// It runs, and does not use its turn.
+    Idle,
 }
 
 /// Where a request stands: when it is due, then its priority, then in order of arrival.
@@ -164,6 +176,7 @@ pub struct Queue {
     tokens: HashMap<Token, Ticket>,
     lapses: BTreeSet<(Moment, Ticket)>,
     running: usize,
+    idle: usize,
 }
 
 impl Queue {
@@ -179,6 +192,7 @@ impl Queue {
             tokens: HashMap::new(),
             lapses: BTreeSet::new(),
             running: 0,
+            idle: 0,
         }
     }
 
@@ -205,6 +219,10 @@ impl Queue {
     ) -> Result<Reservation, QueueError> {
         if self.tokens.contains_key(&token) {
             return Err(QueueError::TokenInUse);
+        }
+        let limit = self.config.reserved;
+        if self.tokens.len() >= limit {
+            return Err(QueueError::Full { limit });
         }
         self.advance(now);
         let lifetime = lifetime.min(self.config.longest_reservation);
@@ -242,6 +260,82 @@ impl Queue {
         self.tokens.remove(&token);
         self.lapses.remove(&(lapses_at, ticket));
         Ok(ticket)
+    }
+
+    /// Makes a reservation of a request that waits, in the place that it has: for one who goes and comes again.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::TokenInUse`]; [`QueueError::NoRequest`], also for one that does not wait.
+    pub fn set_aside(
+        &mut self,
+        now: Moment,
+        ticket: Ticket,
+        token: Token,
+        lifetime: Seconds,
+    ) -> Result<Reservation, QueueError> {
+        if self.tokens.contains_key(&token) {
+            return Err(QueueError::TokenInUse);
+        }
+        self.advance(now);
+        let lapses_at = self
+            .now
+            .after(lifetime.min(self.config.longest_reservation));
+        let entry = (self.entries.get_mut(&ticket)).ok_or(QueueError::NoRequest)?;
+        if entry.state != State::Waiting {
+            return Err(QueueError::NoRequest);
+        }
+        entry.state = State::Reserved { token, lapses_at };
+        self.line.remove(&entry.place(ticket));
+        self.tokens.insert(token, ticket);
+        self.lapses.insert((lapses_at, ticket));
+        Ok(Reservation { ticket, lapses_at })
+    }
+
+    /// Gives a reservation up.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NoReservation`].
+    pub fn cancel(&mut self, token: Token) -> Result<(), QueueError> {
+        let ticket = *self.tokens.get(&token).ok_or(QueueError::NoReservation)?;
+        self.remove(ticket);
+        Ok(())
+    }
+
+    /// Takes in a request that runs already and cannot be made to wait: it counts, and may be one too many.
+    pub fn run(&mut self, now: Moment, request: Request) -> Ticket {
+        self.advance(now);
+        self.running += 1;
+        self.insert(request, State::Running)
+    }
+
+    /// A running request does nothing for now: it gives its place to another. False if it did not run.
+    pub fn idle(&mut self, ticket: Ticket) -> bool {
+        self.switch(ticket, State::Running, State::Idle)
+    }
+
+    /// It goes on, at once: then there may be one too many for a while. False if it was not idle.
+    pub fn resume(&mut self, ticket: Ticket) -> bool {
+        self.switch(ticket, State::Idle, State::Running)
+    }
+
+    fn switch(&mut self, ticket: Ticket, from: State, to: State) -> bool {
+        let Some(entry) = self.entries.get_mut(&ticket) else {
+            return false;
+        };
+        if entry.state != from {
+            return false;
+        }
+        entry.state = to;
+        if to == State::Running {
+            self.running += 1;
+            self.idle -= 1;
+        } else {
+            self.running -= 1;
+            self.idle += 1;
+        }
+        true
     }
 
     /// What happens next, if anything does now; to be asked until it is `None`.
@@ -303,18 +397,53 @@ impl Queue {
         self.sum(|_, _| true)
     }
 
+    /// Whether there is such a request that waits.
+    #[must_use]
+    pub fn waits(&self, ticket: Ticket) -> bool {
+        let entry = self.entries.get(&ticket);
+        entry.is_some_and(|entry| entry.state == State::Waiting)
+    }
+
     /// Bytes that a request would have before it if it came now: what runs, and what is due before. O(requests).
     #[must_use]
     pub fn bytes_before(&self, now: Moment, request: &Request) -> Bytes {
         let due = self.due(self.now.max(now), request);
         let place = (due, std::cmp::Reverse(request.priority), Ticket(u64::MAX));
-        self.sum(|ticket, entry| entry.state == State::Running || entry.place(ticket) < place)
+        self.sum(|ticket, entry| {
+            matches!(entry.state, State::Running | State::Idle) || entry.place(ticket) < place
+        })
     }
 
     /// How many run, and how many wait or are reserved.
     #[must_use]
     pub fn lengths(&self) -> (usize, usize) {
-        (self.running, self.entries.len() - self.running)
+        (self.running, self.held_up())
+    }
+
+    /// How many are reserved.
+    #[must_use]
+    pub fn reserved(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Of each that waits, the first one first: how many go before it, and what they have to move. Who has reserved is
+    /// not counted before he comes. O(requests).
+    pub fn line(&self) -> impl Iterator<Item = (Ticket, usize, Bytes)> {
+        let active = |state| matches!(state, State::Running | State::Idle);
+        let running = self.sum(|_, entry| active(entry.state));
+        let count = self.running + self.idle;
+        let line = self.line.iter();
+        line.scan((count, running), |before, &(_, _, ticket)| {
+            let here = *before;
+            let bytes = self.entries.get(&ticket)?.request.bytes;
+            *before = (here.0 + 1, here.1.plus(bytes));
+            Some((ticket, here.0, here.1))
+        })
+    }
+
+    /// How many wait or are reserved.
+    fn held_up(&self) -> usize {
+        self.entries.len() - self.running - self.idle
     }
 
     fn sum(&self, of: impl Fn(Ticket, &Entry) -> bool) -> Bytes {
@@ -332,9 +461,13 @@ impl Queue {
     fn admit(&mut self, now: Moment, request: Request, state: State) -> Result<Ticket, QueueError> {
         self.advance(now);
         let limit = self.config.waiting;
-        if self.entries.len() - self.running >= limit {
+        if self.held_up() >= limit {
             return Err(QueueError::Full { limit });
         }
+        Ok(self.insert(request, state))
+    }
+
+    fn insert(&mut self, request: Request, state: State) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
         let due = self.due(self.now, &request);
@@ -347,7 +480,7 @@ impl Queue {
             self.line.insert(entry.place(ticket));
         }
         self.entries.insert(ticket, entry);
-        Ok(ticket)
+        ticket
     }
 
     /// When a request that arrives now is due: within its priority's band, as soon as it should start.
@@ -364,6 +497,7 @@ impl Queue {
         let entry = self.entries.remove(&ticket)?;
         match entry.state {
             State::Running => self.running -= 1,
+            State::Idle => self.idle -= 1,
             State::Waiting => {
                 self.line.remove(&entry.place(ticket));
             }

@@ -224,3 +224,81 @@ proptest! {
         prop_assert!(queue.line.is_empty() && queue.tokens.is_empty() && queue.lapses.is_empty());
     }
 }
+
+#[test]
+fn one_that_is_idle_gives_its_place_and_has_it_again() {
+    let mut queue = Queue::new(QueueConfig::default());
+    let first = queue.submit(second(0), request(0, None)).unwrap();
+    let other = queue.submit(second(0), request(0, None)).unwrap();
+    assert_eq!(queue.poll(second(0)), Some(Event::Start(first)));
+    assert_eq!(queue.poll(second(0)), None);
+    assert!(!queue.idle(other) && !queue.resume(first));
+    assert!(queue.idle(first) && !queue.idle(first));
+    assert_eq!(queue.poll(second(1)), Some(Event::Start(other)));
+    assert_eq!(queue.queued_bytes(), Bytes::new(200));
+    assert!(queue.resume(first));
+    assert_eq!(queue.lengths(), (2, 0));
+    assert!(queue.idle(other));
+    queue.finish(other).unwrap();
+    queue.finish(first).unwrap();
+    assert_eq!(queue.lengths(), (0, 0));
+}
+
+#[test]
+fn what_cannot_wait_runs_and_counts() {
+    let mut queue = Queue::new(QueueConfig::default());
+    let first = queue.run(second(0), request(0, None));
+    queue.run(second(0), request(0, None));
+    let waiting = queue.submit(second(0), request(11, None)).unwrap();
+    assert_eq!(queue.poll(second(0)), None);
+    assert_eq!(queue.lengths(), (2, 1));
+    assert_eq!(
+        queue.line().collect::<Vec<_>>(),
+        [(waiting, 2, Bytes::new(200))]
+    );
+    queue.finish(first).unwrap();
+    assert_eq!(queue.poll(second(0)), None);
+}
+
+#[test]
+fn who_is_set_aside_comes_back_to_the_same_place() {
+    let mut queue = Queue::new(QueueConfig::default());
+    let minute = Seconds::from_millis(60_000);
+    let running = queue.run(second(0), request(0, None));
+    let first = queue.submit(second(0), request(0, None)).unwrap();
+    let next = queue.submit(second(1), request(0, None)).unwrap();
+    let made = queue.set_aside(second(2), first, Token(1), minute);
+    assert_eq!(made.unwrap().lapses_at, second(62));
+    assert_eq!(
+        queue.set_aside(second(2), running, Token(2), minute),
+        Err(QueueError::NoRequest)
+    );
+    assert_eq!(
+        queue.set_aside(second(2), next, Token(1), minute),
+        Err(QueueError::TokenInUse)
+    );
+    assert!(!queue.waits(first) && queue.waits(next));
+    assert_eq!(queue.present(second(3), Token(1), Bytes::new(5)), Ok(first));
+    queue.finish(running).unwrap();
+    assert_eq!(drain(&mut queue, second(3)), [first, next]);
+    let again = queue.reserve(second(4), Token(3), request(0, None), minute);
+    assert!(again.is_ok() && queue.reserved() == 1);
+    assert_eq!(queue.cancel(Token(3)), Ok(()));
+    assert_eq!(queue.cancel(Token(3)), Err(QueueError::NoReservation));
+}
+
+#[test]
+fn reservations_leave_room_for_those_that_come() {
+    let mut queue = Queue::new(QueueConfig {
+        reserved: 1,
+        ..QueueConfig::default()
+    });
+    let minute = Seconds::from_millis(60_000);
+    let first = queue.reserve(second(0), Token(1), request(0, None), minute);
+    assert!(first.is_ok());
+    assert_eq!(
+        queue.reserve(second(0), Token(2), request(0, None), minute),
+        Err(QueueError::Full { limit: 1 })
+    );
+    assert!(queue.submit(second(0), request(0, None)).is_ok());
+}

@@ -1,0 +1,296 @@
+//! How many run at once: as many as still raise what all of them move together.
+//!
+//! Paper 000 runs dumps one after the other, as two writes on one disk only take turns, and keep two tasks frozen where
+//! one would do. A medium that serves several at once (memory, an SSD with deep queues), or a start in which nothing is
+//! moved, makes more worth while; how many is measured here, by climbing: one more is tried for a few turns and
+//! stays if it paid, and of those that run the last one is tried to do without.
+//!
+//! **What is measured.** A turn that moved `bytes` in `elapsed` while on average `beside` ran, itself included, had
+//! 1/`beside` of what the medium gave: `bytes / elapsed × beside` is what all moved together. The logarithms of these
+//! are kept for each number at once; sizes and starts that differ are noise to them.
+//!
+//! **When it changes.** One more must raise the mean by [`margin`](ConcurrencyConfig::margin), or by half of what it
+//! could at the best where that is less (one more beside 9 brings 11 % at the best); half of that keeps one that runs.
+//! A difference counts only when it is 2.5 times its own standard error away from that, so noise decides nothing: what is
+//! not decided after [`longest_trial`](ConcurrencyConfig::longest_trial) turns stays as it is. After a trial
+//! that changed nothing, or took back what the one before had changed, the next comes after twice the turns.
+
+use std::collections::VecDeque;
+
+use super::super::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
+
+/// How [`Concurrency`] behaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConcurrencyConfig {
+    /// How many at first. 2: while one starts or ends, another moves its bytes.
+    pub start: usize,
+    /// How many at most. 16: more than that never raised what a medium moves without each taking much longer.
+    pub most: usize,
+    /// By how much one more must raise what all move together. 0.1.
+    pub margin: Ratio,
+    /// Turns after which a trial that decided nothing ends. 32.
+    pub longest_trial: usize,
+    /// Turns between two trials at first. 8.
+    pub pause: usize,
+    /// Turns between two trials at most: trials become rarer while they change nothing. 1024.
+    pub longest_pause: usize,
+}
+
+impl Default for ConcurrencyConfig {
+    fn default() -> Self {
+        Self {
+            start: 2,
+            most: 16,
+            margin: Ratio::new(0.1).unwrap_or(Ratio::ZERO),
+            longest_trial: 32,
+            pause: 8,
+            longest_pause: 1024,
+        }
+    }
+}
+
+/// A dump or a restore that has run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FinishedTurn {
+    /// What it moved.
+    pub bytes: Bytes,
+    /// How long it ran.
+    pub elapsed: Seconds,
+    /// How many ran meanwhile, on average over its time and itself included. What is no such number says nothing.
+    pub beside: f64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Concurrency {
+    config: ConcurrencyConfig,
+    settled: usize,
+    trial: Option<Trial>,
+    /// By how many ran: that of one first.
+    levels: Vec<Level>,
+    /// Turns with as many as may since the last trial.
+    since_trial: usize,
+    pause: usize,
+    /// The next trial is of one less.
+    down_next: bool,
+    /// The last change was to one less.
+    went_down: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    level: usize,
+    turns: usize,
+}
+
+/// Logarithms of what was moved with so many at once, the latest last.
+#[derive(Clone, Debug, Default)]
+struct Level {
+    samples: VecDeque<f64>,
+}
+
+/// As many are remembered of a level.
+const REMEMBERED: usize = 32;
+
+/// An average that is further from a whole number is of two levels, and tells nothing of either.
+const TOLERANCE: f64 = 0.3;
+
+/// So many standard errors are no accident.
+const STANDARD_ERRORS: f64 = 2.5;
+
+impl Level {
+    fn push(&mut self, logarithm: f64) {
+        if self.samples.len() >= REMEMBERED {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(logarithm);
+    }
+
+    /// The mean, and the square of its standard error.
+    fn mean(&self) -> Option<(f64, f64)> {
+        let count = self.samples.len();
+        if count < 2 {
+            return None;
+        }
+        let count = count as f64;
+        let mean = self.samples.iter().sum::<f64>() / count;
+        let squares = self.samples.iter().map(|sample| (sample - mean).powi(2));
+        Some((mean, squares.sum::<f64>() / (count - 1.0) / count))
+    }
+}
+
+/// What a trial says of the larger of two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Pays,
+    DoesNot,
+    Undecided,
+}
+
+impl Concurrency {
+    /// Nothing is measured yet.
+    #[must_use]
+    pub fn new(config: ConcurrencyConfig) -> Self {
+        let config = ConcurrencyConfig {
+            most: config.most.clamp(1, 1024),
+            ..config
+        };
+        Self {
+            config,
+            settled: config.start.clamp(1, config.most),
+            trial: None,
+            levels: vec![Level::default(); config.most],
+            since_trial: 0,
+            pause: config.pause,
+            down_next: false,
+            went_down: false,
+        }
+    }
+
+    /// How many may run now.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.trial.map_or(self.settled, |trial| trial.level)
+    }
+
+    /// How many were found best so far; a trial may allow one more or less for a while.
+    #[must_use]
+    pub const fn settled(&self) -> usize {
+        self.settled
+    }
+
+    /// What all moved together of late when `running` ran at once, or as near to that as was measured.
+    #[must_use]
+    pub fn throughput(&self, running: usize) -> Option<BytesPerSecond> {
+        let measured = self.levels.iter().zip(1_usize..);
+        let nearest = measured
+            .filter(|(level, _)| !level.samples.is_empty())
+            .min_by_key(|(_, number)| number.abs_diff(running))?;
+        let samples = &nearest.0.samples;
+        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
+        Some(BytesPerSecond::clamped(mean.exp()))
+    }
+
+    /// Learns from a turn. One that moved nothing, or whose figures are none, tells nothing. O(1).
+    pub fn finished(&mut self, turn: &FinishedTurn) {
+        let Some((level, logarithm)) = self.sample(turn) else {
+            return;
+        };
+        let Some(measured) = self.levels.get_mut(level - 1) else {
+            return;
+        };
+        measured.push(logarithm);
+        match &mut self.trial {
+            Some(trial) if trial.level == level => {
+                trial.turns += 1;
+                let trial = *trial;
+                self.judge(trial);
+            }
+            None if level == self.settled => {
+                self.since_trial += 1;
+                self.try_another();
+            }
+            // What was running when the limit changed, or what nobody waits behind.
+            _ => {}
+        }
+    }
+
+    fn sample(&self, turn: &FinishedTurn) -> Option<(usize, f64)> {
+        let beside = turn.beside;
+        if !beside.is_finite() || beside < 1.0 - TOLERANCE {
+            return None;
+        }
+        let rounded = beside.round().max(1.0);
+        if (beside - rounded).abs() > TOLERANCE {
+            return None;
+        }
+        let mut numbers = 1..=self.config.most;
+        let level = numbers.find(|number| *number as f64 >= rounded)?;
+        let rate = BytesPerSecond::measured(turn.bytes, turn.elapsed).ok()?;
+        Some((level, (rate.value() * beside).ln()))
+    }
+
+    /// Turns that a level is judged by at least: each place was used twice.
+    fn enough(&self, level: usize) -> usize {
+        (2 * level).clamp(4, REMEMBERED.min(self.config.longest_trial.max(4)))
+    }
+
+    fn try_another(&mut self) {
+        let here = &self.levels[self.settled - 1];
+        if self.since_trial < self.pause || here.samples.len() < self.enough(self.settled) {
+            return;
+        }
+        let up = (self.settled < self.config.most).then_some(self.settled + 1);
+        let down = (self.settled > 1).then_some(self.settled - 1);
+        let level = if self.down_next {
+            down.or(up)
+        } else {
+            up.or(down)
+        };
+        let Some(level) = level else {
+            return;
+        };
+        self.down_next = level > self.settled;
+        self.levels[level - 1].samples.clear();
+        self.trial = Some(Trial { level, turns: 0 });
+    }
+
+    fn judge(&mut self, trial: Trial) {
+        if trial.turns < self.enough(trial.level) {
+            return;
+        }
+        let verdict = match self.verdict(trial.level.min(self.settled)) {
+            Verdict::Undecided if trial.turns < self.config.longest_trial => return,
+            verdict => verdict,
+        };
+        let moved = match verdict {
+            Verdict::Pays => trial.level > self.settled,
+            Verdict::DoesNot => trial.level < self.settled,
+            Verdict::Undecided => false,
+        };
+        self.trial = None;
+        self.since_trial = 0;
+        let down = trial.level < self.settled;
+        if moved {
+            self.settled = trial.level;
+            self.down_next = down;
+        }
+        if moved && down == self.went_down {
+            // On in the same direction, and soon.
+            self.pause = self.config.pause;
+        } else {
+            self.pause = (self.pause.max(1) * 2).min(self.config.longest_pause.max(1));
+        }
+        self.went_down = if moved { down } else { self.went_down };
+    }
+
+    /// Whether one more than `fewer` raises what all move together, by as much as it must.
+    fn verdict(&self, fewer: usize) -> Verdict {
+        let means = (self.levels.get(fewer - 1)).zip(self.levels.get(fewer));
+        let Some(((before, before_error), (after, after_error))) =
+            means.and_then(|(before, after)| before.mean().zip(after.mean()))
+        else {
+            return Verdict::Undecided;
+        };
+        let at_best = 1.0 / fewer as f64;
+        let wanted = self.config.margin.value().min(at_best / 2.0);
+        // Whoever runs already needs to bring less to stay: no back and forth between two that are alike.
+        let wanted = if fewer < self.settled {
+            wanted / 2.0
+        } else {
+            wanted
+        };
+        let gained = after - before - wanted.ln_1p();
+        let error = STANDARD_ERRORS * (before_error + after_error).sqrt();
+        if gained >= error {
+            Verdict::Pays
+        } else if gained < -error {
+            Verdict::DoesNot
+        } else {
+            Verdict::Undecided
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! Simulated media: what all move together by how many run, with noise that is drawn anew for each turn.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a medium gives to so many at once, bytes a second.
+type Medium = fn(usize) -> f64;
+
+const ONE: f64 = 1e9;
+
+fn saturates_at_one(_: usize) -> f64 {
+    ONE
+}
+
+fn saturates_at_four(running: usize) -> f64 {
+    ONE * [1.0, 2.0, 3.0, 4.0][running.clamp(1, 4) - 1]
+}
+
+/// A disk whose head travels between more than two.
+fn degrades_beyond_two(running: usize) -> f64 {
+    match running {
+        1 => ONE,
+        2 => 1.8 * ONE,
+        more => 1.8 * ONE / more as f64,
+    }
+}
+
+/// Numbers between 0 and 1, the same for the same seed.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> f64 {
+        (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn draw(&mut self) -> u64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+/// Turns of a queue that is never empty: as many run as may. What was settled upon after each.
+fn run(medium: Medium, noise: f64, turns: usize, seed: u64) -> (Concurrency, Vec<usize>) {
+    let mut concurrency = Concurrency::new(ConcurrencyConfig::default());
+    let mut random = Noise(seed);
+    let mut settled = Vec::new();
+    for _ in 0..turns {
+        let running = concurrency.limit();
+        let bytes = 100_000_000 + random.draw() % 900_000_000;
+        let factor = ((random.next() + random.next() - 1.0) * noise).exp();
+        let rate = medium(running) / running as f64 * factor;
+        concurrency.finished(&FinishedTurn {
+            bytes: Bytes::new(bytes),
+            elapsed: Seconds::new(bytes as f64 / rate).unwrap(),
+            beside: running as f64,
+        });
+        settled.push(concurrency.settled());
+    }
+    (concurrency, settled)
+}
+
+#[test]
+fn as_many_as_still_raise_what_is_moved() {
+    for seed in 0..20 {
+        for (medium, best) in [
+            (saturates_at_one as Medium, 1),
+            (saturates_at_four, 4),
+            (degrades_beyond_two, 2),
+        ] {
+            let (_, settled) = run(medium, 0.1, 1000, seed);
+            let late = &settled[500..];
+            assert!(
+                late.iter().all(|at| *at == best),
+                "seed {seed}: {settled:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn noise_moves_nothing_back_and_forth() {
+    for seed in 0..20 {
+        for medium in [
+            saturates_at_one as Medium,
+            saturates_at_four,
+            degrades_beyond_two,
+        ] {
+            // Twice as fast or half as fast, from turn to turn.
+            let (_, settled) = run(medium, 0.7, 20_000, seed);
+            let late = &settled[2000..];
+            let changes = late.windows(2).filter(|pair| pair[0] != pair[1]).count();
+            assert!(changes <= 4, "seed {seed}: {changes} changes");
+        }
+    }
+}
+
+#[test]
+fn what_changes_is_found_out_again() {
+    let (mut concurrency, _) = run(saturates_at_four, 0.1, 400, 1);
+    assert_eq!(concurrency.settled(), 4);
+    let mut turns = 0;
+    while concurrency.settled() > 1 {
+        turns += 1;
+        assert!(turns < 10_000);
+        let running = concurrency.limit() as f64;
+        concurrency.finished(&FinishedTurn {
+            bytes: Bytes::new(1 << 30),
+            elapsed: Seconds::new(running).unwrap(),
+            beside: running,
+        });
+    }
+}
+
+#[test]
+fn without_anyone_waiting_nothing_is_tried() {
+    let mut concurrency = Concurrency::new(ConcurrencyConfig::default());
+    for _ in 0..1000 {
+        concurrency.finished(&FinishedTurn {
+            bytes: Bytes::new(1 << 30),
+            elapsed: Seconds::new(1.0).unwrap(),
+            beside: 1.0,
+        });
+    }
+    assert_eq!((concurrency.limit(), concurrency.settled()), (2, 2));
+    let rate = concurrency.throughput(2).unwrap().value();
+    assert!((rate / f64::from(1 << 30) - 1.0).abs() < 1e-9, "{rate}");
+}
+
+#[test]
+fn nothing_is_known_before_anything_ran() {
+    let concurrency = Concurrency::new(ConcurrencyConfig::default());
+    assert_eq!(concurrency.throughput(1), None);
+}
+
+proptest! {
+    /// Whatever is told: the bounds hold, one step at a time, and nothing panics.
+    #[test]
+    fn bounds_hold_on_nonsense(
+        most in 0_usize..40,
+        start in 0_usize..40,
+        turns in prop::collection::vec(
+            (any::<u64>(), 0.0_f64..1e12, prop_oneof![any::<f64>(), 0.0_f64..20.0]),
+            0..400,
+        ),
+        zero in any::<bool>(),
+    ) {
+        let mut concurrency = Concurrency::new(ConcurrencyConfig {
+            start,
+            most,
+            longest_trial: if zero { 0 } else { 32 },
+            pause: if zero { 0 } else { 8 },
+            ..ConcurrencyConfig::default()
+        });
+        let most = most.max(1);
+        let mut before = concurrency.limit();
+        for (bytes, elapsed, beside) in turns {
+            concurrency.finished(&FinishedTurn {
+                bytes: Bytes::new(bytes),
+                elapsed: Seconds::new(elapsed).unwrap(),
+                beside,
+            });
+            let limit = concurrency.limit();
+            prop_assert!((1..=most).contains(&limit) && (1..=most).contains(&concurrency.settled()));
+            prop_assert!(limit.abs_diff(before) <= 2);
+            before = limit;
+        }
+    }
+}
