@@ -1,0 +1,153 @@
+//! What something costs, and the words for ways to preempt.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A way to take the resources of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Mechanism {
+    /// Wait for its end.
+    Wait,
+    /// Kill it; it begins anew later.
+    Kill,
+    /// Kill it; it goes on later from its last checkpoint.
+    Rollback,
+    /// Stop it; its memory stays, and is paged out as far as needed.
+    SuspendInMemory,
+    /// Dump what changed since its last checkpoint.
+    IncrementalDump,
+    /// Dump all of its memory.
+    FullDump,
+    /// Dump all of it while it runs, then what changed meanwhile.
+    PreCopiedDump,
+}
+
+impl Mechanism {
+    /// All, in the order in which they are preferred where they cost the same.
+    pub const ALL: [Self; 7] = [
+        Self::Wait,
+        Self::Kill,
+        Self::Rollback,
+        Self::SuspendInMemory,
+        Self::IncrementalDump,
+        Self::FullDump,
+        Self::PreCopiedDump,
+    ];
+}
+
+/// Where a dump has to be before the task may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Copies {
+    /// On the task's node.
+    #[default]
+    Local,
+    /// On the task's node and another.
+    Replicated,
+}
+
+/// Which end of a spread decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// The median: best on the average.
+    #[default]
+    P50,
+    /// The 95th percentile: no bad surprises.
+    P95,
+}
+
+/// How much an answer says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Detail {
+    /// Costs with their parts and reasons.
+    #[default]
+    Full,
+    /// Sums only: a third of the bytes, and quicker.
+    Totals,
+}
+
+/// A time and its bad end, seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Spread {
+    /// Median.
+    #[schema(minimum = 0)]
+    pub p50: f64,
+    /// 95 of 100 take no longer; never below the median.
+    #[schema(minimum = 0)]
+    pub p95: f64,
+}
+
+/// What something costs. Three sums of the same parts, as three parties pay.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Cost {
+    /// What the victim loses: time without progress, and work done again. For a resumption, all of it.
+    pub overhead_s: Spread,
+    /// What the one who preempts waits until the resources are free.
+    pub delay_s: Spread,
+    /// What a resumed task waits until it runs.
+    pub until_running_s: Spread,
+    /// What it consists of, in the order in which it happens; not with `totals`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<Vec<PartOfCost>>,
+    /// Age of the oldest figure in it, seconds.
+    #[schema(minimum = 0)]
+    pub age_s: f64,
+    /// A fixed part that is not in it as nobody has measured it, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub omits: Option<String>,
+    /// The same in words; not with `totals`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// A part of a cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PartOfCost {
+    /// Which.
+    pub part: Part,
+    /// Median, seconds.
+    #[schema(minimum = 0)]
+    pub p50_s: f64,
+    /// 95th percentile, seconds.
+    #[schema(minimum = 0)]
+    pub p95_s: f64,
+}
+
+/// What a cost consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Other dumps of the node come first.
+    WriteQueue,
+    /// A dump's fixed time.
+    DumpStart,
+    /// Pages written while the task still runs.
+    PreCopy,
+    /// Pages written.
+    Write,
+    /// What another node needs longer than this one.
+    Replicate,
+    /// Memory that the kernel writes to swap.
+    PageOut,
+    /// The rest of the task's time.
+    Wait,
+    /// Work that is done again.
+    LostWork,
+    /// The task's own start-up.
+    Start,
+    /// Other restores of the node come first.
+    ReadQueue,
+    /// A restore's fixed time.
+    RestoreStart,
+    /// Pages that the node lacks.
+    Transfer,
+    /// Pages read.
+    Read,
+    /// Memory that comes back from swap.
+    PageIn,
+    /// Pages that the task waits for while it runs.
+    Faults,
+}

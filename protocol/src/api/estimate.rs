@@ -1,0 +1,71 @@
+//! `POST /v1/estimate`: what each way of preempting each task costs on each node.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::cost::{Copies, Cost, Detail, Mechanism};
+use super::task::{Swap, Task};
+use super::text::Text;
+
+/// Tasks × nodes × mechanisms: at most 10,000 tasks and 200,000 answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Estimate<'a> {
+    /// Tasks.
+    #[serde(borrow)]
+    #[schema(max_items = 10000)]
+    pub tasks: Vec<Task<'a>>,
+    /// Mechanisms; all if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mechanisms: Option<Vec<Mechanism>>,
+    /// Nodes that would take the dumps; if left out, each task's own.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>)]
+    pub nodes: Option<Vec<Text<'a>>>,
+    /// Where a dump has to be.
+    #[serde(default)]
+    pub copies: Copies,
+    /// How much is answered.
+    #[serde(default)]
+    pub detail: Detail,
+    /// Machines on which tasks could be suspended in memory.
+    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    pub swaps: Vec<Swap<'a>>,
+}
+
+/// Costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct EstimateAnswer<'a> {
+    /// The node that answers.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub answered_by: Text<'a>,
+    /// Age of the snapshot that the answer is made from, seconds.
+    #[schema(minimum = 0)]
+    pub age_s: f64,
+    /// By task, then node, then mechanism, each in the order asked.
+    #[serde(borrow)]
+    pub answers: Vec<Estimated<'a>>,
+}
+
+/// What one way costs one task on one node: either `cost` or `unknown` is there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Estimated<'a> {
+    /// Task.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub task: Text<'a>,
+    /// Node; missing if the task names none.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub node: Option<Text<'a>>,
+    /// Mechanism.
+    pub mechanism: Mechanism,
+    /// What it costs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+    /// Why it has no cost, in words.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub unknown: Option<Text<'a>>,
+}

@@ -1,0 +1,55 @@
+//! `PUT /v1/figures`: figures to start from, until there are measured ones.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::quantity::{Bytes, BytesPerSecond, Seconds};
+
+/// What a benchmark has measured of the node that is asked. What is left out stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct StartFigures {
+    /// Bandwidth of dumps, by their size.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 16)]
+    pub write: Vec<StartRate>,
+    /// Bandwidth of restores, by their size.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 16)]
+    pub read: Vec<StartRate>,
+    /// What a dump takes whatever its size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dump_start: Option<StartTime>,
+    /// What a restore takes whatever its size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore_start: Option<StartTime>,
+    /// Bandwidth to other nodes, by their names.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub links: BTreeMap<String, BytesPerSecond>,
+}
+
+/// A bandwidth at one size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StartRate {
+    /// Size of the transfers, bytes.
+    pub size_bytes: Bytes,
+    /// Median, bytes a second.
+    pub p50_bytes_per_s: BytesPerSecond,
+    /// Slow end, bytes a second: 95 of 100 are no slower. The median if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p95_bytes_per_s: Option<BytesPerSecond>,
+}
+
+/// A time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StartTime {
+    /// Median, seconds.
+    pub p50_s: Seconds,
+    /// Long end, seconds: 95 of 100 take no longer. The median if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p95_s: Option<Seconds>,
+}

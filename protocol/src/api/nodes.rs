@@ -1,0 +1,167 @@
+//! `GET /v1/nodes`: what is known of the nodes that keep images.
+
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::figure::Figure;
+
+/// Which nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct NodesQuery {
+    /// Only this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Those after this name, in the order of names: `next` of the answer before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// At most so many: 1 to 10,000; 1,000 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 10000)]
+    pub limit: Option<u32>,
+}
+
+/// Nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodesAnswer {
+    /// The node that answers.
+    pub answered_by: String,
+    /// Age of the snapshot that the answer is made from, seconds.
+    #[schema(minimum = 0)]
+    pub age_s: f64,
+    /// In the order of their names.
+    pub nodes: Vec<Node>,
+    /// Name after which the rest follows; missing when there is no more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Where other nodes reach it, `host:port`; empty while that is not known.
+    pub address: String,
+    /// What an operator has said of it.
+    pub state: NodeState,
+    /// It is there: its lease lives.
+    pub live: bool,
+    /// It is stopping, and takes nothing new.
+    pub stopping: bool,
+    /// Whether its copies count.
+    pub class: NodeClass,
+    /// Zone that it fails with; empty if nobody said.
+    pub zone: String,
+    /// Rack that it fails with; empty if nobody said.
+    pub rack: String,
+    /// Machine that it fails with.
+    pub host: String,
+    /// Version of its software; empty while that is not known.
+    pub version: String,
+    /// How long ago it last reported, seconds; missing if it never has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 0)]
+    pub age_s: Option<f64>,
+    /// Its media.
+    pub tiers: Vec<Tier>,
+    /// What it has measured of the way to other nodes.
+    pub links: Vec<Link>,
+    /// What of its report is not believed, in words.
+    pub doubts: Vec<String>,
+}
+
+/// What an operator has said of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// Nothing.
+    #[default]
+    Active,
+    /// Takes no new copies; its own are moved away.
+    Drained,
+    /// Must not come back.
+    Removed,
+}
+
+/// Whether copies on a node outlast the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeClass {
+    /// They count towards durability.
+    #[default]
+    Reserved,
+    /// The node may be taken away at any time.
+    Transient,
+}
+
+/// A medium of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Tier {
+    /// What it is: `pmem`, `memory`, `file`, or what the operator calls it.
+    pub tier: String,
+    /// What it is slowed down to behave like; missing for a medium as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emulated: Option<String>,
+    /// Size, bytes.
+    pub capacity_bytes: u64,
+    /// Free, bytes.
+    pub free_bytes: u64,
+    /// Bandwidth of dumps, for a long row of them.
+    pub write_bytes_per_s: Figure<f64>,
+    /// Bandwidth of restores, for a long row of them.
+    pub read_bytes_per_s: Figure<f64>,
+    /// Bandwidth of dumps by their size.
+    pub write_by_size: Vec<RateOfSize>,
+    /// Bandwidth of restores by their size.
+    pub read_by_size: Vec<RateOfSize>,
+    /// What a dump takes whatever its size, seconds.
+    pub dump_start_s: Figure<f64>,
+    /// What a restore takes whatever its size, seconds.
+    pub restore_start_s: Figure<f64>,
+    /// Dumps that run, wait or have reserved a place.
+    pub write_queue: Queue,
+    /// Restores that run, wait or have reserved a place.
+    pub read_queue: Queue,
+}
+
+/// Bandwidth for transfers of one class of sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RateOfSize {
+    /// Transfers below this many bytes, and not of a class before; missing for the largest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below_bytes: Option<u64>,
+    /// Bandwidth of these.
+    pub bytes_per_s: Figure<f64>,
+}
+
+/// A queue of dumps or of restores. Counts are missing while the node does not report them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Queue {
+    /// Bytes that are still to be moved.
+    pub bytes: Figure<u64>,
+    /// How many run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running: Option<u32>,
+    /// How many wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u32>,
+    /// How many places are reserved and not yet taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<u32>,
+    /// How many may run at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u32>,
+    /// Time until it is empty, seconds: what it holds over what the medium does.
+    pub time_s: Figure<f64>,
+}
+
+/// The way from one node to another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Link {
+    /// Name of the other node.
+    pub to: String,
+    /// Bandwidth, for a long row of transfers.
+    pub bytes_per_s: Figure<f64>,
+}

@@ -1,0 +1,175 @@
+//! What is answered when a request fails: RFC 9457, `application/problem+json`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Media type of a [`Problem`].
+pub const MEDIA_TYPE: &str = "application/problem+json";
+
+/// What every [`Problem::kind`] begins with.
+pub const URN: &str = "urn:permafrost:problem:";
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// What kind of problem it is: [`URN`] and a word; see [`Kind`].
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The kind in words.
+    pub title: String,
+    /// HTTP status.
+    pub status: u16,
+    /// What is wrong this time.
+    pub detail: String,
+    /// Path that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// Fields of the request that are wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldError>,
+    /// After how many seconds the same may succeed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u64>,
+}
+
+/// What is wrong with a field.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FieldError {
+    /// Where it is in the body: a JSON pointer (RFC 6901), empty for all of it. For a parameter `query` or `path`, a
+    /// colon, and its name.
+    pub pointer: String,
+    /// What is wrong.
+    pub detail: String,
+}
+
+/// The kinds of problems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The body is not JSON.
+    NotJson,
+    /// The body is not declared to be JSON.
+    MediaType,
+    /// The body is too large.
+    TooLarge,
+    /// A field is wrong.
+    Invalid,
+    /// A batch, or its answer, is too large.
+    TooMany,
+    /// A node that nobody knows.
+    UnknownNode,
+    /// There is no such thing.
+    NotFound,
+    /// There is such a path, but not for this method.
+    Method,
+    /// Nobody knows who asks.
+    Unauthenticated,
+    /// Who asks may not.
+    Forbidden,
+    /// Asked too often.
+    TooOften,
+    /// Something is in the way.
+    Conflict,
+    /// It cannot be done just now.
+    Unavailable,
+    /// A defect or a failure of the node that answers.
+    Internal,
+}
+
+impl Kind {
+    /// Its word, its title and its status.
+    const fn parts(self) -> (&'static str, &'static str, u16) {
+        match self {
+            Self::NotJson => ("not-json", "The body is not JSON", 400),
+            Self::MediaType => ("media-type", "The body is not said to be JSON", 415),
+            Self::TooLarge => ("too-large", "The body is too large", 413),
+            Self::Invalid => ("invalid", "A field is wrong", 422),
+            Self::TooMany => ("too-many", "The batch is too large", 422),
+            Self::UnknownNode => ("unknown-node", "There is no such node", 422),
+            Self::NotFound => ("not-found", "There is no such thing", 404),
+            Self::Method => ("method", "The path has no such method", 405),
+            Self::Unauthenticated => ("unauthenticated", "Nobody knows who asks", 401),
+            Self::Forbidden => ("forbidden", "Who asks may not", 403),
+            Self::TooOften => ("too-often", "Too many requests", 429),
+            Self::Conflict => ("conflict", "Something is in the way", 409),
+            Self::Unavailable => ("unavailable", "It cannot be done just now", 503),
+            Self::Internal => ("internal", "The node has failed", 500),
+        }
+    }
+
+    /// The word after [`URN`].
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        self.parts().0
+    }
+
+    /// HTTP status.
+    #[must_use]
+    pub const fn status(self) -> u16 {
+        self.parts().2
+    }
+}
+
+impl Problem {
+    /// One of a kind.
+    #[must_use]
+    pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        let (word, title, status) = kind.parts();
+        Self {
+            kind: format!("{URN}{word}"),
+            title: title.to_owned(),
+            status,
+            detail: detail.into(),
+            instance: None,
+            errors: Vec::new(),
+            retry_after_s: None,
+        }
+    }
+
+    /// The same, with a field that is wrong.
+    #[must_use]
+    pub fn at(mut self, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        self.errors.push(FieldError {
+            pointer: pointer.into(),
+            detail: detail.into(),
+        });
+        self
+    }
+
+    /// The word after [`URN`]; all of the type if it is of somebody else's.
+    #[must_use]
+    pub fn word(&self) -> &str {
+        self.kind.strip_prefix(URN).unwrap_or(&self.kind)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.title, self.detail)?;
+        for error in &self.errors {
+            write!(f, "; {:?}: {}", error.pointer, error.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problem {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_names_its_kind_and_its_fields() {
+        let problem = Problem::new(Kind::Invalid, "one field is wrong")
+            .at("/candidates/3/progress_s", "not a time");
+        let json = serde_json::to_value(&problem).unwrap();
+        assert_eq!(json["type"], "urn:permafrost:problem:invalid");
+        assert_eq!(json["status"], 422);
+        assert_eq!(json["errors"][0]["pointer"], "/candidates/3/progress_s");
+        assert!(json.get("instance").is_none());
+        assert_eq!(serde_json::from_value::<Problem>(json).unwrap(), problem);
+        assert_eq!(problem.word(), Kind::Invalid.word());
+    }
+}

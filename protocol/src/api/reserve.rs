@@ -1,0 +1,113 @@
+//! `POST /v1/reserve`, `DELETE /v1/reserve/{token}`: a place in a queue, for later.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::figure::Figure;
+use super::quantity::{Bytes, Seconds};
+
+/// A place that is wanted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reserve {
+    /// Node; the one that is asked if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Which queue.
+    pub direction: Direction,
+    /// What will be moved, bytes.
+    pub bytes: Bytes,
+    /// From 0, the lowest, to 11.
+    #[serde(default)]
+    #[schema(value_type = u8, minimum = 0, maximum = 11)]
+    pub priority: Priority,
+    /// When it should have been moved, seconds from now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_s: Option<Seconds>,
+    /// How long the place is held, seconds; at most as long as the node allows, which is also what it is if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifetime_s: Option<Seconds>,
+}
+
+/// A priority: 0, the lowest, to 11, as in the Google trace.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "u8")]
+pub struct Priority(u8);
+
+/// A number that is no priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{level} is no priority: 0 to 11 is")]
+pub struct NoPriority {
+    /// The number.
+    pub level: u8,
+}
+
+impl Priority {
+    /// The highest.
+    pub const MAX: Self = Self(11);
+
+    /// Its number.
+    #[must_use]
+    pub const fn level(self) -> u8 {
+        self.0
+    }
+}
+
+impl TryFrom<u8> for Priority {
+    type Error = NoPriority;
+
+    fn try_from(level: u8) -> Result<Self, NoPriority> {
+        if level > Self::MAX.0 {
+            return Err(NoPriority { level });
+        }
+        Ok(Self(level))
+    }
+}
+
+/// Which way pages go, seen from the medium.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// Into it: dumps.
+    Write,
+    /// Out of it: restores.
+    Read,
+}
+
+/// A place that was reserved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reservation {
+    /// What the dump or restore presents to take it, and what gives it back.
+    pub token: String,
+    /// Node.
+    pub node: String,
+    /// Which queue.
+    pub direction: Direction,
+    /// Bytes that come first.
+    pub bytes_before: u64,
+    /// When it would start, seconds.
+    pub starts_in_s: Figure<f64>,
+    /// When it is given up if nobody takes it, seconds.
+    #[schema(minimum = 0)]
+    pub lapses_in_s: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priorities_are_twelve() {
+        let reserve = |priority: &str| {
+            let json = format!(r#"{{"direction":"write","bytes":1,"priority":{priority}}}"#);
+            serde_json::from_str::<Reserve>(&json)
+        };
+        assert_eq!(reserve("11").unwrap().priority, Priority::MAX);
+        assert!(reserve("12").unwrap_err().to_string().contains("0 to 11"));
+        assert!(reserve("-1").is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! `POST /v1/resume`: where checkpoints are best resumed.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::cost::{Cost, Detail};
+use super::quantity::{Bytes, BytesPerSecond};
+use super::text::Text;
+
+/// Checkpoints that are to be resumed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Resume<'a> {
+    /// `JOB@GENERATION`, or `JOB` for its newest; at most 10,000.
+    #[serde(borrow)]
+    #[schema(value_type = Vec<String>, max_items = 10000)]
+    pub checkpoints: Vec<Text<'a>>,
+    /// Nodes to rank. If left out: those that hold a copy, and the quickest of the others.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>)]
+    pub nodes: Option<Vec<Text<'a>>>,
+    /// What goes before all costs.
+    #[serde(default)]
+    pub preference: Preference,
+    /// Restore lazily; left out, at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lazy: Option<Lazy>,
+    /// Nodes answered for a checkpoint at most: 1 to 10,000; 8 if left out, or all that are named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 10000)]
+    pub limit: Option<u32>,
+    /// How much is answered.
+    #[serde(default)]
+    pub detail: Detail,
+}
+
+/// Where a task would rather be resumed. The other nodes follow, for when there is no room on these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Preference {
+    /// Where its checkpoint lies.
+    Local,
+    /// Elsewhere.
+    Remote,
+    /// Wherever it is cheaper.
+    #[default]
+    None,
+}
+
+/// How a checkpoint is restored lazily.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Lazy {
+    /// Bytes that are there before the task runs.
+    pub eager_bytes: Bytes,
+    /// Rate at which the others come while it runs, bytes a second. If left out, what the node (and the way to it)
+    /// does for the smallest transfers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_s: Option<BytesPerSecond>,
+}
+
+/// Where each is best resumed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ResumeAnswer<'a> {
+    /// The node that answers.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub answered_by: Text<'a>,
+    /// Age of the snapshot that the answer is made from, seconds.
+    #[schema(minimum = 0)]
+    pub age_s: f64,
+    /// In the order asked.
+    #[serde(borrow)]
+    pub answers: Vec<Resumption<'a>>,
+}
+
+/// What is best done about a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum Resumption<'a> {
+    /// Resume it.
+    #[serde(borrow)]
+    Ranked(Ranked<'a>),
+    /// Start the task anew.
+    #[serde(borrow)]
+    Restart(Restart<'a>),
+}
+
+/// Nodes that could resume a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Ranked<'a> {
+    /// As it was asked for.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub checkpoint: Text<'a>,
+    /// Its generation.
+    pub generation: u64,
+    /// Bytes that a restore reads.
+    pub size_bytes: u64,
+    /// Nodes, the best first.
+    #[serde(borrow)]
+    pub nodes: Vec<RankedNode<'a>>,
+    /// Nodes of which too little is known, and what.
+    #[serde(borrow)]
+    pub unknown: Vec<UnknownNode<'a>>,
+}
+
+/// A node that could resume it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RankedNode<'a> {
+    /// Node.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub node: Text<'a>,
+    /// It holds all of the image.
+    pub local: bool,
+    /// What resuming there costs.
+    pub cost: Cost,
+}
+
+/// A node of which too little is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnknownNode<'a> {
+    /// Node.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub node: Text<'a>,
+    /// What is not known, in words.
+    pub why: String,
+}
+
+/// There is nothing to resume from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Restart<'a> {
+    /// As it was asked for.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub checkpoint: Text<'a>,
+    /// Always true: the task begins anew.
+    pub restart: bool,
+    /// Why, in words.
+    pub why: String,
+}

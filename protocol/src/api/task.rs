@@ -1,0 +1,108 @@
+//! A task that may be preempted, as far as the one who asks knows it.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::quantity::{Bytes, BytesPerSecond, Count, Seconds};
+use super::text::Text;
+
+/// A running task. Everything but its `id` may be left out: what the store knows of its job fills in what it can, and
+/// the answer says what was wanting.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Task<'a> {
+    /// What the answer calls it. Any text; should be its own in the request.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub id: Text<'a>,
+    /// Node that would take its dump.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub node: Option<Text<'a>>,
+    /// Job that its dumps belong to. Tells whether it has a checkpoint, and how large its dumps were.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub job: Option<Text<'a>>,
+    /// Kind of its job: jobs of a kind have dumps that are alike.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub program: Option<Text<'a>>,
+    /// Resident memory, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident_bytes: Option<Bytes>,
+    /// Pages of 4 KiB written since its last checkpoint, where the kernel counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_pages: Option<Count>,
+    /// Memory that it dirties, bytes a second. Needed for a pre-copied dump only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_per_s: Option<BytesPerSecond>,
+    /// Size of a full dump of it, bytes, if better known than by what the store predicts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_bytes: Option<Bytes>,
+    /// Size of an incremental dump of it, bytes, if better known than by what the store predicts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incremental_bytes: Option<Bytes>,
+    /// Work it has done since its start, seconds: what a kill loses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress_s: Option<Seconds>,
+    /// Work it has done since its last checkpoint, seconds. If left out, the time since then, as far as it is not longer
+    /// than the progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_checkpoint_s: Option<Seconds>,
+    /// Time to its end, seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remaining_s: Option<Seconds>,
+    /// What it needs to start up before it works, seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_s: Option<Seconds>,
+    /// What becomes free when it stops; nothing if left out.
+    #[serde(default)]
+    pub holds: Resources,
+}
+
+/// Processors and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Resources {
+    /// Processors, thousandths.
+    pub cpu_millis: Count,
+    /// Memory, bytes.
+    pub memory_bytes: Bytes,
+}
+
+/// Memory and swap of a machine on which tasks could be suspended without a dump.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Swap<'a> {
+    /// Node that tasks of this machine name.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub node: Text<'a>,
+    /// Memory that is free without anything being paged out, bytes.
+    pub free_memory_bytes: Bytes,
+    /// Swap that is free, less what suspended tasks may still need of it, bytes.
+    pub free_swap_bytes: Bytes,
+    /// Bandwidth of paging out; left out if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_bytes_per_s: Option<BytesPerSecond>,
+    /// Bandwidth of paging in; left out if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes_per_s: Option<BytesPerSecond>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_nothing_and_unknown_fields_refused() {
+        let task: Task<'_> =
+            serde_json::from_str(r#"{"id":"a","node":"n","resident_bytes":5e9}"#).unwrap();
+        assert_eq!(task.id.as_str(), "a");
+        assert_eq!(task.node.as_deref(), Some("n"));
+        assert_eq!(task.resident_bytes.unwrap().value(), 5_000_000_000);
+        assert_eq!(task.holds, Resources::default());
+        let unknown = serde_json::from_str::<Task<'_>>(r#"{"id":"a","nod":"n"}"#).unwrap_err();
+        assert!(unknown.to_string().contains("unknown field `nod`"));
+    }
+}
