@@ -11,9 +11,11 @@ mod files;
 mod peer;
 mod reload;
 mod role;
+mod scope;
 mod stream;
 mod subject;
 mod tls;
+mod token;
 
 #[cfg(test)]
 mod tests;
@@ -32,8 +34,10 @@ pub use role::{
     ALL_NAMESPACES, Action, DEFAULT_NAMESPACE, MAX_NAMESPACE_BYTES, MAX_NAMESPACES, Namespaces,
     Role, namespace_of,
 };
+pub use scope::{NoScope, Scope, Scopes};
 pub use stream::{CriuTls, TlsError, TlsStream, begins_with_tls, looks_like_tls};
 pub use subject::{DOMAIN, MAX_NAME_BYTES, Subject, server_name};
+pub use token::{NoHash, Token, TokenHash};
 
 use tls::{Current, Material};
 
@@ -114,6 +118,14 @@ impl Identity {
         self.material.quic_client.clone()
     }
 
+    /// For HTTP over TLS to a node: shows our certificate, and compares the node's with the host of the URL.
+    ///
+    /// # Errors
+    /// TLS cannot be set up; not with certificates that were loaded.
+    pub fn https_client_config(&self) -> Result<rustls::ClientConfig, IdentityError> {
+        self.material.https_client()
+    }
+
     /// Begins a connection to node `name` at `address`.
     ///
     /// Once this connection is there, we have verified the node; whether the node accepts *us* shows with the
@@ -133,6 +145,15 @@ impl Identity {
     pub(crate) fn source(&self) -> Arc<dyn Current> {
         self.material.clone()
     }
+}
+
+/// For HTTP over TLS without a certificate of one's own: trusts the CAs in the file `ca`, and compares the node's
+/// certificate with the host of the URL.
+///
+/// # Errors
+/// The file is missing, or holds no certificates.
+pub fn https_client_trusting(ca: &Path) -> Result<rustls::ClientConfig, IdentityError> {
+    tls::https_client_trusting(ca)
 }
 
 impl From<Material> for Identity {

@@ -25,6 +25,17 @@ impl Peer {
         Self::of_verified(&chain)
     }
 
+    /// Of a TLS connection made with this module's configurations: its peer's certificates, which the handshake
+    /// verified. `None` if it showed none, which only [`super::ReloadingIdentity::https_server_config`] allows.
+    ///
+    /// # Errors
+    /// The certificate is of the CA but does not say name and role.
+    pub fn of_chain(
+        chain: Option<&[CertificateDer<'static>]>,
+    ) -> Result<Option<Self>, IdentityError> {
+        chain.map(|chain| Self::of_verified(chain)).transpose()
+    }
+
     /// Of a chain that a handshake verified.
     pub(crate) fn of_verified(chain: &[CertificateDer<'_>]) -> Result<Self, IdentityError> {
         let own = chain.first().ok_or(IdentityError::NoCertificate)?;

@@ -96,6 +96,15 @@ impl ReloadingIdentity {
         tls::quic_server_config(self.shared.clone())
     }
 
+    /// For HTTP over TLS, following the files: TLS 1.2 and 1.3. A client need show no certificate, but one that it shows
+    /// is verified in full. [`super::Peer::of_chain`] says who it is.
+    ///
+    /// # Errors
+    /// TLS cannot be set up; not with certificates that were loaded.
+    pub fn https_server_config(&self) -> Result<rustls::ServerConfig, IdentityError> {
+        tls::https_server_config(self.shared.clone())
+    }
+
     /// As [`Identity::quic_client_config`], of this moment: ask anew for each connection.
     pub fn quic_client_config(&self) -> quinn::ClientConfig {
         self.current().quic_client_config()

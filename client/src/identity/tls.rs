@@ -29,6 +29,9 @@ use sha2::{Digest as _, Sha256};
 use super::files::{self, CA, CERTIFICATE, KEY};
 use super::{IdentityError, Subject};
 
+/// ALPN of HTTP/1.1 (RFC 7301, section 6).
+const HTTP_1_1: &[u8] = b"http/1.1";
+
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
@@ -38,6 +41,7 @@ pub(crate) struct Material {
     pub(crate) subject: Subject,
     pub(crate) certified: Arc<CertifiedKey>,
     clients: Arc<dyn ClientCertVerifier>,
+    roots: Arc<RootCertStore>,
     pub(crate) quic_client: quinn::ClientConfig,
     /// Made of the private key, and tells nothing of it.
     pub(crate) reset_key: [u8; 32],
@@ -64,6 +68,11 @@ impl Current for Material {
 }
 
 impl Material {
+    /// For HTTP over TLS: shows our certificate.
+    pub(crate) fn https_client(&self) -> Result<rustls::ClientConfig, IdentityError> {
+        https_client_config(self.roots.clone(), Some(&self.certified))
+    }
+
     pub(crate) fn load(directory: &Path) -> Result<Self, IdentityError> {
         let place = files::resolve(directory)?;
         let chain = certificates(&place.join(CERTIFICATE))?;
@@ -117,6 +126,7 @@ impl Material {
             subject,
             certified,
             clients,
+            roots,
             quic_client,
             reset_key,
         })
@@ -201,12 +211,66 @@ pub(crate) fn quic_server_config(
     Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
 }
 
+/// For HTTP over TLS: who shows no certificate is let in, and has to say otherwise who it is.
+pub(crate) fn https_server_config(
+    source: Arc<dyn Current>,
+) -> Result<rustls::ServerConfig, IdentityError> {
+    let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
+    let mut config = configured(source, &versions, Certificates::Optional)?;
+    config.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    Ok(config)
+}
+
+/// For HTTP over TLS: trusts `roots`, compares the server's certificate with the host of the URL.
+fn https_client_config(
+    roots: Arc<RootCertStore>,
+    certified: Option<&Arc<CertifiedKey>>,
+) -> Result<rustls::ClientConfig, IdentityError> {
+    let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
+    let config = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&versions)?
+        .with_root_certificates(roots);
+    let mut config = match certified {
+        Some(certified) => {
+            let shown = SingleCertAndKey::from(certified.as_ref().clone());
+            config.with_client_cert_resolver(Arc::new(shown))
+        }
+        None => config.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// Trusts the CAs in the file `ca`, and shows no certificate.
+pub(crate) fn https_client_trusting(ca: &Path) -> Result<rustls::ClientConfig, IdentityError> {
+    https_client_config(Arc::new(root_store(ca)?), None)
+}
+
 /// Shows and trusts what `source` has when a client comes; requires a certificate.
 pub(crate) fn server_config(
     source: Arc<dyn Current>,
     versions: &[&'static SupportedProtocolVersion],
 ) -> Result<rustls::ServerConfig, IdentityError> {
-    let latest = Arc::new(Latest { source });
+    configured(source, versions, Certificates::Required)
+}
+
+/// Whether clients have to show a certificate. One that is shown is verified in full either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Certificates {
+    Required,
+    Optional,
+}
+
+fn configured(
+    source: Arc<dyn Current>,
+    versions: &[&'static SupportedProtocolVersion],
+    certificates: Certificates,
+) -> Result<rustls::ServerConfig, IdentityError> {
+    let latest = Arc::new(Latest {
+        source,
+        certificates,
+    });
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(versions)?
         .with_client_cert_verifier(latest.clone())
@@ -221,6 +285,7 @@ pub(crate) fn server_config(
 #[derive(Debug)]
 struct Latest {
     source: Arc<dyn Current>,
+    certificates: Certificates,
 }
 
 impl Latest {
@@ -236,6 +301,10 @@ impl ResolvesServerCert for Latest {
 }
 
 impl ClientCertVerifier for Latest {
+    fn client_auth_mandatory(&self) -> bool {
+        self.certificates == Certificates::Required
+    }
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -1,0 +1,142 @@
+//! What a caller of the HTTP API may ask for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::Role;
+
+/// A kind of request that a caller may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Scope {
+    /// Nodes, jobs, costs and decisions: all that changes nothing.
+    Read = 1,
+    /// Take and give back places in the queues.
+    Reserve = 2,
+    /// Set the starting estimates.
+    Operate = 4,
+}
+
+impl Scope {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Read, Self::Reserve, Self::Operate];
+
+    /// As it stands in the file of tokens.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Reserve => "reserve",
+            Self::Operate => "operate",
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// No scope is called so.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{word:?} is no scope: read, reserve or operate")]
+pub struct NoScope {
+    /// What was given.
+    pub word: String,
+}
+
+impl FromStr for Scope {
+    type Err = NoScope;
+
+    fn from_str(word: &str) -> Result<Self, NoScope> {
+        let named = Self::ALL.into_iter().find(|scope| scope.name() == word);
+        named.ok_or_else(|| NoScope {
+            word: word.to_owned(),
+        })
+    }
+}
+
+/// A set of scopes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scopes(u8);
+
+impl Scopes {
+    /// None at all.
+    pub const NONE: Self = Self(0);
+
+    /// All there are.
+    #[must_use]
+    pub fn all() -> Self {
+        Scope::ALL.into_iter().collect()
+    }
+
+    /// Whether `scope` is among them.
+    #[must_use]
+    pub const fn contains(self, scope: Scope) -> bool {
+        self.0 & scope as u8 != 0
+    }
+
+    /// What a certificate's role allows. An operator dumps nothing, so it takes no place in a queue; a node acts for
+    /// others, but does not govern.
+    #[must_use]
+    pub fn of_role(role: Role) -> Self {
+        match role {
+            Role::Node | Role::Agent => [Scope::Read, Scope::Reserve].into_iter().collect(),
+            Role::Reader => [Scope::Read].into_iter().collect(),
+            Role::Operator => [Scope::Read, Scope::Operate].into_iter().collect(),
+        }
+    }
+}
+
+impl FromIterator<Scope> for Scopes {
+    fn from_iter<I: IntoIterator<Item = Scope>>(scopes: I) -> Self {
+        Self(scopes.into_iter().fold(0, |set, scope| set | scope as u8))
+    }
+}
+
+impl fmt::Display for Scopes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut between = "";
+        for scope in Scope::ALL.into_iter().filter(|scope| self.contains(*scope)) {
+            write!(formatter, "{between}{scope}")?;
+            between = ",";
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_allow_what_the_table_says() {
+        let table = [
+            (Role::Node, "read,reserve"),
+            (Role::Agent, "read,reserve"),
+            (Role::Reader, "read"),
+            (Role::Operator, "read,operate"),
+        ];
+        assert_eq!(table.len(), Role::ALL.len());
+        for (role, scopes) in table {
+            assert_eq!(Scopes::of_role(role).to_string(), scopes, "{role}");
+        }
+        assert_eq!(Scopes::all().to_string(), "read,reserve,operate");
+        assert!(
+            Scope::ALL
+                .iter()
+                .all(|scope| !Scopes::NONE.contains(*scope))
+        );
+    }
+
+    #[test]
+    fn a_scope_has_one_name() {
+        for scope in Scope::ALL {
+            assert_eq!(scope.name().parse(), Ok(scope));
+        }
+        for word in ["", "Read", "all", "*", "read,reserve"] {
+            assert!(word.parse::<Scope>().is_err(), "{word:?}");
+        }
+    }
+}

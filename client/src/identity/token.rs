@@ -1,0 +1,131 @@
+//! Bearer tokens of the HTTP API: what a caller shows, and what the node keeps of it.
+//!
+//! The node keeps hashes alone, so whoever reads its file has no token. A token is 256 random bits, so a plain
+//! SHA-256 cannot be guessed back, and where a comparison of hashes stops tells nothing about the token.
+
+use std::fmt;
+use std::str::FromStr;
+
+use sha2::{Digest as _, Sha256};
+
+use super::{IdentityError, tls};
+
+/// What tokens begin with, so that one that got into a log or a repository is recognised.
+const PREFIX: &str = "pft-";
+
+/// Random bytes of a token.
+const SECRET_BYTES: usize = 32;
+
+/// A secret that says who calls. Shown by `Display`, not by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// A new one out of the system's random numbers.
+    ///
+    /// # Errors
+    /// The system has none.
+    pub fn fresh() -> Result<Self, IdentityError> {
+        let mut secret = [0; SECRET_BYTES];
+        let random = tls::provider().secure_random;
+        random
+            .fill(&mut secret)
+            .map_err(|_| rustls::Error::FailedToGetRandomBytes)?;
+        Ok(Self(format!("{PREFIX}{}", hex(&secret))))
+    }
+
+    /// What the node keeps of it.
+    pub fn hash(&self) -> TokenHash {
+        TokenHash::of(&self.0)
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Token {
+    /// Without the secret.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Token").finish_non_exhaustive()
+    }
+}
+
+/// SHA-256 of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    /// Of what a caller shows, whatever that is.
+    pub fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+}
+
+impl fmt::Display for TokenHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&hex(&self.0))
+    }
+}
+
+/// Not 64 hex digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the SHA-256 of a token is 64 hex digits")]
+pub struct NoHash;
+
+impl FromStr for TokenHash {
+    type Err = NoHash;
+
+    fn from_str(text: &str) -> Result<Self, NoHash> {
+        let mut hash = [0; 32];
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(NoHash);
+        }
+        for (byte, digits) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| NoHash)?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| NoHash)?;
+        }
+        Ok(Self(hash))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_differ_and_their_hashes_are_what_sha256sum_says() {
+        let (one, other) = (Token::fresh().unwrap(), Token::fresh().unwrap());
+        assert_ne!(one, other);
+        assert!(one.to_string().starts_with("pft-") && one.to_string().len() == 68);
+        assert!(!format!("{one:?}").contains(&one.to_string()[4..]));
+        assert_eq!(one.hash(), TokenHash::of(&one.to_string()));
+        // printf secret | sha256sum
+        assert_eq!(
+            TokenHash::of("secret").to_string(),
+            "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"
+        );
+    }
+
+    #[test]
+    fn a_hash_reads_as_it_was_written() {
+        let hash = TokenHash::of("secret");
+        assert_eq!(hash.to_string().parse(), Ok(hash));
+        assert_eq!(hash.to_string().to_uppercase().parse(), Ok(hash));
+        for bad in [
+            "",
+            "2bb8",
+            &"g".repeat(64),
+            &"+1".repeat(32),
+            &"é".repeat(32),
+        ] {
+            assert_eq!(bad.parse::<TokenHash>(), Err(NoHash), "{bad}");
+        }
+    }
+}

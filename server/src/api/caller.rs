@@ -1,0 +1,57 @@
+//! Who asks, and what they may ask for. `serve` finds it out and puts it into the request's extensions.
+
+use permafrost_client::identity::{ALL_NAMESPACES, Namespaces, namespace_of};
+pub use permafrost_client::identity::{NoScope, Scope, Scopes};
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// For the log and for limits: `root`, `uid 1000`, `agent c7`, `token slurm`. Two callers of one name are one.
+    pub name: String,
+    /// What they may ask for.
+    pub scopes: Scopes,
+    /// Whose jobs they may see and ask about.
+    pub namespaces: Namespaces,
+}
+
+impl Caller {
+    /// Root, or the user that the daemon runs as.
+    #[must_use]
+    pub fn local(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            scopes: Scopes::all(),
+            namespaces: every_namespace(),
+        }
+    }
+
+    /// Whether they may make requests of this kind.
+    #[must_use]
+    pub const fn may(&self, scope: Scope) -> bool {
+        self.scopes.contains(scope)
+    }
+
+    /// Whether they may see and ask about `job`.
+    #[must_use]
+    pub fn sees(&self, job: &str) -> bool {
+        self.namespaces.contains(namespace_of(job))
+    }
+}
+
+/// `*`.
+pub(super) fn every_namespace() -> Namespaces {
+    Namespaces::new([ALL_NAMESPACES]).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_sees_the_jobs_of_its_namespaces() {
+        let mut caller = Caller::local("root");
+        assert!(caller.sees("train") && caller.sees("team-a/train"));
+        caller.namespaces = Namespaces::new(["team-a"]).unwrap();
+        assert!(caller.sees("team-a/train") && !caller.sees("train") && !caller.sees("team-b/x"));
+    }
+}
