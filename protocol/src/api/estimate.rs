@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::batch::{self, MOST};
 use super::cost::{Copies, Cost, Detail, Mechanism};
 use super::task::{Swap, Task};
 use super::text::Text;
@@ -12,15 +13,25 @@ use super::text::Text;
 #[serde(deny_unknown_fields)]
 pub struct Estimate<'a> {
     /// Tasks.
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub tasks: Vec<Task<'a>>,
     /// Mechanisms; all if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "batch::if_any::<7, _, _>",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(max_items = 7)]
     pub mechanisms: Option<Vec<Mechanism>>,
     /// Nodes that would take the dumps; if left out, each task's own.
-    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<String>>)]
+    #[serde(
+        default,
+        borrow,
+        deserialize_with = "batch::if_any::<MOST, _, _>",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<Vec<String>>, max_items = 10000)]
     pub nodes: Option<Vec<Text<'a>>>,
     /// Where a dump has to be.
     #[serde(default)]
@@ -29,7 +40,13 @@ pub struct Estimate<'a> {
     #[serde(default)]
     pub detail: Detail,
     /// Machines on which tasks could be suspended in memory.
-    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        borrow,
+        deserialize_with = "batch::at_most::<MOST, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schema(max_items = 10000)]
     pub swaps: Vec<Swap<'a>>,
 }
 

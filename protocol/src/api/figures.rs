@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::batch;
 use super::quantity::{Bytes, BytesPerSecond, Seconds};
 
 /// What a benchmark has measured of the node that is asked. What is left out stays as it is.
@@ -12,11 +13,17 @@ use super::quantity::{Bytes, BytesPerSecond, Seconds};
 #[serde(deny_unknown_fields, default)]
 pub struct StartFigures {
     /// Bandwidth of dumps, by their size.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "batch::at_most::<16, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     #[schema(max_items = 16)]
     pub write: Vec<StartRate>,
     /// Bandwidth of restores, by their size.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "batch::at_most::<16, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     #[schema(max_items = 16)]
     pub read: Vec<StartRate>,
     /// What a dump takes whatever its size.

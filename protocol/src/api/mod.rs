@@ -7,6 +7,7 @@
 //! Texts of batches are borrowed from the body where they can be, as there may be thousands: whoever reads an answer
 //! keeps its body.
 
+pub mod batch;
 pub mod cost;
 pub mod estimate;
 pub mod events;

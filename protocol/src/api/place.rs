@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::batch::{self, MOST};
 use super::figure::Figure;
 use super::quantity::Bytes;
 use super::text::Text;
@@ -12,7 +13,7 @@ use super::text::Text;
 #[serde(deny_unknown_fields)]
 pub struct Place<'a> {
     /// At most 10,000. Each is answered as if it were alone.
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub placements: Vec<Placement<'a>>,
 }
@@ -43,11 +44,21 @@ pub struct Placement<'a> {
     #[schema(value_type = Option<String>)]
     pub local: Option<Text<'a>>,
     /// Nodes that have a copy already.
-    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        borrow,
+        deserialize_with = "batch::at_most::<100, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     #[schema(value_type = Vec<String>, max_items = 100)]
     pub holders: Vec<Text<'a>>,
     /// Nodes that must not be chosen.
-    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        borrow,
+        deserialize_with = "batch::at_most::<100, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     #[schema(value_type = Vec<String>, max_items = 100)]
     pub without: Vec<Text<'a>>,
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::batch::{self, MOST};
 use super::cost::{By, Copies, Cost, Detail, Mechanism};
 use super::quantity::{Seconds, Weight};
 use super::task::{Resources, Swap, Task};
@@ -16,7 +17,7 @@ pub struct Preempt<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<Resources>,
     /// Tasks that may be preempted; at most 10,000. Whoever needs the resources on one node names the tasks of that node.
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub candidates: Vec<Task<'a>>,
     /// Where a dump has to be.
@@ -40,7 +41,13 @@ pub struct Preempt<'a> {
     #[serde(default)]
     pub detail: Detail,
     /// Machines on which tasks could be suspended in memory.
-    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        borrow,
+        deserialize_with = "batch::at_most::<MOST, _, _>",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schema(max_items = 10000)]
     pub swaps: Vec<Swap<'a>>,
 }
 

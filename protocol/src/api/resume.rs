@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::batch::{self, MOST};
 use super::cost::{Cost, Detail};
 use super::quantity::{Bytes, BytesPerSecond};
 use super::text::Text;
@@ -12,12 +13,17 @@ use super::text::Text;
 #[serde(deny_unknown_fields)]
 pub struct Resume<'a> {
     /// `JOB@GENERATION`, or `JOB` for its newest; at most 10,000.
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(value_type = Vec<String>, max_items = 10000)]
     pub checkpoints: Vec<Text<'a>>,
     /// Nodes to rank. If left out: those that hold a copy, and the quickest of the others.
-    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<String>>)]
+    #[serde(
+        default,
+        borrow,
+        deserialize_with = "batch::if_any::<MOST, _, _>",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<Vec<String>>, max_items = 10000)]
     pub nodes: Option<Vec<Text<'a>>>,
     /// What goes before all costs.
     #[serde(default)]
