@@ -170,6 +170,9 @@ pub enum Missing {
         /// How old it might be.
         limit: Seconds,
     },
+    /// The node does not report any more: what it said last does not hold.
+    #[error("the node is not there")]
+    NodeGone,
     /// What was reported last cannot be true.
     #[error("the last {refused} reports of the {what} cannot be true")]
     NotBelieved {

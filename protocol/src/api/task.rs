@@ -36,10 +36,11 @@ pub struct Task<'a> {
     /// Memory that it dirties, bytes a second. Needed for a pre-copied dump only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_per_s: Option<BytesPerSecond>,
-    /// Size of a full dump of it, bytes, if better known than by what the store predicts.
+    /// Bytes that a full dump of it moves, if better known than by what the store predicts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_bytes: Option<Bytes>,
-    /// Size of an incremental dump of it, bytes, if better known than by what the store predicts.
+    /// Bytes that an incremental dump of it moves, if better known than by what the store predicts: its dirty pages where
+    /// the kernel counts them, else nearly all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental_bytes: Option<Bytes>,
     /// Work it has done since its start, seconds: what a kill loses.

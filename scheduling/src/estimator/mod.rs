@@ -474,6 +474,12 @@ impl SizedRates {
         Self(self.0.map(change))
     }
 
+    /// Each size class: where it ends (none for the largest), and its bandwidth.
+    pub fn classes(&self) -> impl Iterator<Item = (Option<Bytes>, Figure<BytesPerSecond>)> {
+        let ends = CLASS_ENDS.into_iter().map(|end| Some(Bytes::new(end)));
+        ends.chain([None]).zip(self.0)
+    }
+
     /// For a long row of transfers: what empties a queue.
     #[must_use]
     pub const fn sustained(&self) -> Figure<BytesPerSecond> {

@@ -5,7 +5,7 @@
 //! copies; a rack without one; then how soon the copy would be there. Nodes are kept by class and zone in trees that
 //! find the quickest without looking at all.
 
-mod tree;
+pub(crate) mod tree;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -14,13 +14,13 @@ use crate::quantity::{Bytes, Seconds};
 
 /// One node's line.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Line {
-    pub(super) node: NodeId,
+pub(crate) struct Line {
+    pub(crate) node: NodeId,
     /// Time before the first byte, seconds.
-    pub(super) start: f64,
+    pub(crate) start: f64,
     /// Seconds a byte.
-    pub(super) per_byte: f64,
-    pub(super) free: Bytes,
+    pub(crate) per_byte: f64,
+    pub(crate) free: Bytes,
 }
 
 /// What holds for all lines below.
@@ -63,7 +63,7 @@ impl Bound {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     /// A power of two of them, or none.
     leaves: Vec<Option<Line>>,
     /// Place 1 is the root, those below place n are 2n and 2n + 1; the leaves' bounds are the second half.
@@ -75,12 +75,12 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
     /// Puts a line in, in place of the node's old one. O(log n), on the average over many.
-    pub(super) fn put(&mut self, line: Line) {
+    pub(crate) fn put(&mut self, line: Line) {
         self.changes += 1;
         if self.changes > 16 + self.len() / 2 {
             self.remove(line.node);
@@ -97,7 +97,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn remove(&mut self, node: NodeId) {
+    pub(crate) fn remove(&mut self, node: NodeId) {
         if let Some(slot) = self.slots.remove(&node) {
             self.set(slot, None);
             self.vacant.push(slot);
@@ -153,14 +153,14 @@ impl Tree {
     }
 
     /// Time of one node; none without room there.
-    pub(super) fn time(&self, node: NodeId, size: Bytes) -> Option<Seconds> {
+    pub(crate) fn time(&self, node: NodeId, size: Bytes) -> Option<Seconds> {
         let slot = self.slots.get(&node)?;
         let line = self.leaves.get(*slot)?;
         Bound::of(line.as_ref()).time(size)
     }
 
     /// Nodes with room for `size`, the quickest first. Of equals any may be first.
-    pub(super) fn quickest(&self, size: Bytes) -> Quickest<'_> {
+    pub(crate) fn quickest(&self, size: Bytes) -> Quickest<'_> {
         let mut quickest = Quickest {
             tree: self,
             size,
@@ -195,14 +195,14 @@ fn spread(lines: &mut [Line], slots: &mut [Option<Line>], by_start: bool) {
 }
 
 /// Iterates over nodes and their times, the least first.
-pub(super) struct Quickest<'a> {
+pub(crate) struct Quickest<'a> {
     tree: &'a Tree,
     size: Bytes,
     /// Bounds and places. Of equal ones the higher place, which is a leaf sooner: nodes that are all alike are not all
     /// looked at.
     heap: BinaryHeap<(Reverse<Seconds>, usize)>,
     /// Places looked at.
-    pub(super) visited: usize,
+    pub(crate) visited: usize,
 }
 
 impl Quickest<'_> {

@@ -2,9 +2,11 @@
 
 mod algorithm;
 mod rank;
+mod readers;
 
 pub use algorithm::{
     PreemptedTask, Preference, PreviousCheckpoint, Resumption, algorithm_2, overhead_local,
     overhead_remote,
 };
 pub use rank::{Offer, Ranked, Ranking, rank};
+pub use readers::Readers;
