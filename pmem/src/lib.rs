@@ -54,7 +54,8 @@ pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, Run, RunKind, Runs};
 pub use medium::sim;
 pub use medium::{
-    Guarantee, Medium, MediumKind, OpenOptions, create_medium_in_memory, open_medium,
+    Emulation, Guarantee, Medium, MediumKind, NoDevice, OpenOptions, create_medium_in_memory,
+    emulate, open_medium,
 };
 pub use recover::RecoveryReport;
 pub use region::{FormatOptions, Region, Usage};

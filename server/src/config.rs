@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use permafrost_pmem::Emulation;
+
 use crate::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
 use crate::repair::Limits;
 use crate::replication::Durability;
@@ -23,6 +25,8 @@ pub struct Config {
     /// Refuse to start on anything but a DAX mapping with MAP_SYNC. Default off: a plain file will do, and
     /// `permafrost status` says what it guarantees.
     pub require_dax: bool,
+    /// A slower device to be emulated on the region's medium, for benches: `permafrost status` says so. Default none.
+    pub emulate: Option<Emulation>,
     /// Sockets are made here, 0600 in a directory of 0700. Default `/run/permafrost`.
     pub run_dir: PathBuf,
     /// The well-known page-server port; port 0 takes any. Anyone who reaches it can store pages, so it is on the
@@ -80,6 +84,7 @@ impl Default for Config {
             region: None,
             region_size_bytes: None,
             require_dax: false,
+            emulate: None,
             run_dir: PathBuf::from("/run/permafrost"),
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 7117))),
             retention: Retention::default(),

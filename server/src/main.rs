@@ -12,6 +12,7 @@ use clap::Parser;
 use permafrost_client::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
 };
+use permafrost_pmem::Emulation;
 use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_server::config::{ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
@@ -45,6 +46,11 @@ struct Args {
     /// Refuse to start unless the region is mapped by DAX with MAP_SYNC.
     #[arg(long)]
     require_dax: bool,
+    /// Slow the region's medium down to another device, to see what dumps would take on it: hdd, ssd or nvm as in Li et
+    /// al. (Middleware '15, Table 3), or WRITE:READ:LATENCY[:cached], such as 120M:140M:8ms:cached: bytes a second in
+    /// units of 1000, `cached` behind a page cache. `permafrost status` says "emulated".
+    #[arg(long, value_name = "DEVICE", value_parser = str::parse::<Emulation>)]
+    emulate_medium: Option<Emulation>,
     /// Directory of the sockets.
     #[arg(long, value_name = "DIR", default_value = "/run/permafrost")]
     run_dir: PathBuf,
@@ -204,6 +210,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         region: args.region.map(absolute).transpose()?,
         region_size_bytes: args.region_size,
         require_dax: args.require_dax,
+        emulate: args.emulate_medium,
         run_dir: args.run_dir,
         listen: args.listen.0,
         retention: Retention {

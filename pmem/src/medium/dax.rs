@@ -83,6 +83,7 @@ impl Dax {
                     dax_without_sync: false,
                     volatile: false,
                     instruction: Some(instruction.name()),
+                    emulated: None,
                 },
                 _file: file,
             }),

@@ -1,9 +1,11 @@
 //! Media: memory that is read, written, flushed and fenced.
 //!
 //! Three of them: a DAX mapping, where a flush is a few CPU instructions; a plain file, where it is
-//! `msync`; and the crash simulator. Regions know no other way to touch storage.
+//! `msync`; and the crash simulator. Each can be slowed down to another device. Regions know no other way to touch
+//! storage.
 
 mod dax;
+mod emulated;
 mod file;
 mod open;
 mod populate;
@@ -14,6 +16,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+pub use emulated::{Emulation, NoDevice, emulate};
 pub use open::{OpenOptions, create_medium_in_memory, open_medium};
 
 /// Which medium.
@@ -41,10 +44,15 @@ pub struct Guarantee {
     pub volatile: bool,
     /// Write-back instruction of a DAX mapping.
     pub instruction: Option<&'static str>,
+    /// The device whose speed is emulated on it.
+    pub emulated: Option<Emulation>,
 }
 
 impl fmt::Display for Guarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(device) = &self.emulated {
+            write!(f, "{device} over ")?;
+        }
         match self.kind {
             MediumKind::Dax => {
                 f.write_str("DAX, MAP_SYNC: durable after flush and fence")?;

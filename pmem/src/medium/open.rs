@@ -130,6 +130,7 @@ pub fn open_medium(
                 dax_without_sync: has_dax_attribute(&file),
                 volatile,
                 instruction: None,
+                emulated: None,
             };
             let mapped =
                 MappedFile::map(file, wanted, guarantee).map_err(io_error("map region"))?;
@@ -165,6 +166,7 @@ pub fn create_medium_in_memory(capacity_bytes: u64) -> Result<Arc<dyn Medium>, M
         dax_without_sync: false,
         volatile: true,
         instruction: None,
+        emulated: None,
     };
     let mapped =
         MappedFile::map(file, capacity_bytes, guarantee).map_err(io_error("map region"))?;

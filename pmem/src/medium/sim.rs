@@ -111,6 +111,7 @@ impl SimMedium {
                 dax_without_sync: false,
                 volatile: true,
                 instruction: None,
+                emulated: None,
             },
             state: Mutex::default(),
         }

@@ -8,7 +8,8 @@ use permafrost_client::host::HostError;
 use permafrost_client::identity::IdentityError;
 use permafrost_client::peer::PeerError;
 use permafrost_pmem::{
-    FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, Region, open_medium,
+    FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, Region, emulate,
+    open_medium,
 };
 
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
@@ -149,6 +150,10 @@ fn open_region(
         path: path.to_owned(),
         source,
     })?;
+    let medium = match &config.emulate {
+        Some(device) => emulate(medium, device.clone()),
+        None => medium,
+    };
     let guarantee = medium.guarantee().clone();
     tracing::info!(path = %path.display(), %guarantee, "region mapped");
     let region_error = |source| StartError::Region {

@@ -1,0 +1,419 @@
+//! A slower device than there is: bandwidth each way and a latency, around any other medium.
+//!
+//! What it promises is what the medium below promises; only the time differs, and that is the longer of the two
+//! devices'. It models:
+//!
+//! - **Writing.** A flush hands its range to the device, which works it off at `write_bytes_per_s` while the caller goes
+//!   on; with [`QUEUE`] of work in front of it a flush waits, as a full request queue does. A fence waits for all of it,
+//!   and `latency` once.
+//! - **Reading.** What is read or lent comes at `read_bytes_per_s`; a read that does not begin where the last one ended
+//!   waits `latency` first.
+//! - **The page cache**, where the device would be behind one (`cached`): what was written or read since the medium was
+//!   opened is read for nothing. A mapped file on a disk is so as long as memory lasts; mapped NVM is not.
+//!
+//! Not modelled: reads and writes in each other's way, a write's place on the device.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Guarantee, Medium};
+use crate::PAGE_BYTES;
+use crate::convert::{to_u64, to_usize};
+
+/// Work that a device may have before it, beyond which a flush waits.
+const QUEUE: Duration = Duration::from_millis(100);
+/// Idle time that is made up for: sleeping ends late by up to a scheduler's tick, and without this every wait would make
+/// the device slower than it is said to be. So it is off by no more than this over any stretch of time.
+const CREDIT: Duration = Duration::from_millis(5);
+/// A read waits once this much is due: to sleep for less costs more than it is worth.
+const GRAIN: Duration = Duration::from_micros(200);
+
+/// A device to be emulated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emulation {
+    /// `hdd`, `ssd`, `nvm`, or `device` for given numbers.
+    pub name: Cow<'static, str>,
+    /// Bytes a second to the device.
+    pub write_bytes_per_s: NonZeroU64,
+    /// Bytes a second from it.
+    pub read_bytes_per_s: NonZeroU64,
+    /// What each fence, and each read that does not go on where the last one ended, waits for.
+    pub latency: Duration,
+    /// Whether it is behind a page cache.
+    pub cached: bool,
+}
+
+impl Emulation {
+    /// The devices of Li et al., Middleware '15, by name: `hdd`, `ssd`, `nvm`.
+    ///
+    /// Derived from Table 3, the first checkpoint of a program of 5 GB (taken as 5 × 10^9 bytes): 169.18 s on the hard
+    /// disk, 43.73 s on the SSD (OCZ Deneva 2), 2.92 s on PMFS, which are 29.55, 114.34 and 1712.33 MB/s. That is what a
+    /// checkpoint got of the device, file system and CRIU included, and not what its data sheet says. The text gives no
+    /// figure for reading alone, and no latency: reading is taken to be as fast as writing, and the latency as none.
+    /// The disks are behind the page cache, PMFS is mapped.
+    #[must_use]
+    pub fn preset(name: &str) -> Option<Self> {
+        const CHECKPOINT_BYTES: u64 = 5_000_000_000;
+        let (name, took_ms, cached) = match name {
+            "hdd" => ("hdd", 169_180, true),
+            "ssd" => ("ssd", 43_730, true),
+            "nvm" => ("nvm", 2_920, false),
+            _ => return None,
+        };
+        let rate = NonZeroU64::new(CHECKPOINT_BYTES * 1000 / took_ms)?;
+        Some(Self {
+            name: Cow::Borrowed(name),
+            write_bytes_per_s: rate,
+            read_bytes_per_s: rate,
+            latency: Duration::ZERO,
+            cached,
+        })
+    }
+}
+
+impl fmt::Display for Emulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = |rate: NonZeroU64| {
+            let tenths = (rate.get() + 50_000) / 100_000;
+            format!("{}.{} MB/s", tenths / 10, tenths % 10)
+        };
+        write!(
+            f,
+            "emulated {} ({} write, {} read",
+            self.name,
+            tenths(self.write_bytes_per_s),
+            tenths(self.read_bytes_per_s)
+        )?;
+        if !self.latency.is_zero() {
+            write!(f, ", latency {:?}", self.latency)?;
+        }
+        f.write_str(if self.cached {
+            ", behind a page cache)"
+        } else {
+            ")"
+        })
+    }
+}
+
+/// Not a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is no device: say hdd, ssd, nvm or WRITE:READ:LATENCY[:cached], such as 120M:140M:8ms:cached (bytes a second in units of 1000)"
+)]
+pub struct NoDevice {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for Emulation {
+    type Err = NoDevice;
+
+    fn from_str(text: &str) -> Result<Self, NoDevice> {
+        let none = || NoDevice {
+            text: text.to_owned(),
+        };
+        if let Some(preset) = Self::preset(text) {
+            return Ok(preset);
+        }
+        let mut parts = text.split(':');
+        let mut next = || parts.next().ok_or_else(none);
+        let write_bytes_per_s = parse_rate(next()?).ok_or_else(none)?;
+        let read_bytes_per_s = parse_rate(next()?).ok_or_else(none)?;
+        let latency = parse_latency(next()?).ok_or_else(none)?;
+        let cached = match (parts.next(), parts.next()) {
+            (None, _) => false,
+            (Some("cached"), None) => true,
+            _ => return Err(none()),
+        };
+        Ok(Self {
+            name: Cow::Borrowed("device"),
+            write_bytes_per_s,
+            read_bytes_per_s,
+            latency,
+            cached,
+        })
+    }
+}
+
+/// `120M`, `1.7G`, `500000`: in units of 1000, as data sheets have them; at most 1 PB/s.
+fn parse_rate(text: &str) -> Option<NonZeroU64> {
+    let (number, unit) = match text.as_bytes().last()? {
+        b'k' | b'K' => (&text[..text.len() - 1], 1_000),
+        b'm' | b'M' => (&text[..text.len() - 1], 1_000_000),
+        b'g' | b'G' => (&text[..text.len() - 1], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || fraction.len() > 3 || !digits(whole) || !digits(fraction) {
+        return None;
+    }
+    // In thousandths.
+    let thousandths: u64 = format!("{whole}{fraction:0<3}").parse().ok()?;
+    let rate = thousandths.checked_mul(unit)? / 1000;
+    NonZeroU64::new(rate).filter(|rate| rate.get() <= 1_000_000_000_000_000)
+}
+
+/// `0`, `8ms`, `90us`, `1s`; at most a minute.
+fn parse_latency(text: &str) -> Option<Duration> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = text.split_at(unit_at.unwrap_or(text.len()));
+    let number: u64 = number.parse().ok()?;
+    let latency = match unit {
+        "s" => Duration::from_secs(number),
+        "ms" => Duration::from_millis(number),
+        "us" | "µs" => Duration::from_micros(number),
+        "ns" => Duration::from_nanos(number),
+        "" if number == 0 => Duration::ZERO,
+        _ => return None,
+    };
+    (latency <= Duration::from_secs(60)).then_some(latency)
+}
+
+/// Time, and waiting for it. A test brings its own.
+pub(super) trait Clock: Send + Sync {
+    /// Since any fixed moment.
+    fn now(&self) -> Duration;
+    /// Returns at `moment` or later.
+    fn wait_until(&self, moment: Duration);
+}
+
+/// The machine's.
+struct Monotonic(Instant);
+
+impl Clock for Monotonic {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn wait_until(&self, moment: Duration) {
+        if let Some(left) = moment.checked_sub(self.0.elapsed()) {
+            std::thread::sleep(left);
+        }
+    }
+}
+
+/// One direction of a device: when it will have done what it was given.
+#[derive(Debug, Default)]
+struct Throttle {
+    done_at: Duration,
+    /// Byte-nanoseconds that did not make a whole nanosecond yet, so that many small accesses are no faster than a large
+    /// one.
+    carry: u128,
+    /// Where an access goes on from the last one.
+    next: u64,
+    /// Something was handed over that no fence has waited for.
+    unfenced: bool,
+}
+
+impl Throttle {
+    /// Gives it `bytes` more, at `bytes_per_s`, after `latency`. When it will be done.
+    fn give(
+        &mut self,
+        now: Duration,
+        bytes: u64,
+        bytes_per_s: NonZeroU64,
+        latency: Duration,
+    ) -> Duration {
+        let start = self.done_at.max(now.saturating_sub(CREDIT));
+        let rate = u128::from(bytes_per_s.get());
+        let work = u128::from(bytes) * 1_000_000_000 + self.carry;
+        self.carry = work % rate;
+        let takes = Duration::from_nanos(u64::try_from(work / rate).unwrap_or(u64::MAX));
+        self.done_at = start.saturating_add(takes).saturating_add(latency);
+        self.done_at
+    }
+}
+
+/// Which pages are in the page cache, a bit each.
+struct Cached(Vec<AtomicU64>);
+
+impl Cached {
+    fn new(capacity_bytes: u64) -> Self {
+        let words = capacity_bytes.div_ceil(PAGE_BYTES * 64);
+        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Puts the pages of a range in; how many were not.
+    fn insert(&self, at: u64, len_bytes: u64) -> u64 {
+        let pages = at / PAGE_BYTES..at.saturating_add(len_bytes).div_ceil(PAGE_BYTES);
+        let absent = pages.filter(|page| {
+            let bit = 1 << (page % 64);
+            self.0
+                .get(to_usize(page / 64))
+                .is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+        });
+        to_u64(absent.count())
+    }
+}
+
+/// The slower device.
+pub(super) struct Emulated {
+    below: Arc<dyn Medium>,
+    device: Emulation,
+    guarantee: Guarantee,
+    clock: Box<dyn Clock>,
+    cached: Option<Cached>,
+    writing: Mutex<Throttle>,
+    reading: Mutex<Throttle>,
+}
+
+impl Emulated {
+    fn new(below: Arc<dyn Medium>, device: Emulation, clock: Box<dyn Clock>) -> Self {
+        let guarantee = Guarantee {
+            emulated: Some(device.clone()),
+            ..below.guarantee().clone()
+        };
+        Self {
+            cached: device.cached.then(|| Cached::new(below.capacity_bytes())),
+            below,
+            device,
+            guarantee,
+            clock,
+            writing: Mutex::default(),
+            reading: Mutex::default(),
+        }
+    }
+
+    /// Waits for a read of a range, after it was found to be one.
+    fn charge_read(&self, at: u64, len: usize) {
+        let mut bytes = to_u64(len);
+        if let Some(cached) = &self.cached {
+            bytes = cached.insert(at, bytes) * PAGE_BYTES;
+        }
+        if bytes == 0 {
+            return;
+        }
+        let now = self.clock.now();
+        let done = {
+            let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+            let latency = if reading.next == at {
+                Duration::ZERO
+            } else {
+                self.device.latency
+            };
+            reading.next = at.saturating_add(to_u64(len));
+            reading.give(now, bytes, self.device.read_bytes_per_s, latency)
+        };
+        if done.saturating_sub(now) >= GRAIN {
+            self.clock.wait_until(done);
+        }
+    }
+
+    /// Hands a range to the device, and waits if it has too much to do.
+    fn charge_flush(&self, len_bytes: u64) {
+        if len_bytes == 0 {
+            return;
+        }
+        let done = {
+            let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            writing.unfenced = true;
+            writing.give(
+                self.clock.now(),
+                len_bytes,
+                self.device.write_bytes_per_s,
+                Duration::ZERO,
+            )
+        };
+        let start = done.saturating_sub(QUEUE);
+        if start > self.clock.now() {
+            self.clock.wait_until(start);
+        }
+    }
+
+    fn mark_written(&self, at: u64, len: usize) {
+        if let Some(cached) = &self.cached {
+            cached.insert(at, to_u64(len));
+        }
+    }
+}
+
+impl Medium for Emulated {
+    fn capacity_bytes(&self) -> u64 {
+        self.below.capacity_bytes()
+    }
+
+    fn guarantee(&self) -> &Guarantee {
+        &self.guarantee
+    }
+
+    // No `file`: what is spliced out of it would pass by.
+
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.below.read(at, into)?;
+        self.charge_read(at, into.len());
+        Ok(())
+    }
+
+    unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]> {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { self.below.bytes(at, len) }?;
+        self.charge_read(at, len);
+        Ok(bytes)
+    }
+
+    unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.below.write(at, from) }?;
+        self.mark_written(at, from.len());
+        Ok(())
+    }
+
+    unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.below.write_streaming(at, from) }?;
+        self.mark_written(at, from.len());
+        Ok(())
+    }
+
+    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.below.flush(at, len_bytes)?;
+        self.charge_flush(len_bytes);
+        Ok(())
+    }
+
+    fn flush_streamed(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.below.flush_streamed(at, len_bytes)?;
+        self.charge_flush(len_bytes);
+        Ok(())
+    }
+
+    fn fence(&self) -> io::Result<()> {
+        self.below.fence()?;
+        let done = {
+            let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            if std::mem::take(&mut writing.unfenced) {
+                let latency = self.device.latency;
+                writing.give(self.clock.now(), 0, self.device.write_bytes_per_s, latency)
+            } else {
+                // Another thread's fence may be waiting for what this thread flushed.
+                writing.done_at
+            }
+        };
+        if done > self.clock.now() {
+            self.clock.wait_until(done);
+        }
+        Ok(())
+    }
+}
+
+/// Slows `medium` down to `device`. Where it is the slower one already, it stays so.
+///
+/// Pages cannot be spliced out of what is returned, and are copied: that, too, costs time.
+#[must_use]
+pub fn emulate(medium: Arc<dyn Medium>, device: Emulation) -> Arc<dyn Medium> {
+    Arc::new(Emulated::new(
+        medium,
+        device,
+        Box::new(Monotonic(Instant::now())),
+    ))
+}
+
+#[cfg(test)]
+mod tests;
