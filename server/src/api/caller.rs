@@ -1,6 +1,6 @@
 //! Who asks, and what they may ask for. `serve` finds it out and puts it into the request's extensions.
 
-use permafrost_client::identity::{ALL_NAMESPACES, Namespaces, namespace_of};
+use permafrost_client::identity::{ALL_NAMESPACES, Namespaces, Peer, Role, namespace_of};
 pub use permafrost_client::identity::{NoScope, Scope, Scopes};
 
 /// Who asks.
@@ -22,6 +22,19 @@ impl Caller {
             name: name.into(),
             scopes: Scopes::all(),
             namespaces: every_namespace(),
+        }
+    }
+
+    /// Who showed a certificate that was verified. A node holds everybody's copies and acts for others, so it sees all.
+    #[must_use]
+    pub fn certified(peer: &Peer) -> Self {
+        Self {
+            name: format!("{} {}", peer.role(), peer.name()),
+            scopes: Scopes::of_role(peer.role()),
+            namespaces: match peer.role() {
+                Role::Node => every_namespace(),
+                _ => peer.namespaces().clone(),
+            },
         }
     }
 

@@ -1,0 +1,306 @@
+//! One request, from its head to the router and back: who asks, how often, and with how large a body.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
+use hyper::service::Service as _;
+use hyper::{Request, Response};
+use hyper_util::service::TowerToHyperService;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
+
+use super::Limits;
+use super::buckets::Buckets;
+use super::refusal::Refusal;
+use super::tokens::Tokens;
+use crate::api::caller::Caller;
+
+/// Named in the log and in the answer, so that one is found by the other.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest id that is taken from a caller, bytes.
+const MAX_ID_BYTES: usize = 128;
+
+/// Bodies are counted in these: a semaphore counts to 2^32.
+const BODY_UNIT_BYTES: usize = 1 << 10;
+
+/// Most that is read of a body that was refused, in bodies of the largest size allowed. Who is still sending when the
+/// connection ends loses the answer (RFC 9112, section 9.6).
+const DRAINED: usize = 4;
+
+/// The same of who is not let in, bytes.
+const DRAINED_OF_STRANGERS: usize = 256 << 10;
+
+/// What all connections share.
+pub(super) struct Shared {
+    pub(super) router: TowerToHyperService<Router>,
+    pub(super) limits: Limits,
+    pub(super) tokens: Option<Tokens>,
+    pub(super) buckets: Buckets,
+    /// Room for bodies, in units.
+    pub(super) bodies: Semaphore,
+    /// True once the server is to stop.
+    pub(super) stop: watch::Receiver<bool>,
+    /// What ids of requests begin with, so that those of two runs differ.
+    pub(super) run: String,
+    pub(super) requests: AtomicU64,
+}
+
+/// Who is at the other end of a connection, before a request says more.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    /// By the socket's credentials.
+    Local(Arc<Caller>),
+    /// From elsewhere, perhaps with a certificate.
+    Remote(Option<Arc<Caller>>),
+}
+
+/// One connection.
+pub(super) struct Conversation {
+    pub(super) shared: Arc<Shared>,
+    pub(super) known: Known,
+    /// Told when somebody known has asked something.
+    pub(super) introduced: Notify,
+    /// There are too many: nobody is answered.
+    pub(super) crowded: bool,
+}
+
+impl Conversation {
+    pub(super) async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Infallible> {
+        let begun = Instant::now();
+        let id = self.id(&request);
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let name;
+        let mut response = match self.admit(&request) {
+            Ok(caller) => {
+                name = Some(caller.name.clone());
+                self.introduced.notify_one();
+                self.pass(request, caller).await
+            }
+            Err((caller, refusal)) => {
+                name = caller.map(|caller| caller.name.clone());
+                if !request.headers().contains_key(EXPECT) {
+                    self.drain(request.into_body(), DRAINED_OF_STRANGERS).await;
+                }
+                refusal.response()
+            }
+        };
+        tracing::debug!(
+            request = id.to_str().unwrap_or_default(),
+            %method,
+            path,
+            status = response.status().as_u16(),
+            us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+            caller = name.as_deref().unwrap_or("nobody"),
+            "request"
+        );
+        response.headers_mut().insert(REQUEST_ID, id);
+        Ok(self.ending(response))
+    }
+
+    /// The caller's own, if it is one that fits a log, or a new one.
+    fn id<B>(&self, request: &Request<B>) -> HeaderValue {
+        let given = request.headers().get(REQUEST_ID);
+        let plain = |id: &&HeaderValue| {
+            (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+        };
+        given.filter(plain).cloned().unwrap_or_else(|| {
+            let number = self.shared.requests.fetch_add(1, Ordering::Relaxed);
+            HeaderValue::try_from(format!("{}-{number}", self.shared.run))
+                .unwrap_or(HeaderValue::from_static("-"))
+        })
+    }
+
+    /// Who asks, if they may ask now.
+    fn admit<B>(
+        &self,
+        request: &Request<B>,
+    ) -> Result<Arc<Caller>, (Option<Arc<Caller>>, Refusal)> {
+        if self.crowded {
+            let limit = self.shared.limits.connections;
+            return Err((None, Refusal::Crowded { limit }));
+        }
+        let certified = match &self.known {
+            // Whoever is at the socket may do everything, and is not counted.
+            Known::Local(caller) => return Ok(Arc::clone(caller)),
+            Known::Remote(certified) => certified,
+        };
+        let caller = match (request.headers().get(AUTHORIZATION), certified) {
+            // What was said for this request goes before who made the connection.
+            (Some(shown), _) => self.token(shown).ok_or((None, Refusal::BadToken))?,
+            (None, Some(caller)) => Arc::clone(caller),
+            (None, None) => return Err((None, Refusal::Nameless)),
+        };
+        match self.shared.buckets.take(&caller.name, Instant::now()) {
+            Ok(()) => Ok(caller),
+            Err(again_in) => {
+                self.introduced.notify_one();
+                Err((Some(caller), Refusal::TooOften { again_in }))
+            }
+        }
+    }
+
+    /// Whose token stands in the header (RFC 6750, section 2.1; the scheme's case does not matter, RFC 9110, 11.1).
+    fn token(&self, shown: &HeaderValue) -> Option<Arc<Caller>> {
+        let (scheme, token) = shown.to_str().ok()?.split_once(' ')?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        self.shared.tokens.as_ref()?.caller(token.trim())
+    }
+
+    /// Reads the body, and lets the router answer.
+    async fn pass(&self, request: Request<Incoming>, caller: Arc<Caller>) -> Response<Body> {
+        let limits = &self.shared.limits;
+        let (mut head, body) = request.into_parts();
+        let declared = head.headers.get(CONTENT_LENGTH);
+        let declared = declared.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        let too_large = Refusal::TooLarge {
+            limit_bytes: limits.body_bytes,
+        };
+        if declared.is_some_and(|length| length > as_u64(limits.body_bytes)) {
+            // Who waits for leave to send is not sending.
+            if !head.headers.contains_key(EXPECT) {
+                let most_bytes = limits.body_bytes.saturating_mul(DRAINED);
+                self.drain(body, most_bytes).await;
+            }
+            return too_large.response();
+        }
+        let (body, _room) = match tokio::time::timeout(limits.body, self.collect(body)).await {
+            Ok(Ok(collected)) => collected,
+            Ok(Err(refusal)) => return refusal.response(),
+            Err(_) => return Refusal::SlowBody { limit: limits.body }.response(),
+        };
+        head.extensions.insert(caller.as_ref().clone());
+        let request = Request::from_parts(head, Body::from(body));
+        let answered = self.shared.router.call(request);
+        match tokio::time::timeout(limits.request, answered).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(never)) => match never {},
+            Err(_) => {
+                let limit = limits.request;
+                Refusal::SlowAnswer { limit }.response()
+            }
+        }
+    }
+
+    /// All of a body, with the room that it takes. Waits while others take all of it.
+    async fn collect(
+        &self,
+        mut body: Incoming,
+    ) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Refusal> {
+        if body.is_end_stream() {
+            return Ok((Bytes::new(), None));
+        }
+        let limit_bytes = self.shared.limits.body_bytes;
+        let upper = body.size_hint().upper();
+        let most = upper.map_or(limit_bytes, |upper| {
+            usize::try_from(upper).unwrap_or(limit_bytes)
+        });
+        let units = most.min(limit_bytes).div_ceil(BODY_UNIT_BYTES);
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        // Never closed.
+        let room = self.shared.bodies.acquire_many(units).await.ok();
+        match Limited::new(&mut body, limit_bytes).collect().await {
+            Ok(body) => Ok((body.to_bytes(), room)),
+            Err(error) if error.is::<LengthLimitError>() => {
+                let most_bytes = limit_bytes.saturating_mul(DRAINED);
+                self.drain(body, most_bytes).await;
+                Err(Refusal::TooLarge { limit_bytes })
+            }
+            Err(_) => Err(Refusal::BrokenBody),
+        }
+    }
+
+    /// Reads on for a while, so that the sender comes to read its answer.
+    async fn drain(&self, mut body: Incoming, most_bytes: usize) {
+        let mut left = most_bytes;
+        let reading = async {
+            while let Some(Ok(frame)) = body.frame().await {
+                let length = frame.data_ref().map_or(0, Bytes::len);
+                let Some(less) = left.checked_sub(length) else {
+                    return;
+                };
+                left = less;
+            }
+        };
+        // In time or not, the answer is the same.
+        let _ = tokio::time::timeout(self.shared.limits.drain, reading).await;
+    }
+
+    /// A stream of events ends when the server stops; whoever reads it may read from another node.
+    fn ending(&self, response: Response<Body>) -> Response<Body> {
+        let streams = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        if !streams {
+            return response;
+        }
+        let mut stop = self.shared.stop.clone();
+        response.map(|body| {
+            Body::new(UntilStopped {
+                body,
+                stop: Some(Box::pin(async move {
+                    // The server gone is a stop, too.
+                    let _ = stop.wait_for(|stop| *stop).await;
+                })),
+            })
+        })
+    }
+}
+
+/// Permits for all bodies at once.
+pub(super) fn body_units(limits: &Limits) -> usize {
+    let units = limits.bodies_bytes.max(limits.body_bytes) / BODY_UNIT_BYTES;
+    units.clamp(1, Semaphore::MAX_PERMITS)
+}
+
+fn as_u64(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+/// A body that ends when the server stops.
+struct UntilStopped {
+    body: Body,
+    /// `None` once it came.
+    stop: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl HttpBody for UntilStopped {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Some(stop) = &mut self.stop else {
+            return Poll::Ready(None);
+        };
+        if stop.as_mut().poll(context).is_ready() {
+            self.stop = None;
+            return Poll::Ready(None);
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}

@@ -1,0 +1,263 @@
+//! One socket or port: who comes is let in, shaken hands with, and served until they go.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use permafrost_client::identity::Peer;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::answer::{Conversation, Known, Shared};
+use super::patient::Patient;
+use super::remove_socket;
+use crate::api::caller::Caller;
+
+/// After there was no descriptor for a connection.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Connections that are told that there are too many; others are closed without a word.
+const TURNED_AWAY: usize = 64;
+
+/// Largest head of a request, bytes: a token, a name, and whatever proxies add.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// First byte of a TLS connection: a handshake record (RFC 8446, section 5.1).
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// For who speaks HTTP to a port that speaks TLS.
+const SPEAK_TLS: &str = "{\"type\":\"urn:permafrost:problem:tls\",\"title\":\"This port speaks TLS\",\"status\":400,\
+\"detail\":\"use https://, and trust the CA of the cluster\"}";
+
+/// Where somebody may come in.
+pub(super) enum Door {
+    Socket(UnixListener),
+    Port {
+        listener: TcpListener,
+        tls: Option<TlsAcceptor>,
+    },
+}
+
+/// Somebody at the door.
+enum Arrival {
+    Local(UnixStream, Arc<Caller>),
+    Remote(TcpStream, SocketAddr),
+}
+
+impl Door {
+    /// Binds a socket that only its owner may connect to. One left behind by a daemon that is gone is replaced.
+    pub(super) fn socket(path: &Path) -> io::Result<Self> {
+        remove_socket(path);
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Self::Socket(listener))
+    }
+
+    pub(super) const fn port(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
+        Self::Port { listener, tls }
+    }
+
+    /// Serves who comes until the server stops, and then those that are being served, for a while.
+    pub(super) async fn attend(self, shared: Arc<Shared>) {
+        let places = Arc::new(Semaphore::new(shared.limits.connections));
+        let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
+        let mut serving = JoinSet::new();
+        loop {
+            let arrival = tokio::select! {
+                arrival = self.accept() => arrival,
+                Some(_) = serving.join_next() => continue,
+                () = stopped(&shared) => break,
+            };
+            let arrival = match arrival {
+                Ok(arrival) => arrival,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::warn!(%error, "API connection refused");
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "API connection not accepted");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+            };
+            let (place, crowded) = match Arc::clone(&places).try_acquire_owned() {
+                Ok(place) => (place, false),
+                Err(_) => match Arc::clone(&turned_away).try_acquire_owned() {
+                    Ok(place) => (place, true),
+                    Err(_) => continue,
+                },
+            };
+            let tls = self.tls();
+            serving.spawn(welcome(Arc::clone(&shared), arrival, tls, place, crowded));
+        }
+        // Nobody else comes in while these are served.
+        drop(self);
+        let all = async { while serving.join_next().await.is_some() {} };
+        if tokio::time::timeout(shared.limits.grace, all)
+            .await
+            .is_err()
+        {
+            tracing::debug!("API connections ended while they were being answered");
+        }
+    }
+
+    fn tls(&self) -> Option<TlsAcceptor> {
+        match self {
+            Self::Socket(_) => None,
+            Self::Port { tls, .. } => tls.clone(),
+        }
+    }
+
+    async fn accept(&self) -> io::Result<Arrival> {
+        match self {
+            Self::Socket(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let caller = owner(&stream)?;
+                Ok(Arrival::Local(stream, Arc::new(caller)))
+            }
+            Self::Port { listener, .. } => {
+                let (stream, address) = listener.accept().await?;
+                Ok(Arrival::Remote(stream, address))
+            }
+        }
+    }
+}
+
+/// Root or the daemon's own user; nobody else is let in, whatever the file's mode says.
+fn owner(stream: &UnixStream) -> io::Result<Caller> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    if peer.uid.is_root() {
+        return Ok(Caller::local("root"));
+    }
+    let uid = peer.uid.as_raw();
+    if peer.uid == rustix::process::geteuid() {
+        return Ok(Caller::local(format!("uid {uid}")));
+    }
+    let message = format!("uid {uid} refused");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+}
+
+/// Serves one connection, with the place that it has.
+async fn welcome(
+    shared: Arc<Shared>,
+    arrival: Arrival,
+    tls: Option<TlsAcceptor>,
+    _place: OwnedSemaphorePermit,
+    crowded: bool,
+) {
+    match arrival {
+        Arrival::Local(stream, caller) => {
+            converse(shared, stream, Known::Local(caller), crowded).await;
+        }
+        Arrival::Remote(stream, address) => {
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%address, %error, "API connection gone");
+                return;
+            }
+            let Some(tls) = tls else {
+                converse(shared, stream, Known::Remote(None), crowded).await;
+                return;
+            };
+            let patience = shared.limits.handshake;
+            match tokio::time::timeout(patience, shake_hands(stream, &tls)).await {
+                Ok(Ok((stream, caller))) => {
+                    let known = Known::Remote(caller.map(Arc::new));
+                    converse(shared, stream, known, crowded).await;
+                }
+                Ok(Err(error)) => tracing::debug!(%address, %error, "API connection refused"),
+                Err(_) => tracing::debug!(%address, "API connection refused: no TLS handshake"),
+            }
+        }
+    }
+}
+
+/// The encrypted stream, and who showed a certificate.
+async fn shake_hands(
+    mut stream: TcpStream,
+    tls: &TlsAcceptor,
+) -> io::Result<(tokio_rustls::server::TlsStream<TcpStream>, Option<Caller>)> {
+    let mut first = [0; 1];
+    if stream.peek(&mut first).await? == 1 && first != [TLS_HANDSHAKE] {
+        speak_tls(&mut stream).await?;
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no TLS"));
+    }
+    let stream = tls.accept(stream).await?;
+    let peer = Peer::of_chain(stream.get_ref().1.peer_certificates())
+        .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
+    let caller = peer.as_ref().map(Caller::certified);
+    Ok((stream, caller))
+}
+
+async fn speak_tls(stream: &mut TcpStream) -> io::Result<()> {
+    // What was not read when a connection ends takes the answer with it.
+    let _ = stream.read(&mut [0; 4096]).await?;
+    let length = SPEAK_TLS.len();
+    let head = format!(
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: application/problem+json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(SPEAK_TLS.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+/// Until the server is to stop.
+async fn stopped(shared: &Shared) {
+    // The server gone is a stop, too.
+    let _ = shared.stop.clone().wait_for(|stop| *stop).await;
+}
+
+async fn converse<S>(shared: Arc<Shared>, stream: S, known: Known, crowded: bool)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let limits = shared.limits;
+    let conversation = Arc::new(Conversation {
+        shared,
+        known,
+        introduced: Notify::new(),
+        crowded,
+    });
+    let answering = Arc::clone(&conversation);
+    let service = service_fn(move |request| Arc::clone(&answering).answer(request));
+    let stream = TokioIo::new(Patient::new(stream, limits.stall));
+    let mut serving = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.idle)
+            .max_buf_size(HEAD_BYTES)
+            .serve_connection(stream, service)
+    );
+    let unknown = async {
+        let introduced = conversation.introduced.notified();
+        if tokio::time::timeout(limits.introduction, introduced)
+            .await
+            .is_ok()
+        {
+            std::future::pending::<()>().await;
+        }
+    };
+    let served = tokio::select! {
+        served = serving.as_mut() => served,
+        () = unknown => {
+            tracing::debug!("API connection ended: nobody said who asks");
+            return;
+        }
+        () = stopped(&conversation.shared) => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "API connection ended");
+    }
+}

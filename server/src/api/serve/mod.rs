@@ -1,0 +1,238 @@
+//! What listens for the HTTP API: an AF_UNIX socket for this machine, and a TCP port where one is asked for.
+//!
+//! Here it is found out who asks (credentials of the socket, a certificate, a token), and how often and how much they
+//! may. The router behind it reads the [`Caller`](super::caller::Caller) out of the request's extensions and decides
+//! what they may ask for. Nothing is answered to strangers, and TCP without TLS is for the loopback interface alone.
+
+mod answer;
+mod buckets;
+mod door;
+mod limits;
+mod patient;
+mod refusal;
+#[cfg(test)]
+mod tests;
+mod tokens;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use axum::Router;
+use hyper_util::service::TowerToHyperService;
+use permafrost_client::identity::{IdentityError, ReloadingIdentity};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use uuid::Uuid;
+
+use answer::{Shared, body_units};
+use buckets::Buckets;
+use door::Door;
+use tokens::{LOOK_EVERY, Tokens};
+
+pub use limits::{Limits, Rate};
+pub use tokens::TokensError;
+
+/// Name of the socket, which lies beside the control socket.
+pub const SOCKET: &str = "api.sock";
+
+/// Where the API is served, and to whom.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The socket is made here, 0600: a directory that is ours alone, and locked by us.
+    pub run_dir: PathBuf,
+    /// A port besides; port 0 takes any.
+    pub listen: Option<SocketAddr>,
+    /// Makes the port TLS, and takes certificates of its CA.
+    pub identity: Option<ReloadingIdentity>,
+    /// File of tokens.
+    pub tokens: Option<PathBuf>,
+    /// How much callers may use.
+    pub limits: Limits,
+}
+
+/// Why the API is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiServeError {
+    /// The socket cannot be bound.
+    #[error("listen for the API on {}", path.display())]
+    Socket {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The port cannot be bound.
+    #[error("listen for the API on {address}")]
+    Port {
+        /// Which.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Nobody could be told from a stranger.
+    #[error("the API on {address} has neither certificates nor tokens to know its callers by")]
+    Unguarded {
+        /// The port.
+        address: SocketAddr,
+    },
+    /// Tokens would go over the network in clear text.
+    #[error("the API on {address} would be reached from elsewhere without TLS")]
+    Plain {
+        /// The port.
+        address: SocketAddr,
+    },
+    /// The file of tokens cannot be used.
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
+    /// TLS cannot be set up.
+    #[error("serve the API over TLS")]
+    Identity(#[from] IdentityError),
+}
+
+impl ApiServeError {
+    /// What to do about it; empty where the message says it.
+    #[must_use]
+    pub const fn hint(&self) -> &'static str {
+        match self {
+            Self::Unguarded { .. } => {
+                "give it --api-tokens FILE (`permafrost token new` prints a line for it), or --identity DIR for certificates"
+            }
+            Self::Plain { .. } => {
+                "give it --identity DIR for TLS (`permafrost pki issue`), or listen on a loopback address"
+            }
+            Self::Tokens(error) => error.hint(),
+            _ => "",
+        }
+    }
+}
+
+/// A server. Dropped, it ends at once.
+#[derive(Debug)]
+pub struct Server {
+    socket: PathBuf,
+    address: Option<SocketAddr>,
+    stop: watch::Sender<bool>,
+    doors: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Where this machine's callers connect.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Where the port is, if there is one.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Takes no more connections, ends streams and idle connections at once, and lets requests that are being answered
+    /// go on for [`Limits::grace`].
+    pub async fn stop(mut self) {
+        self.stop.send_replace(true);
+        for door in &mut self.doors {
+            // It was aborted, or is done.
+            let _ = door.await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for door in &self.doors {
+            door.abort();
+        }
+        remove_socket(&self.socket);
+    }
+}
+
+/// Serves `router` until it is told to stop. Called on a tokio runtime.
+///
+/// # Errors
+/// See [`ApiServeError`].
+pub async fn serve(options: Options, router: Router) -> Result<Server, ApiServeError> {
+    serve_looking(options, router, LOOK_EVERY).await
+}
+
+/// As [`serve`], with an interval of one's own for looks at the file of tokens.
+async fn serve_looking(
+    options: Options,
+    router: Router,
+    look_every: std::time::Duration,
+) -> Result<Server, ApiServeError> {
+    let limits = options.limits;
+    let tokens = options.tokens.as_deref();
+    let tokens = tokens
+        .map(|path| Tokens::load(path, look_every))
+        .transpose()?;
+    let tls = acceptor(&options)?;
+    let (stop, stopped) = watch::channel(false);
+    let shared = Arc::new(Shared {
+        router: TowerToHyperService::new(router),
+        limits,
+        tokens,
+        buckets: Buckets::new(limits.rate),
+        bodies: Semaphore::new(body_units(&limits)),
+        stop: stopped,
+        run: Uuid::new_v4().simple().to_string().split_off(20),
+        requests: AtomicU64::new(0),
+    });
+    let (port, address) = match options.listen {
+        Some(address) => {
+            let failed = |source| ApiServeError::Port { address, source };
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let address = listener.local_addr().map_err(failed)?;
+            (Some(Door::port(listener, tls)), Some(address))
+        }
+        None => (None, None),
+    };
+    let socket = options.run_dir.join(SOCKET);
+    let failed = |source| ApiServeError::Socket {
+        path: socket.clone(),
+        source,
+    };
+    let local = Door::socket(&socket).map_err(failed)?;
+    let doors = std::iter::once(local)
+        .chain(port)
+        .map(|door| tokio::spawn(door.attend(Arc::clone(&shared))))
+        .collect();
+    Ok(Server {
+        socket,
+        address,
+        stop,
+        doors,
+    })
+}
+
+/// How the port is guarded.
+fn acceptor(options: &Options) -> Result<Option<TlsAcceptor>, ApiServeError> {
+    let Some(address) = options.listen else {
+        return Ok(None);
+    };
+    if let Some(identity) = &options.identity {
+        let config = identity.https_server_config()?;
+        return Ok(Some(TlsAcceptor::from(Arc::new(config))));
+    }
+    if !address.ip().to_canonical().is_loopback() {
+        return Err(ApiServeError::Plain { address });
+    }
+    if options.tokens.is_none() {
+        return Err(ApiServeError::Unguarded { address });
+    }
+    Ok(None)
+}
+
+fn remove_socket(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "socket not removed");
+    }
+}
