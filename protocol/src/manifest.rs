@@ -98,6 +98,17 @@ pub struct Origin {
     /// `criu --version` of the dump, for people.
     #[prost(string, tag = "7")]
     pub criu_version: String,
+    /// Memory of the whole tree just before the dump, bytes: anonymous and shared pages that are resident or swapped
+    /// out. 0 where nobody looked.
+    #[prost(uint64, tag = "20")]
+    pub resident_bytes: u64,
+    /// Pages of the tree written since the checkpoint that the dump builds on. Absent where the kernel does not count
+    /// them, or counts them since another moment.
+    #[prost(uint64, optional, tag = "21")]
+    pub dirty_pages: Option<u64>,
+    /// Name of the root process's program (`comm`): dumps of one program are alike.
+    #[prost(string, tag = "22")]
+    pub program: String,
 }
 
 /// One CRIU image file other than a pagemap or pages file.

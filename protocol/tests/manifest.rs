@@ -46,6 +46,9 @@ fn manifest() -> Manifest {
             tracked: true,
             restore_options: vec!["--shell-job".into()],
             criu_version: "4.2.1".into(),
+            resident_bytes: 4 << 20,
+            dirty_pages: Some(0),
+            program: "sleep".into(),
         }),
         images: vec![
             image("inventory.img"),

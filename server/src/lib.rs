@@ -6,6 +6,7 @@ pub mod catalog;
 mod clock;
 pub mod cluster;
 pub mod config;
+pub mod costs;
 pub mod daemon;
 pub mod elsewhere;
 pub mod metrics;

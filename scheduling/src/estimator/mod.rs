@@ -298,6 +298,11 @@ impl Estimator {
         self.channels.retain(|channel, _| !channel.is_of(node));
     }
 
+    /// Forgets what one channel was measured at.
+    pub fn forget_channel(&mut self, channel: Channel) {
+        self.channels.remove(&channel);
+    }
+
     /// Reports of a channel that were refused since it is known.
     #[must_use]
     pub fn refused(&self, channel: Channel) -> u64 {

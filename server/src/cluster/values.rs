@@ -8,6 +8,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::Registered;
+use crate::costs::NodeReport;
 use crate::store::StoreError;
 
 /// Version of all values.
@@ -102,6 +103,12 @@ pub struct NodeFacts {
     pub version: String,
     /// It is stopping, or was told to take nothing new.
     pub draining: bool,
+    /// What it has measured. `None`: it says nothing of it.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::costs::lenient_report"
+    )]
+    pub figures: Option<NodeReport>,
 }
 
 /// The value of a live node's key.
@@ -329,5 +336,28 @@ mod tests {
         .unwrap();
         assert_eq!(node.facts.name, "n");
         assert_eq!(node.facts.class, NodeClass::Reserved);
+        assert_eq!(node.facts.figures, None);
+    }
+
+    #[test]
+    fn figures_that_make_no_sense_take_nothing_else_with_them() {
+        let value = |figures: &str| {
+            let node = format!(
+                r#"{{"v":1,"incarnation":"i","boot":"b","facts":{{"name":"n","figures":{figures}}}}}"#
+            );
+            Node::decode(node.as_bytes()).unwrap().facts
+        };
+        for nonsense in ["7", "[]", "true"] {
+            let facts = value(nonsense);
+            assert!(
+                facts.name == "n" && facts.figures.unwrap().unreadable,
+                "{nonsense}"
+            );
+        }
+        let facts = value(r#"{"sequence":4,"write":{"known":-1},"write_queue":{"bytes":-1}}"#);
+        let figures = facts.figures.unwrap();
+        assert!(!figures.unreadable && figures.sequence == 4);
+        assert!(figures.write.sustained().known().is_err());
+        assert_eq!(value("null").figures, None);
     }
 }

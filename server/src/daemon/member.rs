@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_client::identity::ReloadingIdentity;
 use permafrost_client::peer::{self, Network};
@@ -21,6 +21,7 @@ use crate::cluster::{
     Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _, Tier,
 };
 use crate::config::ClusterOptions;
+use crate::costs::Publication;
 use crate::elsewhere::Peers;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
@@ -124,6 +125,9 @@ impl Member {
             options.copies,
         );
         let copy_stats = fan_out.stats();
+        if let Some(costs) = store.costs() {
+            fan_out.measured_by(Arc::clone(costs));
+        }
         let joined = store.join(store::Cluster {
             node: name.clone(),
             replicate: Some(Arc::new(fan_out)),
@@ -343,9 +347,23 @@ fn address_of(nodes: &Nodes, node: &str) -> Option<SocketAddr> {
 /// Keeps what changes of the facts up to date.
 async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>) {
     let mut ticks = tokio::time::interval(FACTS_PERIOD);
+    let mut publication = Publication::default();
     loop {
         ticks.tick().await;
         let free_bytes = store.region_status().free_bytes;
-        cluster.update_facts(|facts| facts.free_bytes = free_bytes);
+        let report = store
+            .costs()
+            .and_then(|costs| publication.next(costs.report(), Instant::now()));
+        cluster.update_facts(|facts| {
+            facts.free_bytes = free_bytes;
+            if let Some(report) = report {
+                let [write, read, network, queued] = report.in_brief();
+                facts.write_bytes_per_s = write;
+                facts.read_bytes_per_s = read;
+                facts.network_bytes_per_s = network;
+                facts.queued_bytes = queued;
+                facts.figures = Some(report);
+            }
+        });
     }
 }

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use permafrost_client::host::arguments::in_full;
 use permafrost_client::host::{self, Bound, Host, HostError, make_private_dir};
 use permafrost_client::identity::{CriuTls, ReloadingIdentity};
 use permafrost_client::peer::{self, Endpoint, Handler};
@@ -60,6 +61,7 @@ impl Daemon {
         })
         .await?;
         let (store, catalog_origin) = startup::open_store(&config)?;
+        startup::measure(&config, &store)?;
         match Self::serve(config, bound, identity, &store, catalog_origin).await {
             Ok(daemon) => Ok(daemon),
             Err(error) => {
@@ -161,6 +163,10 @@ impl Daemon {
         }
         if let Some(member) = self.member {
             member.leave().await;
+        }
+        if let Some(Err(error)) = self.store.costs().map(|costs| costs.save()) {
+            let error = in_full(&error);
+            tracing::warn!(error, "figures are measured anew after the next start");
         }
         self.store.close()
     }

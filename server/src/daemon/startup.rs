@@ -14,6 +14,7 @@ use permafrost_pmem::{
 
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
+use crate::costs::{Costs, CostsConfig};
 use crate::metrics::ServeError;
 use crate::store::{Place, Store, StoreError};
 
@@ -120,6 +121,19 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
     let place = Place { path, guarantee };
     let store = Store::new(region, place, Box::new(catalog), config.retention)?;
     Ok((store, origin))
+}
+
+/// Has what the store does measured, from the figures of the last run on.
+pub(super) fn measure(config: &Config, store: &Store) -> Result<(), StoreError> {
+    let costs = Costs::new(CostsConfig {
+        figures: Some(config.data_dir.join("figures.json")),
+        ..CostsConfig::default()
+    });
+    let held = store.everything()?;
+    let records: Vec<_> = held.into_iter().filter_map(|held| held.record).collect();
+    costs.learn_history(&records);
+    store.measured_by(costs);
+    Ok(())
 }
 
 /// Opens the region. One that is missing or blank is made, unless it `must_exist`.

@@ -195,6 +195,7 @@ impl Puller {
         }
         let throttle = request.background.then_some(&*self.throttle);
         let mut intake = Intake::new(node, dump, throttle);
+        let (since, mut bytes) = (Instant::now(), 0);
         for frame in reader {
             if self.throttle.is_stopped() {
                 return Err(Failure::Own(StoreError::Unavailable {
@@ -203,9 +204,15 @@ impl Puller {
                 }));
             }
             let frame = frame.map_err(|error| Failure::Source(error.to_string()))?;
+            bytes += frame.payload.len() as u64;
             intake.take(&frame)?;
         }
+        let elapsed = since.elapsed();
         let mut dump = intake.finish(claimed)?;
+        // In the background it was as fast as it was allowed to be.
+        if let Some(costs) = self.store.costs().filter(|_| !request.background) {
+            costs.copied(node, bytes, elapsed);
+        }
         let sealed = if again {
             dump.commit_again(&commit)
         } else {

@@ -10,9 +10,9 @@
 //! made up for at the commit: the dump is sealed here, and another node pulls it.
 
 use std::io::Read;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use tokio::runtime::Handle;
 use super::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
 use crate::cluster::placement::{Wanted, place};
 use crate::cluster::{LiveNode, NodeClass};
+use crate::costs::Costs;
 use crate::store::StoreError;
 
 /// How long the nodes may take to agree to a dump. Nothing is frozen yet.
@@ -44,6 +45,9 @@ const SLOWEST: u64 = 32 << 20;
 
 /// Once enough copies are durable, how long the others get at the least. They get as long as the enough took.
 const STRAGGLE: Duration = Duration::from_millis(500);
+
+/// A link that a dump waited for a quarter of its time was what ruled it.
+const LINK_SHARE: u32 = 4;
 
 /// How long a word that nobody waits for is tried.
 const AFTERWARDS: Duration = Duration::from_secs(10);
@@ -84,6 +88,7 @@ struct Shared {
     class: NodeClass,
     copies: usize,
     stats: Arc<FanOutStats>,
+    costs: OnceLock<Arc<Costs>>,
 }
 
 impl FanOut {
@@ -104,8 +109,14 @@ impl FanOut {
             class,
             copies: usize::try_from(copies).unwrap_or(usize::MAX),
             stats: Arc::default(),
+            costs: OnceLock::new(),
         });
         Self { shared }
+    }
+
+    /// Has the links to other nodes measured, once and for all. False if they are already.
+    pub fn measured_by(&self, costs: Arc<Costs>) -> bool {
+        self.shared.costs.set(costs).is_ok()
     }
 
     /// What became of copies.
@@ -184,6 +195,8 @@ impl Replicate for FanOut {
             without: Vec::new(),
             holders: Vec::new(),
             bytes: 0,
+            began: None,
+            waited: Duration::ZERO,
         };
         copying.open(&request, others);
         let counting = copying.counting();
@@ -223,6 +236,10 @@ struct Copying {
     holders: Vec<String>,
     /// Given to each copy, bytes of pages.
     bytes: u64,
+    /// When the first of them was.
+    began: Option<Instant>,
+    /// How long the dump has waited for copies.
+    waited: Duration,
 }
 
 /// A copy under way.
@@ -298,7 +315,9 @@ impl Copying {
             if let Err(error) = act(&mut copy.sender) {
                 failed.push((at, error.to_string()));
             }
-            copy.waited += began.elapsed();
+            let waited = began.elapsed();
+            copy.waited += waited;
+            self.waited += waited;
         }
         for (at, why) in failed.into_iter().rev() {
             let copy = self.copies.swap_remove(at);
@@ -453,6 +472,14 @@ impl Shared {
 }
 
 impl Copies for Copying {
+    fn any(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
+    fn waited(&self) -> Duration {
+        self.waited
+    }
+
     fn takes_parent(&self) -> bool {
         self.copies.iter().all(|copy| copy.sender.has_parent())
     }
@@ -464,6 +491,7 @@ impl Copies for Copying {
 
     fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
+        self.began.get_or_insert_with(Instant::now);
         self.each(|sender| sender.pages(first_index, flags, bytes));
     }
 
@@ -476,7 +504,16 @@ impl Copies for Copying {
     }
 
     fn close(&mut self, own: ContentDigest) -> Result<(), StoreError> {
-        self.all(DumpSender::close, |closed| closed.content_digest == own);
+        let links = self.links();
+        self.all(
+            move |sender, deadline| {
+                let since = Instant::now();
+                let closed = sender.close(deadline)?;
+                links.closed(sender.node(), since.elapsed());
+                Ok(closed)
+            },
+            |closed| closed.content_digest == own,
+        );
         self.check()
     }
 
@@ -543,6 +580,49 @@ impl Copies for Copying {
     fn roll_back(&mut self, checkpoint: &str) {
         self.copies.clear();
         self.shared.roll_back(checkpoint, &self.holders);
+    }
+}
+
+/// What is measured of the links of one dump.
+#[derive(Clone)]
+struct Links {
+    costs: Option<Arc<Costs>>,
+    bytes: u64,
+    /// First byte to CLOSE.
+    elapsed: Duration,
+    /// Nodes, and how long the dump waited for each.
+    waited: Arc<Vec<(String, Duration)>>,
+}
+
+impl Links {
+    /// The copy on `node` is durable, `closing` after CLOSE was sent.
+    fn closed(&self, node: &str, closing: Duration) {
+        let Some(costs) = &self.costs else { return };
+        let waited = self.waited.iter().find(|(other, _)| other == node);
+        let held_up = waited.map_or(Duration::ZERO, |(_, waited)| *waited) + closing;
+        let elapsed = self.elapsed + closing;
+        if held_up * LINK_SHARE >= elapsed {
+            costs.copied(node, self.bytes, elapsed);
+        } else {
+            // CRIU was slower than the link.
+            costs.copied_at_least(node, self.bytes, elapsed);
+        }
+    }
+}
+
+impl Copying {
+    fn links(&self) -> Links {
+        let copies = self.copies.iter();
+        Links {
+            costs: self.shared.costs.get().cloned(),
+            bytes: self.bytes,
+            elapsed: self.began.map_or(Duration::ZERO, |began| began.elapsed()),
+            waited: Arc::new(
+                copies
+                    .map(|copy| (copy.sender.node().to_owned(), copy.waited))
+                    .collect(),
+            ),
+        }
     }
 }
 

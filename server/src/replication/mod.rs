@@ -91,6 +91,16 @@ pub trait Copies: Send {
         true
     }
 
+    /// Whether there are any. There are none of a dump that need not outlast its node.
+    fn any(&self) -> bool {
+        true
+    }
+
+    /// How long the dump has waited for them so far, before [`Copies::close`].
+    fn waited(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// An address space begins.
     fn space(&mut self, space: SpaceId, pages_id: u32);
 

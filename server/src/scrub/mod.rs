@@ -47,6 +47,7 @@ use permafrost_protocol::manifest::CheckpointRef;
 use self::pace::Pace;
 use self::schedule::{Candidate, Next, Schedule};
 use crate::clock::unix_ms;
+use crate::costs::ScrubDone;
 use crate::store::{Checked, Count, Held, PagesRead, Progress, Scrub, Store, StoreError};
 
 pub use mend::{Mend, MendByPull};
@@ -490,6 +491,7 @@ impl Scrub for Scrubber {
         let mut read = PagesRead::default();
         for held in &named {
             let done = scrubbed.pages;
+            let since = Instant::now();
             let checked = self.read(held, Some(&mut read), &mut |pages| {
                 let bytes = (done + pages) * permafrost_pmem::PAGE_SIZE as u64;
                 progress(bytes.min(total), total);
@@ -504,6 +506,12 @@ impl Scrub for Scrubber {
             let Some(checked) = checked else { continue };
             scrubbed.checkpoints += 1;
             scrubbed.pages += checked.pages;
+            if let Some(costs) = self.store.costs() {
+                costs.scrubbed(&ScrubDone {
+                    bytes: checked.read_bytes,
+                    elapsed: since.elapsed(),
+                });
+            }
             {
                 let mut state = self.state();
                 state.schedule.verified_now(&held.id, unix_ms());

@@ -1,6 +1,7 @@
 //! A dump being taken in: address spaces one after another into the segments of one shadow.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
     Checkpoint, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow,
@@ -92,6 +93,8 @@ pub(super) struct Dump {
     pub(super) digest: ContentDigest,
     /// Copies on other nodes, as durable as was asked for.
     pub(super) copies: Option<Box<dyn Copies>>,
+    /// How long was waited for those.
+    pub(super) waited: Duration,
 }
 
 impl DumpBuilder {
@@ -308,14 +311,19 @@ impl DumpBuilder {
         self.finish_space()?;
         self.shadow.flush()?;
         let digest = digest::of_spaces(&self.spaces);
+        let mut waited = Duration::ZERO;
         if let Some(copies) = &mut self.copies {
+            waited = copies.waited();
+            let since = Instant::now();
             copies.close(digest)?;
+            waited += since.elapsed();
         }
         Ok(Dump {
             shadow: self.shadow,
             spaces: self.spaces,
             digest,
             copies: self.copies,
+            waited,
         })
     }
 

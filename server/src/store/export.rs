@@ -38,7 +38,17 @@ impl Store {
         progress: Progress<'_>,
     ) -> Result<control::Exported, StoreError> {
         let reader = Anywhere::open(self, self.resolve(reference)?)?;
-        directory::export(&reader, small_images_only, directory, progress)
+        if small_images_only {
+            // For a dump to be compared with: no restore.
+            return directory::export(&reader, true, directory, progress);
+        }
+        let restoring = self.restoring(&reader);
+        let exported = directory::export(&reader, false, directory, &mut |bytes, total| {
+            restoring.progress(bytes);
+            progress(bytes, total);
+        })?;
+        self.restored(&reader, restoring, exported.bytes);
+        Ok(exported)
     }
 }
 

@@ -16,6 +16,7 @@ mod images;
 mod import;
 mod inspect;
 mod jobs;
+mod measured;
 mod provisional;
 mod quarantine;
 mod reader;
@@ -36,6 +37,7 @@ use permafrost_protocol::manifest::{CheckpointRef, Kind, Manifest, check_job_nam
 use self::dump::Parent;
 use self::jobs::JobLocks;
 use crate::catalog::{Catalog, CatalogError, reconcile};
+use crate::costs::{Costs, Event};
 use crate::elsewhere::Elsewhere;
 
 pub use checking::{Checked, Held, PagesRead};
@@ -100,6 +102,7 @@ pub struct Store {
     copies_coming: replica::Coming,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
+    costs: OnceLock<Arc<Costs>>,
 }
 
 impl Store {
@@ -135,6 +138,7 @@ impl Store {
             copies_coming: replica::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
             counters: Arc::default(),
+            costs: OnceLock::new(),
         };
         let done = reconcile(&*store.catalog, &truth, |id| {
             let checkpoint = store.checkpoint(id)?;
@@ -199,9 +203,9 @@ impl Store {
             parent.as_ref(),
             request.durability,
         )?;
-        let counters = Arc::clone(&self.counters);
-        counters.dumps_begun.add(1);
-        let session = Session::new(id, request, parent, guard, copies, counters);
+        self.counters.dumps_begun.add(1);
+        let measured = self.measure(&request, parent.as_ref(), copies.as_deref());
+        let session = Session::new(id, request, parent, guard, copies, measured);
         let mut sessions = self.sessions();
         forget_old_failures(&mut sessions);
         sessions.insert(session.id.clone(), Arc::clone(&session));
@@ -463,6 +467,13 @@ impl Store {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&record.id);
+        if let Some(costs) = self.costs() {
+            costs.tell(|| Event::Removed {
+                job: record.job.clone(),
+                generation: record.generation,
+                id: record.id.clone(),
+            });
+        }
         Ok(())
     }
 

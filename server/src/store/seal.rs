@@ -60,7 +60,8 @@ impl Store {
         let (dump, sealing) = session.begin_seal()?;
         let sealed = self.seal_dump(&session, dump, images);
         match &sealed {
-            Ok(_) => {
+            Ok(record) => {
+                self.measured(&session, record);
                 sealing.done();
                 self.counters.sealed(since);
                 self.sessions().remove(id);
@@ -119,6 +120,7 @@ impl Store {
         };
         let parked = self.commit(dump.shadow, contents, dump.copies, None)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
+        self.measured(session, &parked);
         self.sessions().remove(&session.id);
         Ok(())
     }
@@ -175,7 +177,12 @@ impl Store {
             record,
             added_bytes: manifest.added_bytes,
         };
-        self.commit(shadow, contents, None, Some(replaced))
+        let adopted = self.commit(shadow, contents, None, Some(replaced))?;
+        // Only now has it a job whose dumps it may be compared with.
+        if let Some(costs) = self.costs() {
+            costs.learn_history(std::slice::from_ref(&adopted));
+        }
+        Ok(adopted)
     }
 
     /// The one parked session that holds exactly the processes of an images directory.

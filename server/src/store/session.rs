@@ -27,6 +27,7 @@ use uuid::Uuid;
 use super::counters::Counters;
 use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
+use super::measured::Measured;
 use super::{Store, StoreError};
 use crate::replication::{Copies, Durability};
 
@@ -60,7 +61,10 @@ pub struct Session {
     /// Origin of that generation.
     pub parent_origin: Option<Origin>,
     opened: Instant,
-    received: AtomicU64,
+    /// Bytes of zero pages that were only named.
+    zeros: AtomicU64,
+    /// Bytes of pages that came.
+    moved: Arc<AtomicU64>,
     counters: Arc<Counters>,
     state: Mutex<State>,
     ended: watch::Sender<bool>,
@@ -77,6 +81,7 @@ struct State {
     job_guard: Option<JobGuard>,
     /// Ends the connection that brings the pages.
     hang_up: Option<Box<dyn FnOnce() + Send>>,
+    measured: Measured,
 }
 
 enum Phase {
@@ -113,6 +118,7 @@ impl State {
         self.parent = None;
         self.copies = None;
         self.job_guard = None;
+        self.measured.failed();
     }
 }
 
@@ -123,7 +129,7 @@ impl Session {
         parent: Option<Parent>,
         job_guard: Option<JobGuard>,
         copies: Option<Box<dyn Copies>>,
-        counters: Arc<Counters>,
+        measured: Measured,
     ) -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
@@ -136,8 +142,9 @@ impl Session {
                 .as_ref()
                 .and_then(|parent| parent.manifest.origin.clone()),
             opened: now,
-            received: AtomicU64::new(0),
-            counters,
+            zeros: AtomicU64::new(0),
+            moved: Arc::clone(&measured.moved),
+            counters: Arc::clone(&measured.counters),
             state: Mutex::new(State {
                 phase: Phase::Open,
                 since: now,
@@ -145,6 +152,7 @@ impl Session {
                 copies,
                 job_guard,
                 hang_up: None,
+                measured,
             }),
             ended: watch::Sender::new(false),
         })
@@ -164,7 +172,7 @@ impl Session {
             session: self.id.clone(),
             job: self.request.job.clone(),
             state: state.phase.name().to_owned(),
-            received_bytes: self.received.load(Ordering::Relaxed),
+            received_bytes: self.moved.load(Ordering::Relaxed) + self.zeros.load(Ordering::Relaxed),
             error: if let Phase::Failed { reason, .. } = &state.phase {
                 reason.clone()
             } else {
@@ -196,6 +204,7 @@ impl Session {
         }
         state.enter(Phase::Receiving);
         state.hang_up = Some(hang_up);
+        state.measured.begun();
         let builder = DumpBuilder::new(store.region(), state.parent.take(), state.copies.take());
         Ok(SessionSink {
             store: Arc::clone(store),
@@ -299,9 +308,20 @@ impl Session {
         *self.ended.borrow()
     }
 
+    /// How long ago it was opened.
+    pub(super) fn age(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
+    /// What was measured of it.
+    pub(super) fn measured<T>(&self, ask: impl FnOnce(&mut Measured) -> T) -> T {
+        ask(&mut self.state().measured)
+    }
+
     fn log_failure(&self, reason: &str) {
         tracing::warn!(session = %self.id, job = %self.request.job, reason, "session failed");
         self.counters.dumps_failed.add(1);
+        self.measured(|measured| measured.tell_failure(&self.request.job, &self.id, reason));
         self.ended.send_replace(true);
     }
 
@@ -361,6 +381,8 @@ impl SessionSink {
     /// What CLOSE asks for: the pages durable, and either waiting for their seal or parked.
     fn finish(&self, builder: DumpBuilder) -> Result<(), StoreError> {
         let dump = builder.finish()?;
+        self.session
+            .measured(|measured| measured.closed(dump.waited));
         if self.session.request.seal_follows {
             self.session
                 .leave_receiving(Phase::Closed(Box::new(dump)))?;
@@ -421,7 +443,7 @@ impl SessionSink {
     /// As for pages.
     pub fn zeros(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), SinkError> {
         let bytes = pages.saturating_mul(PAGE_SIZE as u64);
-        self.session.received.fetch_add(bytes, Ordering::Relaxed);
+        self.session.zeros.fetch_add(bytes, Ordering::Relaxed);
         self.with(|builder| builder.zeros(first_index, flags, pages))
     }
 }
@@ -440,7 +462,7 @@ impl PageSink for SessionSink {
 
     fn pages(&mut self, vaddr: u64, flags: u16, bytes: &[u8]) -> Result<(), SinkError> {
         self.session
-            .received
+            .moved
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.session.counters.received_bytes.add(bytes.len() as u64);
         self.with(|builder| builder.pages(vaddr, flags, bytes))

@@ -34,9 +34,14 @@ impl Store {
     ) -> Result<control::Exported, StoreError> {
         let reader = Anywhere::open(self, self.resolve(reference)?)?;
         let total_bytes = reader.record.memory_bytes;
+        let mut restoring = self.restoring(&reader);
         let served =
             frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
-                frontend::stream(&criu, &reader, &mut |bytes| progress(bytes, total_bytes))
+                restoring.begun();
+                frontend::stream(&criu, &reader, &mut |bytes| {
+                    restoring.progress(bytes);
+                    progress(bytes, total_bytes);
+                })
             });
         let served = served.map_err(|error| match error {
             StreamError::Source(error) => error,
@@ -48,6 +53,7 @@ impl Store {
                 other.to_string(),
             )),
         })?;
+        self.restored(&reader, restoring, served.bytes);
         Ok(control::Exported {
             checkpoint: Some(reader.record),
             files: served.files,

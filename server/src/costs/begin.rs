@@ -1,0 +1,159 @@
+//! What has begun: what is expected of it, and how it is told apart from what else is running.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use permafrost_scheduling::estimator::Direction;
+use permafrost_scheduling::quantity::{Bytes, Seconds};
+use permafrost_scheduling::size::{DumpKind, Memory};
+
+use super::channels::Lane;
+use super::measure::Costs;
+
+/// What was opened and brings no byte for so long holds nobody up.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// A dump that begins.
+#[derive(Clone, Debug)]
+pub struct Beginning<'a> {
+    /// Job; empty if unknown.
+    pub job: &'a str,
+    /// Program of its root process; empty if unknown.
+    pub program: &'a str,
+    /// Full, or compared with the checkpoint before it.
+    pub kind: DumpKind,
+    /// Copies are made while it streams.
+    pub copied: bool,
+    /// The task's memory, as far as anybody looked.
+    pub memory: Memory,
+    /// Counts its bytes as they come.
+    pub moved: Arc<AtomicU64>,
+}
+
+/// What is expected of a dump or a restore, medians.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    /// Bytes that will be stored; of a restore those that will be read.
+    pub stored: Bytes,
+    /// Bytes that will be moved.
+    pub moved: Bytes,
+    /// How long they will take, with what else is running. `None`: the bandwidth was never measured.
+    pub transfer: Option<Seconds>,
+    /// The same and what it takes whatever its size. `None`: that was never measured.
+    pub whole: Option<Seconds>,
+}
+
+/// Something under way.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) number: u64,
+    pub(super) direction: Direction,
+    /// `None`: nobody knows.
+    pub(super) expected: Option<Bytes>,
+    pub(super) moved: Arc<AtomicU64>,
+    since: Instant,
+}
+
+impl Running {
+    /// Bytes that are still to come, as far as that is known; none of what was only announced.
+    pub(super) fn left(&self) -> u64 {
+        let moved = self.moved.load(Ordering::Relaxed);
+        if moved == 0 && self.since.elapsed() > QUIET {
+            return 0;
+        }
+        let expected = self.expected.map_or(moved, Bytes::count);
+        expected.saturating_sub(moved)
+    }
+}
+
+/// Something under way, until dropped.
+#[derive(Debug)]
+pub struct Ticket {
+    costs: Arc<Costs>,
+    number: u64,
+    /// What is expected of it; `None` where nothing is known to go by.
+    pub expected: Option<Expected>,
+    moved: Arc<AtomicU64>,
+    /// Bytes that restores were given before it.
+    read_before: u64,
+}
+
+impl Costs {
+    /// A dump begins. Costs a lock, and the reading of a few hundred figures.
+    #[must_use]
+    pub fn begin_dump(self: &Arc<Self>, beginning: &Beginning<'_>) -> Ticket {
+        let predicted = self.predict(
+            beginning.job,
+            beginning.program,
+            beginning.kind,
+            &beginning.memory,
+        );
+        let lane = Lane::of_dump(beginning.kind == DumpKind::Incremental, beginning.copied);
+        let expected = predicted.ok().map(|predicted| {
+            let (stored, moved) = (predicted.size.p50, predicted.moved.p50);
+            self.expected(Direction::Write, lane, stored, moved)
+        });
+        self.begin(Direction::Write, expected, Arc::clone(&beginning.moved))
+    }
+
+    /// A restore of so many bytes begins.
+    #[must_use]
+    pub fn begin_restore(self: &Arc<Self>, bytes: u64) -> Ticket {
+        let size = Bytes::new(bytes);
+        let expected = self.expected(Direction::Read, Lane::Whole, size, size);
+        self.begin(Direction::Read, Some(expected), Arc::default())
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        direction: Direction,
+        expected: Option<Expected>,
+        moved: Arc<AtomicU64>,
+    ) -> Ticket {
+        let mut state = self.state();
+        state.next_ticket += 1;
+        let number = state.next_ticket;
+        state.running.push(Running {
+            number,
+            direction,
+            expected: expected.map(|expected| expected.moved),
+            moved: Arc::clone(&moved),
+            since: Instant::now(),
+        });
+        drop(state);
+        Ticket {
+            costs: Arc::clone(self),
+            number,
+            expected,
+            moved,
+            read_before: self.read_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Ticket {
+    /// A restore was given so many bytes by now.
+    pub fn read_so_far(&self, bytes: u64) {
+        let before = self.moved.fetch_max(bytes, Ordering::Relaxed);
+        let more = bytes.saturating_sub(before);
+        self.costs.read_bytes.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// What all restores were given since this one began.
+    #[must_use]
+    pub fn all_read(&self) -> u64 {
+        let now = self.costs.read_bytes.load(Ordering::Relaxed);
+        now.saturating_sub(self.read_before)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let number = self.number;
+        self.costs
+            .state()
+            .running
+            .retain(|running| running.number != number);
+    }
+}

@@ -1,0 +1,29 @@
+//! What this node measures of itself, what it predicts by that, and what it tells others.
+//!
+//! ```text
+//!  dumps, restores, copies, pulls ─┐                    ┌─▶ report ──▶ NodeFacts in the registry ──▶ believe, elsewhere
+//!  probes of an idle node ─────────┼─▶ measure (Costs) ─┼─▶ predict: size and time of the next dump
+//!  figures.json of the last run ───┘                    └─▶ metrics, events
+//! ```
+//!
+//! Nothing here is on the path of a page: a dump takes a lock when it begins and when it is over.
+
+mod begin;
+mod channels;
+mod events;
+mod jobs;
+mod measure;
+mod predict;
+mod publish;
+mod report;
+mod start;
+
+pub use begin::{Beginning, Expected, Ticket};
+pub use events::Event;
+pub use measure::{
+    Comparisons, Costs, CostsConfig, DumpDone, Numbers, RestoreDone, ScrubDone, Transferred,
+};
+pub use publish::Publication;
+pub(crate) use report::lenient_report;
+pub use report::{Believed, NodeReport, QueueReport, Reports, believe};
+pub use start::{StartError, StartFigures, StartSample, StartWhat};

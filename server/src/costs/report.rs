@@ -1,0 +1,251 @@
+//! What a node says of itself to the others, and what they make of it.
+//!
+//! Reports travel as JSON in the node's facts. A figure that cannot be read (a rate of 0 or 10^18, a negative time) is
+//! one that is not believed; the rest of the report, and of the facts, is read all the same.
+
+mod believe;
+mod lenient;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use permafrost_scheduling::estimator::{Direction, SizedRates};
+use permafrost_scheduling::figure::{Figure, Missing, What};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+use serde::{Deserialize, Serialize};
+
+use super::channels::Lane;
+use super::measure::{Costs, State};
+use super::predict::first_known;
+
+pub use believe::{Believed, Reports, believe};
+pub(crate) use lenient::report as lenient_report;
+
+/// Change of a figure that is worth telling: 5 %.
+const WORTH_TELLING: f64 = 0.05;
+
+/// How long a queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueueReport {
+    /// Bytes still to be moved: of what runs, waits and is reserved.
+    pub bytes: u64,
+    /// Transfers that run.
+    pub running: u32,
+    /// Transfers that wait.
+    pub waiting: u32,
+    /// Places kept for what has not come yet.
+    pub reserved: u32,
+    /// How many may run at once; 0 where nothing limits them.
+    pub slots: u32,
+}
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeReport {
+    /// Grows with every report of this run of the daemon.
+    #[serde(deserialize_with = "lenient::field")]
+    pub sequence: u64,
+    /// When this run began, milliseconds since the Unix epoch by the node's clock: tells runs apart, no more.
+    #[serde(deserialize_with = "lenient::field")]
+    pub started_unix_ms: u64,
+    /// Bandwidth of full dumps, bytes moved.
+    #[serde(deserialize_with = "lenient::field")]
+    pub write: SizedRates,
+    /// Bandwidth of dumps that are compared with the one before, bytes moved.
+    #[serde(deserialize_with = "lenient::field")]
+    pub compare: SizedRates,
+    /// Bandwidth of restores.
+    #[serde(deserialize_with = "lenient::field")]
+    pub read: SizedRates,
+    /// What a dump takes whatever its size.
+    #[serde(deserialize_with = "lenient::field")]
+    pub dump_start: Figure<Seconds>,
+    /// What a restore takes whatever its size.
+    #[serde(deserialize_with = "lenient::field")]
+    pub restore_start: Figure<Seconds>,
+    /// Dumps.
+    #[serde(deserialize_with = "lenient::field")]
+    pub write_queue: QueueReport,
+    /// Restores.
+    #[serde(deserialize_with = "lenient::field")]
+    pub read_queue: QueueReport,
+    /// Bandwidth of the links between this node and others, by name.
+    #[serde(deserialize_with = "lenient::field")]
+    pub links: BTreeMap<String, SizedRates>,
+    /// What kind of medium the node pretends to have.
+    #[serde(deserialize_with = "lenient::field")]
+    pub emulated: Option<String>,
+    /// It could not be read at all.
+    #[serde(skip)]
+    pub unreadable: bool,
+}
+
+const fn not_measured(what: What) -> SizedRates {
+    SizedRates::uniform(Figure::Unknown {
+        why: Missing::NotMeasured { what },
+    })
+}
+
+impl Default for NodeReport {
+    /// Of a node that has measured nothing.
+    fn default() -> Self {
+        let no_time = Figure::Unknown {
+            why: Missing::NotMeasured {
+                what: What::Latency,
+            },
+        };
+        Self {
+            sequence: 0,
+            started_unix_ms: 0,
+            write: not_measured(What::WriteBandwidth),
+            compare: not_measured(What::WriteBandwidth),
+            read: not_measured(What::ReadBandwidth),
+            dump_start: no_time,
+            restore_start: no_time,
+            write_queue: QueueReport::default(),
+            read_queue: QueueReport::default(),
+            links: BTreeMap::new(),
+            emulated: None,
+            unreadable: false,
+        }
+    }
+}
+
+impl Costs {
+    /// What this node says of itself now. Sorts the samples of its channels: to be taken once a second, not once an
+    /// answer.
+    #[must_use]
+    pub fn report(&self) -> NodeReport {
+        let now = self.now();
+        let queues = self.queues.get().map(|ask| ask());
+        let state = self.state();
+        let [write_queue, read_queue] = queues.unwrap_or_else(|| {
+            [Direction::Write, Direction::Read].map(|direction| under_way(&state, direction))
+        });
+        let rates = |direction, lane| state.rates(direction, lane, now);
+        let alone_or_together = |direction| {
+            let alone = rates(direction, Lane::Whole);
+            match alone.sustained() {
+                Figure::Known(_) => alone,
+                Figure::Unknown { .. } => rates(direction, Lane::Together),
+            }
+        };
+        let links = state.peers.links();
+        NodeReport {
+            sequence: self.reports.fetch_add(1, Ordering::Relaxed) + 1,
+            started_unix_ms: self.started_unix_ms,
+            write: alone_or_together(Direction::Write),
+            compare: rates(Direction::Write, Lane::Compared),
+            read: alone_or_together(Direction::Read),
+            dump_start: first_known(
+                state.start(Direction::Write, Lane::Together, now),
+                state.start(Direction::Write, Lane::Whole, now),
+            ),
+            restore_start: state.start(Direction::Read, Lane::Whole, now),
+            write_queue,
+            read_queue,
+            links: links
+                .map(|(peer, link)| (peer.to_owned(), state.estimator.rates(link, now)))
+                .filter(|(_, rates)| rates.sustained().known().is_ok())
+                .collect(),
+            emulated: self
+                .config
+                .emulated
+                .clone()
+                .or_else(|| state.starting.emulated.clone()),
+            unreadable: false,
+        }
+    }
+}
+
+/// The queue of a node on which nothing waits: what is running.
+fn under_way(state: &State, direction: Direction) -> QueueReport {
+    let running = state.running.iter();
+    let mut report = QueueReport::default();
+    for one in running.filter(|one| one.direction == direction) {
+        report.bytes = report.bytes.saturating_add(one.left());
+        report.running = report.running.saturating_add(1);
+    }
+    report
+}
+
+impl NodeReport {
+    /// Whether the queues differ by what is worth telling.
+    #[must_use]
+    pub fn queues_differ(&self, other: &Self) -> bool {
+        let differ = |one: &QueueReport, other: &QueueReport| {
+            let counts =
+                |queue: &QueueReport| (queue.running, queue.waiting, queue.reserved, queue.slots);
+            counts(one) != counts(other) || is_news(one.bytes as f64, other.bytes as f64)
+        };
+        differ(&self.write_queue, &other.write_queue) || differ(&self.read_queue, &other.read_queue)
+    }
+
+    /// Whether the figures differ by what is worth telling; ages and numbers of samples do not count.
+    #[must_use]
+    pub fn figures_differ(&self, other: &Self) -> bool {
+        let rates = |one: &SizedRates, other: &SizedRates| {
+            one.by_class()
+                .zip(other.by_class())
+                .any(|((_, one), (_, other))| figures_differ(&one, &other, f64::from))
+        };
+        let times =
+            |one: &Figure<Seconds>, other: &Figure<Seconds>| figures_differ(one, other, f64::from);
+        rates(&self.write, &other.write)
+            || rates(&self.compare, &other.compare)
+            || rates(&self.read, &other.read)
+            || times(&self.dump_start, &other.dump_start)
+            || times(&self.restore_start, &other.restore_start)
+            || self.emulated != other.emulated
+            || !self.links.keys().eq(other.links.keys())
+            || self
+                .links
+                .values()
+                .zip(other.links.values())
+                .any(|(one, other)| rates(one, other))
+    }
+
+    /// The four numbers that the placement of copies goes by, bytes and bytes a second: writing, reading, network (the
+    /// median of its links), queued. 0 where a figure is not known.
+    #[must_use]
+    pub fn in_brief(&self) -> [u64; 4] {
+        let rate = |rates: &SizedRates| {
+            let known = rates.of(Bytes::mib(1024)).known();
+            known.map_or(0, |rate| whole(rate.p50))
+        };
+        let mut links: Vec<u64> = self.links.values().map(rate).collect();
+        links.sort_unstable();
+        let median = links.get(links.len() / 2).copied().unwrap_or(0);
+        [
+            rate(&self.write),
+            rate(&self.read),
+            median,
+            self.write_queue.bytes,
+        ]
+    }
+}
+
+/// Whole bytes a second.
+fn whole(rate: BytesPerSecond) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate lies between 1 and 10^15"
+    )]
+    let whole = rate.value() as u64;
+    whole
+}
+
+fn figures_differ<T: Copy>(one: &Figure<T>, other: &Figure<T>, number: impl Fn(T) -> f64) -> bool {
+    match (one.known(), other.known()) {
+        (Ok(one), Ok(other)) => is_news(number(one.p50), number(other.p50)),
+        (Err(_), Err(_)) => false,
+        _ => true,
+    }
+}
+
+fn is_news(one: f64, other: f64) -> bool {
+    (one - other).abs() > WORTH_TELLING * one.abs().max(other.abs())
+}

@@ -1,0 +1,288 @@
+//! What is made of a report that may lie.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::cost::NodeFigures;
+use permafrost_scheduling::estimator::{EstimatorConfig, SizedRates};
+use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+
+use super::super::measure::seconds;
+use super::{NodeReport, QueueReport};
+
+/// Longest start of a dump or restore that is believed: an hour.
+const LONGEST_START_S: f64 = 3600.0;
+
+/// Longest queue that is believed: a pebibyte, days for any node.
+const LONGEST_QUEUE_BYTES: u64 = 1 << 50;
+
+/// Most transfers that are believed to run, wait or be reserved.
+const MOST_TRANSFERS: u32 = 1_000_000;
+
+/// How long the length of a queue holds: reports come every half minute at the least.
+const QUEUE_HOLDS: Duration = Duration::from_secs(120);
+
+/// Most links of one node that are looked at.
+const MOST_LINKS: usize = 4096;
+
+/// Doubts that are said in words; more of them say nothing more.
+const MOST_DOUBTS: usize = 8;
+
+/// What is believed of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Believed {
+    /// Its figures; what is not believed is unknown, and says so.
+    pub figures: NodeFigures,
+    /// Its links to others, by name.
+    pub links: BTreeMap<String, SizedRates>,
+    /// Queue of dumps, as it was told; nothing where that is not believed.
+    pub write_queue: QueueReport,
+    /// Queue of restores.
+    pub read_queue: QueueReport,
+    /// What kind of medium it pretends to have.
+    pub emulated: Option<String>,
+    /// What is not believed, in words; at most eight.
+    pub doubts: Vec<String>,
+}
+
+impl Believed {
+    /// Of a node that reports nothing.
+    #[must_use]
+    pub fn nothing(id: NodeId) -> Self {
+        Self {
+            figures: NodeFigures::unknown(id),
+            links: BTreeMap::new(),
+            write_queue: QueueReport::default(),
+            read_queue: QueueReport::default(),
+            emulated: None,
+            doubts: Vec::new(),
+        }
+    }
+}
+
+/// What to believe of `report`, which came `age` ago, after `previous`. Costs a look at each figure.
+///
+/// A report of the same run of the daemon that is older than the one before is not believed at all, and that one is
+/// gone by.
+#[must_use]
+pub fn believe(
+    previous: Option<&NodeReport>,
+    report: &NodeReport,
+    age: Duration,
+    id: NodeId,
+) -> Believed {
+    let mut judge = Judge {
+        age: seconds(age),
+        doubts: Vec::new(),
+    };
+    let mut report = report;
+    if report.unreadable {
+        judge.doubt("its report cannot be read".to_owned());
+    }
+    if let Some(previous) = previous.filter(|previous| is_backwards(previous, report)) {
+        let (last, now) = (previous.sequence, report.sequence);
+        judge.doubt(format!("its report {now} came after report {last}"));
+        report = previous;
+    }
+    let (write, read) = (What::WriteBandwidth, What::ReadBandwidth);
+    let figures = NodeFigures {
+        node: id,
+        write: judge.rates("bandwidth for writing", write, &report.write),
+        compare: judge.rates("bandwidth for comparing", write, &report.compare),
+        read: judge.rates("bandwidth for reading", read, &report.read),
+        write_queue: judge.queue("queue of dumps", &report.write_queue),
+        read_queue: judge.queue("queue of restores", &report.read_queue),
+        dump_start: judge.start("time before a dump", &report.dump_start),
+        restore_start: judge.start("time before a restore", &report.restore_start),
+    };
+    let links = judge.links(&report.links);
+    let known = |figure: &Figure<Bytes>, queue: QueueReport| match figure {
+        Figure::Known(_) => queue,
+        Figure::Unknown { .. } => QueueReport::default(),
+    };
+    Believed {
+        links,
+        write_queue: known(&figures.write_queue, report.write_queue),
+        read_queue: known(&figures.read_queue, report.read_queue),
+        emulated: report.emulated.clone(),
+        figures,
+        doubts: judge.doubts,
+    }
+}
+
+fn is_backwards(previous: &NodeReport, report: &NodeReport) -> bool {
+    previous.started_unix_ms == report.started_unix_ms
+        && report.sequence < previous.sequence
+        && !report.unreadable
+}
+
+struct Judge {
+    /// Of the report.
+    age: Seconds,
+    doubts: Vec<String>,
+}
+
+impl Judge {
+    fn doubt(&mut self, words: String) {
+        if self.doubts.len() < MOST_DOUBTS {
+            self.doubts.push(words);
+        }
+    }
+
+    fn refuse<T>(&mut self, what: What, words: String) -> Figure<T> {
+        self.doubt(words);
+        Figure::Unknown {
+            why: Missing::NotBelieved { what, refused: 1 },
+        }
+    }
+
+    fn rates(&mut self, name: &str, what: What, rates: &SizedRates) -> SizedRates {
+        rates.map(|figure| self.rate(name, what, figure))
+    }
+
+    fn rate(
+        &mut self,
+        name: &str,
+        what: What,
+        figure: Figure<BytesPerSecond>,
+    ) -> Figure<BytesPerSecond> {
+        let limits = EstimatorConfig::default();
+        let plausible = |rate: BytesPerSecond| rate >= limits.slowest && rate <= limits.fastest;
+        match figure {
+            Figure::Known(known) if !plausible(known.p50) => {
+                self.refuse(what, format!("its {name} cannot be {}", known.p50))
+            }
+            // The slow end may be anything: what was never seen is kept wide.
+            Figure::Known(known) if known.p95 > known.p50 => self.refuse(
+                what,
+                format!(
+                    "its {name} is {} in bad cases, and {} in half of all",
+                    known.p95, known.p50
+                ),
+            ),
+            Figure::Known(known) => self.aged(what, known),
+            Figure::Unknown { why } => self.unknown(name, what, why),
+        }
+    }
+
+    fn start(&mut self, name: &str, figure: &Figure<Seconds>) -> Figure<Seconds> {
+        let what = What::Latency;
+        match *figure {
+            Figure::Known(known) if known.p50.value() > LONGEST_START_S => {
+                self.refuse(what, format!("its {name} cannot be {}", known.p50))
+            }
+            Figure::Known(known) if known.p95 < known.p50 => self.refuse(
+                what,
+                format!(
+                    "its {name} is {} in bad cases, and {} in half of all",
+                    known.p95, known.p50
+                ),
+            ),
+            Figure::Known(known) => self.aged(what, known),
+            Figure::Unknown { why } => self.unknown(name, what, why),
+        }
+    }
+
+    fn queue(&mut self, name: &str, queue: &QueueReport) -> Figure<Bytes> {
+        let what = What::Queue;
+        let most = queue.running.max(queue.waiting).max(queue.reserved);
+        if queue.bytes > LONGEST_QUEUE_BYTES || most > MOST_TRANSFERS {
+            let bytes = Bytes::new(queue.bytes);
+            return self.refuse(
+                what,
+                format!("its {name} cannot hold {bytes} in {most} transfers"),
+            );
+        }
+        let limit = seconds(QUEUE_HOLDS);
+        if self.age > limit {
+            let age = self.age;
+            return Missing::TooOld { what, age, limit }.into();
+        }
+        Figure::Known(Estimate {
+            age: self.age,
+            ..Estimate::given(Bytes::new(queue.bytes))
+        })
+    }
+
+    fn links(&mut self, links: &BTreeMap<String, SizedRates>) -> BTreeMap<String, SizedRates> {
+        if links.len() > MOST_LINKS {
+            self.doubt(format!("it has {} links", links.len()));
+        }
+        let links = links.iter().take(MOST_LINKS);
+        links
+            .map(|(peer, rates)| {
+                let short: String = peer.chars().take(64).collect();
+                let name = format!("link to {short}");
+                (peer.clone(), self.rates(&name, What::LinkBandwidth, rates))
+            })
+            .collect()
+    }
+
+    /// A figure is as old as it was when it was reported, and as the report.
+    fn aged<T: Copy>(&self, what: What, known: Estimate<T>) -> Figure<T> {
+        let age = known.age.plus(self.age);
+        let limit = EstimatorConfig::default().stale_after;
+        if age > limit {
+            return Missing::TooOld { what, age, limit }.into();
+        }
+        Figure::Known(Estimate { age, ..known })
+    }
+
+    /// The node's own reason stands, in the words for this figure; what could not be read is a doubt.
+    fn unknown<T>(&mut self, name: &str, what: What, why: Missing) -> Figure<T> {
+        if let Missing::NotBelieved { .. } = why {
+            return self.refuse(what, format!("its {name} makes no sense"));
+        }
+        Figure::Unknown { why }
+    }
+}
+
+/// The last report of each node, and when it came.
+#[derive(Debug, Default)]
+pub struct Reports {
+    nodes: HashMap<String, Last>,
+}
+
+#[derive(Debug)]
+struct Last {
+    report: NodeReport,
+    came: Instant,
+}
+
+impl Reports {
+    /// What to believe of the node `name` now, of which its facts say `report`. A report that was there before is as
+    /// much older as it was there.
+    pub fn take(
+        &mut self,
+        name: &str,
+        report: Option<&NodeReport>,
+        id: NodeId,
+        now: Instant,
+    ) -> Believed {
+        let Some(report) = report else {
+            self.nodes.remove(name);
+            return Believed::nothing(id);
+        };
+        let Some(last) = self.nodes.get_mut(name) else {
+            let last = Last {
+                report: report.clone(),
+                came: now,
+            };
+            self.nodes.insert(name.to_owned(), last);
+            return believe(None, report, Duration::ZERO, id);
+        };
+        if last.report != *report && !is_backwards(&last.report, report) {
+            last.report.clone_from(report);
+            last.came = now;
+        }
+        let age = now.saturating_duration_since(last.came);
+        believe(Some(&last.report), report, age, id)
+    }
+
+    /// Forgets the nodes that are not among `names`.
+    pub fn keep(&mut self, names: &[&str]) {
+        self.nodes.retain(|name, _| names.contains(&name.as_str()));
+    }
+}

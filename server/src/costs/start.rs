@@ -1,0 +1,327 @@
+//! Figures of earlier runs, and those that a benchmark measured before the first: written down beside the region.
+//!
+//! They are samples, not results: what was transferred in how long, and how long ago. So they are judged as those are
+//! that the daemon measures, weigh less the older they are, and do not hold any more after an hour.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused, Transfer};
+use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
+use serde::{Deserialize, Serialize};
+
+use super::channels::Lane;
+use super::measure::{Costs, State};
+use crate::clock::unix_ms;
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// A file that is longer is none of ours.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Most samples that are taken in at once: all windows of a thousand links.
+const MAX_SAMPLES: usize = 1 << 19;
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartWhat {
+    /// A full dump, or pages stored.
+    Write,
+    /// A dump that was compared with the one before it.
+    Compare,
+    /// A full dump, until its copies were durable.
+    WriteCopied,
+    /// A dump that was compared, until its copies were durable.
+    CompareCopied,
+    /// Several dumps at once, together.
+    WriteTogether,
+    /// A restore, or pages read.
+    Read,
+    /// Several restores at once, together.
+    ReadTogether,
+    /// Pages sent to a node, or fetched from it.
+    Link(String),
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartSample {
+    /// Of what.
+    pub what: StartWhat,
+    /// Bytes moved; 0 for what took `elapsed` whatever its size.
+    pub bytes: u64,
+    /// How long that took.
+    pub elapsed: Seconds,
+    /// How long ago it was over.
+    pub age: Seconds,
+}
+
+/// Measurements to begin with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartFigures {
+    /// In the order in which they were made.
+    pub samples: Vec<StartSample>,
+    /// What kind of medium they were made on, if it pretends to be one.
+    #[serde(default)]
+    pub emulated: Option<String>,
+}
+
+/// Figures that cannot be begun with.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// More than there can be.
+    #[error("{samples} samples are more than {MAX_SAMPLES}")]
+    TooMany {
+        /// How many.
+        samples: usize,
+    },
+    /// One that cannot be true; nothing was changed.
+    #[error("sample {place} cannot be true: {why}")]
+    Implausible {
+        /// Which, from 0.
+        place: usize,
+        /// Why not.
+        why: String,
+    },
+    /// They hold now, and will not after a restart.
+    #[error("write {path}")]
+    Write {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What is known of where the figures come from.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Starting {
+    pub(super) emulated: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    v: u32,
+    /// By the wall clock: only says how long the daemon was away.
+    written_unix_ms: u64,
+    figures: StartFigures,
+}
+
+/// The lane of what was measured; none of a link.
+fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
+    let write = |lane| Some((Direction::Write, lane));
+    match what {
+        StartWhat::Write => write(Lane::Whole),
+        StartWhat::Compare => write(Lane::Compared),
+        StartWhat::WriteCopied => write(Lane::WholeCopied),
+        StartWhat::CompareCopied => write(Lane::ComparedCopied),
+        StartWhat::WriteTogether => write(Lane::Together),
+        StartWhat::Read => Some((Direction::Read, Lane::Whole)),
+        StartWhat::ReadTogether => Some((Direction::Read, Lane::Together)),
+        StartWhat::Link(_) => None,
+    }
+}
+
+const LANES: [StartWhat; 7] = [
+    StartWhat::Write,
+    StartWhat::Compare,
+    StartWhat::WriteCopied,
+    StartWhat::CompareCopied,
+    StartWhat::WriteTogether,
+    StartWhat::Read,
+    StartWhat::ReadTogether,
+];
+
+impl Costs {
+    /// Takes in measurements that were made elsewhere, in the place of those that this node has made of the same
+    /// things, and writes everything down for the next start.
+    ///
+    /// # Errors
+    /// [`StartError`]; if one of them cannot be true none is taken in.
+    pub fn install(&self, figures: &StartFigures) -> Result<(), StartError> {
+        if figures.samples.len() > MAX_SAMPLES {
+            let samples = figures.samples.len();
+            return Err(StartError::TooMany { samples });
+        }
+        let now = self.now();
+        let mut state = self.state();
+        let mut estimator = state.estimator.clone();
+        let mut peers = state.peers.clone();
+        let mut replaced = BTreeSet::new();
+        for (place, sample) in in_order(&figures.samples) {
+            let refuse = |why: String| StartError::Implausible { place, why };
+            let channel = match (&sample.what, lane(&sample.what)) {
+                (_, Some((direction, lane))) => lane.channel(direction),
+                (StartWhat::Link(peer), _) => peers
+                    .link(peer)
+                    .ok_or_else(|| refuse("there are too many links".to_owned()))?,
+                _ => continue,
+            };
+            if replaced.insert(sample.what.clone()) {
+                estimator.forget_channel(channel);
+            }
+            take(&mut estimator, channel, now, &sample)
+                .map_err(|error| refuse(error.to_string()))?;
+        }
+        state.estimator = estimator;
+        state.peers = peers;
+        state.starting.emulated.clone_from(&figures.emulated);
+        drop(state);
+        self.save()
+    }
+
+    /// Writes down what was measured, in one step; nothing where no place for it is configured.
+    ///
+    /// # Errors
+    /// [`StartError::Write`].
+    pub fn save(&self) -> Result<(), StartError> {
+        let Some(path) = &self.config.figures else {
+            return Ok(());
+        };
+        let file = File {
+            v: VERSION,
+            written_unix_ms: unix_ms(),
+            figures: self.kept(),
+        };
+        write(path, &file).map_err(|source| StartError::Write {
+            path: path.clone(),
+            source,
+        })
+    }
+
+    /// Everything measured that still counts.
+    #[must_use]
+    pub fn kept(&self) -> StartFigures {
+        let now = self.now();
+        let state = self.state();
+        let mut samples = Vec::new();
+        for what in LANES {
+            if let Some((direction, lane)) = lane(&what) {
+                keep(&state, &what, lane.channel(direction), now, &mut samples);
+            }
+        }
+        for (peer, link) in state.peers.links() {
+            let what = StartWhat::Link(peer.to_owned());
+            keep(&state, &what, link, now, &mut samples);
+        }
+        StartFigures {
+            samples,
+            emulated: state.starting.emulated.clone(),
+        }
+    }
+
+    /// Takes in what the last run wrote down. A clock that was set back makes it no younger than it was then.
+    pub(super) fn load(&self) {
+        let Some(path) = &self.config.figures else {
+            return;
+        };
+        let file = match read(path) {
+            Ok(Some(file)) => file,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "figures of the last run cannot be read: they are measured anew");
+                return;
+            }
+        };
+        let away = Seconds::from_millis(unix_ms().saturating_sub(file.written_unix_ms));
+        let now = self.now();
+        let mut state = self.state();
+        let mut refused = 0;
+        for (_, mut sample) in in_order(&file.figures.samples) {
+            sample.age = sample.age.plus(away);
+            let channel = match (&sample.what, lane(&sample.what)) {
+                (_, Some((direction, lane))) => Some(lane.channel(direction)),
+                (StartWhat::Link(peer), _) => state.peers.link(peer),
+                _ => None,
+            };
+            let taken = channel.map(|channel| take(&mut state.estimator, channel, now, &sample));
+            refused += usize::from(!matches!(taken, Some(Ok(()))));
+        }
+        state.starting.emulated = file.figures.emulated;
+        drop(state);
+        if refused > 0 {
+            tracing::warn!(refused, path = %path.display(), "figures of the last run that cannot be true are left out");
+        }
+    }
+}
+
+/// The oldest first, each with its place.
+fn in_order(samples: &[StartSample]) -> Vec<(usize, StartSample)> {
+    let mut ordered: Vec<_> = samples
+        .iter()
+        .take(MAX_SAMPLES)
+        .cloned()
+        .enumerate()
+        .collect();
+    ordered.sort_by_key(|(_, sample)| std::cmp::Reverse(sample.age));
+    ordered
+}
+
+fn take(
+    estimator: &mut Estimator,
+    channel: Channel,
+    now: Moment,
+    sample: &StartSample,
+) -> Result<(), Refused> {
+    let at = now.before(sample.age);
+    if sample.bytes == 0 {
+        return estimator.answered(channel, now, at, sample.elapsed);
+    }
+    let transfer = Transfer {
+        at,
+        bytes: Bytes::new(sample.bytes),
+        elapsed: sample.elapsed,
+    };
+    estimator.transferred(channel, now, transfer)
+}
+
+fn keep(
+    state: &State,
+    what: &StartWhat,
+    channel: Channel,
+    now: Moment,
+    samples: &mut Vec<StartSample>,
+) {
+    let kept = state.estimator.kept(channel);
+    let sample = |bytes, elapsed, at| StartSample {
+        what: what.clone(),
+        bytes,
+        elapsed,
+        age: now.since(at),
+    };
+    let transfers = kept.transfers.iter();
+    samples.extend(transfers.map(|one| sample(one.bytes.count(), one.elapsed, one.at)));
+    let latencies = kept.latencies.iter();
+    samples.extend(latencies.map(|(at, latency)| sample(0, *latency, *at)));
+}
+
+fn read(path: &Path) -> io::Result<Option<File>> {
+    let length = match std::fs::metadata(path) {
+        Ok(found) => found.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if length > MAX_BYTES {
+        return Err(io::Error::other("it is too long"));
+    }
+    let file: File = serde_json::from_slice(&std::fs::read(path)?)?;
+    if file.v != VERSION {
+        let version = file.v;
+        return Err(io::Error::other(format!("it is of version {version}")));
+    }
+    Ok(Some(file))
+}
+
+/// In one step: a crash leaves the old one or the new one.
+fn write(path: &Path, file: &File) -> io::Result<()> {
+    let aside = path.with_extension("new");
+    std::fs::write(&aside, serde_json::to_vec(file)?)?;
+    std::fs::File::open(&aside)?.sync_all()?;
+    std::fs::rename(aside, path)
+}

@@ -1,0 +1,220 @@
+//! What the store measures for the cost model: once when a dump begins, at its CLOSE, and when it is sealed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control;
+use permafrost_scheduling::quantity::Bytes;
+use permafrost_scheduling::size::{DumpKind, Memory};
+
+use super::Store;
+use super::anywhere::Anywhere;
+use super::counters::Counters;
+use super::dump::Parent;
+use super::session::{Session, SessionRequest};
+use crate::costs::{Beginning, Costs, DumpDone, Event, RestoreDone, Ticket, Transferred};
+use crate::replication::Copies;
+
+/// What is measured of a session while it is one.
+pub(super) struct Measured {
+    pub(super) counters: Arc<Counters>,
+    costs: Option<Arc<Costs>>,
+    kind: DumpKind,
+    /// Copies are made while it streams.
+    copied: bool,
+    /// Bytes of pages that came.
+    pub(super) moved: Arc<AtomicU64>,
+    ticket: Option<Ticket>,
+    /// Its first byte, and what all dumps had brought by then.
+    began: Option<(Instant, u64)>,
+    transferred: Option<Transferred>,
+}
+
+impl Measured {
+    /// The first byte has come.
+    pub(super) fn begun(&mut self) {
+        self.began = Some((Instant::now(), self.all_bytes()));
+    }
+
+    /// CLOSE can be answered; `waited` for copies.
+    pub(super) fn closed(&mut self, waited: Duration) {
+        let now = self.all_bytes();
+        self.transferred = self.began.map(|(began, before)| Transferred {
+            elapsed: began.elapsed(),
+            waited,
+            all_bytes: now.saturating_sub(before),
+        });
+    }
+
+    /// It will not become a checkpoint.
+    pub(super) fn failed(&mut self) {
+        self.ticket = None;
+    }
+
+    /// Tells that it has failed.
+    pub(super) fn tell_failure(&self, job: &str, session: &str, reason: &str) {
+        if let Some(costs) = &self.costs {
+            costs.tell(|| Event::Failed {
+                job: job.to_owned(),
+                session: session.to_owned(),
+                reason: reason.to_owned(),
+            });
+        }
+    }
+
+    /// What all dumps, and copies of others', have brought to this node.
+    fn all_bytes(&self) -> u64 {
+        let counters = &self.counters;
+        counters.received_bytes.value() + counters.copies_received_bytes.value()
+    }
+}
+
+impl Store {
+    /// Has dumps, restores and the rest measured, once and for all; to be called before it takes sessions. False if
+    /// they are already.
+    pub fn measured_by(&self, costs: Arc<Costs>) -> bool {
+        self.costs.set(costs).is_ok()
+    }
+
+    /// What it is measured by.
+    #[must_use]
+    pub fn costs(&self) -> Option<&Arc<Costs>> {
+        self.costs.get()
+    }
+
+    /// A session is being opened.
+    pub(super) fn measure(
+        &self,
+        request: &SessionRequest,
+        parent: Option<&Parent>,
+        copies: Option<&dyn Copies>,
+    ) -> Measured {
+        let kind = match parent {
+            Some(_) => DumpKind::Incremental,
+            None => DumpKind::Full,
+        };
+        let copied = copies.is_some_and(Copies::any);
+        let (moved, costs) = (Arc::<AtomicU64>::default(), self.costs().cloned());
+        let ticket = costs.as_ref().map(|costs| {
+            costs.begin_dump(&Beginning {
+                job: &request.job,
+                program: program_of(request),
+                kind,
+                copied,
+                memory: memory_of(request),
+                moved: Arc::clone(&moved),
+            })
+        });
+        Measured {
+            counters: Arc::clone(&self.counters),
+            costs,
+            kind,
+            copied,
+            moved,
+            ticket,
+            began: None,
+            transferred: None,
+        }
+    }
+
+    /// A session is a checkpoint now.
+    pub(super) fn measured(&self, session: &Session, sealed: &control::Checkpoint) {
+        let whole = session.request.seal_follows.then(|| session.age());
+        let Some((ticket, done)) = session.measured(|measured| {
+            let ticket = measured.ticket.take()?;
+            let done = DumpDone {
+                job: &session.request.job,
+                program: program_of(&session.request),
+                generation: sealed.generation,
+                id: &sealed.id,
+                kind: measured.kind,
+                copied: measured.copied,
+                moved_bytes: measured.moved.load(Ordering::Relaxed),
+                stored_bytes: sealed.added_bytes,
+                memory: memory_of(&session.request),
+                transferred: measured.transferred?,
+                whole,
+                expected: ticket.expected,
+            };
+            Some((ticket, done))
+        }) else {
+            return;
+        };
+        // It runs no more, whatever is asked now.
+        drop(ticket);
+        if let Some(costs) = self.costs() {
+            costs.dumped(&done);
+        }
+    }
+
+    /// A restore begins.
+    pub(super) fn restoring(&self, reader: &Anywhere<'_>) -> Restoring {
+        let bytes = reader.record.memory_bytes;
+        Restoring {
+            ticket: self.costs().map(|costs| costs.begin_restore(bytes)),
+            since: Instant::now(),
+            start: None,
+        }
+    }
+
+    /// A restore was served.
+    pub(super) fn restored(&self, reader: &Anywhere<'_>, restoring: Restoring, bytes: u64) {
+        let (Some(costs), Some(ticket)) = (self.costs(), restoring.ticket) else {
+            return;
+        };
+        ticket.read_so_far(bytes);
+        let (expected, all_bytes) = (ticket.expected, ticket.all_read());
+        let (since, start) = (restoring.since, restoring.start);
+        drop(ticket);
+        costs.restored(&RestoreDone {
+            checkpoint: &reader.record,
+            bytes,
+            start,
+            elapsed: since.elapsed().saturating_sub(start.unwrap_or_default()),
+            all_bytes,
+            here: reader.here.is_some(),
+            expected,
+        });
+    }
+}
+
+/// A restore under way.
+pub(super) struct Restoring {
+    ticket: Option<Ticket>,
+    since: Instant,
+    /// How long CRIU took to come.
+    start: Option<Duration>,
+}
+
+impl Restoring {
+    /// CRIU has come for its images.
+    pub(super) fn begun(&mut self) {
+        self.start = Some(self.since.elapsed());
+    }
+
+    /// It was given so many bytes by now.
+    pub(super) fn progress(&self, bytes: u64) {
+        if let Some(ticket) = &self.ticket {
+            ticket.read_so_far(bytes);
+        }
+    }
+}
+
+fn program_of(request: &SessionRequest) -> &str {
+    request
+        .origin
+        .as_ref()
+        .map_or("", |origin| origin.program.as_str())
+}
+
+fn memory_of(request: &SessionRequest) -> Memory {
+    let Some(origin) = &request.origin else {
+        return Memory::default();
+    };
+    let resident = origin.resident_bytes;
+    Memory {
+        resident: (resident > 0).then_some(Bytes::new(resident)),
+        dirty_pages: origin.dirty_pages,
+    }
+}
