@@ -27,3 +27,6 @@ pub use publish::Publication;
 pub(crate) use report::lenient_report;
 pub use report::{Believed, NodeReport, QueueReport, Reports, believe};
 pub use start::{StartError, StartFigures, StartSample, StartWhat};
+
+#[cfg(test)]
+mod tests;

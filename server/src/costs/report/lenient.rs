@@ -27,10 +27,16 @@ pub(crate) fn report<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NodeRe
     if value.is_null() {
         return Ok(None);
     }
-    Ok(Some(read_or(value, || NodeReport {
+    let unreadable = || NodeReport {
         unreadable: true,
         ..NodeReport::default()
-    })))
+    };
+    // A struct is read from a list, too, and an empty one has everything left out.
+    Ok(Some(if value.is_object() {
+        read_or(value, unreadable)
+    } else {
+        unreadable()
+    }))
 }
 
 fn read_or<T: DeserializeOwned>(value: Value, otherwise: impl FnOnce() -> T) -> T {
