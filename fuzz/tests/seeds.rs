@@ -230,6 +230,7 @@ fn control() -> Seeds {
                 permafrost_protocol::control::Progress {
                     done_bytes: 1,
                     total_bytes: 2,
+                    waiting: None,
                 },
             )),
         ),

@@ -3,7 +3,8 @@
 use permafrost_protocol::control::framing::{LENGTH_BYTES, MessageError, decode, encode, length};
 use permafrost_protocol::control::{
     Checkpoint, Checkpoints, ClusterStatus, Detail, Done, Error, Exported, MAX_MESSAGE_BYTES,
-    Progress, Reply, Request, ServerStatus, SessionOpened, VERSION, Verified, reply, request,
+    Progress, QueueStatus, Reply, Request, Reserved, ServerStatus, SessionOpened, VERSION,
+    Verified, Waiting, reply, request,
 };
 use proptest::prelude::*;
 
@@ -15,6 +16,10 @@ fn requests() -> Vec<Request> {
             job: text(),
             seal_follows: true,
             durability: text(),
+            expected_bytes: 1 << 30,
+            priority: 11,
+            deadline_ms: Some(0),
+            reservation: text(),
             ..Default::default()
         }),
         Body::Seal(request::Seal { session: text() }),
@@ -39,6 +44,19 @@ fn requests() -> Vec<Request> {
         Body::Export(request::Export {
             checkpoint: text(),
             small_images_only: true,
+            deadline_ms: Some(5),
+            ..Default::default()
+        }),
+        Body::Reserve(request::Reserve {
+            node: text(),
+            direction: text(),
+            bytes: 1,
+            deadline_ms: Some(7),
+            ..Default::default()
+        }),
+        Body::CancelReservation(request::CancelReservation {
+            token: text(),
+            node: text(),
         }),
         Body::Import(request::Import {
             job: text(),
@@ -72,6 +90,17 @@ fn replies() -> Vec<Reply> {
         Body::Progress(Progress {
             done_bytes: 1,
             total_bytes: 2,
+            waiting: Some(Waiting {
+                before: 3,
+                bytes_before: 1 << 30,
+                starts_in_ms: Some(0),
+                token: "t".into(),
+            }),
+        }),
+        Body::Reserved(Reserved {
+            token: "t".into(),
+            starts_in_ms: Some(4),
+            ..Default::default()
         }),
         Body::SessionOpened(SessionOpened {
             session: "x".into(),
@@ -105,6 +134,11 @@ fn replies() -> Vec<Reply> {
                 copies_wanted: 2,
                 ..Default::default()
             }),
+            queues: vec![QueueStatus {
+                direction: "read".into(),
+                bytes_per_s: Some(1e9),
+                ..Default::default()
+            }],
             ..Default::default()
         }),
     ];

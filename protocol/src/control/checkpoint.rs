@@ -3,6 +3,7 @@
 use prost::Message;
 use serde::Serialize;
 
+use super::Waiting;
 use crate::manifest::{Manifest, Origin};
 
 /// How far a long request is.
@@ -14,6 +15,9 @@ pub struct Progress {
     /// Bytes in all, 0 when unknown.
     #[prost(uint64, tag = "2")]
     pub total_bytes: u64,
+    /// It has not begun.
+    #[prost(message, optional, tag = "3")]
+    pub waiting: Option<Waiting>,
 }
 
 /// A session is open and its endpoints listen.

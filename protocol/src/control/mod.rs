@@ -10,6 +10,7 @@ mod checkpoint;
 mod cluster;
 mod error;
 pub mod framing;
+mod queue;
 pub mod reply;
 pub mod request;
 mod scrub;
@@ -22,6 +23,7 @@ pub use checkpoint::{
 };
 pub use cluster::{Doubt, MissingNode, NodeList, NodeStatus, Rebuilt};
 pub use error::{Error, ErrorCode};
+pub use queue::{QueueStatus, Reserved, Waiting};
 pub use scrub::{DamagedCheckpoint, ScrubStatus, Scrubbed};
 pub use status::{ClusterStatus, RegionStatus, ServerStatus, SessionStatus};
 
@@ -30,6 +32,7 @@ pub const VERSION: u32 = 1;
 
 /// Longest control message either side accepts, bytes.
 pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
+
 /// A request.
 #[derive(Clone, PartialEq, Message)]
 pub struct Request {
@@ -39,7 +42,7 @@ pub struct Request {
     /// What is asked for.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 30, 31"
     )]
     pub body: Option<request::Body>,
 }
@@ -50,7 +53,7 @@ pub struct Reply {
     /// What is said.
     #[prost(
         oneof = "reply::Body",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25, 30"
     )]
     pub body: Option<reply::Body>,
 }

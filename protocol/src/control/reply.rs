@@ -1,8 +1,8 @@
 //! Parts of [`Reply`](super::Reply).
 
 use super::{
-    Checkpoint, Checkpoints, Detail, Done, Error, Exported, NodeList, Progress, Rebuilt, Scrubbed,
-    ServerStatus, SessionOpened, Verified,
+    Checkpoint, Checkpoints, Detail, Done, Error, Exported, NodeList, Progress, Rebuilt, Reserved,
+    Scrubbed, ServerStatus, SessionOpened, Verified,
 };
 
 /// What is said.
@@ -35,4 +35,6 @@ pub enum Body {
     Rebuilt(Rebuilt),
     #[prost(message, tag = "25")]
     Scrubbed(Scrubbed),
+    #[prost(message, tag = "30")]
+    Reserved(Reserved),
 }

@@ -42,6 +42,10 @@ pub enum Body {
     Rebuild(Rebuild),
     #[prost(message, tag = "25")]
     Scrub(Scrub),
+    #[prost(message, tag = "30")]
+    Reserve(Reserve),
+    #[prost(message, tag = "31")]
+    CancelReservation(CancelReservation),
 }
 
 /// Open a session. Answered by [`super::SessionOpened`].
@@ -75,6 +79,18 @@ pub struct Open {
     /// for the node's default.
     #[prost(string, tag = "8")]
     pub durability: String,
+    /// About how much it will bring, bytes; 0 while nobody knows.
+    #[prost(uint64, tag = "22")]
+    pub expected_bytes: u64,
+    /// From 0, the lowest, to 11: who goes first where several wait.
+    #[prost(uint32, tag = "23")]
+    pub priority: u32,
+    /// It should start within so many milliseconds.
+    #[prost(uint64, optional, tag = "24")]
+    pub deadline_ms: Option<u64>,
+    /// Token of a place that was reserved for it; may be empty.
+    #[prost(string, tag = "25")]
+    pub reservation: String,
 }
 
 /// Make a closed session a checkpoint. Carries the images directory's descriptor.
@@ -168,6 +184,15 @@ pub struct Export {
     /// Leave out the pages and pagemaps: the small images only.
     #[prost(bool, tag = "2")]
     pub small_images_only: bool,
+    /// From 0, the lowest, to 11: who goes first where several wait.
+    #[prost(uint32, tag = "23")]
+    pub priority: u32,
+    /// It should start within so many milliseconds.
+    #[prost(uint64, optional, tag = "24")]
+    pub deadline_ms: Option<u64>,
+    /// Token of a place that was reserved for it; may be empty.
+    #[prost(string, tag = "25")]
+    pub reservation: String,
 }
 
 /// Read a CRIU images directory (its descriptor rides along) as a new checkpoint of a job.
@@ -186,13 +211,23 @@ pub struct Import {
 }
 
 /// Serve a checkpoint to `criu restore --stream`. The descriptor of a listening AF_UNIX socket rides
-/// along; CRIU connects to it while the request is under way. Progress, then [`super::Exported`] when CRIU
+/// along; CRIU connects to it while the request is under way. Progress, of which the first without
+/// [`Progress::waiting`](super::Progress::waiting) says that it has begun; then [`super::Exported`] when CRIU
 /// has hung up. A caller whose CRIU never came shuts its sending side down, and is refused.
 #[derive(Clone, PartialEq, Message)]
 pub struct Stream {
     /// `JOB` or `JOB@GEN`.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
+    /// From 0, the lowest, to 11: who goes first where several wait.
+    #[prost(uint32, tag = "23")]
+    pub priority: u32,
+    /// It should start within so many milliseconds.
+    #[prost(uint64, optional, tag = "24")]
+    pub deadline_ms: Option<u64>,
+    /// Token of a place that was reserved for it; may be empty.
+    #[prost(string, tag = "25")]
+    pub reservation: String,
 }
 
 /// State of the daemon. Answered by [`super::ServerStatus`].
@@ -237,4 +272,38 @@ pub struct Scrub {
     /// `JOB`, `JOB@GEN`, or empty for everything.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
+}
+
+/// Keep a place in a queue for a dump or a restore to come. Answered by [`super::Reserved`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Reserve {
+    /// The node whose queue it is; empty: the one that is asked.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// `write` for a dump, `read` for a restore.
+    #[prost(string, tag = "2")]
+    pub direction: String,
+    /// About how much it will move, bytes.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// From 0, the lowest, to 11.
+    #[prost(uint32, tag = "4")]
+    pub priority: u32,
+    /// It should start within so many milliseconds.
+    #[prost(uint64, optional, tag = "5")]
+    pub deadline_ms: Option<u64>,
+    /// For how long, milliseconds, at most what the node allows; 0: for as long.
+    #[prost(uint64, tag = "6")]
+    pub lifetime_ms: u64,
+}
+
+/// Give a reserved place up. Answered by [`super::Done`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct CancelReservation {
+    /// Its token.
+    #[prost(string, tag = "1")]
+    pub token: String,
+    /// The node whose queue it is in; empty: the one that is asked, or where it has reserved it.
+    #[prost(string, tag = "2")]
+    pub node: String,
 }

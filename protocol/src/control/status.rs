@@ -3,7 +3,7 @@
 use prost::Message;
 use serde::Serialize;
 
-use super::ScrubStatus;
+use super::{QueueStatus, ScrubStatus};
 
 /// State of the daemon.
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -56,6 +56,9 @@ pub struct ServerStatus {
     /// The scrub.
     #[prost(message, optional, tag = "20")]
     pub scrub: Option<ScrubStatus>,
+    /// The queues of dumps and of restores.
+    #[prost(message, repeated, tag = "26")]
+    pub queues: Vec<QueueStatus>,
 }
 
 /// A node's place in its cluster.

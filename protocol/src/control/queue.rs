@@ -1,0 +1,73 @@
+//! What is said of the queues of dumps and restores.
+
+use prost::Message;
+use serde::Serialize;
+
+/// The request waits for its turn.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Waiting {
+    /// Dumps, or restores, that go before it: those that run and those that are due before.
+    #[prost(uint32, tag = "1")]
+    pub before: u32,
+    /// Bytes that they still have to move.
+    #[prost(uint64, tag = "2")]
+    pub bytes_before: u64,
+    /// About when it starts, milliseconds from now; none before anything was measured.
+    #[prost(uint64, optional, tag = "3")]
+    pub starts_in_ms: Option<u64>,
+    /// To an agent only: its place is kept under this token, and it has to ask again with it.
+    #[prost(string, tag = "4")]
+    pub token: String,
+}
+
+/// A place in a queue.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Reserved {
+    /// What it is taken up with: 32 hex digits. Whoever has it has the place.
+    #[prost(string, tag = "1")]
+    pub token: String,
+    /// The node whose queue it is in; empty on a single machine.
+    #[prost(string, tag = "2")]
+    pub node: String,
+    /// `write` or `read`.
+    #[prost(string, tag = "3")]
+    pub direction: String,
+    /// Bytes that are moved before it.
+    #[prost(uint64, tag = "4")]
+    pub bytes_before: u64,
+    /// About when it could start, milliseconds from now; none before anything was measured.
+    #[prost(uint64, optional, tag = "5")]
+    pub starts_in_ms: Option<u64>,
+    /// When it is gone unless it was taken up, milliseconds from now.
+    #[prost(uint64, tag = "6")]
+    pub lapses_in_ms: u64,
+}
+
+/// How a queue stands.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct QueueStatus {
+    /// `write` (dumps) or `read` (restores).
+    #[prost(string, tag = "1")]
+    pub direction: String,
+    /// How many run.
+    #[prost(uint32, tag = "2")]
+    pub running: u32,
+    /// How many wait.
+    #[prost(uint32, tag = "3")]
+    pub waiting: u32,
+    /// Places that are reserved and not taken up.
+    #[prost(uint32, tag = "4")]
+    pub reserved: u32,
+    /// Bytes that all of them still have to move.
+    #[prost(uint64, tag = "5")]
+    pub bytes: u64,
+    /// How many may run at once.
+    #[prost(uint32, tag = "6")]
+    pub slots: u32,
+    /// That many is what was found best; otherwise an operator has said so.
+    #[prost(bool, tag = "7")]
+    pub automatic: bool,
+    /// What those that run at once have moved together of late, bytes a second; none before anything was measured.
+    #[prost(double, optional, tag = "8")]
+    pub bytes_per_s: Option<f64>,
+}
