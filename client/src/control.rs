@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, Detail, Done, ErrorCode, Exported, NodeList, Progress, Rebuilt,
-    Reply, Request, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
+    Reply, Request, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
 };
 
 use crate::framing::{self, FramingError};
@@ -116,6 +116,7 @@ answers! {
     Nodes(NodeList),
     Rebuilt(Rebuilt),
     Scrubbed(Scrubbed),
+    Reserved(Reserved),
 }
 
 calls! {
@@ -136,6 +137,8 @@ calls! {
     SetNode -> NodeList,
     Rebuild -> Rebuilt,
     Scrub -> Scrubbed,
+    Reserve -> Reserved,
+    CancelReservation -> Done,
 }
 
 /// A connection to the daemon.
@@ -230,6 +233,34 @@ impl Connection {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
+    /// Waits until the daemon says that the request begun has its turn; `on_progress` is told how it waits. A request
+    /// that is answered before it begins is refused.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; a refusal leaves the connection usable.
+    pub fn await_turn(
+        &mut self,
+        on_progress: &mut dyn FnMut(&Progress),
+    ) -> Result<(), ControlError> {
+        loop {
+            let (reply, _fds) =
+                framing::recv::<Reply>(&self.stream)?.ok_or(ControlError::Closed)?;
+            match reply.body {
+                Some(reply::Body::Progress(progress)) => {
+                    on_progress(&progress);
+                    if progress.waiting.is_none() {
+                        return Ok(());
+                    }
+                }
+                Some(reply::Body::Error(error)) => return Err(refused(error)),
+                _ => {
+                    let expected = "Progress";
+                    return Err(ControlError::Unexpected { expected });
+                }
+            }
+        }
+    }
+
     /// Waits for the answer to the request begun.
     ///
     /// # Errors
@@ -243,13 +274,7 @@ impl Connection {
                 framing::recv::<Reply>(&self.stream)?.ok_or(ControlError::Closed)?;
             match reply.body {
                 Some(reply::Body::Progress(progress)) => on_progress(&progress),
-                Some(reply::Body::Error(error)) => {
-                    return Err(ControlError::Refused {
-                        code: error.code(),
-                        message: error.message,
-                        hint: error.hint,
-                    });
-                }
+                Some(reply::Body::Error(error)) => return Err(refused(error)),
                 other => {
                     return other
                         .and_then(C::Answer::from_body)
@@ -259,6 +284,14 @@ impl Connection {
                 }
             }
         }
+    }
+}
+
+fn refused(error: control::Error) -> ControlError {
+    ControlError::Refused {
+        code: error.code(),
+        message: error.message,
+        hint: error.hint,
     }
 }
 
@@ -304,10 +337,12 @@ mod tests {
             reply::Body::Progress(Progress {
                 done_bytes: 1,
                 total_bytes: 2,
+                waiting: None,
             }),
             reply::Body::Progress(Progress {
                 done_bytes: 2,
                 total_bytes: 2,
+                waiting: None,
             }),
             reply::Body::Exported(Exported {
                 files: 7,
@@ -321,7 +356,7 @@ mod tests {
             .call_with(
                 request::Export {
                     checkpoint: "job@1".to_owned(),
-                    small_images_only: false,
+                    ..request::Export::default()
                 },
                 Some(directory.as_fd()),
                 &mut |progress| seen.push(progress.done_bytes),

@@ -284,7 +284,7 @@ impl Site {
         connection.call_with(
             request::Export {
                 checkpoint: "job".to_owned(),
-                small_images_only: false,
+                ..Default::default()
             },
             Some(directory.as_fd()),
             &mut |_| {},

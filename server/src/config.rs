@@ -7,6 +7,7 @@ use std::time::Duration;
 use permafrost_pmem::Emulation;
 
 use crate::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
+use crate::queues::QueuesOptions;
 use crate::repair::Limits;
 use crate::replication::Durability;
 use crate::store::Retention;
@@ -48,6 +49,8 @@ pub struct Config {
     pub listen_metrics: Option<SocketAddr>,
     /// Within what time everything that is held is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
+    /// How many dumps and restores run at once, and how the others wait.
+    pub queues: QueuesOptions,
     /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
     pub cluster: Option<ClusterOptions>,
 }
@@ -93,6 +96,7 @@ impl Default for Config {
             listen_peers: None,
             listen_metrics: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
+            queues: QueuesOptions::default(),
             cluster: None,
         }
     }

@@ -11,6 +11,7 @@ pub mod daemon;
 pub mod elsewhere;
 pub mod metrics;
 pub mod peers;
+pub mod queues;
 pub mod repair;
 pub mod replication;
 pub mod scrub;

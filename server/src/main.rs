@@ -16,6 +16,7 @@ use permafrost_pmem::Emulation;
 use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_server::config::{ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
+use permafrost_server::queues::QueuesOptions;
 use permafrost_server::repair::Limits;
 use permafrost_server::replication::Durability;
 use permafrost_server::store::{Retention, StoreError};
@@ -81,6 +82,13 @@ struct Args {
     /// Within what time everything that is held is read and verified, or `off`.
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
     scrub_period: Period,
+    /// How many dumps run at once: a number, or `auto` for as many as raise what is moved. The others wait for their
+    /// turns, and their processes run on.
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
+    dumps_at_once: AtOnce,
+    /// How many restores run at once: a number, or `auto`.
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
+    restores_at_once: AtOnce,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Form of the log on standard error.
@@ -222,6 +230,11 @@ fn run(args: Args) -> anyhow::Result<()> {
         listen_peers: args.listen_peers,
         listen_metrics: args.listen_metrics,
         scrub_period: args.scrub_period.0,
+        queues: QueuesOptions {
+            dumps_at_once: args.dumps_at_once.0,
+            restores_at_once: args.restores_at_once.0,
+            ..QueuesOptions::default()
+        },
         cluster: args.cluster.options()?,
     };
     // Two threads accept and keep time; the work is done on threads of its own.
@@ -281,6 +294,22 @@ fn parse_size(text: &str) -> Result<u64, String> {
     number
         .checked_mul(1 << shift)
         .ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// How many run at once. A wrapper, as clap gives an `Option` a meaning of its own.
+#[derive(Clone, Copy, Debug)]
+struct AtOnce(Option<usize>);
+
+fn parse_at_once(text: &str) -> Result<AtOnce, String> {
+    match text {
+        "auto" => Ok(AtOnce(None)),
+        number => match number.parse() {
+            Ok(number @ 1..=1024) => Ok(AtOnce(Some(number))),
+            _ => Err(format!(
+                "{text:?} is neither a number from 1 to 1024 nor auto"
+            )),
+        },
+    }
 }
 
 /// A time, or never. A wrapper, as clap gives an `Option` a meaning of its own.

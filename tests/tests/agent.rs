@@ -388,6 +388,7 @@ fn processes_that_do_not_read_yet_hold_up_nobody() {
         let mut connection = Connection::connect(&control).unwrap();
         let stream = control::request::Stream {
             checkpoint: "tree".to_owned(),
+            ..Default::default()
         };
         connection.call_with(stream, Some(listener.as_fd()), &mut |_| {})
     });

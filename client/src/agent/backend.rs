@@ -15,7 +15,7 @@ use super::nodes::{Nodes, odd_answer, refusal, unavailable};
 use super::session::{Session, Sink};
 use crate::directory::{self, ImagesDir};
 use crate::frontend::{self, StreamError};
-use crate::host::{Backend, Progress};
+use crate::host::{Backend, Progress, Waits};
 use crate::peer::{DumpSender, PeerError};
 use crate::remote::{Holders, RemoteCheckpoint};
 
@@ -24,6 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Reading every page of many checkpoints takes its time, and is told nothing of on the way.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Pauses between two questions whether it is a dump's turn.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Sessions that are over and can still be seen, or found their node by.
 const MAX_OVER: usize = 1024;
@@ -142,6 +146,48 @@ impl Remote {
         Ok(RemoteCheckpoint::new(holders, order, record, manifest))
     }
 
+    /// Opens a session on a node. One that has others before it keeps the place under a token, and is asked again with
+    /// that: it is a node's turn that is waited for, so it stays with that node.
+    fn await_turn(
+        &self,
+        mut open: request::Open,
+        waits: &mut dyn Waits,
+    ) -> Result<(String, control::SessionOpened), control::Error> {
+        let mut asked = Instant::now();
+        let (node, mut answer) = self.nodes.ask_any(&request::Body::Open(open.clone()))?;
+        loop {
+            let waiting = match answer {
+                reply::Body::SessionOpened(opened) => return Ok((node, opened)),
+                reply::Body::Progress(control::Progress {
+                    waiting: Some(waiting),
+                    ..
+                }) => waiting,
+                _ => return Err(odd_answer(&node)),
+            };
+            open.reservation.clone_from(&waiting.token);
+            waits.waits(&control::Waiting {
+                token: String::new(),
+                ..waiting.clone()
+            });
+            std::thread::sleep(pause(asked.elapsed()));
+            if waits.is_gone() {
+                let cancel = request::CancelReservation {
+                    token: waiting.token,
+                    node: String::new(),
+                };
+                let body = request::Body::CancelReservation(cancel);
+                // It lapses by itself, too.
+                let _ = self.nodes.ask(&node, body, self.nodes.until());
+                return Err(unavailable(
+                    "the caller has gone while it waited for its turn",
+                ));
+            }
+            let body = request::Body::Open(open.clone());
+            asked = Instant::now();
+            answer = self.nodes.ask(&node, body, self.nodes.until())?;
+        }
+    }
+
     fn sender(
         &self,
         node: &str,
@@ -225,7 +271,11 @@ impl Backend for Remote {
     type Session = Session;
     type Sink = Sink;
 
-    fn open(&self, mut open: request::Open) -> Result<Arc<Session>, control::Error> {
+    fn open(
+        &self,
+        mut open: request::Open,
+        waits: &mut dyn Waits,
+    ) -> Result<Arc<Session>, control::Error> {
         if open.durability.is_empty() {
             open.durability.clone_from(&self.durability);
         }
@@ -234,10 +284,7 @@ impl Backend for Remote {
             bound_to_connection: true,
             ..open.clone()
         };
-        let (node, answer) = self.nodes.ask_any(&request::Body::Open(asked))?;
-        let reply::Body::SessionOpened(opened) = answer else {
-            return Err(odd_answer(&node));
-        };
+        let (node, opened) = self.await_turn(asked, waits)?;
         let Some(id) = bytes_of(&opened.session) else {
             return Err(odd_answer(&node));
         };
@@ -429,9 +476,11 @@ impl Backend for Remote {
         &self,
         export: &request::Export,
         directory: OwnedFd,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
         let checkpoint = self.checkpoint(&export.checkpoint)?;
+        waits.begins();
         directory::export(&checkpoint, export.small_images_only, directory, progress)
     }
 
@@ -439,6 +488,7 @@ impl Backend for Remote {
         &self,
         _import: &request::Import,
         _directory: OwnedFd,
+        _waits: &mut dyn Waits,
         _progress: Progress<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
         Err(control::Error {
@@ -453,9 +503,11 @@ impl Backend for Remote {
         stream: &request::Stream,
         listener: OwnedFd,
         caller: &UnixStream,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
         let checkpoint = self.checkpoint(&stream.checkpoint)?;
+        waits.begins();
         let total_bytes = checkpoint.record().memory_bytes;
         let served =
             frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
@@ -552,6 +604,51 @@ impl Backend for Remote {
             (node, _) => Err(odd_answer(&node)),
         }
     }
+
+    fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {
+        let body = request::Body::Reserve(reserve.clone());
+        let (node, answer) = if self.nodes.knows(&reserve.node) {
+            let until = self.nodes.until();
+            (
+                reserve.node.clone(),
+                self.nodes.ask(&reserve.node, body, until)?,
+            )
+        } else {
+            // It passes it on.
+            self.nodes.ask_any(&body)?
+        };
+        match answer {
+            reply::Body::Reserved(reserved) => Ok(control::Reserved {
+                node: if reserved.node.is_empty() {
+                    node
+                } else {
+                    reserved.node
+                },
+                ..reserved
+            }),
+            _ => Err(odd_answer(&node)),
+        }
+    }
+
+    fn cancel_reservation(
+        &self,
+        cancel: &request::CancelReservation,
+    ) -> Result<(), control::Error> {
+        let body = request::Body::CancelReservation(cancel.clone());
+        let (node, answer) = if self.nodes.knows(&cancel.node) {
+            let until = self.nodes.until();
+            (
+                cancel.node.clone(),
+                self.nodes.ask(&cancel.node, body, until)?,
+            )
+        } else {
+            self.nodes.ask_any(&body)?
+        };
+        match answer {
+            reply::Body::Done(_) => Ok(()),
+            _ => Err(odd_answer(&node)),
+        }
+    }
 }
 
 /// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory; nor do
@@ -564,6 +661,16 @@ fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
     if over.len() >= MAX_OVER {
         over.sort_unstable();
         sessions.remove(&over[0].1);
+    }
+}
+
+/// Until the node is asked again. One that has held the question does so again; one that holds too many is to be
+/// spared.
+fn pause(held: Duration) -> Duration {
+    if held >= LONGEST_PAUSE {
+        SHORTEST_PAUSE
+    } else {
+        LONGEST_PAUSE
     }
 }
 

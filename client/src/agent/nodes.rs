@@ -66,6 +66,11 @@ impl Nodes {
         from.iter().chain(before).cloned().collect()
     }
 
+    /// Whether it is one of them.
+    pub(super) fn knows(&self, node: &str) -> bool {
+        self.names.iter().any(|name| name == node)
+    }
+
     /// All of them: those that hold a checkpoint first, and of these, or else of the others, `first`.
     pub(super) fn holders_first(&self, first: &str, holders: &[String]) -> Vec<String> {
         let mut names = self.in_order();

@@ -13,6 +13,28 @@ use crate::frontend::PageSink;
 /// How far a long operation is: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
+/// Whoever waits for its turn with a request.
+pub trait Waits {
+    /// It waits; told about once a second.
+    fn waits(&mut self, waiting: &control::Waiting);
+
+    /// It has its turn, and what was asked for begins.
+    fn begins(&mut self) {}
+
+    /// Nobody waits any more.
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+/// Waits for as long as it takes, and wants to be told nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Patiently;
+
+impl Waits for Patiently {
+    fn waits(&mut self, _waiting: &control::Waiting) {}
+}
+
 /// A dump that is not sealed yet.
 pub trait Session: Send + Sync + 'static {
     /// 32 hex digits.
@@ -36,12 +58,16 @@ pub trait Backend: Send + Sync + 'static {
     /// What its pages go into.
     type Sink: PageSink;
 
-    /// Opens a session; it takes pages once a connection has come. An empty job is an anonymous session's, which
-    /// is parked at CLOSE.
+    /// Opens a session when it is its turn; it takes pages once a connection has come. An empty job is an anonymous
+    /// session's, which is parked at CLOSE: its task is frozen already, and it waits for nothing.
     ///
     /// # Errors
-    /// A bad job name, a dump of the job that is open already.
-    fn open(&self, request: request::Open) -> Result<Arc<Self::Session>, control::Error>;
+    /// A bad job name, a dump of the job that is open already; too many wait; whoever waits has gone.
+    fn open(
+        &self,
+        request: request::Open,
+        waits: &mut dyn Waits,
+    ) -> Result<Arc<Self::Session>, control::Error>;
 
     /// The session, for the one connection that brings its pages; `hang_up` ends that connection.
     ///
@@ -126,7 +152,7 @@ pub trait Backend: Send + Sync + 'static {
         progress: Progress<'_>,
     ) -> Result<control::Scrubbed, control::Error>;
 
-    /// Writes a checkpoint into a directory as CRIU images.
+    /// Writes a checkpoint into a directory as CRIU images, when it is its turn; at once if it is for the small ones.
     ///
     /// # Errors
     /// No such checkpoint; damage; a file that is there already or cannot be written.
@@ -134,6 +160,7 @@ pub trait Backend: Send + Sync + 'static {
         &self,
         export: &request::Export,
         directory: OwnedFd,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error>;
 
@@ -145,10 +172,11 @@ pub trait Backend: Send + Sync + 'static {
         &self,
         import: &request::Import,
         directory: OwnedFd,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, control::Error>;
 
-    /// Serves a checkpoint to the CRIU that connects to `listener`, until it hangs up or, before it came, `caller`
+    /// When it is its turn: serves a checkpoint to the CRIU that connects to `listener`, until it hangs up or, before it came, `caller`
     /// does.
     ///
     /// # Errors
@@ -158,6 +186,7 @@ pub trait Backend: Send + Sync + 'static {
         stream: &request::Stream,
         listener: OwnedFd,
         caller: &UnixStream,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error>;
 
@@ -184,4 +213,17 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// There is no cluster, or its registry does not answer.
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<control::Rebuilt, control::Error>;
+
+    /// Keeps a place in a queue.
+    ///
+    /// # Errors
+    /// No such node or queue; too many are reserved.
+    fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error>;
+
+    /// Gives a place up.
+    ///
+    /// # Errors
+    /// There is none with that token.
+    fn cancel_reservation(&self, cancel: &request::CancelReservation)
+    -> Result<(), control::Error>;
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
 
-use super::{Backend, Session, Shared, endpoints, page_server_socket};
+use super::{Backend, Session, Shared, Waits, endpoints, page_server_socket};
 use crate::framing;
 
 /// A peer that does not read its replies for so long is given up.
@@ -144,23 +145,31 @@ impl<B: Backend> Handler<'_, B> {
             request::Body::Export(export) => reply::Body::Exported(backend.export(
                 &export,
                 descriptor()?,
+                &mut Caller(self.stream),
                 &mut progress(self.stream),
             )?),
             request::Body::Import(import) => reply::Body::Checkpoint(backend.import(
                 &import,
                 descriptor()?,
+                &mut Caller(self.stream),
                 &mut progress(self.stream),
             )?),
             request::Body::Stream(stream) => reply::Body::Exported(backend.stream(
                 &stream,
                 descriptor()?,
                 self.stream,
+                &mut Caller(self.stream),
                 &mut progress(self.stream),
             )?),
             request::Body::Status(_) => reply::Body::Status(self.status()?),
             request::Body::Nodes(nodes) => reply::Body::Nodes(backend.nodes(&nodes)?),
             request::Body::SetNode(set) => reply::Body::Nodes(backend.set_node(&set)?),
             request::Body::Rebuild(rebuild) => reply::Body::Rebuilt(backend.rebuild(&rebuild)?),
+            request::Body::Reserve(reserve) => reply::Body::Reserved(backend.reserve(&reserve)?),
+            request::Body::CancelReservation(cancel) => {
+                backend.cancel_reservation(&cancel)?;
+                reply::Body::Done(control::Done { count: 1 })
+            }
         })
     }
 
@@ -173,7 +182,7 @@ impl<B: Backend> Handler<'_, B> {
         }
         let backend = &self.shared.backend;
         let bound_to_connection = open.bound_to_connection;
-        let session = backend.open(open)?;
+        let session = backend.open(open, &mut Caller(self.stream))?;
         // Whoever is bound to its connection is on this host, and needs no port.
         let endpoints = match endpoints::listen_for(self.shared, &session, !bound_to_connection) {
             Ok(endpoints) => endpoints,
@@ -214,6 +223,37 @@ impl<B: Backend> Handler<'_, B> {
     }
 }
 
+/// The one who has asked, while he waits.
+struct Caller<'a>(&'a UnixStream);
+
+impl Caller<'_> {
+    fn tell(&self, progress: control::Progress) {
+        let body = reply::Body::Progress(progress);
+        if let Err(error) = framing::send(self.0, &Reply { body: Some(body) }, &[]) {
+            tracing::debug!(%error, "progress not sent");
+        }
+    }
+}
+
+impl Waits for Caller<'_> {
+    fn waits(&mut self, waiting: &control::Waiting) {
+        self.tell(control::Progress {
+            waiting: Some(waiting.clone()),
+            ..control::Progress::default()
+        });
+    }
+
+    fn begins(&mut self) {
+        self.tell(control::Progress::default());
+    }
+
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(self.0, PollFlags::RDHUP | PollFlags::HUP)];
+        let now = Timespec::default();
+        matches!(poll(&mut fds, Some(&now)), Ok(ready) if ready > 0)
+    }
+}
+
 /// Sends progress now and then; a peer that is gone is noticed at the final reply.
 fn progress(stream: &UnixStream) -> impl FnMut(u64, u64) + use<> {
     let mut stream = stream.try_clone().ok();
@@ -229,6 +269,7 @@ fn progress(stream: &UnixStream) -> impl FnMut(u64, u64) + use<> {
         let body = reply::Body::Progress(control::Progress {
             done_bytes,
             total_bytes,
+            waiting: None,
         });
         if let Err(error) = framing::send(peer, &Reply { body: Some(body) }, &[]) {
             tracing::debug!(%error, "progress not sent");

@@ -13,7 +13,7 @@ use permafrost_protocol::control::{self, ErrorCode, request};
 use rustix::net::RecvFlags;
 use tokio::net::{TcpListener, UnixListener};
 
-use super::{Backend, Session, Shared, bind_unix, remove_socket};
+use super::{Backend, Patiently, Session, Shared, bind_unix, remove_socket};
 use crate::frontend;
 use crate::identity::{Action, CriuTls, TlsStream, begins_with_tls, namespace_of};
 
@@ -177,10 +177,11 @@ pub(super) async fn accept_failed(error: &io::Error) {
 
 /// A dump that names nothing: it gets a session of its own, which is parked at CLOSE.
 fn anonymous<B: Backend>(backend: &B) -> Result<Arc<B::Session>, control::Error> {
-    backend.open(request::Open {
+    let open = request::Open {
         no_parent: true,
         ..request::Open::default()
-    })
+    };
+    backend.open(open, &mut Patiently)
 }
 
 /// Serves one connection on a thread of its own, for `session` or an anonymous one.

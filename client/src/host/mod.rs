@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 use crate::identity::CriuTls;
 
-pub use backend::{Backend, Progress, Session};
+pub use backend::{Backend, Patiently, Progress, Session, Waits};
 pub use run_dir::make_private_dir;
 
 /// Where a host listens, and how patiently.

@@ -146,6 +146,13 @@ fn serve(stream: &UnixStream, handler: &Arc<Handler>, all: &Mutex<Vec<(request::
             drop(file.unwrap());
         }
         let answers = handler(&body);
+        if let request::Body::Stream(_) = &body {
+            // It is its turn.
+            let begins = reply::Body::Progress(control::Progress::default());
+            if framing::send(stream, &Reply { body: Some(begins) }, &[]).is_err() {
+                return;
+            }
+        }
         all.lock().unwrap().push((body, !fds.is_empty()));
         for body in answers {
             if framing::send(stream, &Reply { body: Some(body) }, &[]).is_err() {

@@ -34,7 +34,7 @@ fn get_makes_a_private_directory_and_spares_a_full_one() {
         request,
         request::Body::Export(request::Export {
             checkpoint: "train".to_owned(),
-            small_images_only: false,
+            ..Default::default()
         })
     );
     assert_exit(&daemon.run(&["get", "train", target]), 4);

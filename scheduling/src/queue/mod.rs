@@ -397,11 +397,10 @@ impl Queue {
         self.sum(|_, _| true)
     }
 
-    /// Whether there is such a request that waits.
+    /// What a request still has to move, if there is such a one.
     #[must_use]
-    pub fn waits(&self, ticket: Ticket) -> bool {
-        let entry = self.entries.get(&ticket);
-        entry.is_some_and(|entry| entry.state == State::Waiting)
+    pub fn bytes(&self, ticket: Ticket) -> Option<Bytes> {
+        Some(self.entries.get(&ticket)?.request.bytes)
     }
 
     /// Bytes that a request would have before it if it came now: what runs, and what is due before. O(requests).

@@ -5,9 +5,11 @@ mod fetch;
 mod intake;
 mod requests;
 mod spool;
+mod turns;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,7 @@ use permafrost_client::identity::{Action, Peer, Role, namespace_of};
 use permafrost_protocol::control::{self, ErrorCode};
 
 use crate::cluster::Operate;
+use crate::queues::{Queues, Reservations};
 use crate::store::{Session, Store, StoreError};
 
 pub use fetch::serve_fetch;
@@ -37,6 +40,10 @@ pub struct Agents {
     owned: Mutex<HashMap<String, String>>,
     /// The cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
+    /// Whose turn it is, and who has reserved.
+    queues: Option<(Arc<Queues>, Arc<Reservations>)>,
+    /// Agents that are kept waiting for an answer.
+    held: AtomicUsize,
 }
 
 /// A session that waits for its conversation.
@@ -56,6 +63,17 @@ impl Agents {
             opened: Mutex::default(),
             owned: Mutex::default(),
             operator: None,
+            queues: None,
+            held: AtomicUsize::new(0),
+        }
+    }
+
+    /// Has dumps wait for their turns.
+    #[must_use]
+    pub fn with_queues(self, queues: Arc<Queues>, reservations: Arc<Reservations>) -> Self {
+        Self {
+            queues: Some((queues, reservations)),
+            ..self
         }
     }
 

@@ -4,8 +4,10 @@ use permafrost_client::identity::{Action, Peer};
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
 use permafrost_protocol::manifest::CheckpointRef;
 
+use super::turns::Admitted;
 use super::{Agents, check_read, check_write, denied, refusal};
 use crate::cluster::{Operate, no_cluster};
+use crate::queues::Admission;
 use crate::replication::Durability;
 use crate::store::{SessionRequest, StoreError};
 
@@ -33,7 +35,12 @@ impl Agents {
 
     fn answer(&self, peer: &Peer, body: request::Body) -> Result<reply::Body, control::Error> {
         Ok(match body {
-            request::Body::Open(open) => reply::Body::SessionOpened(self.open(peer, open)?),
+            request::Body::Open(open) => self.open(peer, open)?,
+            request::Body::Reserve(reserve) => reply::Body::Reserved(self.reserve(peer, &reserve)?),
+            request::Body::CancelReservation(cancel) => {
+                self.cancel_reservation(peer, &cancel)?;
+                reply::Body::Done(control::Done { count: 1 })
+            }
             request::Body::Abort(abort) => {
                 self.abort(peer, &abort.session)?;
                 reply::Body::Done(control::Done { count: 1 })
@@ -113,15 +120,19 @@ impl Agents {
             .ok_or_else(|| refusal(&no_cluster()))
     }
 
-    fn open(
-        &self,
-        peer: &Peer,
-        open: request::Open,
-    ) -> Result<control::SessionOpened, control::Error> {
+    fn open(&self, peer: &Peer, open: request::Open) -> Result<reply::Body, control::Error> {
         check_write(peer, &open.job)?;
         self.discard_late();
         let durability = Durability::parse(&open.durability).map_err(|error| refusal(&error))?;
-        let session = self.store.open_session(SessionRequest {
+        let admission = Admission::new(
+            open.expected_bytes,
+            open.priority,
+            open.deadline_ms,
+            &open.reservation,
+        );
+        let admission = admission.map_err(|error| error.to_reply())?;
+        let frozen = open.job.is_empty();
+        let request = SessionRequest {
             job: open.job,
             pre_dump: open.pre_dump,
             seal_follows: open.seal_follows,
@@ -129,15 +140,34 @@ impl Agents {
             no_parent: open.no_parent,
             parent_images: open.parent_images,
             durability,
+        };
+        let mut later = None;
+        let opened = self.store.open_session_after(request, || {
+            if frozen {
+                return Ok(self.runs(admission.bytes));
+            }
+            match self.admit(&admission)? {
+                Admitted::Begins(turn) => Ok(turn),
+                Admitted::Later(waiting) => {
+                    later = Some(waiting);
+                    Err(not_yet())
+                }
+            }
         });
-        let session = session.map_err(|error| refusal(&error))?;
+        if let Some(waiting) = later {
+            return Ok(reply::Body::Progress(control::Progress {
+                waiting: Some(waiting),
+                ..control::Progress::default()
+            }));
+        }
+        let session = opened.map_err(|error| refusal(&error))?;
         self.expect(peer, &session);
-        Ok(control::SessionOpened {
+        Ok(reply::Body::SessionOpened(control::SessionOpened {
             session: session.id.clone(),
             parent_generation: session.parent_generation,
             parent_origin: session.parent_origin.clone(),
             ..control::SessionOpened::default()
-        })
+        }))
     }
 
     /// A session of the peer's own, or a parked one of a job that it may dump into.
@@ -233,6 +263,14 @@ fn check_operate(peer: &Peer, what: &str) -> Result<(), control::Error> {
             .to_owned(),
         ..denied(peer, what)
     })
+}
+
+/// The session is not opened, and its place in the queue is kept.
+fn not_yet() -> StoreError {
+    StoreError::Unavailable {
+        message: "it is not its turn".to_owned(),
+        hint: "ask again",
+    }
 }
 
 /// The job that a reference names.

@@ -5,18 +5,23 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::host::{Backend, Progress, Session};
+use permafrost_client::host::{Backend, Progress, Session, Waits};
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
 use crate::cluster::{Operate, no_cluster};
+use crate::queues::{Admission, Direction, Queues, QueuesError, Reservations, Turn};
 use crate::replication::Durability;
 use crate::store::{self, SessionRequest, SessionSink, Store, StoreError};
 
 /// The store of this node.
 pub(crate) struct Local {
     pub(crate) store: Arc<Store>,
+    /// Whose turn it is to write to it, and to read.
+    pub(crate) queues: Arc<Queues>,
+    /// Places in the queues of this node, and of others.
+    pub(crate) reservations: Arc<Reservations>,
     /// How long a parked dump is kept.
     pub(crate) park_ttl: Duration,
     /// Where the catalog came from, in words.
@@ -36,6 +41,32 @@ impl Local {
     fn operator(&self) -> Result<&dyn Operate, StoreError> {
         self.operator.as_deref().ok_or_else(no_cluster)
     }
+
+    /// Waits for the turn of a restore; what cannot be restored does not wait.
+    fn turn_to_read(
+        &self,
+        checkpoint: &str,
+        admission: Result<Admission, QueuesError>,
+        waits: &mut dyn Waits,
+    ) -> Result<Turn, StoreError> {
+        self.store.check_restorable(checkpoint)?;
+        let record = self.store.resolve(checkpoint)?;
+        let turn = admission.and_then(|admission| {
+            let admission = Admission {
+                bytes: record.memory_bytes,
+                ..admission
+            };
+            self.queues.enter(Direction::Read, &admission, waits)
+        });
+        let turn = turn.map_err(|error| StoreError::Elsewhere(error.to_reply()))?;
+        waits.begins();
+        Ok(turn)
+    }
+}
+
+/// No turn, and why.
+fn no_turn(error: QueuesError) -> control::Error {
+    error.to_reply()
 }
 
 fn refusal(error: StoreError) -> control::Error {
@@ -64,18 +95,40 @@ impl Backend for Local {
     type Session = store::Session;
     type Sink = SessionSink;
 
-    fn open(&self, open: request::Open) -> Result<Arc<store::Session>, control::Error> {
+    fn open(
+        &self,
+        open: request::Open,
+        waits: &mut dyn Waits,
+    ) -> Result<Arc<store::Session>, control::Error> {
         let durability = Durability::parse(&open.durability).map_err(refusal)?;
+        let admission = Admission::new(
+            open.expected_bytes,
+            open.priority,
+            open.deadline_ms,
+            &open.reservation,
+        )
+        .map_err(no_turn)?;
+        let frozen = open.job.is_empty();
+        let request = SessionRequest {
+            job: open.job,
+            pre_dump: open.pre_dump,
+            seal_follows: open.seal_follows,
+            origin: open.origin,
+            no_parent: open.no_parent,
+            parent_images: open.parent_images,
+            durability,
+        };
+        let admit = || {
+            if frozen {
+                // Nobody has asked whether it may freeze its task: it is frozen.
+                return Ok(Some(self.queues.run(Direction::Write, admission.bytes)));
+            }
+            let turn = self.queues.enter(Direction::Write, &admission, waits);
+            turn.map(Some)
+                .map_err(|error| StoreError::Elsewhere(error.to_reply()))
+        };
         self.store
-            .open_session(SessionRequest {
-                job: open.job,
-                pre_dump: open.pre_dump,
-                seal_follows: open.seal_follows,
-                origin: open.origin,
-                no_parent: open.no_parent,
-                parent_images: open.parent_images,
-                durability,
-            })
+            .open_session_after(request, admit)
             .map_err(refusal)
     }
 
@@ -156,6 +209,7 @@ impl Backend for Local {
         &self,
         export: &request::Export,
         directory: OwnedFd,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
         if export.small_images_only {
@@ -165,12 +219,13 @@ impl Backend for Local {
                 .export(&export.checkpoint, true, directory, progress)
                 .map_err(refusal);
         }
+        let admission = Admission::new(0, export.priority, export.deadline_ms, &export.reservation);
         let exported = self
-            .store
-            .check_restorable(&export.checkpoint)
-            .and_then(|()| {
+            .turn_to_read(&export.checkpoint, admission, waits)
+            .and_then(|turn| {
+                let mut told = turn.tells(progress);
                 self.store
-                    .export(&export.checkpoint, false, directory, progress)
+                    .export(&export.checkpoint, false, directory, &mut told)
             });
         self.store.counters().restored(exported).map_err(refusal)
     }
@@ -179,16 +234,23 @@ impl Backend for Local {
         &self,
         import: &request::Import,
         directory: OwnedFd,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
         let durability = Durability::parse(&import.durability).map_err(refusal)?;
+        let turn = self
+            .queues
+            .enter(Direction::Write, &Admission::default(), waits)
+            .map_err(no_turn)?;
+        waits.begins();
+        let mut told = turn.tells(progress);
         self.store
             .import(
                 &import.job,
                 import.no_parent,
                 durability,
                 directory,
-                progress,
+                &mut told,
             )
             .map_err(refusal)
     }
@@ -198,14 +260,16 @@ impl Backend for Local {
         stream: &request::Stream,
         listener: OwnedFd,
         caller: &UnixStream,
+        waits: &mut dyn Waits,
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error> {
+        let admission = Admission::new(0, stream.priority, stream.deadline_ms, &stream.reservation);
         let streamed = self
-            .store
-            .check_restorable(&stream.checkpoint)
-            .and_then(|()| {
+            .turn_to_read(&stream.checkpoint, admission, waits)
+            .and_then(|turn| {
+                let mut told = turn.tells(progress);
                 self.store
-                    .stream(&stream.checkpoint, listener, caller, progress)
+                    .stream(&stream.checkpoint, listener, caller, &mut told)
             });
         self.store.counters().restored(streamed).map_err(refusal)
     }
@@ -225,6 +289,7 @@ impl Backend for Local {
             park_ttl_s: self.park_ttl.as_secs(),
             catalog: self.catalog_origin.clone(),
             scrub: self.store.scrub_status(),
+            queues: self.queues.status(),
             peers,
             metrics,
             cluster: self.in_cluster.as_ref().map(|status| status()),
@@ -247,5 +312,16 @@ impl Backend for Local {
             .operator()
             .and_then(|operator| operator.rebuild(rebuild));
         answer.map_err(refusal)
+    }
+
+    fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {
+        self.reservations.reserve(reserve)
+    }
+
+    fn cancel_reservation(
+        &self,
+        cancel: &request::CancelReservation,
+    ) -> Result<(), control::Error> {
+        self.reservations.cancel(cancel)
     }
 }

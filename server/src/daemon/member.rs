@@ -10,7 +10,8 @@ use permafrost_client::identity::ReloadingIdentity;
 use permafrost_client::peer::{self, Network};
 use permafrost_client::remote;
 use permafrost_pmem::MediumKind;
-use permafrost_protocol::control;
+use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::wire::message;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
@@ -25,6 +26,7 @@ use crate::costs::Publication;
 use crate::elsewhere::Peers;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
+use crate::queues::{Others, Queues, Reservations};
 use crate::repair::{
     ClusterView, Leading, Progress, Puller, Sweep, SweepTiming, Throttle, Timing, Worker,
 };
@@ -34,6 +36,9 @@ use crate::store::{self, Store, StoreError};
 
 /// How long a node has to begin its answer to a reader, who goes on to the next holder then.
 const READ_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a node has to answer a request that is passed on to it: somebody waits.
+const ASK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A replica that takes nothing for so long is given up: the task is frozen meanwhile.
 const STALL: Duration = Duration::from_secs(5);
@@ -232,6 +237,13 @@ impl Member {
         }
     }
 
+    /// Places in the queues of all nodes.
+    pub(super) fn reservations(&self, queues: &Arc<Queues>) -> Reservations {
+        let [_, network] = &self.networks;
+        let others = OtherNodes(network.clone());
+        Reservations::of_cluster(Arc::clone(queues), &self.name, Box::new(others))
+    }
+
     /// Answers `permafrost node …`.
     pub(super) fn operator(&self) -> Arc<dyn Operate> {
         Arc::clone(&self.operator)
@@ -292,6 +304,37 @@ impl Member {
         self.cluster.leave().await;
         for network in &self.networks {
             network.close();
+        }
+    }
+}
+
+/// Control requests to other nodes.
+struct OtherNodes(Network);
+
+impl Others for OtherNodes {
+    fn ask(
+        &self,
+        node: &str,
+        body: control::request::Body,
+    ) -> Result<control::reply::Body, control::Error> {
+        let request = control::Request {
+            version: control::VERSION,
+            body: Some(body),
+        };
+        let body = message::request::Body::Control(request);
+        let answer = self.0.call(node, body, Instant::now() + ASK_DEADLINE);
+        match answer.map_err(|error| {
+            remote::refusal(&error, "`permafrost node ls` tells which nodes are there")
+        })? {
+            message::reply::Body::Control(control::Reply { body: Some(body) }) => match body {
+                control::reply::Body::Error(error) => Err(error),
+                body => Ok(body),
+            },
+            _ => Err(control::Error {
+                code: ErrorCode::Internal.into(),
+                message: format!("{node} answers something else than it was asked"),
+                hint: "use the same version of Permafrost everywhere".to_owned(),
+            }),
         }
     }
 }

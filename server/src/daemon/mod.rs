@@ -22,6 +22,7 @@ use crate::agents::Agents;
 use crate::config::Config;
 use crate::metrics::{self, Metrics};
 use crate::peers::NodeHandler;
+use crate::queues::{Queues, Reservations};
 use crate::scrub::{ScrubOptions, Scrubber, Scrubbing};
 use crate::store::{Retention, Store, StoreError};
 
@@ -34,6 +35,7 @@ const EXPIRY_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duratio
 /// A running daemon.
 pub struct Daemon {
     store: Arc<Store>,
+    queues: Arc<Queues>,
     expiry: tokio::task::JoinHandle<()>,
     host: Host<Local>,
     peers: Option<Endpoint>,
@@ -88,7 +90,9 @@ impl Daemon {
                 ..ScrubOptions::default()
             },
         );
-        let (peers, member) = serve_peers(&config, identity, store, &scrubber).await?;
+        let queues = Queues::new(config.queues);
+        let (peers, member, reservations) =
+            serve_peers(&config, identity, store, &scrubber, &queues).await?;
         let numbers = match config.listen_metrics {
             Some(listen) => Some(serve_metrics(listen, store, &scrubber, member.as_ref()).await?),
             None => None,
@@ -98,6 +102,8 @@ impl Daemon {
             .map_err(StoreError::io("start the scrub"))?;
         let host = bound.serve(Arc::new(Local {
             store: Arc::clone(store),
+            queues: Arc::clone(&queues),
+            reservations,
             park_ttl: config.retention.parked,
             catalog_origin,
             operator: member.as_ref().map(Member::operator),
@@ -111,6 +117,7 @@ impl Daemon {
         let expiry = tokio::spawn(expire(Arc::clone(store), config.retention));
         Ok(Self {
             store: Arc::clone(store),
+            queues,
             expiry,
             host,
             peers,
@@ -152,6 +159,8 @@ impl Daemon {
     pub async fn stop(self) -> Result<(), StoreError> {
         self.host.stop();
         self.expiry.abort();
+        // Who waits has begun nothing.
+        self.queues.stop();
         drop(self.peers);
         drop(self.metrics);
         self.store.stop();
@@ -178,9 +187,10 @@ async fn serve_peers(
     identity: Option<Arc<ReloadingIdentity>>,
     store: &Arc<Store>,
     scrubber: &Arc<Scrubber>,
-) -> Result<(Option<Endpoint>, Option<Member>), StartError> {
+    queues: &Arc<Queues>,
+) -> Result<(Option<Endpoint>, Option<Member>, Arc<Reservations>), StartError> {
     let Some((listen, identity)) = config.listen_peers.zip(identity) else {
-        return Ok((None, None));
+        return Ok((None, None, Arc::new(Reservations::here(Arc::clone(queues)))));
     };
     let spool = config.run_dir.join("images");
     // What a daemon that is gone has left.
@@ -222,12 +232,17 @@ async fn serve_peers(
         }
         None => None,
     };
-    let mut agents = Agents::new(Arc::clone(store), spool);
+    let reservations = Arc::new(match &member {
+        Some(member) => member.reservations(queues),
+        None => Reservations::here(Arc::clone(queues)),
+    });
+    let mut agents = Agents::new(Arc::clone(store), spool)
+        .with_queues(Arc::clone(queues), Arc::clone(&reservations));
     if let Some(member) = &member {
         agents = agents.with_operator(member.operator());
     }
     handler.begin(agents, member.as_ref().map(Member::copying));
-    Ok((Some(endpoint), member))
+    Ok((Some(endpoint), member, reservations))
 }
 
 /// Answers Prometheus and health checks.

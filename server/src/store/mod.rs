@@ -39,6 +39,7 @@ use self::jobs::JobLocks;
 use crate::catalog::{Catalog, CatalogError, reconcile};
 use crate::costs::{Costs, Event};
 use crate::elsewhere::Elsewhere;
+use crate::queues::Turn;
 
 pub use checking::{Checked, Held, PagesRead};
 pub use clustered::Cluster;
@@ -184,17 +185,31 @@ impl Store {
     /// # Errors
     /// A bad job name, a dump of the job that is open already, a catalog that cannot be read.
     pub fn open_session(&self, request: SessionRequest) -> Result<Arc<Session>, StoreError> {
-        let (guard, parent) = if request.job.is_empty() {
-            (None, None)
+        self.open_session_after(request, || Ok(None))
+    }
+
+    /// The same, when it is its turn: `admit` is called when the job is its own, and may block. The turn ends with the
+    /// session.
+    ///
+    /// # Errors
+    /// As [`Self::open_session`], and those of `admit`.
+    pub fn open_session_after(
+        &self,
+        request: SessionRequest,
+        admit: impl FnOnce() -> Result<Option<Turn>, StoreError>,
+    ) -> Result<Arc<Session>, StoreError> {
+        let guard = if request.job.is_empty() {
+            None
         } else {
             check_job(&request.job)?;
-            let guard = self.lock_job(&request.job, "a dump")?;
-            let parent = if request.no_parent {
-                None
-            } else {
-                self.parent_of(&request.job)?
-            };
-            (Some(guard), parent)
+            Some(self.lock_job(&request.job, "a dump")?)
+        };
+        let turn = admit()?;
+        // What is newest now: with its job locked, nothing has followed it but by other nodes' repair.
+        let parent = if request.no_parent || request.job.is_empty() {
+            None
+        } else {
+            self.parent_of(&request.job)?
         };
         let id = uuid::Uuid::new_v4();
         let copies = self.begin_copies(
@@ -205,7 +220,7 @@ impl Store {
         )?;
         self.counters.dumps_begun.add(1);
         let measured = self.measure(&request, parent.as_ref(), copies.as_deref());
-        let session = Session::new(id, request, parent, guard, copies, measured);
+        let session = Session::new(id, request, parent, guard, copies, turn, measured);
         let mut sessions = self.sessions();
         forget_old_failures(&mut sessions);
         sessions.insert(session.id.clone(), Arc::clone(&session));
@@ -392,7 +407,10 @@ impl Store {
     }
 
     /// The checkpoint that `JOB` or `JOB@GEN` names.
-    fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
+    ///
+    /// # Errors
+    /// It names none, or none that is known.
+    pub(crate) fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
         let parsed: CheckpointRef = reference.parse().map_err(|error| StoreError::Invalid {
             message: format!("{reference:?} names no checkpoint: {error}"),
             hint: "name one as JOB or JOB@GENERATION",

@@ -29,6 +29,7 @@ use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
 use super::measured::Measured;
 use super::{Store, StoreError};
+use crate::queues::Turn;
 use crate::replication::{Copies, Durability};
 
 /// What a session is opened with.
@@ -79,6 +80,8 @@ struct State {
     copies: Option<Box<dyn Copies>>,
     /// Keeps other dumps of the job away until the session is over.
     job_guard: Option<JobGuard>,
+    /// Its turn on the medium.
+    turn: Option<Turn>,
     /// Ends the connection that brings the pages.
     hang_up: Option<Box<dyn FnOnce() + Send>>,
     measured: Measured,
@@ -119,6 +122,7 @@ impl State {
         self.copies = None;
         self.job_guard = None;
         self.measured.failed();
+        self.turn = None;
     }
 }
 
@@ -129,9 +133,14 @@ impl Session {
         parent: Option<Parent>,
         job_guard: Option<JobGuard>,
         copies: Option<Box<dyn Copies>>,
+        turn: Option<Turn>,
         measured: Measured,
     ) -> Arc<Self> {
         let now = Instant::now();
+        let turn = turn.map(|mut turn| {
+            turn.follow(Arc::clone(&measured.moved));
+            turn
+        });
         Arc::new(Self {
             id: id.simple().to_string(),
             request,
@@ -151,6 +160,7 @@ impl Session {
                 parent,
                 copies,
                 job_guard,
+                turn,
                 hang_up: None,
                 measured,
             }),
@@ -343,8 +353,10 @@ impl Sealing<'_> {
     pub(super) fn done(mut self) {
         self.done = true;
         // Unlocking asks the registry: not under the session's own lock.
-        let guard = self.session.state().job_guard.take();
-        drop(guard);
+        let mut state = self.session.state();
+        let over = (state.job_guard.take(), state.turn.take());
+        drop(state);
+        drop(over);
         self.session.ended.send_replace(true);
     }
 

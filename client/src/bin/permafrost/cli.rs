@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use permafrost_client::control::DEFAULT_SOCKET;
@@ -34,6 +35,7 @@ Examples:
 ";
 
 const DUMP_EXAMPLES: &str = "\
+Where others are before it, the dump waits for its turn; the process runs on meanwhile. \
 The process is frozen while CRIU takes its memory and permafrostd makes it durable; only then is it ended \
 (or resumed with --leave-running). When anything fails before that, or you press Ctrl-C, CRIU rolls back \
 and the process goes on.
@@ -43,6 +45,7 @@ Examples:
     permafrost dump --pid 4242 --job train --leave-running        a checkpoint of a process that goes on
     permafrost dump --pid $! --job build --shell-job              started from this shell
     permafrost dump --pid 4242 --job web --tcp-established
+    permafrost dump --pid 4242 --job web --priority 9 --deadline 30s     before others, where several wait
     permafrost dump --pid 4242 --job train -- --ghost-limit 64M   any option of CRIU
 ";
 
@@ -142,6 +145,9 @@ pub(crate) enum Command {
     Open(OpenArguments),
     /// Discard a session, open or parked.
     Abort(AbortArguments),
+    /// Keep a place in the queue of a node for a dump or a restore to come.
+    #[command(after_help = crate::reserve::RESERVE_EXAMPLES)]
+    Reserve(crate::reserve::ReserveArguments),
     /// Show the state of permafrostd.
     Status,
     /// Listen on a compute node without storage, over the storage nodes of a cluster.
@@ -178,6 +184,33 @@ impl Durability {
     }
 }
 
+/// Who goes first where several dumps, or restores, wait for their turns.
+#[derive(Debug, Args)]
+pub(crate) struct TurnArguments {
+    /// From 0, the lowest, to 11: those of a higher one go first.
+    #[arg(long, value_name = "0..11", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=11))]
+    pub(crate) priority: u32,
+    /// It should start within this time, such as 500ms, 30s or 5m: it goes before others of its priority.
+    #[arg(long, value_name = "TIME", value_parser = crate::reserve::parse_time)]
+    pub(crate) deadline: Option<Duration>,
+    /// Take the place that was reserved under this token.
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) reservation: String,
+}
+
+impl TurnArguments {
+    /// As the control protocol says it.
+    pub(crate) fn deadline_ms(&self) -> Option<u64> {
+        let deadline = self.deadline?;
+        Some(u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DumpArguments {
     /// Root of the process tree.
@@ -205,6 +238,8 @@ pub(crate) struct DumpArguments {
     /// On how many nodes it must be durable before the process may end [default: the node's].
     #[arg(long, value_enum)]
     pub(crate) durability: Option<Durability>,
+    #[command(flatten)]
+    pub(crate) turn: TurnArguments,
     /// CRIU program.
     #[arg(long, value_name = "PATH", env = "PERMAFROST_CRIU")]
     pub(crate) criu: Option<PathBuf>,
@@ -224,6 +259,8 @@ pub(crate) struct RestoreArguments {
     /// JOB or JOB@GEN.
     #[arg(value_name = "JOB[@GEN]")]
     pub(crate) checkpoint: String,
+    #[command(flatten)]
+    pub(crate) turn: TurnArguments,
     /// CRIU program.
     #[arg(long, value_name = "PATH", env = "PERMAFROST_CRIU")]
     pub(crate) criu: Option<PathBuf>,

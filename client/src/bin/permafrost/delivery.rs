@@ -14,10 +14,11 @@ use permafrost_client::processes;
 use permafrost_protocol::control::{ErrorCode, Exported, request};
 use permafrost_protocol::streamer::SERVE_SOCKET;
 
+use crate::cli::TurnArguments;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::interrupt::Interrupts;
-use crate::progress::Progress;
+use crate::progress::{Progress, Queue};
 
 /// How often interrupts are looked at while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
@@ -52,6 +53,17 @@ pub(crate) struct Delivered {
     pub(crate) refusal: Option<ControlError>,
 }
 
+/// What is restored.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// Name of the checkpoint.
+    pub(crate) name: &'a str,
+    /// Where CRIU looks for its images.
+    pub(crate) images: &'a Path,
+    /// How it waits for its turn.
+    pub(crate) turn: &'a TurnArguments,
+}
+
 impl Delivery {
     /// Streaming into `images`, unless the path is too long for a socket.
     pub(crate) fn stream(images: &Path) -> Result<Self, Failure> {
@@ -68,20 +80,19 @@ impl Delivery {
         matches!(self, Self::Stream(_))
     }
 
-    /// Runs CRIU, with the images of checkpoint `name` in its hands; `tasks` are the pids it will restore.
+    /// Runs CRIU, with the images of a checkpoint in its hands; `tasks` are the pids it will restore.
     pub(crate) fn run(
         self,
         context: &Context,
         interrupts: &Interrupts,
         mut connection: Connection,
-        name: &str,
-        images: &Path,
+        wanted: Wanted<'_>,
         (mut run, criu, tasks): (Run, &Criu, &Tasks),
     ) -> Result<Delivered, Failure> {
         match self {
             Self::Directory => {
                 let started = Instant::now();
-                fetch(context, &mut connection, name, images, interrupts)?;
+                fetch(context, &mut connection, wanted, interrupts)?;
                 drop(connection);
                 let fetch = started.elapsed();
                 interrupts.check()?;
@@ -94,12 +105,22 @@ impl Delivery {
             }
             Self::Stream(listener) => {
                 run.arg("--stream");
+                let Wanted { name, turn, .. } = wanted;
                 let request = request::Stream {
                     checkpoint: name.to_owned(),
+                    priority: turn.priority,
+                    deadline_ms: turn.deadline_ms(),
+                    reservation: turn.reservation.clone(),
                 };
+                let mut queue = Queue::new(context, format!("restore {name}"), "restores", "");
                 connection
                     .begin(request, Some(listener.as_fd()))
-                    .map_err(|error| interrupts.explain(error.into()))?;
+                    .and_then(|()| connection.await_turn(&mut |progress| queue.update(progress)))
+                    .map_err(|error| {
+                        let failure = interrupts.explain(error.into());
+                        failure.during(format!("restore {name}"))
+                    })?;
+                drop(queue);
                 // The daemon's is the only one now: when it gives up, CRIU is refused, instead of waiting for an
                 // answer in the backlog of a socket that nobody serves.
                 drop(listener);
@@ -180,19 +201,24 @@ impl Tasks {
 fn fetch(
     context: &Context,
     connection: &mut Connection,
-    name: &str,
-    images: &Path,
+    wanted: Wanted<'_>,
     interrupts: &Interrupts,
 ) -> Result<Exported, Failure> {
+    let Wanted { name, images, turn } = wanted;
     let directory = File::open(images).map_err(|error| Failure::io("open", images, &error))?;
+    let mut queue = Queue::new(context, format!("restore {name}"), "restores", "");
     let mut progress = Progress::new(context, format!("fetch {name}"));
     let export = request::Export {
         checkpoint: name.to_owned(),
         small_images_only: false,
+        priority: turn.priority,
+        deadline_ms: turn.deadline_ms(),
+        reservation: turn.reservation.clone(),
     };
     connection
         .call_with(export, Some(directory.as_fd()), &mut |so_far| {
-            progress.update(so_far.done_bytes, so_far.total_bytes);
+            queue.update(so_far);
+            progress.begun(so_far);
         })
         .map_err(|error| {
             interrupts

@@ -1,7 +1,7 @@
 //! `permafrost ls`, `show` and `status`.
 
 use permafrost_protocol::control::{
-    Checkpoint, Checkpoints, ClusterStatus, Detail, ScrubStatus, ServerStatus, request,
+    Checkpoint, Checkpoints, ClusterStatus, Detail, QueueStatus, ScrubStatus, ServerStatus, request,
 };
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
 
@@ -342,6 +342,47 @@ fn in_cluster(cluster: &ClusterStatus) -> String {
     )
 }
 
+fn one_queue(queue: &QueueStatus) -> String {
+    let (title, slots) = match queue.direction.as_str() {
+        "write" => ("queue of dumps", "dumps at once"),
+        _ => ("queue of restores", "restores at once"),
+    };
+    facts(
+        title,
+        &[
+            (
+                slots,
+                format!(
+                    "{}{}",
+                    queue.slots,
+                    if queue.automatic { ", as measured" } else { "" }
+                ),
+            ),
+            (
+                "now",
+                format!(
+                    "{} running, {} waiting, {} reserved, {} to move",
+                    queue.running,
+                    queue.waiting,
+                    queue.reserved,
+                    human::bytes(queue.bytes)
+                ),
+            ),
+            ("together", queue.bytes_per_s.map_or_else(String::new, rate)),
+        ],
+    )
+}
+
+fn rate(bytes_per_s: f64) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate is not negative; a cast of a float saturates"
+    )]
+    let whole = bytes_per_s as u64;
+    format!("{} a second", human::bytes(whole))
+}
+
 fn human_status(status: &ServerStatus) -> String {
     let program = if status.agent {
         "permafrost agent"
@@ -378,6 +419,10 @@ fn human_status(status: &ServerStatus) -> String {
     if let Some(cluster) = &status.cluster {
         text.push('\n');
         text.push_str(&in_cluster(cluster));
+    }
+    for queue in &status.queues {
+        text.push('\n');
+        text.push_str(&one_queue(queue));
     }
     for region in &status.regions {
         let used = region.capacity_bytes.saturating_sub(region.free_bytes);

@@ -15,6 +15,7 @@ mod manage;
 mod node;
 mod pki;
 mod progress;
+mod reserve;
 mod restore;
 mod scrub;
 mod table;
@@ -57,5 +58,6 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Adopt(arguments) => manage::adopt(context, &arguments),
         Command::Open(arguments) => manage::open(context, &arguments),
         Command::Abort(arguments) => manage::abort(context, &arguments),
+        Command::Reserve(arguments) => reserve::reserve(context, &arguments),
     }
 }

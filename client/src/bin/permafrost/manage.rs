@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::dump::name_of;
 use crate::failure::{Code, Failure};
 use crate::human;
+use crate::progress::Queue;
 use crate::table::facts;
 use crate::transfer::open_directory;
 
@@ -99,7 +100,7 @@ pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), F
         None => origin::here()?,
     };
     origin.restore_options = passed_on.restore_options();
-    let opened = context.connect()?.call(request::Open {
+    let open = request::Open {
         job: arguments.job.clone(),
         pre_dump: arguments.pre_dump,
         seal_follows: false,
@@ -107,8 +108,12 @@ pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), F
         no_parent: arguments.full,
         bound_to_connection: false,
         parent_images: arguments.prev_images,
-        durability: String::new(),
-    })?;
+        ..request::Open::default()
+    };
+    let mut queue = Queue::new(context, format!("open {}", arguments.job), "dumps", "");
+    let mut connection = context.connect()?;
+    let opened = connection.call_with(open, None, &mut |progress| queue.update(progress))?;
+    drop(queue);
     context.print(&opened, |opened| human_opened(opened, arguments))
 }
 

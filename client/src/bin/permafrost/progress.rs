@@ -5,9 +5,11 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use permafrost_protocol::control;
 
 use crate::context::Context;
 use crate::human;
+use crate::reserve;
 
 /// Quiet for this long: most requests are done by then.
 const SILENT_FOR: Duration = Duration::from_millis(900);
@@ -34,6 +36,13 @@ impl Progress {
             bar: (shown && terminal)
                 .then(|| ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())),
             next_line: (shown && !terminal).then(|| started + SILENT_FOR),
+        }
+    }
+
+    /// As the daemon tells it; nothing before it has begun.
+    pub(crate) fn begun(&mut self, so_far: &control::Progress) {
+        if so_far.waiting.is_none() {
+            self.update(so_far.done_bytes, so_far.total_bytes);
         }
     }
 
@@ -81,6 +90,83 @@ impl Drop for Progress {
     }
 }
 
+/// How something waits for its turn, while it does.
+pub(crate) struct Queue {
+    label: String,
+    /// What it waits with, in the plural.
+    many: &'static str,
+    /// What else is said.
+    remark: &'static str,
+    shown: bool,
+    bar: Option<ProgressBar>,
+    next_line: Instant,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        context: &Context,
+        label: String,
+        many: &'static str,
+        remark: &'static str,
+    ) -> Self {
+        Self {
+            label,
+            many,
+            remark,
+            shown: !context.json && !context.quiet,
+            bar: None,
+            next_line: Instant::now(),
+        }
+    }
+
+    /// Shows how it waits, or nothing any more.
+    pub(crate) fn update(&mut self, progress: &control::Progress) {
+        let Some(waiting) = progress.waiting.as_ref().filter(|_| self.shown) else {
+            self.clear();
+            return;
+        };
+        let text = self.text(waiting);
+        if io::stderr().is_terminal() {
+            let bar = self.bar.get_or_insert_with(|| {
+                let bar = ProgressBar::new_spinner();
+                bar.set_style(style("{msg}, {elapsed}"));
+                bar
+            });
+            bar.set_message(text);
+            bar.tick();
+        } else if Instant::now() >= self.next_line {
+            self.next_line = Instant::now() + LINE_EVERY;
+            let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+        }
+    }
+
+    fn text(&self, waiting: &control::Waiting) -> String {
+        let about = waiting.starts_in_ms.map_or_else(String::new, |ms| {
+            format!(", about {}", reserve::about_ms(ms))
+        });
+        format!(
+            "{}: waiting for {} {} before it, {}{about}{}",
+            self.label,
+            waiting.before,
+            self.many,
+            human::bytes(waiting.bytes_before),
+            self.remark
+        )
+    }
+
+    fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
 fn style(template: &str) -> ProgressStyle {
     // The templates are constants; a test renders them.
     ProgressStyle::with_template(template)
@@ -97,6 +183,7 @@ mod tests {
         for template in [
             "{msg} [{bar:30}] {percent:>3} %  {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
             "{msg} {spinner} {binary_bytes}, {elapsed}",
+            "{msg}, {elapsed}",
         ] {
             ProgressStyle::with_template(template).unwrap();
         }

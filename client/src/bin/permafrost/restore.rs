@@ -23,7 +23,7 @@ use serde::Serialize;
 
 use crate::cli::RestoreArguments;
 use crate::context::Context;
-use crate::delivery::{self, Delivered, Delivery, Tasks};
+use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::dump::name_of;
 use crate::failure::{Code, Failure};
 use crate::human;
@@ -141,8 +141,11 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         context,
         &interrupts,
         connection,
-        &name,
-        &images,
+        Wanted {
+            name: &name,
+            images: &images,
+            turn: &arguments.turn,
+        },
         (run, &criu, &Tasks(tasks_of(&manifest))),
     )?;
     let pid = finished

@@ -13,7 +13,7 @@ use crate::dump::name_of;
 use crate::failure::{Code, Failure};
 use crate::human;
 use crate::interrupt::Interrupts;
-use crate::progress::Progress;
+use crate::progress::{Progress, Queue};
 use crate::table::facts;
 
 pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Failure> {
@@ -23,16 +23,21 @@ pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Fai
     let path = &arguments.directory;
     let created = prepare_directory(path, arguments.force)?;
     let directory = open_directory(path)?;
-    let mut progress = Progress::new(context, format!("get {}", arguments.checkpoint));
+    let label = format!("get {}", arguments.checkpoint);
+    let mut progress = Progress::new(context, label.clone());
+    let mut queue = Queue::new(context, label, "restores", "");
     let exported = connection.call_with(
         request::Export {
             checkpoint: arguments.checkpoint.clone(),
-            small_images_only: false,
+            ..request::Export::default()
         },
         Some(directory.as_fd()),
-        &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
+        &mut |so_far| {
+            queue.update(so_far);
+            progress.begun(so_far);
+        },
     );
-    drop(progress);
+    drop((progress, queue));
     match exported {
         Ok(exported) => context.print(&exported, |exported| human_exported(exported, path)),
         Err(error) => {
@@ -93,7 +98,9 @@ pub(crate) fn put(context: &Context, arguments: &PutArguments) -> Result<(), Fai
     let directory = open_directory(&arguments.directory)?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
-    let mut progress = Progress::new(context, format!("put {}", arguments.job));
+    let label = format!("put {}", arguments.job);
+    let mut progress = Progress::new(context, label.clone());
+    let mut queue = Queue::new(context, label, "dumps", "");
     let checkpoint = connection
         .call_with(
             request::Import {
@@ -102,10 +109,13 @@ pub(crate) fn put(context: &Context, arguments: &PutArguments) -> Result<(), Fai
                 durability: Durability::word(arguments.durability),
             },
             Some(directory.as_fd()),
-            &mut |so_far| progress.update(so_far.done_bytes, so_far.total_bytes),
+            &mut |so_far| {
+                queue.update(so_far);
+                progress.begun(so_far);
+            },
         )
         .map_err(|error| interrupts.explain(error.into()))?;
-    drop(progress);
+    drop((progress, queue));
     context.print(&checkpoint, |checkpoint| {
         facts(
             &format!("{} is sealed", name_of(checkpoint)),

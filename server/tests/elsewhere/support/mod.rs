@@ -381,7 +381,7 @@ impl RunningAgent<'_> {
         let mut connection = Connection::connect(&socket).unwrap();
         let export = control::request::Export {
             checkpoint: JOB.to_owned(),
-            small_images_only: false,
+            ..Default::default()
         };
         let got: Result<control::Exported, _> =
             connection.call_with(export, Some(directory.as_fd()), &mut |_| {});

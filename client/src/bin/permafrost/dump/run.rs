@@ -17,7 +17,7 @@ use crate::cli::Durability;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::interrupt::Interrupts;
-use crate::progress::Progress;
+use crate::progress::{Progress, Queue};
 use crate::transfer::open_directory;
 
 /// How often progress is looked at while CRIU runs.
@@ -68,7 +68,8 @@ impl Plan<'_> {
     }
 
     fn open(&self, connection: &mut Connection) -> Result<SessionOpened, Failure> {
-        let opened = connection.call(request::Open {
+        let turn = &self.arguments.turn;
+        let open = request::Open {
             job: self.arguments.job.clone(),
             pre_dump: self.arguments.pre_dump,
             // After a pre-dump too: nothing dies of one, and its pages are never left parked.
@@ -78,7 +79,19 @@ impl Plan<'_> {
             bound_to_connection: true,
             parent_images: self.parent.is_some(),
             durability: Durability::word(self.arguments.durability),
-        })?;
+            priority: turn.priority,
+            deadline_ms: turn.deadline_ms(),
+            reservation: turn.reservation.clone(),
+            ..request::Open::default()
+        };
+        let mut queue = Queue::new(
+            self.context,
+            format!("dump {}", self.arguments.job),
+            "dumps",
+            "; the process runs on",
+        );
+        let opened = connection.call_with(open, None, &mut |progress| queue.update(progress))?;
+        drop(queue);
         match &self.parent {
             Some(parent) if parent.generation != opened.parent_generation => Err(Failure::new(
                 Code::Conflict,
@@ -141,6 +154,7 @@ fn export_parent(
     let export = request::Export {
         checkpoint: parent.name.clone(),
         small_images_only: true,
+        ..request::Export::default()
     };
     connection.call_with(export, Some(directory.as_fd()), &mut |_| {})?;
     // CRIU makes it a symbolic link in the images directory, relative to that.

@@ -1,0 +1,99 @@
+//! Turns of agents' dumps, and places that peers reserve.
+//!
+//! A request by QUIC has one answer, and nobody notices when its asker goes. So an agent whose dump cannot begin is
+//! answered within [`HOLD`]: how it stands, and a token under which its place is kept until it asks again.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use permafrost_client::identity::{Action, Peer, Role};
+use permafrost_protocol::control::{self, ErrorCode, request};
+
+use super::{Agents, denied};
+use crate::queues::{Admission, Direction, Entered, Reservations, Turn};
+use crate::store::StoreError;
+
+/// How long an agent is kept waiting for an answer.
+const HOLD: Duration = Duration::from_secs(2);
+
+/// So many at most are kept waiting: each is a conversation and a thread. The others are answered at once, and pause.
+const MAX_HELD: usize = 64;
+
+/// What an agent's dump gets.
+pub(super) enum Admitted {
+    /// It may begin.
+    Begins(Option<Turn>),
+    /// It has to ask again.
+    Later(control::Waiting),
+}
+
+impl Agents {
+    /// Waits for the turn of an agent's dump, within bounds.
+    pub(super) fn admit(&self, admission: &Admission) -> Result<Admitted, StoreError> {
+        let Some((queues, _)) = &self.queues else {
+            return Ok(Admitted::Begins(None));
+        };
+        let held = self.held.fetch_add(1, Ordering::Relaxed);
+        let patience = if held < MAX_HELD {
+            HOLD
+        } else {
+            Duration::ZERO
+        };
+        let entered = queues.enter_within(Direction::Write, admission, patience);
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        match entered.map_err(|error| StoreError::Elsewhere(error.to_reply()))? {
+            Entered::Turn(turn) => Ok(Admitted::Begins(Some(turn))),
+            Entered::Later(waiting) => Ok(Admitted::Later(waiting)),
+        }
+    }
+
+    /// A turn for a dump whose task is frozen already.
+    pub(super) fn runs(&self, bytes: u64) -> Option<Turn> {
+        let (queues, _) = self.queues.as_ref()?;
+        Some(queues.run(Direction::Write, bytes))
+    }
+
+    /// Keeps a place in this node's queue. A node asks for whoever has asked it.
+    pub(super) fn reserve(
+        &self,
+        peer: &Peer,
+        reserve: &request::Reserve,
+    ) -> Result<control::Reserved, control::Error> {
+        check_reserve(peer)?;
+        let reservations = self.reservations()?;
+        if peer.role() == Role::Node {
+            // So a request never goes round in circles.
+            return reservations.reserve_here(reserve);
+        }
+        reservations.reserve(reserve)
+    }
+
+    /// Whoever has the token may give the place up.
+    pub(super) fn cancel_reservation(
+        &self,
+        peer: &Peer,
+        cancel: &request::CancelReservation,
+    ) -> Result<(), control::Error> {
+        check_reserve(peer)?;
+        self.reservations()?.cancel(cancel)
+    }
+
+    fn reservations(&self) -> Result<&Reservations, control::Error> {
+        let queues = self.queues.as_ref();
+        queues
+            .map(|(_, reservations)| &**reservations)
+            .ok_or_else(|| control::Error {
+                code: ErrorCode::Unavailable.into(),
+                message: "this node keeps no queues".to_owned(),
+                hint: String::new(),
+            })
+    }
+}
+
+/// Whether a peer may keep places: who dumps somewhere, other nodes, and who looks after the cluster.
+fn check_reserve(peer: &Peer) -> Result<(), control::Error> {
+    if peer.role() == Role::Agent || peer.may(Action::Replicate) || peer.may(Action::Operate) {
+        return Ok(());
+    }
+    Err(denied(peer, "reserve a place"))
+}

@@ -1,0 +1,548 @@
+//! One queue and those who wait in it, each a parked thread.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use permafrost_client::host::Waits;
+use permafrost_protocol::control;
+use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
+use permafrost_scheduling::queue::{
+    Concurrency, ConcurrencyConfig, Event, FinishedTurn, Queue, QueueConfig, Request, Ticket, Token,
+};
+
+use super::{
+    Admission, Direction, Entered, QueueCounters, QueueReport, QueuesError, QueuesOptions, Turn,
+    new_token, token_text,
+};
+
+/// How often one who waits looks whether its caller is there.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How often it is told how it stands, and turns are looked at.
+const TELL: Duration = Duration::from_secs(1);
+
+/// How long the place of one who was set aside is kept: many times what it is to pause for.
+const SET_ASIDE: Duration = Duration::from_secs(30);
+
+/// What the last turn counts in what turns move: those before fade.
+const LAST_COUNTS: f64 = 0.2;
+
+/// A queue in use.
+#[derive(Debug)]
+pub(super) struct Lane {
+    direction: Direction,
+    /// An operator's word; `None`: what is measured.
+    at_once: Option<usize>,
+    arrival: Duration,
+    stall: Duration,
+    origin: Instant,
+    counters: QueueCounters,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    queue: Queue,
+    concurrency: Concurrency,
+    turns: HashMap<Ticket, Running>,
+    waiting: HashMap<Ticket, Thread>,
+    /// What goes before each that waits, as of the last look.
+    before: HashMap<Ticket, (usize, u64)>,
+    /// How many ran, times for how long, since the beginning.
+    run_s: f64,
+    changed: Instant,
+    looked: Option<Instant>,
+    /// What a turn moves, on average of late.
+    typical_bytes: f64,
+    stopped: bool,
+}
+
+/// What is known of a turn.
+#[derive(Debug)]
+struct Running {
+    expected: u64,
+    moved: Arc<AtomicU64>,
+    began: Instant,
+    /// [`Inner::run_s`] when it began.
+    run_s: f64,
+    seen: u64,
+    seen_at: Instant,
+    idle: bool,
+    /// It was idle once, so its time says nothing of the medium.
+    paused: bool,
+}
+
+impl Lane {
+    pub(super) fn new(
+        direction: Direction,
+        at_once: Option<usize>,
+        options: &QueuesOptions,
+    ) -> Self {
+        let now = Instant::now();
+        let queue = Queue::new(QueueConfig {
+            waiting: options.waiting,
+            reserved: options.reserved,
+            ..QueueConfig::default()
+        });
+        Self {
+            direction,
+            at_once,
+            arrival: options.arrival,
+            stall: options.stall,
+            origin: now,
+            counters: QueueCounters::default(),
+            inner: Mutex::new(Inner {
+                queue,
+                concurrency: Concurrency::new(ConcurrencyConfig::default()),
+                turns: HashMap::new(),
+                waiting: HashMap::new(),
+                before: HashMap::new(),
+                run_s: 0.0,
+                changed: now,
+                looked: None,
+                typical_bytes: 0.0,
+                stopped: false,
+            }),
+        }
+    }
+
+    pub(super) fn counters(&self) -> &QueueCounters {
+        &self.counters
+    }
+
+    /// Waits for a turn, for `patience` at most if there is one.
+    pub(super) fn enter(
+        lane: &Arc<Self>,
+        admission: &Admission,
+        waits: &mut dyn Waits,
+        patience: Option<Duration>,
+    ) -> Result<Entered, QueuesError> {
+        let since = Instant::now();
+        let (ticket, started) = lane.submit(admission, since)?;
+        // From here on it leaves the queue however this ends.
+        let mut place = Place {
+            lane,
+            ticket: Some(ticket),
+        };
+        let moved = match started {
+            Some(moved) => moved,
+            None => match lane.wait(ticket, waits, patience)? {
+                Waited::Started(moved) => moved,
+                Waited::SetAside(waiting) => {
+                    place.ticket = None;
+                    return Ok(Entered::Later(waiting));
+                }
+            },
+        };
+        place.ticket = None;
+        lane.counters.turns.add(1);
+        lane.counters.waits.record(since.elapsed());
+        Ok(Entered::Turn(Turn::new(Arc::clone(lane), ticket, moved)))
+    }
+
+    /// Takes its place; what it moves is counted there if it has its turn at once.
+    fn submit(
+        &self,
+        admission: &Admission,
+        since: Instant,
+    ) -> Result<(Ticket, Option<Arc<AtomicU64>>), QueuesError> {
+        let mut inner = self.inner();
+        if inner.stopped {
+            return Err(QueuesError::Stopping);
+        }
+        // Whoever stalls gives way now, not with the next one's first look.
+        inner.look(self, since, LOOK);
+        let now = self.moment(since);
+        let bytes = inner.bytes_of(admission);
+        let taken = match admission.token {
+            Some(token) => inner.queue.present(now, token, bytes),
+            None => inner.queue.submit(now, self.request(admission, bytes, now)),
+        };
+        let ticket = taken.map_err(|error| {
+            let token = admission.token.map_or_else(String::new, token_text);
+            let error = QueuesError::of(error, self.direction, &token);
+            if matches!(error, QueuesError::Full { .. }) {
+                self.counters.refused.add(1);
+            }
+            error
+        })?;
+        inner.start_next(self, since);
+        let started = inner.turns.get(&ticket).map(|turn| Arc::clone(&turn.moved));
+        if started.is_none() {
+            inner.waiting.insert(ticket, thread::current());
+        }
+        Ok((ticket, started))
+    }
+
+    fn wait(
+        &self,
+        ticket: Ticket,
+        waits: &mut dyn Waits,
+        patience: Option<Duration>,
+    ) -> Result<Waited, QueuesError> {
+        let until = patience.map(|patience| Instant::now() + patience);
+        let mut told: Option<Instant> = None;
+        loop {
+            let now = Instant::now();
+            if waits.is_gone() {
+                self.counters.gone.add(1);
+                return Err(QueuesError::Gone);
+            }
+            if told.is_none_or(|told| now.duration_since(told) >= TELL) {
+                told = Some(now);
+                let waiting = self.waiting(ticket, now);
+                waits.waits(&waiting);
+            }
+            let left = until.map_or(LOOK, |until| LOOK.min(until.saturating_duration_since(now)));
+            thread::park_timeout(left);
+            let mut inner = self.inner();
+            if inner.stopped {
+                return Err(QueuesError::Stopping);
+            }
+            inner.look(self, Instant::now(), TELL);
+            if let Some(turn) = inner.turns.get(&ticket) {
+                return Ok(Waited::Started(Arc::clone(&turn.moved)));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return self.set_aside(&mut inner, ticket).map(Waited::SetAside);
+            }
+        }
+    }
+
+    /// How one that waits stands.
+    fn waiting(&self, ticket: Ticket, now: Instant) -> control::Waiting {
+        let mut inner = self.inner();
+        if !inner.before.contains_key(&ticket) {
+            inner.look(self, now, Duration::ZERO);
+        }
+        inner.standing(self, ticket)
+    }
+
+    fn set_aside(
+        &self,
+        inner: &mut Inner,
+        ticket: Ticket,
+    ) -> Result<control::Waiting, QueuesError> {
+        let token = new_token();
+        let waiting = control::Waiting {
+            token: token_text(token),
+            ..inner.standing(self, ticket)
+        };
+        let now = self.moment(Instant::now());
+        let kept = inner
+            .queue
+            .set_aside(now, ticket, token, seconds(SET_ASIDE));
+        kept.map_err(|error| QueuesError::of(error, self.direction, &waiting.token))?;
+        inner.waiting.remove(&ticket);
+        inner.before.remove(&ticket);
+        Ok(waiting)
+    }
+
+    pub(super) fn run(lane: &Arc<Self>, bytes: u64) -> Turn {
+        let now = Instant::now();
+        let admission = Admission {
+            bytes,
+            ..Admission::default()
+        };
+        let mut inner = lane.inner();
+        let moment = lane.moment(now);
+        let bytes = inner.bytes_of(&admission);
+        inner.count_until(now);
+        let ticket = inner
+            .queue
+            .run(moment, lane.request(&admission, bytes, moment));
+        let moved = inner.begin(ticket, bytes, now);
+        drop(inner);
+        lane.counters.turns.add(1);
+        Turn::new(Arc::clone(lane), ticket, moved)
+    }
+
+    pub(super) fn reserve(
+        &self,
+        admission: &Admission,
+        lifetime: Duration,
+    ) -> Result<control::Reserved, QueuesError> {
+        let now = Instant::now();
+        let mut inner = self.inner();
+        if inner.stopped {
+            return Err(QueuesError::Stopping);
+        }
+        inner.look(self, now, Duration::ZERO);
+        let moment = self.moment(now);
+        let bytes = inner.bytes_of(admission);
+        let request = self.request(admission, bytes, moment);
+        let bytes_before = inner.queue.bytes_before(moment, &request).count();
+        let token = new_token();
+        let made = inner
+            .queue
+            .reserve(moment, token, request, seconds(lifetime));
+        let made = made.map_err(|error| QueuesError::of(error, self.direction, ""))?;
+        let lapses_in = made.lapses_at.since(moment);
+        Ok(control::Reserved {
+            token: token_text(token),
+            node: String::new(),
+            direction: self.direction.name().to_owned(),
+            bytes_before,
+            starts_in_ms: inner.starts_in_ms(self, bytes_before),
+            lapses_in_ms: whole_ms(lapses_in),
+        })
+    }
+
+    /// Whether there was such a reservation.
+    pub(super) fn cancel(&self, token: Token) -> bool {
+        self.inner().queue.cancel(token).is_ok()
+    }
+
+    pub(super) fn report(&self) -> QueueReport {
+        let mut inner = self.inner();
+        inner.look(self, Instant::now(), LOOK);
+        let (running, held_up) = inner.queue.lengths();
+        let reserved = inner.queue.reserved();
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let slots = self.slots(&inner);
+        QueueReport {
+            bytes: inner.queue.queued_bytes().count(),
+            running: count(running),
+            waiting: count(held_up.saturating_sub(reserved)),
+            reserved: count(reserved),
+            slots: count(slots),
+            automatic: self.at_once.is_none(),
+            bytes_per_s: (inner.concurrency.throughput(slots)).map(|rate| rate.value()),
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        let mut inner = self.inner();
+        inner.stopped = true;
+        for thread in inner.waiting.values() {
+            thread.unpark();
+        }
+    }
+
+    pub(super) fn follow(&self, ticket: Ticket, counter: &Arc<AtomicU64>) {
+        if let Some(turn) = self.inner().turns.get_mut(&ticket) {
+            turn.moved = Arc::clone(counter);
+        }
+    }
+
+    pub(super) fn expect(&self, ticket: Ticket, bytes: u64) {
+        let mut inner = self.inner();
+        if let Some(turn) = inner.turns.get_mut(&ticket) {
+            turn.expected = bytes;
+            let left = bytes.saturating_sub(turn.moved.load(Ordering::Relaxed));
+            // It is there as long as its turn is.
+            let _ = inner.queue.progressed(ticket, Bytes::new(left));
+        }
+    }
+
+    /// Ends a request, whether it ran or waited.
+    pub(super) fn finish(&self, ticket: Ticket) {
+        let now = Instant::now();
+        let mut inner = self.inner();
+        inner.count_until(now);
+        inner.waiting.remove(&ticket);
+        inner.before.remove(&ticket);
+        if let Some(turn) = inner.turns.remove(&ticket) {
+            inner.learn(&turn, now);
+        }
+        if inner.queue.finish(ticket).is_err() {
+            tracing::error!(?ticket, "a turn ended that was none");
+        }
+        inner.start_next(self, now);
+    }
+
+    fn slots(&self, inner: &Inner) -> usize {
+        self.at_once.unwrap_or_else(|| inner.concurrency.limit())
+    }
+
+    fn request(&self, admission: &Admission, bytes: Bytes, now: Moment) -> Request {
+        Request {
+            bytes,
+            priority: admission.priority,
+            start_by: admission
+                .start_within
+                .map(|within| now.after(seconds(within))),
+        }
+    }
+
+    fn moment(&self, at: Instant) -> Moment {
+        let since = at.duration_since(self.origin);
+        Moment::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Nothing is called in it that could panic half-way.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn bytes_of(&self, admission: &Admission) -> Bytes {
+        if admission.bytes > 0 {
+            return Bytes::new(admission.bytes);
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a mean of u64; a cast of a float saturates"
+        )]
+        let typical = self.typical_bytes as u64;
+        Bytes::new(typical)
+    }
+
+    /// Lets start what may.
+    fn start_next(&mut self, lane: &Lane, now: Instant) {
+        self.count_until(now);
+        self.queue.allow_running(lane.slots(self));
+        while let Some(event) = self.queue.poll(lane.moment(now)) {
+            match event {
+                Event::Lapsed(_) => lane.counters.lapsed.add(1),
+                Event::Start(ticket) => {
+                    let bytes = self.queue.bytes(ticket).unwrap_or_default();
+                    self.begin(ticket, bytes, now);
+                    self.before.remove(&ticket);
+                    if let Some(thread) = self.waiting.remove(&ticket) {
+                        thread.unpark();
+                    }
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, ticket: Ticket, bytes: Bytes, now: Instant) -> Arc<AtomicU64> {
+        let moved = Arc::<AtomicU64>::default();
+        let turn = Running {
+            expected: bytes.count(),
+            moved: Arc::clone(&moved),
+            began: now,
+            run_s: self.run_s,
+            seen: 0,
+            seen_at: now,
+            idle: false,
+            paused: false,
+        };
+        self.turns.insert(ticket, turn);
+        moved
+    }
+
+    /// Brings [`Self::run_s`] up to date: before how many run changes.
+    fn count_until(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.changed).as_secs_f64();
+        self.run_s += self.queue.lengths().0 as f64 * passed;
+        self.changed = self.changed.max(now);
+    }
+
+    /// What a turn tells of the medium.
+    fn learn(&mut self, turn: &Running, now: Instant) {
+        let moved = turn.moved.load(Ordering::Relaxed);
+        if moved == 0 {
+            return;
+        }
+        let share = if self.typical_bytes > 0.0 {
+            LAST_COUNTS
+        } else {
+            1.0
+        };
+        self.typical_bytes += share * (moved as f64 - self.typical_bytes);
+        if turn.paused {
+            return;
+        }
+        let elapsed = now.saturating_duration_since(turn.began);
+        self.concurrency.finished(&FinishedTurn {
+            bytes: Bytes::new(moved),
+            elapsed: seconds(elapsed),
+            beside: (self.run_s - turn.run_s) / elapsed.as_secs_f64(),
+        });
+    }
+
+    /// Looks at all turns, unless that was done within `period`: what is left of each, who gives way and who goes on;
+    /// and at what goes before those that wait.
+    fn look(&mut self, lane: &Lane, now: Instant, period: Duration) {
+        let looked = self.looked.map(|at| now.saturating_duration_since(at));
+        if looked.is_some_and(|passed| passed < period) {
+            return;
+        }
+        self.looked = Some(now);
+        self.count_until(now);
+        for (ticket, turn) in &mut self.turns {
+            let moved = turn.moved.load(Ordering::Relaxed);
+            if moved != turn.seen {
+                turn.seen = moved;
+                turn.seen_at = now;
+                let left = turn.expected.saturating_sub(moved);
+                // It is there as long as its turn is.
+                let _ = self.queue.progressed(*ticket, Bytes::new(left));
+                if turn.idle {
+                    turn.idle = !self.queue.resume(*ticket);
+                }
+                continue;
+            }
+            let patience = if moved == 0 { lane.arrival } else { lane.stall };
+            if !turn.idle && now.saturating_duration_since(turn.seen_at) >= patience {
+                turn.idle = self.queue.idle(*ticket);
+                turn.paused = true;
+            }
+        }
+        self.start_next(lane, now);
+        self.before = self
+            .queue
+            .line()
+            .map(|(ticket, count, bytes)| (ticket, (count, bytes.count())))
+            .collect();
+    }
+
+    /// As of the last look.
+    fn standing(&self, lane: &Lane, ticket: Ticket) -> control::Waiting {
+        let (before, bytes_before) = self.before.get(&ticket).copied().unwrap_or_default();
+        control::Waiting {
+            before: u32::try_from(before).unwrap_or(u32::MAX),
+            bytes_before,
+            starts_in_ms: self.starts_in_ms(lane, bytes_before),
+            token: String::new(),
+        }
+    }
+
+    fn starts_in_ms(&self, lane: &Lane, bytes_before: u64) -> Option<u64> {
+        let rate = self.concurrency.throughput(lane.slots(self))?;
+        Some(whole_ms(Bytes::new(bytes_before).at(rate)))
+    }
+}
+
+/// What came of waiting.
+enum Waited {
+    /// What it moves is counted there.
+    Started(Arc<AtomicU64>),
+    /// For one who has to come again.
+    SetAside(control::Waiting),
+}
+
+/// A place in the queue that is left when the one who waits goes.
+struct Place<'a> {
+    lane: &'a Lane,
+    ticket: Option<Ticket>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.lane.finish(ticket);
+        }
+    }
+}
+
+fn seconds(time: Duration) -> Seconds {
+    Seconds::new(time.as_secs_f64()).unwrap_or(Seconds::MAX)
+}
+
+fn whole_ms(time: Seconds) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative; a cast of a float saturates"
+    )]
+    let ms = (time.value() * 1e3).ceil() as u64;
+    ms
+}
