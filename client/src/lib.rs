@@ -10,6 +10,7 @@ pub mod frontend;
 pub mod handover;
 pub mod host;
 pub mod identity;
+pub mod memory;
 pub mod origin;
 pub mod peer;
 pub mod processes;

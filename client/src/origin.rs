@@ -94,8 +94,8 @@ impl ProcessStat {
     }
 }
 
-/// The origin of a dump of `pid` on this machine, now; `tracked`, `restore_options` and `criu_version`
-/// are left for the caller to fill in.
+/// The origin of a dump of `pid` on this machine, now; `tracked`, `restore_options`, `criu_version` and what is in
+/// memory are left for the caller to fill in.
 ///
 /// # Errors
 /// See [`OriginError`].
@@ -118,6 +118,7 @@ pub fn collect(pid: u32) -> Result<Origin, OriginError> {
     Ok(Origin {
         pid,
         start_ticks: stat.start_ticks,
+        program: stat.name,
         ..here()?
     })
 }
@@ -203,6 +204,7 @@ mod tests {
             .unwrap();
         let origin = collect(child.id()).unwrap();
         assert_eq!(origin.pid, child.id());
+        assert_eq!(origin.program, "sleep");
         assert!(origin.start_ticks > 0);
         assert_eq!(origin.boot_id.len(), 36);
         assert!(same_process(&origin, &collect(child.id()).unwrap()));

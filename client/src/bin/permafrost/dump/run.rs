@@ -8,9 +8,11 @@ use std::time::Duration;
 use permafrost_client::control::{Connection, SOCKET_VARIABLE};
 use permafrost_client::criu::Run;
 use permafrost_client::handover;
+use permafrost_client::memory;
 use permafrost_client::scratch;
 use permafrost_client::verdict;
 use permafrost_protocol::control::{SessionOpened, request};
+use permafrost_protocol::manifest::Origin;
 
 use super::{Parent, Places, Plan, Sealed};
 use crate::cli::Durability;
@@ -74,7 +76,7 @@ impl Plan<'_> {
             pre_dump: self.arguments.pre_dump,
             // After a pre-dump too: nothing dies of one, and its pages are never left parked.
             seal_follows: true,
-            origin: Some(self.origin.clone()),
+            origin: Some(self.origin_now()),
             no_parent: self.arguments.full,
             bound_to_connection: true,
             parent_images: self.parent.is_some(),
@@ -102,6 +104,17 @@ impl Plan<'_> {
             )
             .hint("try again")),
             _ => Ok(opened),
+        }
+    }
+
+    /// The origin, with what the processes have in memory now: the dump's size and time are predicted by it.
+    fn origin_now(&self) -> Origin {
+        let pid = self.arguments.pid;
+        Origin {
+            resident_bytes: memory::resident_bytes(pid),
+            // Only those since the parent say what CRIU will leave out.
+            dirty_pages: self.parent.as_ref().and_then(|_| memory::dirty_pages(pid)),
+            ..self.origin.clone()
         }
     }
 
