@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agents;
+pub mod api;
 pub mod catalog;
 mod clock;
 pub mod cluster;

@@ -1,0 +1,297 @@
+//! A request's body: read up to a limit, parsed with the place of what is wrong, and answered where there is time for it.
+
+use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use axum::body::{Bytes, HttpBody, to_bytes};
+use axum::extract::Request;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use permafrost_protocol::api::batch::TOO_MANY;
+use permafrost_protocol::api::problem::Kind;
+use serde::{Deserialize, Serialize};
+use serde_path_to_error::Segment;
+
+use super::caller::Caller;
+use super::problem::Failure;
+use super::world::World;
+use super::{Api, limits};
+
+/// What an answer is made from.
+pub(super) struct Asked<'a> {
+    pub(super) api: &'a Api,
+    pub(super) world: &'a World,
+    pub(super) caller: &'a Caller,
+    /// There is time: it is not one of the runtime's threads.
+    pub(super) has_time: bool,
+}
+
+/// Why there is no answer.
+pub(super) enum Stop {
+    Failed(Failure),
+    /// It takes too long for this thread.
+    Long,
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl Asked<'_> {
+    /// Checks the number of answers that this comes to.
+    pub(super) fn answers(&self, pointer: &str, count: usize) -> Result<(), Stop> {
+        if count > limits::ANSWERS {
+            let most = limits::ANSWERS;
+            let detail = format!("{count} answers would follow from it; there are {most} at most");
+            return Err(Failure::at(Kind::TooMany, pointer, detail).into());
+        }
+        if count > limits::SHORT_ANSWERS && !self.has_time {
+            return Err(Stop::Long);
+        }
+        Ok(())
+    }
+}
+
+/// Makes an answer out of a body.
+pub(super) type Answer = fn(&Asked<'_>, &[u8]) -> Result<Vec<u8>, Stop>;
+
+/// Reads the body and has it answered: here if it is short, else on another thread.
+pub(super) async fn answered(
+    api: Arc<Api>,
+    caller: Caller,
+    request: Request,
+    answer: Answer,
+) -> Result<Response, Failure> {
+    let body = read(request).await?;
+    let world = api.world().ok_or_else(no_world)?;
+    let long = Arc::clone(&api.long);
+    let make = move |has_time: bool, body: &[u8]| {
+        let asked = Asked {
+            api: &api,
+            world: &world,
+            caller: &caller,
+            has_time,
+        };
+        catch_unwind(AssertUnwindSafe(|| answer(&asked, body))).unwrap_or_else(|_| {
+            // The panic hook has told where.
+            let failure = Failure::new(Kind::Internal, "the answer could not be made");
+            Err(Stop::Failed(failure))
+        })
+    };
+    if body.len() <= limits::SHORT_BODY_BYTES {
+        match make(false, &body) {
+            Ok(json) => return Ok(json_response(json)),
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(Stop::Long) => {}
+        }
+    }
+    let turn = tokio::time::timeout(limits::LONG_PATIENCE, long.acquire_owned()).await;
+    let Ok(Ok(permit)) = turn else {
+        return Err(Failure::for_now("other long batches are being answered", 5));
+    };
+    let made = tokio::task::spawn_blocking(move || {
+        let made = make(true, &body);
+        drop(permit);
+        made
+    });
+    match made.await {
+        Ok(Ok(json)) => Ok(json_response(json)),
+        Ok(Err(Stop::Failed(failure))) => Err(failure),
+        Ok(Err(Stop::Long)) | Err(_) => {
+            Err(Failure::new(Kind::Internal, "the answer could not be made"))
+        }
+    }
+}
+
+/// Before the first snapshot there is nothing to say.
+pub(super) fn no_world() -> Failure {
+    Failure::for_now(
+        "the node has just started, and has not looked around yet",
+        1,
+    )
+}
+
+/// A JSON answer.
+pub(super) fn json_response(json: Vec<u8>) -> Response {
+    let json_type = HeaderValue::from_static("application/json");
+    ([(CONTENT_TYPE, json_type)], json).into_response()
+}
+
+/// An answer as JSON. Structs of strings and numbers always serialize; room for one of `expected_bytes` is made at once.
+pub(super) fn to_json(answer: &impl Serialize, expected_bytes: usize) -> Result<Vec<u8>, Failure> {
+    let mut json = Vec::with_capacity(expected_bytes);
+    match serde_json::to_writer(&mut json, answer) {
+        Ok(()) => Ok(json),
+        Err(error) => Err(Failure::new(Kind::Internal, error.to_string())),
+    }
+}
+
+/// Reads a body that says it is JSON.
+pub(super) async fn read(request: Request) -> Result<Bytes, Failure> {
+    check_media_type(request.headers())?;
+    let too_large = || {
+        let most = limits::BODY_BYTES;
+        Failure::new(
+            Kind::TooLarge,
+            format!("a body has at most {most} bytes; ask in several batches"),
+        )
+    };
+    let length = request.headers().get(CONTENT_LENGTH);
+    let declared = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|declared| declared > limits::BODY_BYTES as u64) {
+        return Err(too_large());
+    }
+    let body = request.into_body();
+    let is_known = body.size_hint().exact().is_some();
+    match tokio::time::timeout(limits::BODY_TIME, to_bytes(body, limits::BODY_BYTES)).await {
+        Ok(Ok(body)) => Ok(body),
+        // Of a known length, it has just been compared.
+        Ok(Err(error)) if is_known || !is_length_limit(&error) => Err(Failure::new(
+            Kind::NotJson,
+            format!("the body did not come: {error}"),
+        )),
+        Ok(Err(_)) => Err(too_large()),
+        Err(_) => Err(Failure::new(
+            Kind::NotJson,
+            format!("the body did not come within {:?}", limits::BODY_TIME),
+        )),
+    }
+}
+
+fn is_length_limit(error: &axum::Error) -> bool {
+    use std::error::Error;
+    let limit = error
+        .source()
+        .map(|source| source.is::<http_body_util::LengthLimitError>());
+    limit.unwrap_or(false)
+}
+
+fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
+    let given = headers
+        .get(CONTENT_TYPE)
+        .and_then(|given| given.to_str().ok());
+    let essence = given
+        .and_then(|given| given.split(';').next())
+        .map(str::trim);
+    if essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
+        return Ok(());
+    }
+    let given = given.unwrap_or("nothing");
+    Err(Failure::new(
+        Kind::MediaType,
+        format!("the body has to be said to be application/json, not {given}"),
+    ))
+}
+
+/// Parses a body. Only if that fails it is parsed once more, with the places of all fields, to say where it is wrong:
+/// to keep track of them takes longer than the parsing.
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).or_else(|error| {
+        let mut json = serde_json::Deserializer::from_slice(body);
+        match serde_path_to_error::deserialize::<_, T>(&mut json) {
+            Err(located) => Err(wrong(body, located.path(), located.inner())),
+            // Something stands behind it.
+            Ok(_) => Err(not_json(&error)),
+        }
+    })
+}
+
+fn not_json(error: &serde_json::Error) -> Failure {
+    Failure::new(Kind::NotJson, error.to_string())
+}
+
+fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Error) -> Failure {
+    let text = error.to_string();
+    // "… at line 1 column 17": the pointer says it better.
+    let detail = text
+        .rfind(" at line ")
+        .map_or(text.as_str(), |at| &text[..at]);
+    if error.is_data() {
+        if detail.starts_with(TOO_MANY) {
+            return Failure::at(Kind::TooMany, pointer(path), detail);
+        }
+        let mut pointer = pointer(path);
+        if let Some(field) = unknown_field(detail) {
+            push(&mut pointer, field);
+        }
+        return Failure::at(Kind::Invalid, pointer, detail);
+    }
+    if detail == "number out of range" {
+        return Failure::at(
+            Kind::Invalid,
+            pointer(path),
+            "a number that is far too large",
+        );
+    }
+    match no_number(body, error) {
+        Some(word) => {
+            let detail = format!("{word} is no number in JSON, and none here");
+            Failure::at(Kind::Invalid, pointer(path), detail)
+        }
+        None => not_json(error),
+    }
+}
+
+/// The field that nobody knows: its name is in serde's words only.
+fn unknown_field(detail: &str) -> Option<&str> {
+    let rest = detail.strip_prefix("unknown field `")?;
+    // A name may have a backtick itself; what follows it cannot.
+    let end = rest
+        .rfind("`, expected")
+        .or_else(|| rest.rfind("`, there are no fields"))?;
+    let name = rest.get(..end)?;
+    // "expected `a` or `b`" has backticks too: the first end is right unless the name has one.
+    Some(name.split("`, expected").next().unwrap_or(name))
+}
+
+/// What some languages write for floats that are no numbers, if it stands where the parser stopped.
+fn no_number<'a>(body: &'a [u8], error: &serde_json::Error) -> Option<&'a str> {
+    let line = body
+        .split(|&byte| byte == b'\n')
+        .nth(error.line().checked_sub(1)?)?;
+    let at = error.column().saturating_sub(1);
+    for start in [at, at.saturating_sub(1)] {
+        let rest = line.get(start..)?;
+        for word in [
+            "NaN",
+            "nan",
+            "-NaN",
+            "-nan",
+            "Infinity",
+            "-Infinity",
+            "inf",
+            "-inf",
+        ] {
+            if rest.starts_with(word.as_bytes()) {
+                return std::str::from_utf8(rest.get(..word.len())?).ok();
+            }
+        }
+    }
+    None
+}
+
+/// A JSON pointer (RFC 6901).
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    let mut pointer = String::new();
+    for segment in path {
+        match segment {
+            Segment::Seq { index } => {
+                // Writing to a string does not fail.
+                let _ = write!(pointer, "/{index}");
+            }
+            Segment::Map { key } => push(&mut pointer, key),
+            Segment::Enum { variant } => push(&mut pointer, variant),
+            Segment::Unknown => {}
+        }
+    }
+    pointer
+}
+
+fn push(pointer: &mut String, key: &str) {
+    pointer.push('/');
+    pointer.push_str(&key.replace('~', "~0").replace('/', "~1"));
+}

@@ -1,0 +1,130 @@
+//! The HTTP API: what dumps, restores, waiting and killing cost, who is best preempted, and where checkpoints are best
+//! kept and resumed.
+//!
+//! ```text
+//!  daemon ── Source ──▶ refresh: once a second, and after an event ──▶ World ◀── routes ◀── serve (sockets, TLS, who asks)
+//!                                                                        │
+//!                                                    scheduling: costs, Algorithms 1 and 2, placement
+//! ```
+//!
+//! Answers are made from a [`World`](world::World), which never changes once it is there, and say how old it is. So no
+//! answer waits for a node, a disk or a lock that a dump holds. Only reservations and starting estimates are passed on,
+//! on threads of their own.
+
+pub mod caller;
+pub mod limits;
+pub mod openapi;
+pub mod problem;
+pub mod refresh;
+pub mod routes;
+pub mod source;
+pub mod world;
+
+mod body;
+mod say;
+mod tasks;
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use permafrost_protocol::api::events::Event;
+use tokio::sync::{Semaphore, broadcast};
+
+pub use routes::router;
+
+use source::Source;
+use world::{Builder, World};
+
+/// How the API keeps up with the daemon.
+#[derive(Clone, Copy, Debug)]
+pub struct ApiConfig {
+    /// How often the nodes are looked at anew. Shorter follows queues more closely, and costs a look at each node. 1 s.
+    pub refresh: Duration,
+    /// How often the checkpoints are listed anew when nothing is heard of a change. In a cluster this is how late those
+    /// of other nodes are seen. 5 s.
+    pub list: Duration,
+    /// After how long without a new snapshot the lengths of queues do not hold any more. 1 minute: as long as most
+    /// dumps take.
+    pub stale_after: Duration,
+}
+
+impl Default for ApiConfig {
+    fn default() -> Self {
+        Self {
+            refresh: Duration::from_secs(1),
+            list: Duration::from_secs(5),
+            stale_after: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What all routes share.
+pub struct Api {
+    source: Arc<dyn Source>,
+    world: RwLock<Option<Arc<World>>>,
+    events: broadcast::Sender<Event>,
+    /// Long batches at once.
+    long: Arc<Semaphore>,
+    /// Requests that are with the source.
+    asking: Arc<Semaphore>,
+    /// Readers of events.
+    readers: Arc<Semaphore>,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    /// One that has seen nothing yet: [`refresh::start`] keeps it up.
+    #[must_use]
+    pub fn new(source: Arc<dyn Source>) -> Arc<Self> {
+        Arc::new(Self {
+            source,
+            world: RwLock::new(None),
+            events: broadcast::channel(limits::EVENTS_KEPT).0,
+            long: Arc::new(Semaphore::new(limits::LONG_AT_ONCE)),
+            asking: Arc::new(Semaphore::new(limits::ASKING_AT_ONCE)),
+            readers: Arc::new(Semaphore::new(limits::EVENT_READERS)),
+        })
+    }
+
+    /// One that has looked once, and looks no more: for tests and benches. Blocks as the source does.
+    #[must_use]
+    pub fn looked_once(source: Arc<dyn Source>) -> Arc<Self> {
+        let api = Self::new(source);
+        let mut builder = Builder::default();
+        let jobs = Builder::jobs(api.source.as_ref()).ok();
+        api.publish(builder.world(api.source.as_ref(), jobs.map(Arc::new)));
+        api
+    }
+
+    /// The newest snapshot; none before the first.
+    #[must_use]
+    pub fn world(&self) -> Option<Arc<World>> {
+        let world = self.world.read().unwrap_or_else(PoisonError::into_inner);
+        world.clone()
+    }
+
+    /// Replaces a snapshot by what is left of it, unless there is a new one.
+    fn publish_instead_of(&self, of: &Arc<World>, world: World) {
+        let mut current = self.world.write().unwrap_or_else(PoisonError::into_inner);
+        if current
+            .as_ref()
+            .is_some_and(|current| Arc::ptr_eq(current, of))
+        {
+            *current = Some(Arc::new(world));
+        }
+    }
+
+    fn publish(&self, world: World) {
+        let old = {
+            let mut current = self.world.write().unwrap_or_else(PoisonError::into_inner);
+            current.replace(Arc::new(world))
+        };
+        // Freeing ten thousand nodes takes a while: not under the lock.
+        drop(old);
+    }
+}

@@ -1,0 +1,131 @@
+//! Problems as answers.
+
+use axum::extract::Request;
+use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use permafrost_protocol::api::problem::{Kind, MEDIA_TYPE, Problem};
+
+use super::source::Refusal;
+
+/// A problem on its way out.
+#[derive(Clone, Debug)]
+pub struct Failure(Box<Problem>);
+
+impl Failure {
+    /// One of a kind.
+    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        Self(Box::new(Problem::new(kind, detail)))
+    }
+
+    /// One of a kind, about one field.
+    pub(super) fn at(kind: Kind, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        let (pointer, detail) = (pointer.into(), detail.into());
+        let about = if pointer.is_empty() {
+            detail.clone()
+        } else {
+            format!("{pointer}: {detail}")
+        };
+        Self(Box::new(Problem::new(kind, about).at(pointer, detail)))
+    }
+
+    /// One that may be gone in a moment.
+    pub(super) fn for_now(detail: impl Into<String>, retry_after_s: u64) -> Self {
+        let mut problem = Problem::new(Kind::Unavailable, detail);
+        problem.retry_after_s = Some(retry_after_s);
+        Self(Box::new(problem))
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self(Box::new(problem))
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        let detail = refusal.to_string();
+        match refusal {
+            Refusal::Invalid { pointer, .. } => Self::at(Kind::Invalid, pointer, detail),
+            Refusal::NoReservation => Self::new(Kind::NotFound, detail),
+            Refusal::Conflict { .. } => Self::new(Kind::Conflict, detail),
+            Refusal::Unavailable { .. } => Self::for_now(detail, 5),
+            Refusal::Store(error) => {
+                use permafrost_protocol::control::ErrorCode;
+                let kind = match error.code() {
+                    ErrorCode::Invalid => Kind::Invalid,
+                    ErrorCode::NotFound => Kind::NotFound,
+                    ErrorCode::Conflict | ErrorCode::NoSpace => Kind::Conflict,
+                    ErrorCode::Unavailable => Kind::Unavailable,
+                    ErrorCode::Denied => Kind::Forbidden,
+                    ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::SessionFailed => {
+                        Kind::Internal
+                    }
+                };
+                if kind == Kind::Internal {
+                    tracing::error!(%error, "a request of the API failed");
+                }
+                Self::new(kind, detail)
+            }
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        respond(&self.0)
+    }
+}
+
+/// The answer that says so, with the headers that belong to it. What asked for it is added by [`named`].
+pub fn respond(problem: &Problem) -> Response {
+    // Strings and numbers always serialize.
+    let body = serde_json::to_vec(problem).unwrap_or_default();
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    if status == StatusCode::UNAUTHORIZED {
+        let how = HeaderValue::from_static("Bearer realm=\"permafrost\"");
+        headers.insert(WWW_AUTHENTICATE, how);
+    }
+    if status == StatusCode::FORBIDDEN {
+        let how =
+            HeaderValue::from_static("Bearer realm=\"permafrost\", error=\"insufficient_scope\"");
+        headers.insert(WWW_AUTHENTICATE, how);
+    }
+    if let Some(seconds) = problem.retry_after_s {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response.extensions_mut().insert(Said(problem.clone()));
+    response
+}
+
+/// The problem that an answer says.
+#[derive(Clone, Debug)]
+struct Said(Problem);
+
+/// Adds to a problem which path it is about, and makes problems of what the router itself refuses.
+pub(super) async fn named(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let response = next.run(request).await;
+    let status = response.status();
+    let mut problem = match response.extensions().get::<Said>() {
+        Some(Said(problem)) => problem.clone(),
+        None if status == StatusCode::NOT_FOUND => {
+            Problem::new(Kind::NotFound, format!("there is no {path}"))
+        }
+        None if status == StatusCode::METHOD_NOT_ALLOWED => {
+            Problem::new(Kind::Method, format!("{path} has no such method"))
+        }
+        None => return response,
+    };
+    problem.instance = Some(path);
+    let mut named = respond(&problem);
+    if let Some(allowed) = response.headers().get(ALLOW) {
+        named.headers_mut().insert(ALLOW, allowed.clone());
+    }
+    named
+}

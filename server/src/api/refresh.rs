@@ -1,0 +1,241 @@
+//! Keeps the snapshot up.
+//!
+//! The daemon is looked at by a thread of its own, one look after another: if one does not come back, answers go on with
+//! the snapshot there is, whose age they say; if one panics, the next begins anew. A task on the runtime says when.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::api::events::Event;
+use permafrost_protocol::api::reserve::Direction;
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::figure::Figure;
+use permafrost_scheduling::quantity::Bytes;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinHandle;
+
+use super::source::QueueLength;
+use super::world::{Builder, Jobs, World};
+use super::{Api, ApiConfig, limits};
+
+/// How often what is stale is said anew, with its age.
+const SAY_STALE: Duration = Duration::from_secs(10);
+
+/// Keeps an [`Api`] up until it is dropped.
+#[derive(Debug)]
+pub struct Refresher {
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Refresher {
+    fn drop(&mut self) {
+        // The thread ends when nobody asks it any more.
+        self.driver.abort();
+    }
+}
+
+/// A look at the daemon.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// At the checkpoints, too.
+    list: bool,
+}
+
+/// Looks at the daemon now, and from now on. Called on a tokio runtime.
+///
+/// # Errors
+/// The thread cannot be started.
+pub fn start(api: &Arc<Api>, config: ApiConfig) -> io::Result<Refresher> {
+    // One that waits is enough: it sees all that came before it.
+    let (looks, asked) = sync_channel(1);
+    let events = api.source.events();
+    let looking = Arc::downgrade(api);
+    thread::Builder::new()
+        .name("api-refresh".into())
+        .spawn(move || look_when_asked(&looking, &asked))?;
+    let driver = Driver {
+        api: Arc::downgrade(api),
+        config,
+        looks,
+        looked: None,
+        listed: None,
+        changed: false,
+        said_stale: None,
+    };
+    Ok(Refresher {
+        driver: tokio::spawn(driver.run(events)),
+    })
+}
+
+/// Says when to look.
+struct Driver {
+    api: Weak<Api>,
+    config: ApiConfig,
+    looks: SyncSender<Look>,
+    looked: Option<Instant>,
+    listed: Option<Instant>,
+    /// Checkpoints have come or gone since they were listed.
+    changed: bool,
+    said_stale: Option<Instant>,
+}
+
+impl Driver {
+    async fn run(mut self, mut events: broadcast::Receiver<Event>) {
+        let mut heard = true;
+        loop {
+            let due = self.due().into();
+            tokio::select! {
+                () = tokio::time::sleep_until(due) => {
+                    let Some(api) = self.api.upgrade() else { return };
+                    self.say_stale(&api);
+                    self.ask_for_a_look();
+                }
+                event = events.recv(), if heard => {
+                    let Some(api) = self.api.upgrade() else { return };
+                    let event = match event {
+                        Ok(event) => event,
+                        Err(RecvError::Lagged(missed)) => Event::Missed { missed },
+                        Err(RecvError::Closed) => {
+                            heard = false;
+                            continue;
+                        }
+                    };
+                    self.changed = true;
+                    // Nobody may be listening.
+                    let _ = api.events.send(event);
+                }
+            }
+        }
+    }
+
+    fn due(&self) -> Instant {
+        let Some(looked) = self.looked else {
+            return Instant::now();
+        };
+        let between = if self.changed {
+            limits::LEAST_BETWEEN_LOOKS.min(self.config.refresh)
+        } else {
+            self.config.refresh
+        };
+        looked + between
+    }
+
+    fn ask_for_a_look(&mut self) {
+        let now = Instant::now();
+        let is_old = |listed: Instant| now.duration_since(listed) >= self.config.list;
+        let list = self.changed || self.listed.is_none_or(is_old);
+        self.looked = Some(now);
+        // One that is asked for and has not begun will do; what has changed is kept for the next.
+        if self.looks.try_send(Look { list }).is_ok() && list {
+            self.listed = Some(now);
+            self.changed = false;
+        }
+    }
+
+    fn say_stale(&mut self, api: &Api) {
+        let Some(world) = api.world() else { return };
+        let limit = self.config.stale_after;
+        if world.age() < limit {
+            self.said_stale = None;
+        } else if self
+            .said_stale
+            .is_none_or(|said| said.elapsed() >= SAY_STALE)
+        {
+            tracing::warn!(age = ?world.age(), "the daemon has not been seen for long: queues are not told any more");
+            self.said_stale = Some(Instant::now());
+            api.publish_instead_of(&world, world.stale(limit));
+        }
+    }
+}
+
+fn look_when_asked(api: &Weak<Api>, asked: &Receiver<Look>) {
+    let mut builder = Builder::default();
+    let mut jobs: Option<Arc<Jobs>> = None;
+    while let Ok(Look { list }) = asked.recv() {
+        let Some(api) = api.upgrade() else { return };
+        let looked = catch_unwind(AssertUnwindSafe(|| {
+            if list || jobs.is_none() {
+                match Builder::jobs(api.source.as_ref()) {
+                    Ok(listed) => jobs = Some(Arc::new(listed)),
+                    Err(error) => tracing::warn!(%error, "list checkpoints for the API"),
+                }
+            }
+            builder.world(api.source.as_ref(), jobs.clone())
+        }));
+        match looked {
+            Ok(world) => {
+                tell_changes(&api, &world);
+                api.publish(world);
+            }
+            Err(_) => {
+                tracing::error!("the look at the daemon has panicked");
+                builder = Builder::default();
+            }
+        }
+    }
+}
+
+/// Tells what has changed of nodes and queues.
+fn tell_changes(api: &Api, new: &World) {
+    if api.events.receiver_count() == 0 {
+        return;
+    }
+    let Some(old) = api.world() else { return };
+    // Numbers may have been given anew: nodes are compared by their names.
+    let is_live = |world: &World, name: &str| {
+        let node = world.names().id(name).and_then(|id| world.node(id));
+        node.is_some_and(|node| node.entry.live)
+    };
+    let tell = |event| {
+        // Who listened may have gone.
+        let _ = api.events.send(event);
+    };
+    for (name, id) in new.names().in_order() {
+        let live = is_live(new, name);
+        if live != is_live(&old, name) || old.names().id(name).is_none() {
+            let node = name.to_owned();
+            tell(Event::Node { node, live });
+        }
+        for direction in [Direction::Write, Direction::Read] {
+            let now = queue(new, id, direction);
+            let before = old
+                .names()
+                .id(name)
+                .and_then(|id| queue(&old, id, direction));
+            if let Some((bytes, length)) = now
+                && now != before
+            {
+                tell(Event::Queue {
+                    node: name.to_owned(),
+                    direction,
+                    bytes: bytes.count(),
+                    running: length.running,
+                    waiting: length.waiting,
+                });
+            }
+        }
+    }
+    for (name, _) in old.names().in_order() {
+        if new.names().id(name).is_none() && is_live(&old, name) {
+            let node = name.to_owned();
+            tell(Event::Node { node, live: false });
+        }
+    }
+}
+
+fn queue(world: &World, id: NodeId, direction: Direction) -> Option<(Bytes, QueueLength)> {
+    let entry = &world.node(id)?.entry;
+    let (queued, length) = match direction {
+        Direction::Write => (&entry.figures.write_queue, entry.write_queue),
+        Direction::Read => (&entry.figures.read_queue, entry.read_queue),
+    };
+    match queued {
+        Figure::Known(queued) => Some((queued.p50, length?)),
+        Figure::Unknown { .. } => None,
+    }
+}

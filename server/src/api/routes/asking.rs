@@ -1,0 +1,35 @@
+//! Requests that the daemon itself has to answer: on a thread that may wait, and for a bounded time.
+
+use std::sync::Arc;
+
+use crate::api::problem::Failure;
+use crate::api::source::{Refusal, Source};
+use crate::api::{Api, limits};
+
+/// Asks the daemon. A thread that does not come back keeps its turn: there is a bounded number of them.
+pub(super) async fn ask<T: Send + 'static>(
+    api: &Api,
+    question: impl FnOnce(&dyn Source) -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Failure> {
+    let source = Arc::clone(&api.source);
+    let asked = async {
+        let turn = Arc::clone(&api.asking).acquire_owned().await.ok()?;
+        let answer = tokio::task::spawn_blocking(move || {
+            let answer = question(source.as_ref());
+            drop(turn);
+            answer
+        });
+        Some(answer.await)
+    };
+    match tokio::time::timeout(limits::ASKING_PATIENCE, asked).await {
+        Ok(Some(Ok(answer))) => Ok(answer?),
+        Ok(Some(Err(error))) => {
+            tracing::error!(%error, "a request to the daemon has panicked");
+            Err(Failure::for_now("the daemon could not answer", 5))
+        }
+        Ok(None) | Err(_) => Err(Failure::for_now(
+            "the daemon has not answered in time; it may still do what was asked",
+            10,
+        )),
+    }
+}

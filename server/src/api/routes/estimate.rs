@@ -1,0 +1,170 @@
+//! `POST /v1/estimate`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use permafrost_protocol::api::cost::{Detail, Mechanism};
+use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer, Estimated};
+use permafrost_protocol::api::text::Text;
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::cost::{Copies, NodeFigures};
+use permafrost_scheduling::preempt::{Site, options};
+
+use crate::api::body::{Asked, Stop, answered, parse, to_json};
+use crate::api::caller::Caller;
+use crate::api::openapi::Unread;
+use crate::api::problem::Failure;
+use crate::api::tasks::{self, Swaps};
+use crate::api::{Api, say};
+
+/// What each way of preempting each task would cost on each node.
+#[utoipa::path(
+    post,
+    path = "/v1/estimate",
+    tag = "costs",
+    operation_id = "estimate",
+    request_body(content = Estimate, example = json!({
+        "tasks": [{"id": "k-means", "node": "a", "full_bytes": 5_000_000_000_i64, "progress_s": 30}],
+        "mechanisms": ["full_dump", "kill"]
+    })),
+    responses(
+        (status = 200, description = "Costs, or why there is none.", body = EstimateAnswer),
+        Unread
+    )
+)]
+pub(in crate::api) async fn estimate(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, Failure> {
+    answered(api, caller, request, answer).await
+}
+
+fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
+    let request: Estimate<'_> = parse(body)?;
+    let mechanisms = request.mechanisms.as_deref().unwrap_or(&Mechanism::ALL);
+    let named = match &request.nodes {
+        Some(names) => Some(nodes(asked, names)?),
+        None => None,
+    };
+    let of_each = mechanisms
+        .len()
+        .saturating_mul(named.as_ref().map_or(1, Vec::len));
+    let count = request.tasks.len().saturating_mul(of_each);
+    asked.answers("/tasks", count)?;
+    let swaps = tasks::swaps(asked, &request.swaps)?;
+    let copies = say::copies(request.copies);
+    let named: Option<Vec<Place<'_>>> = named.map(|ids| {
+        let places = ids.into_iter().zip(request.nodes.iter().flatten());
+        places
+            .map(|(id, name)| place(asked, Some(id), Some(name), copies, &swaps))
+            .collect()
+    });
+    let mut answers = Vec::with_capacity(count);
+    for (index, task) in request.tasks.iter().enumerate() {
+        let known = tasks::known(asked, index, task);
+        let own;
+        let places = match &named {
+            Some(named) => named,
+            None => {
+                let node = tasks::node_of(asked, task);
+                own = vec![place(asked, node, task.node.as_ref(), copies, &swaps)];
+                &own
+            }
+        };
+        for place in places {
+            let costs = options(&known, &place.site, copies);
+            for &mechanism in mechanisms {
+                answers.push(estimated(
+                    asked,
+                    &task.id,
+                    place,
+                    mechanism,
+                    request.detail,
+                    &costs,
+                ));
+            }
+        }
+    }
+    let answer = EstimateAnswer {
+        answered_by: asked.world.own_name().into(),
+        age_s: asked.world.age_s(),
+        answers,
+    };
+    let each = if request.detail == Detail::Full {
+        700
+    } else {
+        300
+    };
+    Ok(to_json(&answer, 256 + count * each)?)
+}
+
+/// Where a task would be dumped.
+struct Place<'a> {
+    /// None if nobody said.
+    name: Option<Text<'a>>,
+    site: Site,
+    /// The name is nobody's.
+    is_unknown: bool,
+}
+
+fn place<'a>(
+    asked: &Asked<'a>,
+    node: Option<NodeId>,
+    name: Option<&'a Text<'_>>,
+    copies: Copies,
+    swaps: &Swaps,
+) -> Place<'a> {
+    let site = node.and_then(|node| tasks::site(asked, node, copies, swaps));
+    let is_unknown = site.is_none() && name.is_some();
+    let own_name = node.map(|node| Text::from(asked.world.name(node)));
+    Place {
+        name: name.map(Text::borrowed).or(own_name),
+        // What needs no node has its cost without one.
+        site: site.unwrap_or(Site {
+            node: NodeFigures::unknown(NodeId(u32::MAX)),
+            replica: None,
+            swap: None,
+        }),
+        is_unknown,
+    }
+}
+
+type Costs = [(
+    permafrost_scheduling::cost::Mechanism,
+    Result<permafrost_scheduling::cost::Cost, permafrost_scheduling::cost::NoCost>,
+); 7];
+
+fn estimated<'a>(
+    asked: &Asked<'a>,
+    task: &'a Text<'_>,
+    place: &Place<'a>,
+    mechanism: Mechanism,
+    detail: Detail,
+    costs: &Costs,
+) -> Estimated<'a> {
+    let of = costs
+        .iter()
+        .find(|(of, _)| say::mechanism(*of) == mechanism);
+    let (cost, unknown) = match of {
+        Some((_, Ok(cost))) => (Some(say::cost(cost, detail, asked.world.age_s())), None),
+        Some((_, Err(_))) if place.is_unknown => (None, Some(Text::from("there is no such node"))),
+        Some((_, Err(why))) => (None, Some(Text::from(why.to_string()))),
+        None => (None, Some(Text::from("there is no such way"))),
+    };
+    Estimated {
+        task: task.borrowed(),
+        node: place.name.clone(),
+        mechanism,
+        cost,
+        unknown,
+    }
+}
+
+fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, Failure> {
+    let ids = names.iter().enumerate();
+    ids.map(|(index, name)| tasks::named(asked, &format!("/nodes/{index}"), name))
+        .collect()
+}

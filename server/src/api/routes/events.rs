@@ -1,0 +1,84 @@
+//! `GET /v1/events`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::sse::{Event as Line, KeepAlive, Sse};
+use futures_util::stream::{self, Stream};
+use permafrost_protocol::api::events::Event;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::api::caller::Caller;
+use crate::api::openapi::Unasked;
+use crate::api::problem::Failure;
+use crate::api::{Api, limits};
+
+/// What changes, as it changes. Only what comes after the connection; a reader that is too slow is told how many it has
+/// missed.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    tag = "jobs",
+    operation_id = "events",
+    responses(
+        (status = 200, description = "Server-sent events: `event` is the kind, `data` one of these as JSON.", body = Event, content_type = "text/event-stream"),
+        Unasked
+    )
+)]
+pub(in crate::api) async fn events(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Sse<impl Stream<Item = Result<Line, Infallible>>>, Failure> {
+    let turn = Arc::clone(&api.readers).try_acquire_owned();
+    let turn = turn.map_err(|_| {
+        let most = limits::EVENT_READERS;
+        Failure::for_now(format!("{most} read the events already"), 10)
+    })?;
+    let reader = Reader {
+        events: api.events.subscribe(),
+        caller,
+        _turn: turn,
+    };
+    // The API itself lives as long as the daemon: a stream ends when the reader goes, or the daemon.
+    let lines = stream::unfold(reader, |mut reader| async move {
+        let event = reader.next().await?;
+        // An event is strings and numbers, which serialize.
+        let data = serde_json::to_string(&event).unwrap_or_default();
+        let line = Line::default().event(event.name()).data(data);
+        Some((Ok(line), reader))
+    });
+    let alive = KeepAlive::new().interval(limits::KEEP_ALIVE);
+    Ok(Sse::new(lines).keep_alive(alive))
+}
+
+struct Reader {
+    events: Receiver<Event>,
+    caller: Caller,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            let event = match self.events.recv().await {
+                Ok(event) => event,
+                Err(RecvError::Lagged(missed)) => Event::Missed { missed },
+                Err(RecvError::Closed) => return None,
+            };
+            if self.may_see(&event) {
+                return Some(event);
+            }
+        }
+    }
+
+    fn may_see(&self, event: &Event) -> bool {
+        match event {
+            Event::Checkpoint { job, .. } | Event::Removed { job, .. } => self.caller.sees(job),
+            Event::Node { .. } | Event::Queue { .. } | Event::Missed { .. } => true,
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! `GET /healthz`, `GET /readyz`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use permafrost_protocol::api::problem::Problem;
+
+use crate::api::Api;
+use crate::api::body::no_world;
+use crate::api::problem::Failure;
+
+/// The process answers.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "health",
+    operation_id = "healthz",
+    responses((status = 200, description = "It answers.", body = str, content_type = "text/plain")),
+    security(())
+)]
+pub(in crate::api) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// The node takes dumps, and has looked around.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "health",
+    operation_id = "readyz",
+    responses(
+        (status = 200, description = "It does.", body = str, content_type = "text/plain"),
+        (status = 503, description = "Not now.", body = Problem, content_type = "application/problem+json"),
+    ),
+    security(())
+)]
+pub(in crate::api) async fn readyz(State(api): State<Arc<Api>>) -> Response {
+    if api.world().is_none() {
+        return no_world().into_response();
+    }
+    match api.source.ready() {
+        Ok(()) => "ready\n".into_response(),
+        Err(why) => Failure::for_now(why, 5).into_response(),
+    }
+}

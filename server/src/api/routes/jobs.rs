@@ -1,0 +1,205 @@
+//! `GET /v1/jobs`, `GET /v1/checkpoints`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::Uri;
+use axum::{Extension, Json};
+use permafrost_protocol::api;
+use permafrost_protocol::api::jobs::{CheckpointsAnswer, JobsAnswer, ListQuery};
+use permafrost_protocol::api::problem::{Kind, Problem};
+use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::manifest::CheckpointRef;
+use permafrost_scheduling::figure::{Figure, Missing, What};
+use permafrost_scheduling::quantity::Bytes;
+use permafrost_scheduling::size::{DumpKind, Memory};
+
+use super::paging;
+use crate::api::body::no_world;
+use crate::api::caller::Caller;
+use crate::api::openapi::Unasked;
+use crate::api::problem::Failure;
+use crate::api::world::{Job, Jobs, World};
+use crate::api::{Api, say};
+
+/// Jobs: how old and how large the last checkpoint of each is, who holds it, and how large the next will be.
+#[utoipa::path(
+    get,
+    path = "/v1/jobs",
+    tag = "jobs",
+    operation_id = "jobs",
+    params(ListQuery),
+    responses(
+        (status = 200, description = "Jobs, by name.", body = JobsAnswer),
+        (status = 404, description = "There is no job of that name.", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "A parameter is wrong.", body = Problem, content_type = "application/problem+json"),
+        Unasked
+    )
+)]
+pub(in crate::api) async fn jobs(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Result<Json<JobsAnswer>, Failure> {
+    let query: ListQuery = paging::query(&uri)?;
+    let limit = paging::limit(query.limit)?;
+    let world = api.world().ok_or_else(no_world)?;
+    let listed = listed(&world)?;
+    let (page, next) = match &query.job {
+        Some(name) => (vec![one(listed, &caller, name)?], None),
+        None => {
+            let seen = listed
+                .after(query.after.as_deref())
+                .filter(|(name, _)| caller.sees(name));
+            paging::page(seen, limit, |(name, _)| (*name).to_owned())
+        }
+    };
+    let jobs = page
+        .into_iter()
+        .map(|(name, job)| told(&api, &world, listed, name, job));
+    Ok(Json(JobsAnswer {
+        answered_by: world.own_name().to_owned(),
+        age_s: say::rounded(listed.age().as_secs_f64()),
+        jobs: jobs.collect(),
+        next,
+    }))
+}
+
+/// Checkpoints, by job and generation.
+#[utoipa::path(
+    get,
+    path = "/v1/checkpoints",
+    tag = "jobs",
+    operation_id = "checkpoints",
+    params(ListQuery),
+    responses(
+        (status = 200, description = "Checkpoints.", body = CheckpointsAnswer),
+        (status = 404, description = "There is no job of that name.", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "A parameter is wrong.", body = Problem, content_type = "application/problem+json"),
+        Unasked
+    )
+)]
+pub(in crate::api) async fn checkpoints(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Result<Json<CheckpointsAnswer>, Failure> {
+    let query: ListQuery = paging::query(&uri)?;
+    let limit = paging::limit(query.limit)?;
+    let world = api.world().ok_or_else(no_world)?;
+    let listed = listed(&world)?;
+    let after = match &query.after {
+        Some(after) => Some(reference(after)?),
+        None => None,
+    };
+    let is_after = |checkpoint: &Checkpoint| match &after {
+        Some((job, generation)) => {
+            (checkpoint.job.as_str(), checkpoint.generation) > (job.as_str(), *generation)
+        }
+        None => true,
+    };
+    let name = |checkpoint: &&Checkpoint| name(checkpoint);
+    let (page, next) = match &query.job {
+        Some(job) => {
+            let (_, job) = one(listed, &caller, job)?;
+            let of_job = job
+                .checkpoints
+                .iter()
+                .filter(|checkpoint| is_after(checkpoint));
+            paging::page(of_job, limit, name)
+        }
+        None => {
+            let from = after.as_ref().map_or("", |(job, _)| job.as_str());
+            let seen = listed.from(from).filter(|(name, _)| caller.sees(name));
+            let all = seen.flat_map(|(_, job)| &job.checkpoints);
+            paging::page(all.filter(|checkpoint| is_after(checkpoint)), limit, name)
+        }
+    };
+    let own = world.own_name();
+    let checkpoints = page
+        .into_iter()
+        .map(|checkpoint| line(listed, own, checkpoint));
+    Ok(Json(CheckpointsAnswer {
+        answered_by: own.to_owned(),
+        age_s: say::rounded(listed.age().as_secs_f64()),
+        checkpoints: checkpoints.collect(),
+        next,
+    }))
+}
+
+fn listed(world: &World) -> Result<&Jobs, Failure> {
+    let not_yet = || Failure::for_now("the store has not listed its checkpoints yet", 1);
+    world.jobs().ok_or_else(not_yet)
+}
+
+fn one<'a>(jobs: &'a Jobs, caller: &Caller, name: &'a str) -> Result<(&'a str, &'a Job), Failure> {
+    let job = jobs.get(name).filter(|_| caller.sees(name));
+    let missing = || Failure::new(Kind::NotFound, format!("there is no job {name:?}"));
+    Ok((name, job.ok_or_else(missing)?))
+}
+
+fn reference(after: &str) -> Result<(String, u64), Failure> {
+    let wrong = |detail: String| Failure::at(Kind::Invalid, "query:after", detail);
+    let reference: CheckpointRef = after.parse().map_err(|error| wrong(format!("{error}")))?;
+    let generation = reference.generation;
+    let no_generation = || wrong("JOB@GENERATION is what `next` answers".to_owned());
+    Ok((reference.job, generation.ok_or_else(no_generation)?))
+}
+
+fn name(checkpoint: &Checkpoint) -> String {
+    format!("{}@{}", checkpoint.job, checkpoint.generation)
+}
+
+fn told(api: &Api, world: &World, jobs: &Jobs, name: &str, job: &Job) -> api::jobs::Job {
+    let last = job.last();
+    let next = |dump| {
+        let predicted = match last {
+            None => Err(Missing::NotGiven { what: What::Memory }),
+            Some(last) => {
+                let memory = Memory {
+                    resident: Some(Bytes::new(last.memory_bytes)),
+                    dirty_pages: None,
+                };
+                api.source.predict(name, "", dump, &memory)
+            }
+        };
+        let figure = match predicted {
+            Ok(prediction) => Figure::Known(prediction.size),
+            Err(why) => Figure::Unknown { why },
+        };
+        say::bytes(&figure, 0.0)
+    };
+    api::jobs::Job {
+        job: name.to_owned(),
+        checkpoints: job.checkpoints.len() as u64,
+        last: last.map(|last| line(jobs, world.own_name(), last)),
+        next_full_bytes: next(DumpKind::Full),
+        next_incremental_bytes: next(DumpKind::Incremental),
+    }
+}
+
+fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> api::jobs::Checkpoint {
+    api::jobs::Checkpoint {
+        checkpoint: name(of),
+        job: of.job.clone(),
+        generation: of.generation,
+        id: of.id.clone(),
+        kind: of.kind.clone(),
+        created_unix_ms: of.created_unix_ms,
+        age_s: say::rounded(jobs.age_of(of).as_secs_f64()),
+        memory_bytes: of.memory_bytes,
+        zero_bytes: of.zero_bytes,
+        stored_bytes: of.added_bytes,
+        parent_generation: (of.parent_generation > 0).then_some(of.parent_generation),
+        pinned: of.pinned,
+        processes: of.processes,
+        // A store without a cluster names none: it holds all itself.
+        holders: if of.nodes.is_empty() {
+            vec![own.to_owned()]
+        } else {
+            of.nodes.clone()
+        },
+        copies_wanted: of.copies_wanted.max(1),
+        damaged: (!of.damaged.is_empty()).then(|| of.damaged.clone()),
+    }
+}

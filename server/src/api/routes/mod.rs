@@ -1,0 +1,89 @@
+//! The routes: what each is asked, and how its answer is made.
+
+pub mod estimate;
+pub mod events;
+pub mod figures;
+pub mod health;
+pub mod jobs;
+pub mod nodes;
+pub mod place;
+pub mod preempt;
+pub mod reserve;
+pub mod resume;
+
+mod asking;
+mod paging;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post, put};
+use permafrost_protocol::api::problem::Kind;
+
+use super::caller::{Caller, Scope};
+use super::problem::{self, Failure};
+use super::{Api, openapi};
+
+/// All routes. Who asks has to be in the extensions of each request, as a [`Caller`]; only health is told to anyone.
+pub fn router(api: Arc<Api>) -> Router {
+    let read = Router::new()
+        .route("/v1/nodes", get(nodes::nodes))
+        .route("/v1/estimate", post(estimate::estimate))
+        .route("/v1/preempt", post(preempt::preempt))
+        .route("/v1/resume", post(resume::resume))
+        .route("/v1/place", post(place::place))
+        .route("/v1/jobs", get(jobs::jobs))
+        .route("/v1/checkpoints", get(jobs::checkpoints))
+        .route("/v1/events", get(events::events))
+        .route("/openapi.json", get(openapi::document))
+        .route_layer(from_fn(may_read));
+    let reserve = Router::new()
+        .route("/v1/reserve", post(reserve::reserve))
+        .route("/v1/reserve/{token}", delete(reserve::cancel))
+        .route_layer(from_fn(may_reserve));
+    let operate = Router::new()
+        .route("/v1/figures", put(figures::install))
+        .route_layer(from_fn(may_operate));
+    let health = Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz));
+    read.merge(reserve)
+        .merge(operate)
+        .merge(health)
+        .layer(from_fn(problem::named))
+        .with_state(api)
+}
+
+async fn may_read(request: Request, next: Next) -> Response {
+    checked(Scope::Read, request, next).await
+}
+
+async fn may_reserve(request: Request, next: Next) -> Response {
+    checked(Scope::Reserve, request, next).await
+}
+
+async fn may_operate(request: Request, next: Next) -> Response {
+    checked(Scope::Operate, request, next).await
+}
+
+/// Lets those pass who may. Public for what stands beside these routes.
+pub async fn checked(scope: Scope, request: Request, next: Next) -> Response {
+    let failure = match request.extensions().get::<Caller>() {
+        Some(caller) if caller.may(scope) => return next.run(request).await,
+        Some(caller) => {
+            let detail = format!(
+                "{} may {}; this takes the scope {scope}",
+                caller.name, caller.scopes
+            );
+            Failure::new(Kind::Forbidden, detail)
+        }
+        None => Failure::new(
+            Kind::Unauthenticated,
+            "show a token, or a certificate of the cluster",
+        ),
+    };
+    failure.into_response()
+}

@@ -1,0 +1,151 @@
+//! `GET /v1/nodes`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::Uri;
+use permafrost_protocol::api::nodes::{
+    Link, Node, NodesAnswer, NodesQuery, Queue, RateOfSize, Tier,
+};
+use permafrost_protocol::api::problem::{Kind, Problem};
+use permafrost_scheduling::cost::queue_time;
+use permafrost_scheduling::estimator::SizedRates;
+use permafrost_scheduling::figure::Figure;
+use permafrost_scheduling::quantity::Bytes;
+
+use super::paging;
+use crate::api::body::no_world;
+use crate::api::openapi::Unasked;
+use crate::api::problem::Failure;
+use crate::api::source::{NodeEntry, QueueLength};
+use crate::api::world::World;
+use crate::api::{Api, say};
+
+/// The nodes that keep images: how fast they are, how long their queues are, and how fresh that is.
+#[utoipa::path(
+    get,
+    path = "/v1/nodes",
+    tag = "nodes",
+    operation_id = "nodes",
+    params(NodesQuery),
+    responses(
+        (status = 200, description = "Nodes, by name.", body = NodesAnswer),
+        (status = 404, description = "There is no node of that name.", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "A parameter is wrong.", body = Problem, content_type = "application/problem+json"),
+        Unasked
+    )
+)]
+pub(in crate::api) async fn nodes(
+    State(api): State<Arc<Api>>,
+    uri: Uri,
+) -> Result<Json<NodesAnswer>, Failure> {
+    let query: NodesQuery = paging::query(&uri)?;
+    let limit = paging::limit(query.limit)?;
+    let world = api.world().ok_or_else(no_world)?;
+    let names = world.names();
+    let (ids, next) = match (&query.name, &query.after) {
+        (Some(name), _) => {
+            let id = names.id(name);
+            let missing = || Failure::new(Kind::NotFound, format!("there is no node {name:?}"));
+            (vec![id.ok_or_else(missing)?], None)
+        }
+        (None, Some(after)) => page(names.after(after), limit),
+        (None, None) => page(names.in_order(), limit),
+    };
+    let age_s = world.age_s();
+    let nodes = ids.into_iter().filter_map(|id| world.node(id));
+    Ok(Json(NodesAnswer {
+        answered_by: world.own_name().to_owned(),
+        age_s,
+        nodes: nodes.map(|node| told(&node.entry, &world)).collect(),
+        next,
+    }))
+}
+
+fn page<'a, I: Copy>(
+    names: impl Iterator<Item = (&'a str, I)>,
+    limit: usize,
+) -> (Vec<I>, Option<String>) {
+    let (page, next) = paging::page(names, limit, |(name, _)| (*name).to_owned());
+    (page.into_iter().map(|(_, id)| id).collect(), next)
+}
+
+fn told(entry: &NodeEntry, world: &World) -> Node {
+    let age_s = world.age_s();
+    let links = entry.links.iter().map(|(to, rates)| Link {
+        to: to.clone(),
+        bytes_per_s: say::rate(&rates.sustained(), age_s),
+    });
+    Node {
+        name: entry.name.clone(),
+        address: entry.address.clone(),
+        state: entry.state,
+        live: entry.live,
+        stopping: entry.stopping,
+        class: entry.class,
+        zone: entry.zone.clone(),
+        rack: entry.rack.clone(),
+        host: if entry.host.is_empty() {
+            entry.name.clone()
+        } else {
+            entry.host.clone()
+        },
+        version: entry.version.clone(),
+        age_s: entry.age.map(|age| say::rounded(age.as_secs_f64() + age_s)),
+        tiers: vec![tier(entry, age_s)],
+        links: links.collect(),
+        doubts: entry.doubts.clone(),
+    }
+}
+
+fn tier(entry: &NodeEntry, age_s: f64) -> Tier {
+    let figures = &entry.figures;
+    Tier {
+        tier: entry.tier.clone(),
+        emulated: entry.emulated.clone(),
+        capacity_bytes: entry.capacity_bytes,
+        free_bytes: entry.free_bytes,
+        write_bytes_per_s: say::rate(&figures.write.sustained(), age_s),
+        read_bytes_per_s: say::rate(&figures.read.sustained(), age_s),
+        write_by_size: by_size(&figures.write, age_s),
+        read_by_size: by_size(&figures.read, age_s),
+        dump_start_s: say::time(&figures.dump_start, age_s),
+        restore_start_s: say::time(&figures.restore_start, age_s),
+        write_queue: queue(
+            &figures.write_queue,
+            &figures.write,
+            entry.write_queue,
+            age_s,
+        ),
+        read_queue: queue(&figures.read_queue, &figures.read, entry.read_queue, age_s),
+    }
+}
+
+fn by_size(rates: &SizedRates, age_s: f64) -> Vec<RateOfSize> {
+    let classes = rates.classes().map(|(end, figure)| RateOfSize {
+        below_bytes: end.map(Bytes::count),
+        bytes_per_s: say::rate(&figure, age_s),
+    });
+    classes.collect()
+}
+
+fn queue(
+    queued: &Figure<Bytes>,
+    rates: &SizedRates,
+    length: Option<QueueLength>,
+    age_s: f64,
+) -> Queue {
+    let time = match queue_time(queued, rates) {
+        Ok(time) => Figure::Known(time),
+        Err(why) => Figure::Unknown { why },
+    };
+    Queue {
+        bytes: say::bytes(queued, age_s),
+        running: length.map(|length| length.running),
+        waiting: length.map(|length| length.waiting),
+        reserved: length.map(|length| length.reserved),
+        slots: length.map(|length| length.slots),
+        time_s: say::time(&time, age_s),
+    }
+}

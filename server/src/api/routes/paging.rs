@@ -1,0 +1,57 @@
+//! Pages of long lists, and the parameters of a query.
+
+use axum::extract::Query;
+use axum::http::Uri;
+use permafrost_protocol::api::problem::Kind;
+use serde::de::DeserializeOwned;
+
+use crate::api::limits;
+use crate::api::problem::Failure;
+
+/// The parameters of a query, or a problem that names the one which is wrong.
+pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
+    let parsed = Query::<T>::try_from_uri(uri);
+    parsed.map(|Query(query)| query).map_err(|refused| {
+        let text = refused.body_text();
+        let detail = text
+            .strip_prefix("Failed to deserialize query string: ")
+            .unwrap_or(&text);
+        // "limit: invalid digit found in string", or "unknown field `x`, expected …".
+        let unknown = detail
+            .split('`')
+            .nth(1)
+            .filter(|_| detail.starts_with("unknown field"));
+        let name = unknown.or_else(|| Some(detail.split_once(": ")?.0));
+        let pointer = match name {
+            Some(name) => format!("query:{name}"),
+            None => "query:".to_owned(),
+        };
+        Failure::at(Kind::Invalid, pointer, detail)
+    })
+}
+
+/// How many are answered.
+pub(super) fn limit(limit: Option<u32>) -> Result<usize, Failure> {
+    let limit = limit.unwrap_or(limits::PAGE);
+    if !(1..=limits::LONGEST_PAGE).contains(&limit) {
+        let most = limits::LONGEST_PAGE;
+        let detail = format!("{limit} is no limit: 1 to {most} is");
+        return Err(Failure::at(Kind::Invalid, "query:limit", detail));
+    }
+    Ok(limit as usize)
+}
+
+/// The first of them, and the last one's name if there are more.
+pub(super) fn page<T>(
+    all: impl Iterator<Item = T>,
+    limit: usize,
+    name: impl Fn(&T) -> String,
+) -> (Vec<T>, Option<String>) {
+    let mut page: Vec<T> = all.take(limit + 1).collect();
+    if page.len() <= limit {
+        return (page, None);
+    }
+    page.truncate(limit);
+    let next = page.last().map(name);
+    (page, next)
+}

@@ -1,0 +1,182 @@
+//! `POST /v1/place`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use permafrost_protocol::api::figure::{Figure, Known};
+use permafrost_protocol::api::place::{Place, PlaceAnswer, Placed, PlacedOn, Placement};
+use permafrost_protocol::api::problem::Kind;
+use permafrost_protocol::api::text::Text;
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::figure::{self, Missing, What};
+use permafrost_scheduling::place::Wanted;
+use permafrost_scheduling::quantity::Bytes;
+use permafrost_scheduling::size::{DumpKind, Memory};
+
+use crate::api::body::{Asked, Stop, answered, parse, to_json};
+use crate::api::caller::Caller;
+use crate::api::openapi::Unread;
+use crate::api::problem::Failure;
+use crate::api::{Api, limits, say, tasks};
+
+/// Where dumps of a size, or of jobs, and their copies go.
+#[utoipa::path(
+    post,
+    path = "/v1/place",
+    tag = "costs",
+    operation_id = "place",
+    request_body(content = Place, example = json!({
+        "placements": [{"size_bytes": 5_000_000_000_i64, "copies": 2, "local": "a"}]
+    })),
+    responses(
+        (status = 200, description = "Nodes for each, the best first.", body = PlaceAnswer),
+        Unread
+    )
+)]
+pub(in crate::api) async fn place(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, Failure> {
+    answered(api, caller, request, answer).await
+}
+
+fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
+    let request: Place<'_> = parse(body)?;
+    for (index, placement) in request.placements.iter().enumerate() {
+        check(index, placement)?;
+    }
+    let copies = request
+        .placements
+        .iter()
+        .map(|placement| placement.copies as usize);
+    let count: usize = copies.sum();
+    asked.answers("/placements", count)?;
+    let placements = request.placements.iter().enumerate();
+    let answers = placements
+        .map(|(index, placement)| placed(asked, index, placement))
+        .collect::<Result<Vec<_>, _>>()?;
+    let answer = PlaceAnswer {
+        answered_by: asked.world.own_name().into(),
+        age_s: asked.world.age_s(),
+        answers,
+    };
+    Ok(to_json(
+        &answer,
+        256 + request.placements.len() * 120 + count * 80,
+    )?)
+}
+
+fn check(index: usize, placement: &Placement<'_>) -> Result<(), Failure> {
+    if !(1..=limits::COPIES).contains(&placement.copies) {
+        let (copies, most) = (placement.copies, limits::COPIES);
+        let detail = format!("{copies} is no number of copies: 1 to {most} is");
+        let pointer = format!("/placements/{index}/copies");
+        return Err(Failure::at(Kind::Invalid, pointer, detail));
+    }
+    if placement.size_bytes.is_none()
+        && placement.job.is_none()
+        && placement.resident_bytes.is_none()
+    {
+        let detail =
+            "give size_bytes, or job, or resident_bytes: there is nothing to tell its size by";
+        return Err(Failure::at(
+            Kind::Invalid,
+            format!("/placements/{index}"),
+            detail,
+        ));
+    }
+    Ok(())
+}
+
+fn placed<'a>(
+    asked: &Asked<'a>,
+    index: usize,
+    placement: &Placement<'_>,
+) -> Result<Placed<'a>, Failure> {
+    let world = asked.world;
+    let local = match &placement.local {
+        Some(name) => {
+            let pointer = format!("/placements/{index}/local");
+            Some(tasks::named(asked, &pointer, name)?)
+        }
+        None => None,
+    };
+    let all = |field: &str, names: &[Text<'_>]| {
+        let ids = names.iter().enumerate().map(|(at, name)| {
+            tasks::named(asked, &format!("/placements/{index}/{field}/{at}"), name)
+        });
+        ids.collect::<Result<Vec<NodeId>, Failure>>()
+    };
+    let mut holders = all("holders", &placement.holders)?;
+    // One that is named twice has one copy.
+    holders.sort_unstable();
+    holders.dedup();
+    let without = all("without", &placement.without)?;
+    let size = size(asked, placement);
+    let figure::Figure::Known(estimate) = size else {
+        return Ok(Placed {
+            size_bytes: say::bytes(&size, world.age_s()),
+            nodes: Vec::new(),
+            missing: placement.copies,
+            unranked: 0,
+        });
+    };
+    let chosen = world.places().place(&Wanted {
+        // Room for the bad end of it.
+        size: estimate.p95.max(estimate.p50),
+        copies: placement.copies as usize,
+        local,
+        holders: &holders,
+        without: &without,
+    });
+    let nodes = chosen.nodes.iter().map(|placed| PlacedOn {
+        node: world.name(placed.node).into(),
+        arrives_in_s: say::rounded(placed.arrives_in.value()),
+        durable: placed.durable,
+    });
+    Ok(Placed {
+        size_bytes: if placement.size_bytes.is_some() {
+            // Given by the one who asks: it has no age.
+            Figure::Known(Known {
+                p50: estimate.p50.count(),
+                p95: estimate.p95.count(),
+                age_s: 0.0,
+                samples: 0,
+            })
+        } else {
+            say::bytes(&size, world.age_s())
+        },
+        nodes: nodes.collect(),
+        missing: u32::try_from(chosen.missing).unwrap_or(u32::MAX),
+        unranked: u32::try_from(chosen.unranked).unwrap_or(u32::MAX),
+    })
+}
+
+/// What the dump will store.
+fn size(asked: &Asked<'_>, placement: &Placement<'_>) -> figure::Figure<Bytes> {
+    if let Some(size) = placement.size_bytes {
+        return figure::Figure::given(tasks::bytes(size));
+    }
+    let job = placement
+        .job
+        .as_deref()
+        .filter(|job| asked.caller.sees(job));
+    let last = job.and_then(|job| asked.world.jobs()?.get(job)?.last());
+    let then = last.map(|checkpoint| Bytes::new(checkpoint.memory_bytes));
+    let memory = Memory {
+        resident: placement.resident_bytes.map(tasks::bytes).or(then),
+        dirty_pages: None,
+    };
+    if memory.resident.is_none() {
+        return Missing::NotGiven { what: What::Memory }.into();
+    }
+    let program = placement.program.as_deref().unwrap_or_default();
+    let source = &asked.api.source;
+    match source.predict(job.unwrap_or_default(), program, DumpKind::Full, &memory) {
+        Ok(prediction) => prediction.size.into(),
+        Err(why) => why.into(),
+    }
+}

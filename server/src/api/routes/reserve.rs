@@ -1,0 +1,90 @@
+//! `POST /v1/reserve`, `DELETE /v1/reserve/{token}`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use permafrost_protocol::api::problem::{Kind, Problem};
+use permafrost_protocol::api::reserve::{Reservation, Reserve};
+
+use super::asking::ask;
+use crate::api::Api;
+use crate::api::body::{no_world, parse, read};
+use crate::api::openapi::{Unasked, Unread};
+use crate::api::problem::Failure;
+
+/// Longest token that is passed on, bytes.
+const TOKEN_BYTES: usize = 200;
+
+/// Books a place in a node's queue, for a dump or a restore that will come and present the token.
+#[utoipa::path(
+    post,
+    path = "/v1/reserve",
+    tag = "queues",
+    operation_id = "reserve",
+    request_body(content = Reserve, example = json!({
+        "node": "a", "direction": "write", "bytes": 5_000_000_000_i64, "priority": 9, "deadline_s": 60
+    })),
+    responses(
+        (status = 200, description = "The place, and the token that takes it.", body = Reservation),
+        (status = 409, description = "The queue is full.", body = Problem, content_type = "application/problem+json"),
+        Unread
+    ),
+    security((), ("bearer" = ["reserve"]), ("mtls" = ["reserve"]))
+)]
+pub(in crate::api) async fn reserve(
+    State(api): State<Arc<Api>>,
+    request: Request,
+) -> Result<Json<Reservation>, Failure> {
+    let body = read(request).await?;
+    let wanted: Reserve = parse(&body)?;
+    if let Some(name) = &wanted.node {
+        let world = api.world().ok_or_else(no_world)?;
+        let node = world.names().id(name).and_then(|id| world.node(id));
+        let refused = |detail| Err(Failure::at(Kind::UnknownNode, "/node", detail));
+        match node {
+            None => return refused(format!("there is no node {name:?}")),
+            Some(node) if !node.restores() => {
+                return Err(Failure::for_now(
+                    format!("the node {name:?} is not there"),
+                    10,
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    ask(&api, move |source| source.reserve(&wanted))
+        .await
+        .map(Json)
+}
+
+/// Gives a place back.
+#[utoipa::path(
+    delete,
+    path = "/v1/reserve/{token}",
+    tag = "queues",
+    operation_id = "cancel",
+    params(("token" = String, Path, description = "What `reserve` answered.")),
+    responses(
+        (status = 204, description = "It is free again."),
+        (status = 404, description = "It was taken, has lapsed, or never was.", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "It cannot be a token.", body = Problem, content_type = "application/problem+json"),
+        Unasked
+    ),
+    security((), ("bearer" = ["reserve"]), ("mtls" = ["reserve"]))
+)]
+pub(in crate::api) async fn cancel(
+    State(api): State<Arc<Api>>,
+    token: Result<Path<String>, axum::extract::rejection::PathRejection>,
+) -> Result<StatusCode, Failure> {
+    let Ok(Path(token)) = token else {
+        return Err(Failure::at(Kind::Invalid, "path:token", "not UTF-8"));
+    };
+    if token.len() > TOKEN_BYTES {
+        let detail = format!("longer than {TOKEN_BYTES} bytes");
+        return Err(Failure::at(Kind::Invalid, "path:token", detail));
+    }
+    ask(&api, move |source| source.cancel(&token)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

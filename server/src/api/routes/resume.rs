@@ -1,0 +1,337 @@
+//! `POST /v1/resume`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use permafrost_protocol::api;
+use permafrost_protocol::api::cost::Detail;
+use permafrost_protocol::api::problem::Kind;
+use permafrost_protocol::api::resume::{
+    RankedNode, Restart, Resume, ResumeAnswer, Resumption, UnknownNode,
+};
+use permafrost_protocol::api::text::Text;
+use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::manifest::CheckpointRef;
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::cost::{Lazy, MissingPages};
+use permafrost_scheduling::estimator::SizedRates;
+use permafrost_scheduling::figure::{Figure, Missing};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond};
+use permafrost_scheduling::resume::{Offer, Preference, rank};
+
+use crate::api::body::{Asked, Stop, answered, parse, to_json};
+use crate::api::caller::Caller;
+use crate::api::openapi::Unread;
+use crate::api::problem::Failure;
+use crate::api::world::{Jobs, is_resumable};
+use crate::api::{Api, limits, say, tasks};
+
+/// Nodes that are looked at beyond those that are answered: how fast an image comes to them is not in their order.
+const MORE: usize = 8;
+
+/// Where each checkpoint is best resumed: the nodes that hold it, and the quickest of the others.
+#[utoipa::path(
+    post,
+    path = "/v1/resume",
+    tag = "costs",
+    operation_id = "resume",
+    request_body(content = Resume, example = json!({
+        "checkpoints": ["team/k-means", "team/sort@3"], "preference": "none", "limit": 3
+    })),
+    responses(
+        (status = 200, description = "Nodes, or that the task begins anew.", body = ResumeAnswer),
+        Unread
+    )
+)]
+pub(in crate::api) async fn resume(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, Failure> {
+    answered(api, caller, request, answer).await
+}
+
+fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
+    let request: Resume<'_> = parse(body)?;
+    let named = match &request.nodes {
+        Some(names) => Some(nodes(asked, names)?),
+        None => None,
+    };
+    let limit = match (request.limit, &named) {
+        (Some(limit), _) if !(1..=limits::LONGEST_PAGE).contains(&limit) => {
+            let most = limits::LONGEST_PAGE;
+            let detail = format!("{limit} is no limit: 1 to {most} is");
+            return Err(Failure::at(Kind::Invalid, "/limit", detail).into());
+        }
+        (Some(limit), _) => limit as usize,
+        (None, Some(named)) => named.len(),
+        (None, None) => limits::RESUME_NODES as usize,
+    };
+    let of_each = named.as_ref().map_or(limit, Vec::len).max(1);
+    let count = request.checkpoints.len().saturating_mul(of_each);
+    asked.answers("/checkpoints", count)?;
+    let ranking = Ranking {
+        asked,
+        request: &request,
+        named,
+        limit,
+    };
+    let answers = request
+        .checkpoints
+        .iter()
+        .map(|name| ranking.resumption(name));
+    let answer = ResumeAnswer {
+        answered_by: asked.world.own_name().into(),
+        age_s: asked.world.age_s(),
+        answers: answers.collect(),
+    };
+    let each = if request.detail == Detail::Full {
+        500
+    } else {
+        250
+    };
+    Ok(to_json(
+        &answer,
+        256 + request.checkpoints.len() * (100 + limit.min(8) * each),
+    )?)
+}
+
+fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, Failure> {
+    let ids = names.iter().enumerate();
+    ids.map(|(index, name)| tasks::named(asked, &format!("/nodes/{index}"), name))
+        .collect()
+}
+
+struct Ranking<'a> {
+    asked: &'a Asked<'a>,
+    request: &'a Resume<'a>,
+    named: Option<Vec<NodeId>>,
+    limit: usize,
+}
+
+impl<'a> Ranking<'a> {
+    fn resumption(&self, name: &'a Text<'_>) -> Resumption<'a> {
+        match self.find(name) {
+            Ok((checkpoint, jobs)) => Resumption::Ranked(self.ranked(name, checkpoint, jobs)),
+            Err(why) => Resumption::Restart(Restart {
+                checkpoint: name.borrowed(),
+                restart: true,
+                why,
+            }),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<(&'a Checkpoint, &'a Jobs), String> {
+        let reference: CheckpointRef = match name.parse() {
+            Ok(reference) => reference,
+            Err(error) => return Err(format!("{name:?} names no checkpoint: {error}")),
+        };
+        let world = self.asked.world;
+        let jobs = world
+            .jobs()
+            .ok_or("the store has not listed its checkpoints yet")?;
+        let found = jobs
+            .find(&reference)
+            .filter(|one| self.asked.caller.sees(&one.job));
+        let checkpoint = found.ok_or_else(|| match reference.generation {
+            Some(_) => format!("there is no checkpoint {name}"),
+            None => format!("the job {name} has no checkpoint that can be resumed"),
+        })?;
+        if is_resumable(checkpoint) {
+            Ok((checkpoint, jobs))
+        } else {
+            let kind = &checkpoint.kind;
+            Err(format!("{name} is a {kind}, which cannot be resumed"))
+        }
+    }
+
+    fn ranked(
+        &self,
+        name: &'a Text<'_>,
+        checkpoint: &'a Checkpoint,
+        jobs: &'a Jobs,
+    ) -> api::resume::Ranked<'a> {
+        let world = self.asked.world;
+        let image = Image::new(self.asked, checkpoint, jobs);
+        let nodes = match &self.named {
+            Some(named) => named.clone(),
+            None => self.likely(&image),
+        };
+        let mut unknown = Vec::new();
+        let mut offers = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let Some(of) = world.node(node) else { continue };
+            if !of.restores() {
+                let why = if of.entry.live {
+                    "the node is stopping or removed"
+                } else {
+                    "the node is not there"
+                };
+                unknown.push(UnknownNode {
+                    node: world.name(node).into(),
+                    why: why.to_owned(),
+                });
+                continue;
+            }
+            let lacks = image.lacks(self.asked, node);
+            let figures = &of.entry.figures;
+            offers.push(Offer {
+                node: figures,
+                lazy: self
+                    .request
+                    .lazy
+                    .map(|how| lazy(how, &figures.read, lacks.as_ref())),
+                lacks,
+            });
+        }
+        let preference = match self.request.preference {
+            api::resume::Preference::Local => Preference::Local,
+            api::resume::Preference::Remote => Preference::Remote,
+            api::resume::Preference::None => Preference::None,
+        };
+        let ranking = rank(image.size, &offers, preference);
+        unknown.extend(ranking.unknown.iter().map(|(node, why)| UnknownNode {
+            node: world.name(*node).into(),
+            why: why.to_string(),
+        }));
+        let ranked = ranking.nodes.iter().take(self.limit);
+        api::resume::Ranked {
+            checkpoint: name.borrowed(),
+            generation: checkpoint.generation,
+            size_bytes: image.size.count(),
+            nodes: ranked
+                .map(|ranked| RankedNode {
+                    node: world.name(ranked.node).into(),
+                    local: ranked.local,
+                    cost: say::cost(&ranked.cost, self.request.detail, world.age_s()),
+                })
+                .collect(),
+            unknown,
+        }
+    }
+
+    /// Those that hold a copy, those that hold the parent, and the quickest of the others, without a look at all.
+    fn likely(&self, image: &Image) -> Vec<NodeId> {
+        let mut nodes: Vec<NodeId> = image.holders.clone();
+        nodes.extend(
+            image
+                .of_parent
+                .iter()
+                .filter(|node| !image.holders.contains(node)),
+        );
+        let first: HashSet<NodeId> = nodes.iter().copied().collect();
+        let quickest = self.asked.world.readers().quickest(image.size);
+        let others = quickest
+            .map(|(node, _)| node)
+            .filter(|node| !first.contains(node));
+        nodes.extend(others.take(self.limit + MORE));
+        nodes
+    }
+}
+
+/// An image, and where it is.
+struct Image {
+    /// Bytes that a restore reads.
+    size: Bytes,
+    /// Of these, zero pages, and pages that are the parent's: the first need not be sent, the others not to a node that
+    /// holds the parent.
+    zero: Bytes,
+    of_parent_bytes: Bytes,
+    /// Nodes that hold all of it.
+    holders: Vec<NodeId>,
+    /// Nodes that hold its parent.
+    of_parent: Vec<NodeId>,
+}
+
+impl Image {
+    fn new(asked: &Asked<'_>, checkpoint: &Checkpoint, jobs: &Jobs) -> Self {
+        let parent = match checkpoint.parent_generation {
+            0 => None,
+            generation => jobs.find(&CheckpointRef {
+                job: checkpoint.job.clone(),
+                generation: Some(generation),
+            }),
+        };
+        Self {
+            size: Bytes::new(checkpoint.memory_bytes),
+            zero: Bytes::new(checkpoint.zero_bytes),
+            of_parent_bytes: Bytes::new(checkpoint.parent_bytes),
+            holders: holders(asked, checkpoint),
+            of_parent: parent
+                .map(|parent| holders(asked, parent))
+                .unwrap_or_default(),
+        }
+    }
+
+    /// What a node lacks, over the way from the holder that it comes from soonest.
+    fn lacks(&self, asked: &Asked<'_>, node: NodeId) -> Option<MissingPages> {
+        if self.holders.contains(&node) {
+            return None;
+        }
+        let mut bytes = self.size.less(self.zero);
+        if self.of_parent.contains(&node) {
+            bytes = bytes.less(self.of_parent_bytes);
+        }
+        let rate = |link: &SizedRates| link.of(bytes).known().map(|rate| rate.p50);
+        let mut best: Option<(BytesPerSecond, SizedRates)> = None;
+        let mut first = None;
+        for holder in &self.holders {
+            if !asked
+                .world
+                .node(*holder)
+                .is_some_and(|holder| holder.restores())
+            {
+                continue;
+            }
+            let link = asked.world.link(*holder, node);
+            match rate(&link) {
+                Ok(rate) if best.is_none_or(|(other, _)| rate > other) => best = Some((rate, link)),
+                _ => {}
+            }
+            first = first.or(Some(link));
+        }
+        let no_holder = SizedRates::uniform(Missing::NodeGone.into());
+        let link = best.map(|(_, link)| link).or(first).unwrap_or(no_holder);
+        Some(MissingPages { bytes, link })
+    }
+}
+
+/// Nodes with a copy that is not known to be damaged; a store without a cluster names none, and holds all itself.
+fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
+    let world = asked.world;
+    let own = world.names().id(world.own_name());
+    let mut holders: Vec<NodeId> = if checkpoint.nodes.is_empty() {
+        own.into_iter().collect()
+    } else {
+        let names = checkpoint.nodes.iter();
+        names.filter_map(|name| world.names().id(name)).collect()
+    };
+    if !checkpoint.damaged.is_empty() {
+        // What is damaged is told of this node's copy only.
+        holders.retain(|holder| Some(*holder) != own);
+    }
+    holders
+}
+
+/// Pages that are waited for come one by one: at the rate of the smallest transfers, the slower of medium and link.
+fn lazy(how: api::resume::Lazy, read: &SizedRates, lacks: Option<&MissingPages>) -> Lazy {
+    let page = Bytes::new(4096);
+    let slower = |a: Figure<BytesPerSecond>, b: Figure<BytesPerSecond>| match (a.known(), b.known())
+    {
+        (Ok(a_known), Ok(b_known)) if a_known.p50 <= b_known.p50 => a,
+        (Ok(_), _) => b,
+        (Err(_), _) => a,
+    };
+    let rate = match (how.bytes_per_s, lacks) {
+        (Some(rate), _) => Figure::given(tasks::rate(rate)),
+        (None, None) => read.of(page),
+        (None, Some(lacks)) => slower(read.of(page), lacks.link.of(page)),
+    };
+    Lazy {
+        eager: tasks::bytes(how.eager_bytes),
+        rate,
+    }
+}

@@ -1,0 +1,118 @@
+//! Figures and costs in the words of the API.
+
+use permafrost_protocol::api;
+use permafrost_protocol::api::figure::{Figure, Known};
+use permafrost_scheduling::cost::{self, Cost, Dump, Mechanism, Part, Spread};
+use permafrost_scheduling::figure;
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+
+/// Seconds to a nanosecond: what lies behind is no more than rounding, and would have to be sent.
+pub(super) fn rounded(seconds: f64) -> f64 {
+    const NANOS: f64 = 1e9;
+    if seconds < 1e6 {
+        (seconds * NANOS).round() / NANOS
+    } else {
+        seconds
+    }
+}
+
+/// A figure, as old as it was when the snapshot was taken and the snapshot is now.
+fn figure<T: Copy, U>(
+    figure: &figure::Figure<T>,
+    world_age_s: f64,
+    value: impl Fn(T) -> U,
+) -> Figure<U> {
+    match figure {
+        figure::Figure::Known(estimate) => Figure::Known(Known {
+            p50: value(estimate.p50),
+            p95: value(estimate.p95),
+            age_s: rounded(estimate.age.value() + world_age_s),
+            samples: estimate.samples,
+        }),
+        figure::Figure::Unknown { why } => Figure::unknown(why),
+    }
+}
+
+pub(super) fn rate(of: &figure::Figure<BytesPerSecond>, world_age_s: f64) -> Figure<f64> {
+    figure(of, world_age_s, |rate| rate.value().round())
+}
+
+pub(super) fn bytes(of: &figure::Figure<Bytes>, world_age_s: f64) -> Figure<u64> {
+    figure(of, world_age_s, Bytes::count)
+}
+
+pub(super) fn time(of: &figure::Figure<Seconds>, world_age_s: f64) -> Figure<f64> {
+    figure(of, world_age_s, |time| rounded(time.value()))
+}
+
+fn spread(of: Spread) -> api::cost::Spread {
+    api::cost::Spread {
+        p50: rounded(of.p50.value()),
+        p95: rounded(of.p95.value()),
+    }
+}
+
+/// A cost, as much of it as is wanted.
+pub(super) fn cost(of: &Cost, detail: api::cost::Detail, world_age_s: f64) -> api::cost::Cost {
+    let full = detail == api::cost::Detail::Full;
+    let parts = || {
+        let parts = of.parts().map(|(which, time)| api::cost::PartOfCost {
+            part: part(which),
+            p50_s: rounded(time.p50.value()),
+            p95_s: rounded(time.p95.value()),
+        });
+        parts.collect()
+    };
+    api::cost::Cost {
+        overhead_s: spread(of.overhead()),
+        delay_s: spread(of.delay()),
+        until_running_s: spread(of.until_running()),
+        parts: full.then(parts),
+        age_s: rounded(of.age().value() + world_age_s),
+        omits: of.omits().map(|missing| missing.to_string()),
+        reason: full.then(|| of.to_string()),
+    }
+}
+
+const fn part(part: Part) -> api::cost::Part {
+    use api::cost::Part as Said;
+    match part {
+        Part::WriteQueue => Said::WriteQueue,
+        Part::DumpStart => Said::DumpStart,
+        Part::PreCopy => Said::PreCopy,
+        Part::Write => Said::Write,
+        Part::Replicate => Said::Replicate,
+        Part::PageOut => Said::PageOut,
+        Part::Wait => Said::Wait,
+        Part::LostWork => Said::LostWork,
+        Part::Start => Said::Start,
+        Part::ReadQueue => Said::ReadQueue,
+        Part::RestoreStart => Said::RestoreStart,
+        Part::Transfer => Said::Transfer,
+        Part::Read => Said::Read,
+        Part::PageIn => Said::PageIn,
+        Part::Faults => Said::Faults,
+    }
+}
+
+pub(super) const fn mechanism(mechanism: Mechanism) -> api::cost::Mechanism {
+    use api::cost::Mechanism as Said;
+    match mechanism {
+        Mechanism::Wait => Said::Wait,
+        Mechanism::Kill => Said::Kill,
+        Mechanism::Rollback => Said::Rollback,
+        Mechanism::SuspendInMemory => Said::SuspendInMemory,
+        Mechanism::Checkpoint { dump, .. } => match dump {
+            Dump::Full => Said::FullDump,
+            Dump::Incremental => Said::IncrementalDump,
+            Dump::PreCopied => Said::PreCopiedDump,
+        },
+    }
+}
+
+pub(super) const fn copies(copies: api::cost::Copies) -> cost::Copies {
+    match copies {
+        api::cost::Copies::Local => cost::Copies::Local,
+        api::cost::Copies::Replicated => cost::Copies::Replicated,
+    }
+}

@@ -1,0 +1,189 @@
+//! Tasks as they are asked about, with what the store knows of their jobs filled in.
+
+use std::collections::{BTreeMap, HashMap};
+
+use permafrost_protocol::api::problem::Kind;
+use permafrost_protocol::api::quantity;
+use permafrost_protocol::api::task::{Resources, Swap, Task};
+use permafrost_protocol::control::Checkpoint;
+use permafrost_scheduling::cost::{self, Copies};
+use permafrost_scheduling::figure::{Estimate, Figure, What};
+use permafrost_scheduling::preempt::Site;
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+use permafrost_scheduling::size::{DumpKind, Memory};
+use permafrost_scheduling::{NodeId, TaskId};
+
+use super::body::Asked;
+use super::problem::Failure;
+use super::world::seconds;
+
+pub(super) const fn bytes(bytes: quantity::Bytes) -> Bytes {
+    Bytes::new(bytes.value())
+}
+
+pub(super) fn time(time: quantity::Seconds) -> Seconds {
+    // The ranges are the same.
+    Seconds::new(time.value()).unwrap_or(Seconds::MAX)
+}
+
+pub(super) fn rate(rate: quantity::BytesPerSecond) -> BytesPerSecond {
+    BytesPerSecond::new(rate.value()).unwrap_or(BytesPerSecond::MIN)
+}
+
+pub(super) const fn resources(of: Resources) -> cost::Resources {
+    cost::Resources {
+        cpu_millis: of.cpu_millis.value(),
+        memory: bytes(of.memory_bytes),
+    }
+}
+
+fn given<T, U: Copy>(value: Option<T>, as_figure: impl Fn(T) -> U, what: What) -> Figure<U> {
+    match value {
+        Some(value) => Figure::given(as_figure(value)),
+        None => Figure::not_given(what),
+    }
+}
+
+/// What is known of `task`, which is number `index` of the request.
+///
+/// Its job tells whether there is a checkpoint to build on, and its past and memory how large its dumps will be. Without
+/// a job a caller who gives the size of an incremental dump, or the work since the last, says that there is one. What is
+/// left out of its memory is taken as it was at the last checkpoint.
+pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::Task {
+    let job = task.job.as_deref().filter(|job| asked.caller.sees(job));
+    let last = last_checkpoint(asked, job);
+    let says_so = task.incremental_bytes.is_some() || task.since_checkpoint_s.is_some();
+    let has_checkpoint = last.is_some() || (task.job.is_none() && says_so);
+    let resident = match (task.resident_bytes, last) {
+        (Some(resident), _) => Figure::given(bytes(resident)),
+        (None, Some((checkpoint, age))) => Figure::Known(Estimate {
+            age,
+            samples: 1,
+            ..Estimate::given(Bytes::new(checkpoint.memory_bytes))
+        }),
+        (None, None) => Figure::not_given(What::Memory),
+    };
+    let memory = Memory {
+        resident: resident.known().ok().map(|resident| resident.p50),
+        dirty_pages: task.dirty_pages.map(quantity::Count::value),
+    };
+    let predicted = |dump, size: Option<quantity::Bytes>| match size {
+        Some(size) => Figure::given(bytes(size)),
+        None => {
+            let (job, program) = (job.unwrap_or_default(), task.program.as_deref());
+            let source = &asked.api.source;
+            match source.predict(job, program.unwrap_or_default(), dump, &memory) {
+                Ok(prediction) => Figure::Known(prediction.moved),
+                Err(why) => Figure::Unknown { why },
+            }
+        }
+    };
+    let progress = given(task.progress_s, time, What::Progress);
+    let since_checkpoint = match (task.since_checkpoint_s, last, progress) {
+        (Some(since), _, _) => Figure::given(time(since)),
+        // It cannot have worked longer than since its start.
+        (None, Some((_, age)), Figure::Known(progress)) => Figure::given(age.min(progress.p50)),
+        (None, Some((_, age)), Figure::Unknown { .. }) => Figure::given(age),
+        (None, None, _) => Figure::not_given(What::WorkSinceCheckpoint),
+    };
+    cost::Task {
+        id: TaskId(index as u64),
+        holds: resources(task.holds),
+        full: predicted(DumpKind::Full, task.full_bytes),
+        has_checkpoint,
+        incremental: if has_checkpoint {
+            predicted(DumpKind::Incremental, task.incremental_bytes)
+        } else {
+            Figure::not_given(What::IncrementalSize)
+        },
+        resident,
+        dirty_rate: given(task.dirty_bytes_per_s, rate, What::DirtyRate),
+        progress,
+        since_checkpoint,
+        remaining: given(task.remaining_s, time, What::RemainingTime),
+        start: given(task.start_s, time, What::StartTime),
+    }
+}
+
+/// A job's newest checkpoint that can be resumed, and its age.
+fn last_checkpoint<'a>(asked: &Asked<'a>, job: Option<&str>) -> Option<(&'a Checkpoint, Seconds)> {
+    let jobs = asked.world.jobs()?;
+    let last = jobs.get(job?)?.last()?;
+    Some((last, seconds(jobs.age_of(last))))
+}
+
+/// The node of a task: the one that it names, or the only one there is.
+pub(super) fn node_of(asked: &Asked<'_>, task: &Task<'_>) -> Option<NodeId> {
+    match &task.node {
+        Some(name) => asked.world.names().id(name),
+        None => asked.world.only_node(),
+    }
+}
+
+/// A node that the request names, or a problem about the field.
+pub(super) fn named(asked: &Asked<'_>, pointer: &str, name: &str) -> Result<NodeId, Failure> {
+    asked.world.names().id(name).ok_or_else(|| {
+        Failure::at(
+            Kind::UnknownNode,
+            pointer,
+            format!("there is no node {name:?}"),
+        )
+    })
+}
+
+/// The swaps of machines, by the nodes that their tasks name.
+pub(super) type Swaps = HashMap<NodeId, cost::Swap>;
+
+pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps, Failure> {
+    let mut swaps = Swaps::with_capacity(given_swaps.len());
+    for (index, swap) in given_swaps.iter().enumerate() {
+        let node = named(asked, &format!("/swaps/{index}/node"), &swap.node)?;
+        let known = cost::Swap {
+            free_memory: bytes(swap.free_memory_bytes),
+            free_swap: bytes(swap.free_swap_bytes),
+            write: given(swap.write_bytes_per_s, rate, What::SwapBandwidth),
+            read: given(swap.read_bytes_per_s, rate, What::SwapBandwidth),
+        };
+        if swaps.insert(node, known).is_some() {
+            let pointer = format!("/swaps/{index}/node");
+            return Err(Failure::at(
+                Kind::Invalid,
+                pointer,
+                "this node has one already",
+            ));
+        }
+    }
+    Ok(swaps)
+}
+
+/// A node, the one that would take copies from it, and the swap of the machine.
+pub(super) fn site(asked: &Asked<'_>, node: NodeId, copies: Copies, swaps: &Swaps) -> Option<Site> {
+    let world = asked.world;
+    let replica = match copies {
+        Copies::Local => None,
+        Copies::Replicated => world.replica(node),
+    };
+    Some(Site {
+        node: *world.figures(node)?,
+        replica,
+        swap: swaps.get(&node).copied(),
+    })
+}
+
+/// Those of the nodes that are named, and of no others.
+pub(super) fn sites(
+    asked: &Asked<'_>,
+    nodes: impl Iterator<Item = NodeId>,
+    copies: Copies,
+    swaps: &Swaps,
+) -> BTreeMap<NodeId, Site> {
+    let mut sites = BTreeMap::new();
+    for node in nodes {
+        if let std::collections::btree_map::Entry::Vacant(vacant) = sites.entry(node)
+            && let Some(site) = site(asked, node, copies, swaps)
+        {
+            vacant.insert(site);
+        }
+    }
+    sites
+}

@@ -1,0 +1,220 @@
+//! Makes snapshots, each out of the one before as far as nothing has changed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use permafrost_protocol::api::nodes::NodeClass;
+use permafrost_scheduling::cost::{NodeFigures, queue_time};
+use permafrost_scheduling::figure::{Figure, Missing};
+use permafrost_scheduling::place::{self, Domain, Places};
+use permafrost_scheduling::quantity::{Bytes, Seconds};
+use permafrost_scheduling::resume::Readers;
+use permafrost_scheduling::{NodeId, estimator::SizedRates};
+
+use super::names::{Names, Numbers};
+use super::{Jobs, Node, World};
+use crate::api::source::{NodeEntry, Source};
+use crate::store::StoreError;
+
+/// Numbers of names that are gone are kept until there are so many more than are in use.
+const SPARE_NUMBERS: usize = 4096;
+
+/// What lasts from one snapshot to the next.
+#[derive(Debug, Default)]
+pub(in crate::api) struct Builder {
+    nodes: Numbers<String>,
+    zones: Numbers<String>,
+    racks: Numbers<(String, String)>,
+    hosts: Numbers<String>,
+    places: Places,
+    readers: Readers,
+    /// What the indexes have of each node.
+    indexed: HashMap<NodeId, Indexed>,
+    names: Arc<Names>,
+}
+
+/// What a node's place in the indexes depends on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Indexed {
+    write: Option<(f64, f64)>,
+    read: Option<(f64, f64)>,
+    class: NodeClass,
+    domain: Domain,
+    free: u64,
+    takes_dumps: bool,
+    restores: bool,
+}
+
+impl Builder {
+    /// Lists the checkpoints. Blocks as the source does.
+    pub(in crate::api) fn jobs(source: &dyn Source) -> Result<Jobs, StoreError> {
+        let taken = Instant::now();
+        Ok(Jobs::new(taken, source.checkpoints()?))
+    }
+
+    /// Looks at all nodes. Blocks as the source does.
+    pub(in crate::api) fn world(&mut self, source: &dyn Source, jobs: Option<Arc<Jobs>>) -> World {
+        let taken = Instant::now();
+        let entries = source.nodes();
+        let own = Arc::from(source.own_name());
+        self.begin_anew_if_many_are_gone(entries.len());
+        let nodes = self.take(entries);
+        self.forget_all_but(&nodes);
+        World {
+            taken,
+            own,
+            names: Arc::clone(&self.names),
+            places: self.places.clone(),
+            readers: self.readers.clone(),
+            replicas: unknown_replicas(nodes.len()),
+            nodes,
+            jobs,
+        }
+    }
+
+    fn begin_anew_if_many_are_gone(&mut self, count: usize) {
+        let given = self.nodes.len().max(self.racks.len()).max(self.hosts.len());
+        if given > 2 * count + SPARE_NUMBERS {
+            *self = Self::default();
+        }
+    }
+
+    fn take(&mut self, entries: Vec<NodeEntry>) -> Vec<Option<Node>> {
+        let mut nodes: Vec<Option<Node>> = Vec::new();
+        nodes.resize_with(self.nodes.len(), || None);
+        for mut entry in entries {
+            let id = NodeId(self.nodes.number(&entry.name));
+            entry.figures = figures(id, &entry);
+            let place = id.0 as usize;
+            if place >= nodes.len() {
+                nodes.resize_with(place + 1, || None);
+            }
+            let domain = self.domain(&entry);
+            let node = Node { entry };
+            self.update(&node, domain);
+            if let Some(slot) = nodes.get_mut(place) {
+                *slot = Some(node);
+            }
+        }
+        nodes
+    }
+
+    /// As the server's own placement has it: what is not known is the same for all, but for the machine.
+    fn domain(&mut self, entry: &NodeEntry) -> Domain {
+        let host = if entry.host.is_empty() {
+            &entry.name
+        } else {
+            &entry.host
+        };
+        Domain {
+            zone: self.zones.number(&entry.zone),
+            rack: self.racks.number(&(entry.zone.clone(), entry.rack.clone())),
+            host: self.hosts.number(host),
+        }
+    }
+
+    /// Puts a node into the indexes if it has changed there: most have not.
+    fn update(&mut self, node: &Node, domain: Domain) {
+        let figures = &node.entry.figures;
+        let line = |queue: &Figure<Bytes>, rates: &SizedRates, start: &Figure<Seconds>| {
+            let queue = queue_time(queue, rates).ok()?.p50.value();
+            let rate = rates.sustained().known().ok()?.p50.value();
+            Some((
+                queue + start.known().map_or(0.0, |time| time.p50.value()),
+                rate,
+            ))
+        };
+        let now = Indexed {
+            write: line(&figures.write_queue, &figures.write, &figures.dump_start),
+            read: line(&figures.read_queue, &figures.read, &figures.restore_start),
+            class: node.entry.class,
+            domain,
+            free: node.entry.free_bytes,
+            takes_dumps: node.takes_dumps(),
+            restores: node.restores(),
+        };
+        if self.indexed.insert(figures.node, now) != Some(now) {
+            index(node, domain, &mut self.places, &mut self.readers);
+        }
+    }
+
+    fn forget_all_but(&mut self, nodes: &[Option<Node>]) {
+        let is_there = |id: NodeId| matches!(nodes.get(id.0 as usize), Some(Some(_)));
+        let (places, readers) = (&mut self.places, &mut self.readers);
+        self.indexed.retain(|&id, _| {
+            if !is_there(id) {
+                places.remove(id);
+                readers.remove(id);
+            }
+            is_there(id)
+        });
+        let all = || nodes.iter().flatten();
+        let is_known =
+            |node: &Node| self.names.id(&node.entry.name) == Some(node.entry.figures.node);
+        if all().count() != self.names.len() || !all().all(is_known) {
+            let named = all().map(|node| {
+                let name: Arc<str> = Arc::from(node.entry.name.as_str());
+                (name, node.entry.figures.node)
+            });
+            self.names = Arc::new(Names::new(named));
+        }
+    }
+}
+
+/// What holds of a node's figures: nothing of those of one that is gone.
+fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
+    if entry.live {
+        return NodeFigures {
+            node: id,
+            ..entry.figures
+        };
+    }
+    let rates = SizedRates::uniform(Missing::NodeGone.into());
+    NodeFigures {
+        node: id,
+        write: rates,
+        compare: rates,
+        read: rates,
+        write_queue: Missing::NodeGone.into(),
+        read_queue: Missing::NodeGone.into(),
+        dump_start: Missing::NodeGone.into(),
+        restore_start: Missing::NodeGone.into(),
+    }
+}
+
+/// Puts a node into the indexes, or out of those in which it has no place.
+pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &mut Readers) {
+    let figures = &node.entry.figures;
+    if node.takes_dumps() {
+        let class = match node.entry.class {
+            NodeClass::Reserved => place::NodeClass::Reserved,
+            NodeClass::Transient => place::NodeClass::Transient,
+        };
+        let free = Bytes::new(node.entry.free_bytes);
+        // Unknown ones are counted there.
+        let _ = places.update(figures, class, domain, free);
+    } else {
+        places.remove(figures.node);
+    }
+    if node.restores() {
+        let _ = readers.update(figures);
+    } else {
+        readers.remove(figures.node);
+    }
+}
+
+/// For nodes that have no place in an index anyway.
+pub(super) const fn domain_of_nothing() -> Domain {
+    Domain {
+        zone: 0,
+        rack: 0,
+        host: 0,
+    }
+}
+
+pub(super) fn unknown_replicas(count: usize) -> Vec<OnceLock<Option<NodeId>>> {
+    let mut replicas = Vec::new();
+    replicas.resize_with(count, OnceLock::new);
+    replicas
+}

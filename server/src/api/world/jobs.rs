@@ -1,0 +1,117 @@
+//! The checkpoints of a snapshot, by job.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::manifest::CheckpointRef;
+
+use crate::clock::unix_ms;
+
+/// Kind of a checkpoint that can be resumed.
+const RESUMABLE: &str = "full";
+
+/// All jobs that have checkpoints.
+#[derive(Debug)]
+pub(in crate::api) struct Jobs {
+    taken: Instant,
+    taken_unix_ms: u64,
+    by_name: BTreeMap<String, Job>,
+}
+
+/// A job.
+#[derive(Debug, Default)]
+pub(in crate::api) struct Job {
+    /// By generation.
+    pub(in crate::api) checkpoints: Vec<Checkpoint>,
+}
+
+impl Job {
+    /// The newest that can be resumed.
+    pub(in crate::api) fn last(&self) -> Option<&Checkpoint> {
+        let mut newest_first = self.checkpoints.iter().rev();
+        newest_first.find(|checkpoint| is_resumable(checkpoint))
+    }
+
+    pub(in crate::api) fn generation(&self, generation: u64) -> Option<&Checkpoint> {
+        let at = self
+            .checkpoints
+            .binary_search_by_key(&generation, |checkpoint| checkpoint.generation);
+        self.checkpoints.get(at.ok()?)
+    }
+}
+
+/// Whether a task can be resumed from it.
+pub(in crate::api) fn is_resumable(checkpoint: &Checkpoint) -> bool {
+    checkpoint.kind == RESUMABLE
+}
+
+impl Jobs {
+    pub(super) fn new(taken: Instant, checkpoints: Vec<Checkpoint>) -> Self {
+        let mut by_name: BTreeMap<String, Job> = BTreeMap::new();
+        // Parked ones have no job yet.
+        for checkpoint in checkpoints.into_iter().filter(|one| !one.job.is_empty()) {
+            let checkpoints = match by_name.get_mut(&checkpoint.job) {
+                Some(job) => &mut job.checkpoints,
+                None => {
+                    let job = by_name.entry(checkpoint.job.clone()).or_default();
+                    &mut job.checkpoints
+                }
+            };
+            checkpoints.push(checkpoint);
+        }
+        for job in by_name.values_mut() {
+            job.checkpoints
+                .sort_by_key(|checkpoint| checkpoint.generation);
+            job.checkpoints
+                .dedup_by_key(|checkpoint| checkpoint.generation);
+        }
+        Self {
+            taken,
+            taken_unix_ms: unix_ms(),
+            by_name,
+        }
+    }
+
+    /// Since they were listed.
+    pub(in crate::api) fn age(&self) -> Duration {
+        self.taken.elapsed()
+    }
+
+    /// Since a checkpoint was sealed: by the clocks on the walls until it was listed, by our own since then.
+    pub(in crate::api) fn age_of(&self, checkpoint: &Checkpoint) -> Duration {
+        let then = self
+            .taken_unix_ms
+            .saturating_sub(checkpoint.created_unix_ms);
+        Duration::from_millis(then).saturating_add(self.age())
+    }
+
+    pub(in crate::api) fn get(&self, name: &str) -> Option<&Job> {
+        self.by_name.get(name)
+    }
+
+    /// A checkpoint by its name; without a generation the newest that can be resumed.
+    pub(in crate::api) fn find(&self, name: &CheckpointRef) -> Option<&Checkpoint> {
+        let job = self.get(&name.job)?;
+        match name.generation {
+            Some(generation) => job.generation(generation),
+            None => job.last(),
+        }
+    }
+
+    /// By name, those after one.
+    pub(in crate::api) fn after(&self, name: Option<&str>) -> impl Iterator<Item = (&str, &Job)> {
+        let from = name.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = self.by_name.range::<str, _>((from, Bound::Unbounded));
+        range.map(|(name, job)| (name.as_str(), job))
+    }
+
+    /// By name, from one on.
+    pub(in crate::api) fn from(&self, name: &str) -> impl Iterator<Item = (&str, &Job)> {
+        let range = self
+            .by_name
+            .range::<str, _>((Bound::Included(name), Bound::Unbounded));
+        range.map(|(name, job)| (name.as_str(), job))
+    }
+}

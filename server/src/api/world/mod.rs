@@ -1,0 +1,214 @@
+//! What the API knows, as it was at one moment.
+
+mod builder;
+mod jobs;
+mod names;
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::api::nodes::NodeState;
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::cost::{NodeFigures, Replica};
+use permafrost_scheduling::estimator::SizedRates;
+use permafrost_scheduling::figure::{Figure, Missing, What};
+use permafrost_scheduling::place::{Places, Wanted};
+use permafrost_scheduling::quantity::{Bytes, Seconds};
+use permafrost_scheduling::resume::Readers;
+
+pub(super) use builder::Builder;
+pub(super) use jobs::{Job, Jobs, is_resumable};
+pub(super) use names::Names;
+
+use super::source::NodeEntry;
+
+/// A copy goes to the node that would have one of this size soonest, whatever the size of the dump is: one choice for
+/// each node, made when it is first asked for. 1 GiB: where bandwidth rules, and most tasks lie.
+const TYPICAL_COPY: Bytes = Bytes::mib(1024);
+
+/// A snapshot. Nothing in it changes.
+#[derive(Debug)]
+pub struct World {
+    taken: Instant,
+    own: Arc<str>,
+    names: Arc<Names>,
+    /// At the places of their numbers.
+    nodes: Vec<Option<Node>>,
+    places: Places,
+    readers: Readers,
+    /// For each node the one that would take copies of its dumps.
+    replicas: Vec<OnceLock<Option<NodeId>>>,
+    jobs: Option<Arc<Jobs>>,
+}
+
+/// A node of a snapshot.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// What was told of it; the figures have its number, and say so if they do not hold.
+    pub(super) entry: NodeEntry,
+}
+
+impl Node {
+    /// Takes new dumps and copies.
+    pub(super) fn takes_dumps(&self) -> bool {
+        self.entry.live && !self.entry.stopping && self.entry.state == NodeState::Active
+    }
+
+    /// Can restore.
+    pub(super) fn restores(&self) -> bool {
+        self.entry.live && !self.entry.stopping && self.entry.state != NodeState::Removed
+    }
+}
+
+impl World {
+    /// Since it was taken.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.taken.elapsed()
+    }
+
+    /// Since it was taken, seconds.
+    #[must_use]
+    pub fn age_s(&self) -> f64 {
+        super::say::rounded(self.age().as_secs_f64())
+    }
+
+    /// The node that answers.
+    #[must_use]
+    pub fn own_name(&self) -> &str {
+        &self.own
+    }
+
+    /// Number of nodes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether there is no node.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn names(&self) -> &Names {
+        &self.names
+    }
+
+    pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn figures(&self, id: NodeId) -> Option<&NodeFigures> {
+        Some(&self.node(id)?.entry.figures)
+    }
+
+    /// Name of a node, empty for a number that is nobody's.
+    pub(super) fn name(&self, id: NodeId) -> &str {
+        self.node(id).map_or("", |node| &node.entry.name)
+    }
+
+    /// The node that takes dumps when nobody says which: there is only one.
+    pub(super) fn only_node(&self) -> Option<NodeId> {
+        let mut all = self.names.in_order();
+        match (all.next(), all.next()) {
+            (Some((_, id)), None) => Some(id),
+            _ => None,
+        }
+    }
+
+    pub(super) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    pub(super) fn readers(&self) -> &Readers {
+        &self.readers
+    }
+
+    /// Checkpoints; none while the store has not listed them once.
+    pub(super) fn jobs(&self) -> Option<&Jobs> {
+        self.jobs.as_deref()
+    }
+
+    /// Bandwidth from one node to another, by the report of either.
+    pub(super) fn link(&self, from: NodeId, to: NodeId) -> SizedRates {
+        let measured = |by: NodeId, other: NodeId| {
+            let links = &self.node(by)?.entry.links;
+            let link = links.get(self.name(other)).copied()?;
+            link.sustained().known().is_ok().then_some(link)
+        };
+        measured(from, to)
+            .or_else(|| measured(to, from))
+            .unwrap_or_else(|| {
+                let what = What::LinkBandwidth;
+                SizedRates::uniform(Missing::NotMeasured { what }.into())
+            })
+    }
+
+    /// The node that takes copies of what is dumped on `node`.
+    pub(super) fn replica(&self, node: NodeId) -> Option<Replica> {
+        let choose = || {
+            let wanted = Wanted {
+                size: TYPICAL_COPY,
+                copies: 2,
+                local: None,
+                holders: &[node],
+                without: &[],
+            };
+            let placed = self.places.place(&wanted);
+            placed.nodes.first().map(|placed| placed.node)
+        };
+        let chosen = *self.replicas.get(node.0 as usize)?.get_or_init(choose);
+        let other = chosen?;
+        Some(Replica {
+            link: self.link(node, other),
+            node: *self.figures(other)?,
+        })
+    }
+
+    /// The same after so long without a new one that queues are not what they were: their lengths are unknown.
+    pub(super) fn stale(&self, limit: Duration) -> Self {
+        let too_old = |what| Missing::TooOld {
+            what,
+            age: seconds(self.age()),
+            limit: seconds(limit),
+        };
+        let mut places = Places::default();
+        let mut readers = Readers::default();
+        let nodes = self.nodes.iter().map(|node| {
+            let mut entry = node.as_ref()?.entry.clone();
+            for queue in [
+                &mut entry.figures.write_queue,
+                &mut entry.figures.read_queue,
+            ] {
+                if matches!(queue, Figure::Known(_)) {
+                    *queue = too_old(What::Queue).into();
+                }
+            }
+            let node = Node { entry };
+            builder::index(
+                &node,
+                builder::domain_of_nothing(),
+                &mut places,
+                &mut readers,
+            );
+            Some(node)
+        });
+        let nodes = nodes.collect::<Vec<_>>();
+        Self {
+            taken: self.taken,
+            own: Arc::clone(&self.own),
+            names: Arc::clone(&self.names),
+            replicas: builder::unknown_replicas(nodes.len()),
+            nodes,
+            places,
+            readers,
+            jobs: self.jobs.clone(),
+        }
+    }
+}
+
+/// A time of the clock as a quantity; the longest if it is longer.
+pub(super) fn seconds(time: Duration) -> Seconds {
+    Seconds::new(time.as_secs_f64()).unwrap_or(Seconds::MAX)
+}

@@ -1,0 +1,77 @@
+//! Names of nodes and their numbers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use permafrost_scheduling::NodeId;
+
+/// The nodes of a snapshot.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::api) struct Names {
+    ids: HashMap<Arc<str>, NodeId>,
+    /// By name.
+    order: Vec<(Arc<str>, NodeId)>,
+}
+
+impl Names {
+    pub(super) fn new(ids: impl Iterator<Item = (Arc<str>, NodeId)>) -> Self {
+        let ids: HashMap<Arc<str>, NodeId> = ids.collect();
+        let mut order: Vec<_> = (ids.iter())
+            .map(|(name, id)| (Arc::clone(name), *id))
+            .collect();
+        order.sort_unstable();
+        Self { ids, order }
+    }
+
+    pub(in crate::api) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    pub(in crate::api) fn id(&self, name: &str) -> Option<NodeId> {
+        self.ids.get(name).copied()
+    }
+
+    pub(in crate::api) fn in_order(&self) -> impl Iterator<Item = (&str, NodeId)> {
+        self.order.iter().map(|(name, id)| (name.as_ref(), *id))
+    }
+
+    /// Those whose names come after this one.
+    pub(in crate::api) fn after(&self, name: &str) -> impl Iterator<Item = (&str, NodeId)> {
+        let first = self
+            .order
+            .partition_point(|(other, _)| other.as_ref() <= name);
+        self.in_order().skip(first)
+    }
+}
+
+/// Numbers for names: the same as long as a name is there, from one snapshot to the next.
+#[derive(Debug)]
+pub(super) struct Numbers<K> {
+    of: HashMap<K, u32>,
+}
+
+impl<K> Default for Numbers<K> {
+    fn default() -> Self {
+        Self { of: HashMap::new() }
+    }
+}
+
+impl<K: std::hash::Hash + Eq + Clone> Numbers<K> {
+    pub(super) fn number<Q>(&mut self, name: &Q) -> u32
+    where
+        K: std::borrow::Borrow<Q>,
+        Q: std::hash::Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        if let Some(number) = self.of.get(name) {
+            return *number;
+        }
+        // Numbers are given in a row, and never taken back: see `Builder` for when to begin anew.
+        let number = u32::try_from(self.of.len()).unwrap_or(u32::MAX);
+        self.of.insert(name.to_owned(), number);
+        number
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.of.len()
+    }
+}
