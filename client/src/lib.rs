@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod api;
 pub mod control;
 pub mod criu;
 pub mod directory;

@@ -1,0 +1,313 @@
+//! A client of a node's HTTP API, for programs without a runtime of their own.
+//!
+//! One connection, made when it is needed and kept. An answer keeps the body it came in, as texts of batches are
+//! borrowed from it.
+
+mod error;
+mod target;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::client::conn::http1::SendRequest;
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming};
+use permafrost_protocol::api::problem::Problem;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+
+pub use error::ApiError;
+use target::Target;
+
+/// Name of the API's socket, which lies beside the control socket.
+pub const SOCKET: &str = "api.sock";
+
+/// Environment variable that names the API.
+pub const URL_VARIABLE: &str = "PERMAFROST_API";
+
+/// Environment variable with a token.
+pub const TOKEN_VARIABLE: &str = "PERMAFROST_API_TOKEN";
+
+/// For a connection with its handshake.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// For an answer: a node gives up sooner.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Largest answer, bytes: 200,000 costs with all their parts and reasons are a third of it.
+const MOST_BYTES: usize = 512 << 20;
+
+/// Of an answer that is none of the API's, how much is shown, in characters.
+const EXCERPT: usize = 200;
+
+/// Where the API is, and as whom to ask.
+#[derive(Clone, Debug)]
+pub struct ApiOptions {
+    /// The API's socket, if no URL is given.
+    pub socket: PathBuf,
+    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    pub url: Option<String>,
+    /// What to show in the Authorization header.
+    pub token: Option<String>,
+    /// File with the CAs that the node's certificate may be of.
+    pub ca: Option<PathBuf>,
+    /// Directory of a certificate to show, and of its CA.
+    pub identity: Option<PathBuf>,
+    /// The node's name as its certificate has it, if that has not the URL's host.
+    pub node: Option<String>,
+}
+
+impl ApiOptions {
+    /// The socket beside the control socket `control`, as whoever runs this.
+    pub fn beside(control: &Path) -> Self {
+        Self {
+            socket: control.with_file_name(SOCKET),
+            url: None,
+            token: None,
+            ca: None,
+            identity: None,
+            node: None,
+        }
+    }
+}
+
+/// A client. Calls block.
+pub struct ApiClient {
+    target: Target,
+    token: Option<HeaderValue>,
+    runtime: Runtime,
+    kept: Mutex<Option<SendRequest<Full<Bytes>>>>,
+}
+
+impl ApiClient {
+    /// Reads certificates; connects with the first call.
+    ///
+    /// # Errors
+    /// The URL is none, certificates cannot be used, or the token would go over a network in clear text.
+    pub fn new(options: &ApiOptions) -> Result<Self, ApiError> {
+        let target = Target::of(options)?;
+        let token = match &options.token {
+            None => None,
+            Some(token) => {
+                let mut header = HeaderValue::try_from(format!("Bearer {}", token.trim()))
+                    .map_err(|_| ApiError::BadToken)?;
+                header.set_sensitive(true);
+                Some(header)
+            }
+        };
+        // A thread of its own, so that a kept connection's end is seen when it happens.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(ApiError::Runtime)?;
+        Ok(Self {
+            target,
+            token,
+            runtime,
+            kept: Mutex::default(),
+        })
+    }
+
+    /// `GET path`. `query` is encoded here.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<Answer, ApiError> {
+        self.call(&Method::GET, &with_query(path, query), None)
+    }
+
+    /// `POST path`.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn post<T: Serialize>(&self, path: &str, body: &T) -> Result<Answer, ApiError> {
+        self.call(&Method::POST, path, Some(json(body)?))
+    }
+
+    /// `PUT path`.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn put<T: Serialize>(&self, path: &str, body: &T) -> Result<Answer, ApiError> {
+        self.call(&Method::PUT, path, Some(json(body)?))
+    }
+
+    /// `DELETE path`.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn delete(&self, path: &str) -> Result<Answer, ApiError> {
+        self.call(&Method::DELETE, path, None)
+    }
+
+    fn call(&self, method: &Method, path: &str, body: Option<Bytes>) -> Result<Answer, ApiError> {
+        self.runtime.block_on(async {
+            let asking = tokio::time::timeout(ANSWER, self.ask(method, path, body));
+            asking.await.map_err(|_| ApiError::Late {
+                place: self.target.to_string(),
+                limit: ANSWER,
+            })?
+        })
+    }
+
+    async fn ask(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> Result<Answer, ApiError> {
+        let broken = |error| self.target.broken(error);
+        let mut request = self.request(method, path, body.clone())?;
+        let kept = self.kept().take();
+        if let Some(mut kept) = kept
+            && kept.ready().await.is_ok()
+        {
+            match kept.try_send_request(request).await {
+                Ok(response) => {
+                    let answer = self.read(response).await?;
+                    *self.kept() = Some(kept);
+                    return answered(answer);
+                }
+                // It ended meanwhile: what was not sent, or does no harm twice (RFC 9110, section 9.2.2), goes over
+                // another.
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) => request = unsent,
+                    None if method.is_idempotent() => request = self.request(method, path, body)?,
+                    None => return Err(broken(error.into_error())),
+                },
+            }
+        }
+        let connecting = tokio::time::timeout(CONNECT, self.target.connect());
+        let mut fresh = connecting.await.map_err(|_| ApiError::Late {
+            place: self.target.to_string(),
+            limit: CONNECT,
+        })??;
+        let response = fresh.send_request(request).await.map_err(broken)?;
+        let answer = self.read(response).await?;
+        *self.kept() = Some(fresh);
+        answered(answer)
+    }
+
+    fn request(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> Result<Request<Full<Bytes>>, ApiError> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(self.target.path(path))
+            .header(HOST, self.target.host())
+            .header(ACCEPT, "application/json, application/problem+json")
+            .header(
+                USER_AGENT,
+                concat!("permafrost/", env!("CARGO_PKG_VERSION")),
+            );
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        request
+            .body(Full::new(body.unwrap_or_default()))
+            .map_err(|_| ApiError::Path {
+                path: path.to_owned(),
+            })
+    }
+
+    async fn read(&self, response: Response<Incoming>) -> Result<(StatusCode, Bytes), ApiError> {
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MOST_BYTES).collect();
+        let body = body.await.map_err(|source| ApiError::Body {
+            place: self.target.to_string(),
+            source,
+        })?;
+        Ok((status, body.to_bytes()))
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Option<SendRequest<Full<Bytes>>>> {
+        // A connection or none: nothing that could be half done.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn json<T: Serialize>(body: &T) -> Result<Bytes, ApiError> {
+    let body = serde_json::to_vec(body).map_err(ApiError::Json)?;
+    Ok(Bytes::from(body))
+}
+
+fn answered((status, body): (StatusCode, Bytes)) -> Result<Answer, ApiError> {
+    if status.is_success() {
+        return Ok(Answer { body });
+    }
+    if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
+        return Err(ApiError::Refused(Box::new(problem)));
+    }
+    let text = String::from_utf8_lossy(&body);
+    Err(ApiError::Foreign {
+        status: status.as_u16(),
+        excerpt: text.chars().take(EXCERPT).collect::<String>(),
+    })
+}
+
+/// The path with its query, percent-encoded.
+fn with_query(path: &str, query: &[(&str, &str)]) -> String {
+    let mut text = path.to_owned();
+    for (index, (name, value)) in query.iter().enumerate() {
+        text.push(if index == 0 { '?' } else { '&' });
+        text.push_str(name);
+        text.push('=');
+        text.push_str(&encoded(value));
+    }
+    text
+}
+
+/// All but unreserved characters as `%XX` (RFC 3986, section 2): for a part of a path or a query.
+pub fn encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+/// What a node has answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    body: Bytes,
+}
+
+impl Answer {
+    /// As JSON came.
+    pub fn bytes(&self) -> &[u8] {
+        &self.body
+    }
+
+    /// The same, typed; texts may be borrowed from the answer.
+    ///
+    /// # Errors
+    /// It is something else: another version.
+    pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ApiError> {
+        serde_json::from_slice(&self.body).map_err(ApiError::Unexpected)
+    }
+
+    /// The same, borrowing nothing.
+    ///
+    /// # Errors
+    /// It is something else: another version.
+    pub fn into<T: DeserializeOwned>(self) -> Result<T, ApiError> {
+        self.read()
+    }
+}
