@@ -53,6 +53,8 @@ pub struct ProcessStat {
     pub start_ticks: u64,
     /// Virtual size, bytes: 0 for a kernel thread.
     pub virtual_bytes: u64,
+    /// Processor time of it and of the children it has waited for, clock ticks.
+    pub cpu_ticks: u64,
 }
 
 impl ProcessStat {
@@ -62,12 +64,16 @@ impl ProcessStat {
         let (name, rest) = rest.rsplit_once(')')?;
         // Field 3 of proc(5) is the first of these.
         let fields: Vec<&str> = rest.split_whitespace().collect();
+        // utime, stime, cutime, cstime; the latter two are signed.
+        let ticks = |at: usize| fields.get(at)?.parse::<i64>().ok()?.try_into().ok();
+        let cpu_ticks = (11..=14).try_fold(0_u64, |sum, at| sum.checked_add(ticks(at)?))?;
         Some(Self {
             name: name.to_owned(),
             state: fields.first()?.chars().next()?,
             parent: fields.get(1)?.parse().ok()?,
             start_ticks: fields.get(19)?.parse().ok()?,
             virtual_bytes: fields.get(20)?.parse().ok()?,
+            cpu_ticks,
         })
     }
 
@@ -188,6 +194,7 @@ mod tests {
                     parent: 1,
                     start_ticks: 987_654,
                     virtual_bytes: 123_456_789,
+                    cpu_ticks: 3,
                 }
             );
         }

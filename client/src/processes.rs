@@ -4,10 +4,12 @@
 //! function says in which direction it may be wrong.
 
 use std::fs;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
+use rustix::time::{ClockId, clock_gettime};
 
-use crate::origin::ProcessStat;
+use crate::origin::{OriginError, ProcessStat};
 
 /// Longest chain of parents followed: only a mistake is deeper.
 const MAX_DEPTH: u32 = 1 << 16;
@@ -76,6 +78,79 @@ pub fn descendants(ancestor: u32) -> Vec<u32> {
     found
 }
 
+/// What a process tree uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Living processes.
+    pub processes: u32,
+    /// Resident memory that a dump would take, bytes: anonymous and shared. What processes of the tree share is counted
+    /// for each. File pages are not dumped.
+    pub resident_bytes: u64,
+    /// Processor time, of children that ended, too.
+    pub cpu: Duration,
+    /// Time since the root was started.
+    pub age: Duration,
+}
+
+impl Usage {
+    /// Work that would be lost with the tree: its processor time, but no more than the time since its start. Threads that
+    /// work at the same time do it again at the same time.
+    pub fn progress(&self) -> Duration {
+        self.cpu.min(self.age)
+    }
+
+    /// Processors it kept busy, thousandths; 0 for one that was started this moment.
+    pub fn cpu_millis(&self) -> u64 {
+        let millis = self.cpu.as_micros().saturating_mul(1_000);
+        let millis = millis.checked_div(self.age.as_micros()).unwrap_or_default();
+        u64::try_from(millis).unwrap_or(u64::MAX)
+    }
+}
+
+/// What the tree of `root` uses now. Processes that come or go meanwhile may be missing.
+///
+/// # Errors
+/// There is no such process, or `/proc` cannot be read.
+pub fn usage(root: u32) -> Result<Usage, OriginError> {
+    let stat = ProcessStat::read(root)?;
+    let ticks_per_s = rustix::param::clock_ticks_per_second().max(1);
+    let time = |ticks: u64| {
+        let rest_ns = ticks % ticks_per_s * 1_000_000_000 / ticks_per_s;
+        Duration::from_secs(ticks / ticks_per_s) + Duration::from_nanos(rest_ns)
+    };
+    // proc(5): starttime is in this clock's time.
+    let booted = clock_gettime(ClockId::Boottime);
+    let booted = Duration::new(
+        u64::try_from(booted.tv_sec).unwrap_or_default(),
+        u32::try_from(booted.tv_nsec).unwrap_or_default(),
+    );
+    let mut usage = Usage {
+        processes: 1,
+        resident_bytes: dumpable_bytes(root),
+        cpu: time(stat.cpu_ticks),
+        age: booted.saturating_sub(time(stat.start_ticks)),
+    };
+    for pid in descendants(root) {
+        if let Ok(stat) = ProcessStat::read(pid) {
+            usage.processes += 1;
+            usage.resident_bytes = usage.resident_bytes.saturating_add(dumpable_bytes(pid));
+            usage.cpu += time(stat.cpu_ticks);
+        }
+    }
+    Ok(usage)
+}
+
+/// Resident anonymous and shared memory; 0 of a process that has ended.
+fn dumpable_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let kib = kib("RssAnon:").unwrap_or_default() + kib("RssShmem:").unwrap_or_default();
+    kib.saturating_mul(1024)
+}
+
 /// The number of a process in the innermost pid namespace it is in.
 pub fn innermost_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -133,5 +208,47 @@ mod tests {
         kill(sibling.id());
         shell.wait().unwrap();
         sibling.wait().unwrap();
+    }
+
+    #[test]
+    fn a_trees_use_is_that_of_all_its_processes() {
+        // The child holds 64 MiB, and works.
+        let mut shell = Command::new("sh")
+            .args(["-c", "dd if=/dev/zero of=/dev/null bs=64M & wait"])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut seen = usage(shell.id()).unwrap();
+        // Until the kernel's clock has ticked for it, and its buffer is full.
+        while seen.cpu.is_zero() || seen.resident_bytes < 64 << 20 {
+            seen = usage(shell.id()).unwrap();
+        }
+        assert_eq!(seen.processes, 2);
+        assert!(seen.resident_bytes < 128 << 20, "{seen:?}");
+        assert!(seen.progress() <= seen.age);
+        assert!(seen.cpu_millis() > 0);
+        for pid in descendants(shell.id()) {
+            kill(pid);
+        }
+        shell.wait().unwrap();
+        assert!(matches!(
+            usage(5_000_000),
+            Err(OriginError::NoProcess { .. })
+        ));
+    }
+
+    #[test]
+    fn progress_is_no_more_than_the_time_it_took() {
+        let usage = |cpu_s, age_s| Usage {
+            processes: 1,
+            resident_bytes: 0,
+            cpu: Duration::from_secs(cpu_s),
+            age: Duration::from_secs(age_s),
+        };
+        // Eight threads for ten seconds, and one that slept most of the time.
+        assert_eq!(usage(80, 10).progress(), Duration::from_secs(10));
+        assert_eq!(usage(80, 10).cpu_millis(), 8_000);
+        assert_eq!(usage(3, 10).progress(), Duration::from_secs(3));
+        assert_eq!(usage(0, 0).cpu_millis(), 0);
     }
 }
