@@ -25,13 +25,15 @@ Exit codes:
     8  the session failed
     9  not allowed
    10  permafrostd cannot be reached, or went away
-   11  not enough nodes, no holder there, or the registry is away: try again later
+   11  not enough nodes, no holder there, nothing known, or the registry is away: try again later
+   12  not enough: what was planned does not do
   130  interrupted
 
 Examples:
     permafrost dump --pid 4242 --job train          freeze 4242 into a checkpoint, and end it
     permafrost restore train                        bring it back, on its old pid
     permafrost ls                                   what is there
+    permafrost cost --pid 4242 --job train          what preempting it would cost
 ";
 
 const DUMP_EXAMPLES: &str = "\
@@ -156,6 +158,17 @@ pub(crate) enum Command {
     /// Look after the nodes of a cluster: list, drain, remove.
     #[command(after_help = crate::node::NODE_EXAMPLES)]
     Node(crate::node::NodeArguments),
+    /// Show what is known of the nodes: room, measured bandwidths, queues.
+    #[command(after_help = crate::nodes::NODES_EXAMPLES)]
+    Nodes(crate::nodes::NodesArguments),
+    /// Say what each way of preempting a task would cost now.
+    #[command(after_help = crate::cost::COST_EXAMPLES)]
+    Cost(Box<crate::cost::CostArguments>),
+    /// Say whom to preempt and how, where to resume, where to put copies.
+    Plan(Box<crate::plan::PlanArguments>),
+    /// Make tokens for the HTTP API.
+    #[command(after_help = crate::token::TOKEN_EXAMPLES)]
+    Token(crate::token::TokenArguments),
     /// Make and rotate the certificates of nodes, agents and people.
     Pki(crate::pki::PkiArguments),
 }

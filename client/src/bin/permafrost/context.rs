@@ -38,18 +38,25 @@ impl Context {
         value: &T,
         human: impl FnOnce(&T) -> String,
     ) -> Result<(), Failure> {
-        let mut text = if self.json {
+        let text = if self.json {
             serde_json::to_string_pretty(value)
                 .map_err(|error| Failure::new(Code::Internal, format!("write JSON: {error}")))?
         } else {
             human(value)
         };
-        if !text.is_empty() && !text.ends_with('\n') {
-            text.push('\n');
-        }
+        self.write(text.as_bytes())
+    }
+
+    /// Writes a result as it is, with a newline at its end.
+    pub(crate) fn write(&self, text: &[u8]) -> Result<(), Failure> {
+        let end: &[u8] = match text.last() {
+            None | Some(b'\n') => b"",
+            Some(_) => b"\n",
+        };
         let mut stdout = io::stdout().lock();
         match stdout
-            .write_all(text.as_bytes())
+            .write_all(text)
+            .and_then(|()| stdout.write_all(end))
             .and_then(|()| stdout.flush())
         {
             Ok(()) => Ok(()),

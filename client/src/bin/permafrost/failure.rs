@@ -31,6 +31,7 @@ pub(crate) enum Code {
     Denied = 9,
     Unreachable = 10,
     Unavailable = 11,
+    NotEnough = 12,
     Interrupted = 130,
 }
 

@@ -33,6 +33,29 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// [`duration`] of seconds with a fraction, as the API has them; what is no time is none.
+pub(crate) fn seconds(seconds: f64) -> String {
+    if seconds <= 0.0 {
+        return "0 s".to_owned();
+    }
+    duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// [`age`] of seconds with a fraction.
+pub(crate) fn age_s(seconds: f64) -> String {
+    age(whole(seconds))
+}
+
+/// Without its fraction; what is below 0 or no number is 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast of floats to integers saturates, which is what is wanted for display"
+)]
+pub(crate) fn whole(number: f64) -> u64 {
+    number as u64
+}
+
 /// Whole microseconds, as JSON has them.
 pub(crate) fn whole_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -159,6 +182,22 @@ mod tests {
             [59, 60, 3_600, 200_000, 604_800].map(span),
             ["59 s", "1 m", "1 h", "2 d 7 h", "7 d"]
         );
+    }
+
+    #[test]
+    fn fractions_of_seconds_are_times_too() {
+        for (number, text) in [
+            (0.0, "0 s"),
+            (-1.0, "0 s"),
+            (0.25, "250.0 ms"),
+            (1.25, "1.25 s"),
+            (600.0, "10 m"),
+        ] {
+            assert_eq!(seconds(number), text, "{number}");
+        }
+        assert_eq!(seconds(f64::INFINITY), span(u64::MAX));
+        assert_eq!([whole(-3.0), whole(f64::NAN), whole(3.9)], [0, 0, 3]);
+        assert_eq!(age_s(61.5), "1m");
     }
 
     #[test]

@@ -3,8 +3,11 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod api;
+mod candidate;
 mod cli;
 mod context;
+mod cost;
 mod delivery;
 mod dump;
 mod failure;
@@ -13,13 +16,17 @@ mod inspect;
 mod interrupt;
 mod manage;
 mod node;
+mod nodes;
 mod pki;
+mod plan;
 mod progress;
 mod reserve;
 mod restore;
 mod scrub;
 mod table;
+mod token;
 mod transfer;
+mod words;
 
 use std::process::ExitCode;
 
@@ -49,6 +56,10 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Status => inspect::status(context),
         Command::Agent(arguments) => agent::agent(arguments),
         Command::Node(arguments) => node::node(context, &arguments),
+        Command::Nodes(arguments) => nodes::nodes(context, &arguments),
+        Command::Cost(arguments) => cost::cost(context, &arguments),
+        Command::Plan(arguments) => plan::plan(context, &arguments),
+        Command::Token(arguments) => token::token(context, &arguments),
         Command::Pki(arguments) => pki::pki(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),

@@ -1,0 +1,273 @@
+//! Asking a node's HTTP API: where it is, as whom, and what its refusals mean here.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use permafrost_client::api::{
+    Answer, ApiClient, ApiError, ApiOptions, TOKEN_VARIABLE, URL_VARIABLE,
+};
+use permafrost_protocol::api::problem::{Kind, Problem};
+use serde_json::Value;
+
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+
+/// Largest file of tasks, bytes: what the API takes, and a little.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// Where the API is, and as whom to ask.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "API")]
+pub(crate) struct ApiArguments {
+    /// URL of a node's API, http:// or https:// [default: the socket beside --socket].
+    #[arg(long, value_name = "URL", env = URL_VARIABLE)]
+    pub(crate) api: Option<String>,
+    /// File with a token, as `permafrost token new` prints it [default: the variable PERMAFROST_API_TOKEN].
+    #[arg(long, value_name = "FILE", requires = "api")]
+    pub(crate) api_token_file: Option<PathBuf>,
+    /// File with the CA that the node's certificate is of.
+    #[arg(long, value_name = "FILE", requires = "api")]
+    pub(crate) api_ca: Option<PathBuf>,
+    /// Directory of ca.pem, cert.pem and key.pem: shows the certificate to the node, instead of a token.
+    #[arg(long, value_name = "DIR", requires = "api", conflicts_with = "api_ca")]
+    pub(crate) identity: Option<PathBuf>,
+    /// Name of the node, if its certificate has not the host of the URL.
+    #[arg(long, value_name = "NODE", requires = "api")]
+    pub(crate) api_node: Option<String>,
+}
+
+impl ApiArguments {
+    pub(crate) fn client(&self, context: &Context) -> Result<ApiClient, Failure> {
+        let token = match &self.api_token_file {
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .map_err(|error| Failure::io("read", path, &error))?;
+                Some(text.trim().to_owned())
+            }
+            // The socket asks for none.
+            None if self.api.is_none() => None,
+            None => std::env::var(TOKEN_VARIABLE).ok(),
+        };
+        Ok(ApiClient::new(&ApiOptions {
+            url: self.api.clone(),
+            token: token.filter(|token| !token.is_empty()),
+            ca: self.api_ca.clone(),
+            identity: self.identity.clone(),
+            node: self.api_node.clone(),
+            ..ApiOptions::beside(&context.socket)
+        })?)
+    }
+}
+
+/// The name of the node that answers: where a dump from this machine goes.
+pub(crate) fn own_node(client: &ApiClient) -> Result<String, Failure> {
+    let answer = client.get("/v1/nodes", &[("limit", "1")])?;
+    let nodes: permafrost_protocol::api::nodes::NodesAnswer = answer.into()?;
+    Ok(nodes.answered_by)
+}
+
+/// Prints what was answered: with --json unchanged, otherwise what `human` makes of it.
+pub(crate) fn print(
+    context: &Context,
+    answer: &Answer,
+    human: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    if context.json {
+        context.write(answer.bytes())
+    } else {
+        context.write(human().as_bytes())
+    }
+}
+
+/// A request body out of a file, or standard input for `-`: a JSON array is what is asked about under `field`, and an
+/// object is the request itself.
+pub(crate) fn request_of(path: &Path, field: &str) -> Result<Value, Failure> {
+    let read = |error| Failure::io("read", path, &error);
+    let mut text = String::new();
+    if path == Path::new("-") {
+        let stdin = io::stdin().lock();
+        stdin.take(MOST_BYTES).read_to_string(&mut text)
+    } else {
+        let file = std::fs::File::open(path).map_err(read)?;
+        file.take(MOST_BYTES).read_to_string(&mut text)
+    }
+    .map_err(read)?;
+    of_text(&text, field).map_err(|what| {
+        Failure::new(Code::Invalid, format!("{}: {what}", path.display())).hint(format!(
+            "a JSON array of tasks, or a request of the API with {field:?}: docs/api.md"
+        ))
+    })
+}
+
+fn of_text(text: &str, field: &str) -> Result<Value, String> {
+    match serde_json::from_str(text) {
+        Ok(Value::Array(tasks)) => Ok(serde_json::json!({ field: tasks })),
+        Ok(request @ Value::Object(_)) => Ok(request),
+        Ok(_) => Err("neither an array nor an object".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Sets a field that was given on the command line.
+pub(crate) fn set<T: serde::Serialize>(request: &mut Value, field: &str, value: Option<T>) {
+    if let (Some(value), Value::Object(request)) = (value, request)
+        && let Ok(value) = serde_json::to_value(value)
+    {
+        request.insert(field.to_owned(), value);
+    }
+}
+
+/// Seconds, as the API has them.
+pub(crate) fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}
+
+/// `512M`, `16G`: binary units, as sizes of memory are.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim().trim_end_matches("iB").trim_end_matches('B');
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => {
+            let shift = match unit.to_ascii_uppercase() {
+                'K' => 10,
+                'M' => 20,
+                'G' => 30,
+                'T' => 40,
+                _ => return Err(format!("{unit:?} is no unit: use K, M, G or T")),
+            };
+            (&text[..at], shift)
+        }
+        _ => (text, 0),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no size such as 512M or 16G"))?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// Which exit code stands for an HTTP status.
+fn code_of(status: u16) -> Code {
+    match status {
+        401 | 403 => Code::Denied,
+        404 => Code::NotFound,
+        409 => Code::Conflict,
+        400..=499 if status != 429 => Code::Invalid,
+        429 | 502..=504 => Code::Unavailable,
+        _ => Code::Internal,
+    }
+}
+
+fn hint_of(problem: &Problem) -> String {
+    let of_kind = |kind: Kind| problem.word() == kind.word();
+    if of_kind(Kind::UnknownNode) {
+        "`permafrost nodes` lists them".to_owned()
+    } else if of_kind(Kind::Unauthenticated) {
+        "show a token with --api-token-file, or a certificate with --identity".to_owned()
+    } else if of_kind(Kind::Forbidden) {
+        "the token's or the certificate's scopes do not allow it: docs/security.md".to_owned()
+    } else if let Some(after_s) = problem.retry_after_s {
+        format!("try again in {after_s} s")
+    } else {
+        String::new()
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let message = error.to_string();
+        let failure = |code| Self::new(code, message.clone());
+        match error {
+            ApiError::Refused(problem) => failure(code_of(problem.status)).hint(hint_of(&problem)),
+            ApiError::Foreign { status, .. } => failure(code_of(status))
+                .hint("is that a permafrostd's API? see --listen-api"),
+            ApiError::Unreachable { source, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                failure(Code::Denied).hint("run as the user that permafrostd runs as, or as root")
+            }
+            ApiError::Unreachable { .. } => failure(Code::Unreachable)
+                .hint("start permafrostd, or name its API with --api or PERMAFROST_API"),
+            ApiError::Tls { .. } => failure(Code::Denied).hint(
+                "--api-ca or --identity holds the CA of the node, --api-node its name; https:// is for a port with TLS",
+            ),
+            ApiError::Broken { .. } | ApiError::Body { .. } | ApiError::Late { .. } => {
+                failure(Code::Unreachable).hint("permafrostd's log says why")
+            }
+            ApiError::NoAuthority => {
+                failure(Code::Invalid).hint("name it with --api-ca FILE or --identity DIR")
+            }
+            ApiError::ClearText { .. } => failure(Code::Denied)
+                .hint("use https://, or a tunnel to the node's loopback interface"),
+            ApiError::Identity(error) => error.into(),
+            ApiError::Url { .. } | ApiError::BadToken | ApiError::Path { .. } => {
+                failure(Code::Invalid)
+            }
+            ApiError::Runtime(_) | ApiError::Json(_) => failure(Code::Internal),
+            ApiError::Unexpected(_) => failure(Code::Internal)
+                .hint("are permafrost and permafrostd of the same version? see permafrost status"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_has_the_exit_code_of_what_it_means() {
+        for (kind, code) in [
+            (Kind::NotJson, Code::Invalid),
+            (Kind::TooLarge, Code::Invalid),
+            (Kind::Invalid, Code::Invalid),
+            (Kind::TooMany, Code::Invalid),
+            (Kind::UnknownNode, Code::Invalid),
+            (Kind::NotFound, Code::NotFound),
+            (Kind::Unauthenticated, Code::Denied),
+            (Kind::Forbidden, Code::Denied),
+            (Kind::TooOften, Code::Unavailable),
+            (Kind::Conflict, Code::Conflict),
+            (Kind::Unavailable, Code::Unavailable),
+            (Kind::Internal, Code::Internal),
+        ] {
+            let problem = Box::new(Problem::new(kind, "it is so"));
+            let failure = Failure::from(ApiError::Refused(problem));
+            assert_eq!(failure.code, code, "{kind:?}");
+            assert_eq!(failure.message, "it is so");
+        }
+        let unknown = Failure::from(ApiError::Refused(Box::new(Problem::new(
+            Kind::UnknownNode,
+            "no n9",
+        ))));
+        assert!(unknown.hint.contains("permafrost nodes"));
+    }
+
+    #[test]
+    fn a_file_holds_tasks_or_a_whole_request() {
+        let tasks = of_text(r#"[{"id":"a"}]"#, "tasks").unwrap();
+        assert_eq!(tasks, serde_json::json!({"tasks": [{"id": "a"}]}));
+        let whole = r#"{"tasks":[],"copies":"replicated"}"#;
+        let mut request = of_text(whole, "tasks").unwrap();
+        set(&mut request, "detail", Some("totals"));
+        set(&mut request, "nodes", None::<Vec<String>>);
+        assert_eq!(
+            request,
+            serde_json::json!({"tasks": [], "copies": "replicated", "detail": "totals"})
+        );
+        for bad in ["", "7", "[", "\"a\"", "null"] {
+            assert!(of_text(bad, "tasks").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_of_binary_units() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("16G"), Ok(16 << 30));
+        assert_eq!(parse_size("512MiB"), Ok(512 << 20));
+        for bad in ["", "G", "-1", "1.5G", "1X", "99999999999T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! `permafrost token`: who may ask a node's HTTP API.
+
+use clap::{Args, Subcommand};
+use permafrost_client::identity::{Namespaces, Scope, Scopes, Token};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+
+pub(crate) const TOKEN_EXAMPLES: &str = "\
+The token itself is printed this once; nodes keep its hash. Without --namespace it is good for all jobs. Nodes read the \
+file of --api-tokens again when it changes: a line that is taken out is refused within a second.
+
+Examples:
+    permafrost token new --name slurm --scopes read,reserve --quiet > token      # for --api-token-file
+    permafrost token new --name slurm --scopes read,reserve --json | jq -r .line >> /etc/permafrost/api-tokens
+";
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenArguments {
+    #[command(subcommand)]
+    command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TokenCommand {
+    /// Make a token, and the line for --api-tokens that lets it in.
+    New(NewArguments),
+}
+
+#[derive(Debug, Args)]
+struct NewArguments {
+    /// Who will show it: letters, digits and . _ -
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    name: String,
+    /// What it may ask for: read, reserve, operate; separated by commas.
+    #[arg(long, value_name = "SCOPES", value_delimiter = ',', required = true)]
+    scopes: Vec<String>,
+    /// A namespace whose jobs it may see. Repeatable.
+    #[arg(long = "namespace", value_name = "NS")]
+    namespaces: Vec<String>,
+}
+
+/// A token and its line.
+#[derive(Serialize)]
+struct New {
+    token: String,
+    line: String,
+}
+
+pub(crate) fn token(context: &Context, arguments: &TokenArguments) -> Result<(), Failure> {
+    match &arguments.command {
+        TokenCommand::New(arguments) => {
+            let new = new(arguments)?;
+            context.remark(&format!("the line for --api-tokens: {}", new.line));
+            context.print(&new, |new| new.token.clone())
+        }
+    }
+}
+
+fn new(arguments: &NewArguments) -> Result<New, Failure> {
+    let scopes: Scopes = arguments
+        .scopes
+        .iter()
+        .map(|scope| scope.parse::<Scope>())
+        .collect::<Result<_, _>>()
+        .map_err(|error| Failure::new(Code::Invalid, error.to_string()))?;
+    let namespaces = Namespaces::new(arguments.namespaces.iter().map(String::as_str))?;
+    let token = Token::fresh()?;
+    let mut line = format!("{} {scopes} {}", arguments.name, token.hash());
+    if !namespaces.is_empty() {
+        let namespaces: Vec<&str> = namespaces.iter().collect();
+        line.push_str(&format!(" {}", namespaces.join(",")));
+    }
+    Ok(New {
+        token: token.to_string(),
+        line,
+    })
+}
+
+/// As the node takes it.
+fn parse_name(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
+        return Err(format!(
+            "{text:?} is no name: up to 64 letters, digits and . _ -"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use permafrost_client::identity::TokenHash;
+
+    use super::*;
+
+    #[test]
+    fn a_token_comes_with_the_line_that_lets_it_in() {
+        let arguments = |scopes: &[&str]| NewArguments {
+            name: "slurm".to_owned(),
+            scopes: scopes.iter().map(|&scope| scope.to_owned()).collect(),
+            namespaces: vec!["b".to_owned(), "a".to_owned()],
+        };
+        let new = new(&arguments(&["reserve", "read"])).unwrap();
+        let hash = TokenHash::of(&new.token);
+        assert_eq!(new.line, format!("slurm read,reserve {hash} a,b"));
+        let refused = self::new(&arguments(&["write"])).err().unwrap();
+        assert_eq!(refused.code, Code::Invalid);
+        for bad in ["", "a b", "a/b", &"x".repeat(65)] {
+            assert!(parse_name(bad).is_err(), "{bad}");
+        }
+    }
+}
