@@ -1,6 +1,8 @@
-//! What the benches stand on: a region in memory, pages that are worth storing, and a bare quinn pair.
+//! What the benches stand on: a region in memory, pages that are worth storing, a bare quinn pair, and a cluster behind
+//! the HTTP API that is not there.
 #![forbid(unsafe_code)]
 
+pub mod api;
 pub mod bare;
 
 use std::sync::Arc;

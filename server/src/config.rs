@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use permafrost_pmem::Emulation;
 
+use crate::api::serve::Rate;
 use crate::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
 use crate::queues::QueuesOptions;
 use crate::repair::Limits;
@@ -47,12 +48,36 @@ pub struct Config {
     /// Where Prometheus and health checks are answered: a TCP address; port 0 takes any. Whoever reaches it reads how
     /// much there is, not what. Default: nowhere.
     pub listen_metrics: Option<SocketAddr>,
+    /// Where schedulers are answered, and whom.
+    pub api: ApiOptions,
     /// Within what time everything that is held is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
     /// How many dumps and restores run at once, and how the others wait.
     pub queues: QueuesOptions,
     /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
     pub cluster: Option<ClusterOptions>,
+}
+
+/// The HTTP API. Its AF_UNIX socket is in the run directory always.
+#[derive(Clone, Debug)]
+pub struct ApiOptions {
+    /// A TCP address besides; port 0 takes any. TLS where there is an identity; without one loopback alone. Default:
+    /// nowhere.
+    pub listen: Option<SocketAddr>,
+    /// File of tokens (`permafrost token new`). Default none: then it is certificates alone that are taken there.
+    pub tokens: Option<PathBuf>,
+    /// Requests each second of one caller from elsewhere; twice as many at once. Default 2,000.
+    pub rate_per_s: u32,
+}
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            tokens: None,
+            rate_per_s: Rate::default().per_s,
+        }
+    }
 }
 
 /// What makes a daemon a node of a cluster. Its name is that of its certificate.
@@ -95,6 +120,7 @@ impl Default for Config {
             identity: None,
             listen_peers: None,
             listen_metrics: None,
+            api: ApiOptions::default(),
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             queues: QueuesOptions::default(),
             cluster: None,

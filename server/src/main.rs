@@ -13,8 +13,9 @@ use permafrost_client::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
 };
 use permafrost_pmem::Emulation;
+use permafrost_server::api::serve::Rate;
 use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
-use permafrost_server::config::{ClusterOptions, Config};
+use permafrost_server::config::{ApiOptions, ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
 use permafrost_server::queues::QueuesOptions;
 use permafrost_server::repair::Limits;
@@ -79,6 +80,16 @@ struct Args {
     /// loopback or in a network of your own.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen_metrics: Option<SocketAddr>,
+    /// Where schedulers are answered over TCP, beside RUN_DIR/api.sock: HTTP with TLS where there is --identity, and
+    /// without TLS on loopback addresses alone. Callers show a certificate or a token.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen_api: Option<SocketAddr>,
+    /// File of the tokens that callers of --listen-api may show, a line each as `permafrost token new` prints it.
+    #[arg(long, value_name = "FILE", requires = "listen_api")]
+    api_tokens: Option<PathBuf>,
+    /// Requests each second that one caller of --listen-api may make; twice as many at once.
+    #[arg(long, value_name = "N", default_value_t = Rate::default().per_s, value_parser = clap::value_parser!(u32).range(1..))]
+    api_rate: u32,
     /// Within what time everything that is held is read and verified, or `off`.
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
     scrub_period: Period,
@@ -229,6 +240,11 @@ fn run(args: Args) -> anyhow::Result<()> {
         identity: args.identity,
         listen_peers: args.listen_peers,
         listen_metrics: args.listen_metrics,
+        api: ApiOptions {
+            listen: args.listen_api,
+            tokens: args.api_tokens.map(absolute).transpose()?,
+            rate_per_s: args.api_rate,
+        },
         scrub_period: args.scrub_period.0,
         queues: QueuesOptions {
             dumps_at_once: args.dumps_at_once.0,
@@ -253,11 +269,12 @@ fn run(args: Args) -> anyhow::Result<()> {
             address.map_or_else(|| "none".to_owned(), |address| address.to_string())
         };
         let ready = format!(
-            "permafrostd ready: control={} page-server={} peers={} metrics={}",
+            "permafrostd ready: control={} page-server={} peers={} metrics={} api={}",
             daemon.control_socket().display(),
             or_none(daemon.address()),
             or_none(daemon.peer_address()),
-            or_none(daemon.metrics_address())
+            or_none(daemon.metrics_address()),
+            or_none(daemon.api_address())
         );
         // Whoever started us may not read it: that is no reason to die.
         if writeln!(std::io::stdout(), "{ready}").is_err() {

@@ -27,6 +27,12 @@ impl Random {
         Self(seed)
     }
 
+    /// Of a seed.
+    #[must_use]
+    pub const fn of(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// Less than `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -17,6 +17,7 @@ pub mod openapi;
 pub mod problem;
 pub mod refresh;
 pub mod routes;
+pub mod serve;
 pub mod source;
 pub mod world;
 

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use permafrost_client::identity::ReloadingIdentity;
 use permafrost_client::peer::{self, Network};
 use permafrost_client::remote;
-use permafrost_pmem::MediumKind;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::message;
 use tokio::runtime::Handle;
@@ -18,8 +17,10 @@ use tokio::task::JoinHandle;
 use super::StartError;
 use super::backend::InCluster;
 use super::listing::Listing;
+use super::own::facts;
+use super::source;
 use crate::cluster::{
-    Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _, Tier,
+    Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _,
 };
 use crate::config::ClusterOptions;
 use crate::costs::Publication;
@@ -49,13 +50,12 @@ const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 /// How often this node's facts are looked at; what has changed goes to the registry with the next sign of life.
 const FACTS_PERIOD: Duration = Duration::from_secs(1);
 
-/// tmpfs, as statfs(2) names it.
-const TMPFS_MAGIC: u64 = 0x0102_1994;
-
 /// This node's part in a cluster.
 pub(super) struct Member {
     cluster: Arc<Cluster>,
     name: String,
+    /// As they were when it joined.
+    facts: NodeFacts,
     /// Copies that there should be of each checkpoint.
     wanted: u32,
     networks: [Network; 2],
@@ -94,7 +94,7 @@ impl Member {
         let name = identity.current().name().to_owned();
         let facts = facts(options, &name, address, store)?;
         let region = facts.region.clone();
-        let cluster = Arc::new(Cluster::join(&options.registry, facts).await?);
+        let cluster = Arc::new(Cluster::join(&options.registry, facts.clone()).await?);
         let network = |transport: peer::Options| {
             let nodes = cluster.nodes();
             let any = if address.is_ipv4() {
@@ -217,6 +217,7 @@ impl Member {
         Ok(Self {
             cluster,
             name,
+            facts,
             wanted: options.copies,
             networks: [copies, reads],
             throttle,
@@ -267,6 +268,19 @@ impl Member {
                 copies_wanted,
             }
         })
+    }
+
+    /// What this node says of itself.
+    pub(super) fn facts(&self) -> NodeFacts {
+        self.facts.clone()
+    }
+
+    /// The nodes as this one sees them.
+    pub(super) fn others(&self) -> source::Others {
+        source::Others {
+            nodes: self.cluster.nodes(),
+            fence: self.cluster.fence(),
+        }
     }
 
     /// What is counted besides what the store counts.
@@ -337,48 +351,6 @@ impl Others for OtherNodes {
             }),
         }
     }
-}
-
-/// What this node says of itself.
-fn facts(
-    options: &ClusterOptions,
-    name: &str,
-    address: SocketAddr,
-    store: &Store,
-) -> Result<NodeFacts, StoreError> {
-    let advertised = options.advertise.unwrap_or(address);
-    if advertised.ip().is_unspecified() || advertised.port() == 0 {
-        return Err(StoreError::Invalid {
-            message: format!("{advertised} is no address that other nodes can reach"),
-            hint: "say --advertise ADDRESS:PORT, or give --listen-peers an address of this machine",
-        });
-    }
-    let region = store.region_status();
-    Ok(NodeFacts {
-        name: name.to_owned(),
-        address: advertised.to_string(),
-        tier: options.tier.unwrap_or_else(|| tier_of(store)),
-        class: options.class,
-        domain: options.domain.clone(),
-        capacity_bytes: region.capacity_bytes,
-        free_bytes: region.free_bytes,
-        region: region.uuid,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..NodeFacts::default()
-    })
-}
-
-fn tier_of(store: &Store) -> Tier {
-    let place = store.place();
-    match place.guarantee.kind {
-        MediumKind::Dax => Tier::Pmem,
-        _ if is_in_memory(&place.path) => Tier::Memory,
-        _ => Tier::File,
-    }
-}
-
-fn is_in_memory(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
 }
 
 fn address_of(nodes: &Nodes, node: &str) -> Option<SocketAddr> {

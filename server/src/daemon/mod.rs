@@ -1,8 +1,11 @@
 //! `permafrostd`: opens the region and the catalog, listens, and stops cleanly.
 
+mod answers;
 mod backend;
 mod listing;
 mod member;
+mod own;
+mod source;
 mod startup;
 
 use std::net::SocketAddr;
@@ -16,6 +19,7 @@ use permafrost_client::identity::{CriuTls, ReloadingIdentity};
 use permafrost_client::peer::{self, Endpoint, Handler};
 use tokio::runtime::Handle;
 
+use self::answers::Answers;
 use self::backend::Local;
 use self::member::{Joining, Member};
 use crate::agents::Agents;
@@ -42,6 +46,7 @@ pub struct Daemon {
     member: Option<Member>,
     scrubbing: Scrubbing,
     metrics: Option<metrics::Server>,
+    answers: Answers,
 }
 
 impl Daemon {
@@ -92,7 +97,15 @@ impl Daemon {
         );
         let queues = Queues::new(config.queues);
         let (peers, member, reservations) =
-            serve_peers(&config, identity, store, &scrubber, &queues).await?;
+            serve_peers(&config, identity.clone(), store, &scrubber, &queues).await?;
+        let source = source::of(store, &queues, &reservations, member.as_ref());
+        let answers = Answers::start(
+            &config.api,
+            &config.run_dir,
+            identity.as_deref(),
+            Arc::new(source),
+        )
+        .await?;
         let numbers = match config.listen_metrics {
             Some(listen) => Some(serve_metrics(listen, store, &scrubber, member.as_ref()).await?),
             None => None,
@@ -124,6 +137,7 @@ impl Daemon {
             member,
             scrubbing,
             metrics: numbers,
+            answers,
         })
     }
 
@@ -151,6 +165,12 @@ impl Daemon {
         Some(self.metrics.as_ref()?.address())
     }
 
+    /// Where the HTTP API is served over TCP, if it is.
+    #[must_use]
+    pub fn api_address(&self) -> Option<SocketAddr> {
+        self.answers.address()
+    }
+
     /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: what
     /// they brought is referenced by nothing.
     ///
@@ -161,6 +181,7 @@ impl Daemon {
         self.expiry.abort();
         // Who waits has begun nothing.
         self.queues.stop();
+        self.answers.stop().await;
         drop(self.peers);
         drop(self.metrics);
         self.store.stop();

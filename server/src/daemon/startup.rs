@@ -12,6 +12,7 @@ use permafrost_pmem::{
     open_medium,
 };
 
+use crate::api::serve::ApiServeError;
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
 use crate::costs::{Costs, CostsConfig};
@@ -36,6 +37,9 @@ pub enum StartError {
     /// Metrics cannot be served.
     #[error(transparent)]
     Metrics(#[from] ServeError),
+    /// The HTTP API cannot be served.
+    #[error(transparent)]
+    Api(#[from] ApiServeError),
     /// There were checkpoints, and there is no region. To make a new one would hide the loss.
     #[error(
         "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"
@@ -88,6 +92,7 @@ impl StartError {
     pub fn hint(&self) -> &str {
         match self {
             Self::Store(error) => error.hint(),
+            Self::Api(error) => error.hint(),
             _ => "",
         }
     }

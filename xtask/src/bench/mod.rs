@@ -2,6 +2,7 @@
 
 mod contenders;
 mod figures;
+mod predictions;
 mod recovery;
 mod replicas;
 mod report;
@@ -26,6 +27,8 @@ enum Bench {
     Replicas(replicas::Options),
     /// Copies made anew elsewhere when a node leaves: alone, and beside dumps
     Repair(replicas::repair::Options),
+    /// What dumps and restores were predicted to take, against what they took
+    Predictions(predictions::Options),
 }
 
 /// What to measure.
@@ -86,6 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         None => one_machine(options),
         Some(Bench::Replicas(options)) => replicas::run(options),
         Some(Bench::Repair(options)) => replicas::repair::run(options),
+        Some(Bench::Predictions(options)) => predictions::run(options),
     }
 }
 

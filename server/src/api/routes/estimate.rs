@@ -135,7 +135,7 @@ fn place<'a>(
 type Costs = [(
     permafrost_scheduling::cost::Mechanism,
     Result<permafrost_scheduling::cost::Cost, permafrost_scheduling::cost::NoCost>,
-); 7];
+)];
 
 fn estimated<'a>(
     asked: &Asked<'a>,

@@ -1,0 +1,113 @@
+//! The HTTP API on threads of its own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use permafrost_client::identity::ReloadingIdentity;
+use tokio::runtime::{Builder, Runtime};
+
+use super::StartError;
+use crate::api::refresh::{self, Refresher};
+use crate::api::serve::{self, Limits, Rate, Server};
+use crate::api::source::Source;
+use crate::api::{Api, ApiConfig, router};
+use crate::config::ApiOptions;
+use crate::store::StoreError;
+
+/// Threads that read questions and write answers. Those who ask share them, however many they are: dumps have the rest
+/// of the machine.
+const THREADS: usize = 2;
+
+/// How much later than the rest of the daemon they are scheduled where there are too few processors: a task that is
+/// frozen waits for its dump, a scheduler can wait for a millisecond.
+const NICE: i32 = 10;
+
+/// The API, served.
+pub(super) struct Answers {
+    /// `None` once it is stopped.
+    runtime: Option<Runtime>,
+    server: Option<Server>,
+    _refresher: Refresher,
+}
+
+impl Answers {
+    /// Begins to answer from `source`.
+    pub(super) async fn start(
+        options: &ApiOptions,
+        run_dir: &Path,
+        identity: Option<&ReloadingIdentity>,
+        source: Arc<dyn Source>,
+    ) -> Result<Self, StartError> {
+        let failed = StoreError::io("start the threads of the API");
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("api")
+            .on_thread_start(yield_to_others)
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let serving = serve::Options {
+            run_dir: run_dir.to_owned(),
+            listen: options.listen,
+            identity: identity.cloned(),
+            tokens: options.tokens.clone(),
+            limits: Limits {
+                rate: Rate::of(options.rate_per_s),
+                ..Limits::default()
+            },
+        };
+        let begun = runtime.spawn(async move {
+            let api = Api::new(source);
+            let refresher = refresh::start(&api, ApiConfig::default())
+                .map_err(StoreError::io("start a thread"))?;
+            let server = serve::serve(serving, router(api)).await?;
+            Ok::<_, StartError>((server, refresher))
+        });
+        let begun = match begun.await {
+            Ok(begun) => begun,
+            Err(died) => Err(StoreError::io("start the API")(io::Error::other(died)).into()),
+        };
+        match begun {
+            Ok((server, refresher)) => Ok(Self {
+                runtime: Some(runtime),
+                server: Some(server),
+                _refresher: refresher,
+            }),
+            Err(error) => {
+                // One that is dropped on a runtime panics.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
+    }
+
+    /// Where it listens beside its socket, if it does.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.server.as_ref()?.address()
+    }
+
+    /// Answers what was asked, and ends.
+    pub(super) async fn stop(mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop().await;
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Of this thread alone.
+fn yield_to_others() {
+    // The kernel's 0 is the thread that calls.
+    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+        tracing::debug!(%error, "the API's threads have the daemon's priority");
+    }
+}

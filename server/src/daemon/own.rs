@@ -1,0 +1,82 @@
+//! What this node says of itself.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use permafrost_pmem::MediumKind;
+
+use crate::cluster::{NodeFacts, Tier};
+use crate::config::ClusterOptions;
+use crate::store::{Store, StoreError};
+
+/// tmpfs, as statfs(2) names it.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Name of a machine that has none.
+const NAMELESS: &str = "localhost";
+
+/// What a machine of its own is known by: to itself, as nobody else asks.
+pub(super) fn alone(store: &Store) -> NodeFacts {
+    let system = rustix::system::uname();
+    let name = system.nodename().to_string_lossy();
+    NodeFacts {
+        name: if name.is_empty() {
+            NAMELESS.to_owned()
+        } else {
+            name.into_owned()
+        },
+        tier: tier_of(store),
+        ..of_region(store)
+    }
+}
+
+/// What a node says of itself to its cluster.
+///
+/// # Errors
+/// Others could not reach it there.
+pub(super) fn facts(
+    options: &ClusterOptions,
+    name: &str,
+    address: SocketAddr,
+    store: &Store,
+) -> Result<NodeFacts, StoreError> {
+    let advertised = options.advertise.unwrap_or(address);
+    if advertised.ip().is_unspecified() || advertised.port() == 0 {
+        return Err(StoreError::Invalid {
+            message: format!("{advertised} is no address that other nodes can reach"),
+            hint: "say --advertise ADDRESS:PORT, or give --listen-peers an address of this machine",
+        });
+    }
+    Ok(NodeFacts {
+        name: name.to_owned(),
+        address: advertised.to_string(),
+        tier: options.tier.unwrap_or_else(|| tier_of(store)),
+        class: options.class,
+        domain: options.domain.clone(),
+        ..of_region(store)
+    })
+}
+
+fn of_region(store: &Store) -> NodeFacts {
+    let region = store.region_status();
+    NodeFacts {
+        capacity_bytes: region.capacity_bytes,
+        free_bytes: region.free_bytes,
+        region: region.uuid,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..NodeFacts::default()
+    }
+}
+
+fn tier_of(store: &Store) -> Tier {
+    let place = store.place();
+    match place.guarantee.kind {
+        MediumKind::Dax => Tier::Pmem,
+        _ if is_in_memory(&place.path) => Tier::Memory,
+        _ => Tier::File,
+    }
+}
+
+fn is_in_memory(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
+}

@@ -1,0 +1,466 @@
+//! The daemon, as the HTTP API sees it: its own figures, what is believed of the other nodes' reports, the checkpoints
+//! that are listed, and the queues.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::api::events::Event;
+use permafrost_protocol::api::figure::{Figure, Known};
+use permafrost_protocol::api::figures::{StartFigures, StartRate, StartTime};
+use permafrost_protocol::api::nodes as api;
+use permafrost_protocol::api::reserve::{Direction, Reservation, Reserve};
+use permafrost_protocol::control::{Checkpoint, ErrorCode, Reserved, request};
+use permafrost_scheduling::NodeId;
+use permafrost_scheduling::figure::Missing;
+use permafrost_scheduling::quantity::Seconds;
+use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
+use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
+
+use super::member::Member;
+use super::own;
+use crate::api::source::{NodeEntry, QueueLength, Refusal, Source};
+use crate::cluster::{self, Fence, LiveNode, MemberState, NodeClass, NodeFacts, Nodes};
+use crate::costs::{
+    self, Believed, Costs, CostsConfig, QueueReport, Reports, StartSample, StartWhat,
+};
+use crate::queues::{self, Queues, Reservations};
+use crate::store::{Store, StoreError};
+
+/// Events kept for a reader that is behind.
+const EVENTS: usize = 1024;
+
+/// What a stated bandwidth of a link was measured with, bytes.
+const LINK_BYTES: u64 = 64 << 20;
+
+/// Samples that a median which somebody states is worth: as many as a size class needs to be gone by.
+const SAMPLES_OF_A_MEDIAN: usize = 3;
+
+/// The other nodes, if there are any.
+pub(super) struct Others {
+    pub(super) nodes: Nodes,
+    pub(super) fence: Arc<Fence>,
+}
+
+/// What the API is answered from.
+pub(super) struct OfDaemon {
+    store: Arc<Store>,
+    costs: Arc<Costs>,
+    reservations: Arc<Reservations>,
+    /// What this node says of itself where nobody else lists it.
+    own: NodeFacts,
+    others: Option<Others>,
+    reports: Mutex<Reports>,
+    events: broadcast::Sender<Event>,
+    telling: JoinHandle<()>,
+}
+
+/// The daemon of this store. Called on a tokio runtime.
+pub(super) fn of(
+    store: &Arc<Store>,
+    queues: &Arc<Queues>,
+    reservations: &Arc<Reservations>,
+    member: Option<&Member>,
+) -> OfDaemon {
+    let costs = store.costs().cloned();
+    let costs = costs.unwrap_or_else(|| Costs::new(CostsConfig::default()));
+    let asked = Arc::clone(queues);
+    costs.set_queues(move || asked.report().map(told));
+    let (own, others) = match member {
+        Some(member) => (member.facts(), Some(member.others())),
+        None => (own::alone(store), None),
+    };
+    OfDaemon::new(store, &costs, reservations, own, others)
+}
+
+impl OfDaemon {
+    fn new(
+        store: &Arc<Store>,
+        costs: &Arc<Costs>,
+        reservations: &Arc<Reservations>,
+        own: NodeFacts,
+        others: Option<Others>,
+    ) -> Self {
+        let (events, _) = broadcast::channel(EVENTS);
+        let telling = tokio::spawn(tell(Arc::clone(store), costs.events(), events.clone()));
+        Self {
+            store: Arc::clone(store),
+            costs: Arc::clone(costs),
+            reservations: Arc::clone(reservations),
+            own,
+            others,
+            reports: Mutex::default(),
+            events,
+            telling,
+        }
+    }
+
+    /// A node as its facts and its report say.
+    fn entry(&self, facts: &NodeFacts, reports: &mut Reports, state: MemberState) -> NodeEntry {
+        let now = Instant::now();
+        let own;
+        let report = if facts.name == self.own.name {
+            own = self.costs.report();
+            Some(&own)
+        } else {
+            facts.figures.as_ref()
+        };
+        let believed = reports.take(&facts.name, report, NodeId(0), now);
+        let reported = report.is_some();
+        let Believed {
+            figures,
+            links,
+            write_queue,
+            read_queue,
+            emulated,
+            doubts,
+        } = believed;
+        let length = |queue: QueueReport| reported.then(|| length(queue));
+        NodeEntry {
+            address: facts.address.clone(),
+            state: state_of(state),
+            stopping: facts.draining,
+            class: class_of(facts.class),
+            zone: facts.domain.zone.clone(),
+            rack: facts.domain.rack.clone(),
+            host: facts.domain.host.clone(),
+            version: facts.version.clone(),
+            tier: facts.tier.word().to_owned(),
+            emulated,
+            capacity_bytes: facts.capacity_bytes,
+            free_bytes: facts.free_bytes,
+            figures,
+            write_queue: length(write_queue),
+            read_queue: length(read_queue),
+            links,
+            doubts,
+            ..NodeEntry::unknown(&facts.name)
+        }
+    }
+
+    fn only_this(&self, reports: &mut Reports) -> Vec<NodeEntry> {
+        let facts = NodeFacts {
+            free_bytes: self.store.region_status().free_bytes,
+            ..self.own.clone()
+        };
+        let entry = self.entry(&facts, reports, MemberState::Active);
+        vec![NodeEntry {
+            age: Some(Duration::ZERO),
+            ..entry
+        }]
+    }
+
+    fn in_cluster(&self, others: &Others, reports: &mut Reports) -> Vec<NodeEntry> {
+        let view = others.nodes.live();
+        let live: BTreeMap<&str, &LiveNode> = (view.nodes.iter())
+            .map(|node| (node.facts.name.as_str(), node))
+            .collect();
+        let mut entries: Vec<_> = (view.nodes.iter())
+            .map(|node| NodeEntry {
+                // The registry's word is as old as the view of it.
+                age: (view.age != Duration::MAX).then_some(view.age),
+                ..self.entry(&node.facts, reports, node.state)
+            })
+            .collect();
+        let gone = |member: &&cluster::Member| !live.contains_key(member.name.as_str());
+        entries.extend(view.members.iter().filter(gone).map(|member| NodeEntry {
+            state: state_of(member.state),
+            live: false,
+            ..NodeEntry::unknown(&member.name)
+        }));
+        let names: Vec<&str> = live.into_keys().collect();
+        reports.keep(&names);
+        entries
+    }
+}
+
+impl Drop for OfDaemon {
+    fn drop(&mut self) {
+        self.telling.abort();
+    }
+}
+
+impl Source for OfDaemon {
+    fn own_name(&self) -> String {
+        self.own.name.clone()
+    }
+
+    fn nodes(&self) -> Vec<NodeEntry> {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        match &self.others {
+            Some(others) => self.in_cluster(others, &mut reports),
+            None => self.only_this(&mut reports),
+        }
+    }
+
+    fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError> {
+        self.store.list("")
+    }
+
+    fn predict(
+        &self,
+        job: &str,
+        program: &str,
+        dump: DumpKind,
+        memory: &Memory,
+    ) -> Result<Prediction, Missing> {
+        self.costs.predict(job, program, dump, memory)
+    }
+
+    fn reserve(&self, wanted: &Reserve) -> Result<Reservation, Refusal> {
+        let node = wanted.node.clone().unwrap_or_default();
+        let reserve = request::Reserve {
+            node: if node == self.own.name {
+                String::new()
+            } else {
+                node
+            },
+            direction: direction_word(wanted.direction).to_owned(),
+            bytes: wanted.bytes.value(),
+            priority: u32::from(wanted.priority.level()),
+            deadline_ms: wanted.deadline_s.map(|time| millis(time.value())),
+            lifetime_ms: wanted.lifetime_s.map_or(0, |time| millis(time.value())),
+        };
+        let reserved = self.reservations.reserve(&reserve).map_err(refusal)?;
+        Ok(self.reservation(reserved, wanted.direction))
+    }
+
+    fn cancel(&self, token: &str) -> Result<(), Refusal> {
+        let cancel = request::CancelReservation {
+            token: token.to_owned(),
+            ..request::CancelReservation::default()
+        };
+        match self.reservations.cancel(&cancel) {
+            Err(error) if error.code == i32::from(ErrorCode::NotFound) => {
+                Err(Refusal::NoReservation)
+            }
+            Err(error) if error.code == i32::from(ErrorCode::Invalid) => {
+                Err(Refusal::NoReservation)
+            }
+            answer => answer.map_err(refusal),
+        }
+    }
+
+    fn install(&self, figures: &StartFigures) -> Result<(), Refusal> {
+        let installed = self.costs.install(&samples(figures));
+        installed.map_err(|error| Refusal::Conflict {
+            message: error.to_string(),
+        })
+    }
+
+    fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        match &self.others {
+            Some(others) => others.fence.check().map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OfDaemon {
+    fn reservation(&self, reserved: Reserved, direction: Direction) -> Reservation {
+        let starts_in_s = match reserved.starts_in_ms {
+            Some(ms) => Figure::Known(Known {
+                p50: seconds(ms),
+                p95: seconds(ms),
+                age_s: 0.0,
+                samples: 0,
+            }),
+            None => Figure::unknown("nothing was moved there yet to go by"),
+        };
+        Reservation {
+            token: reserved.token,
+            node: if reserved.node.is_empty() {
+                self.own.name.clone()
+            } else {
+                reserved.node
+            },
+            direction,
+            bytes_before: reserved.bytes_before,
+            starts_in_s,
+            lapses_in_s: seconds(reserved.lapses_in_ms),
+        }
+    }
+}
+
+/// Passes on what happens to checkpoints.
+async fn tell(
+    store: Arc<Store>,
+    mut happened: broadcast::Receiver<costs::Event>,
+    events: broadcast::Sender<Event>,
+) {
+    loop {
+        let event = match happened.recv().await {
+            Ok(event) => event,
+            Err(broadcast::error::RecvError::Lagged(missed)) => {
+                let _ = events.send(Event::Missed { missed });
+                continue;
+            }
+            Err(broadcast::error::RecvError::Closed) => return,
+        };
+        let store = Arc::clone(&store);
+        // The checkpoint is looked up, which may ask the registry.
+        let told = tokio::task::spawn_blocking(move || event_of(&store, event)).await;
+        if let Ok(Some(event)) = told {
+            // Nobody may be listening.
+            let _ = events.send(event);
+        }
+    }
+}
+
+fn event_of(store: &Store, event: costs::Event) -> Option<Event> {
+    match event {
+        costs::Event::Dumped {
+            job, generation, ..
+        } if generation > 0 => {
+            let checkpoint = format!("{job}@{generation}");
+            let record = store.resolve(&checkpoint).ok()?;
+            Some(Event::Checkpoint {
+                checkpoint,
+                job,
+                generation,
+                memory_bytes: record.memory_bytes,
+                stored_bytes: record.added_bytes,
+            })
+        }
+        costs::Event::Removed {
+            job, generation, ..
+        } if generation > 0 => Some(Event::Removed {
+            checkpoint: format!("{job}@{generation}"),
+            job,
+            generation,
+        }),
+        _ => None,
+    }
+}
+
+/// A queue, as the node tells of it.
+const fn told(queue: queues::QueueReport) -> QueueReport {
+    QueueReport {
+        bytes: queue.bytes,
+        running: queue.running,
+        waiting: queue.waiting,
+        reserved: queue.reserved,
+        slots: queue.slots,
+    }
+}
+
+const fn length(queue: QueueReport) -> QueueLength {
+    QueueLength {
+        running: queue.running,
+        waiting: queue.waiting,
+        reserved: queue.reserved,
+        slots: queue.slots,
+    }
+}
+
+const fn state_of(state: MemberState) -> api::NodeState {
+    match state {
+        MemberState::Active => api::NodeState::Active,
+        MemberState::Drained => api::NodeState::Drained,
+        MemberState::Removed => api::NodeState::Removed,
+    }
+}
+
+const fn class_of(class: NodeClass) -> api::NodeClass {
+    match class {
+        NodeClass::Reserved => api::NodeClass::Reserved,
+        NodeClass::Transient => api::NodeClass::Transient,
+    }
+}
+
+const fn direction_word(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Write => "write",
+        Direction::Read => "read",
+    }
+}
+
+fn refusal(error: permafrost_protocol::control::Error) -> Refusal {
+    match ErrorCode::try_from(error.code) {
+        Ok(ErrorCode::Invalid | ErrorCode::NotFound) => Refusal::Invalid {
+            pointer: "/node".to_owned(),
+            detail: error.message,
+        },
+        Ok(ErrorCode::Unavailable) => Refusal::Unavailable {
+            message: error.message,
+        },
+        _ => Refusal::Conflict {
+            message: error.message,
+        },
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "2^53 milliseconds are 285,000 years"
+)]
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1000.0
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float that does not fit becomes the nearest number that does"
+)]
+fn millis(seconds: f64) -> u64 {
+    (seconds * 1000.0).ceil() as u64
+}
+
+/// Stated figures as the samples that would give them.
+fn samples(figures: &StartFigures) -> costs::StartFigures {
+    let mut samples = Vec::new();
+    let mut add = |what: &StartWhat, bytes: u64, elapsed: f64, times: usize| {
+        if let Ok(elapsed) = Seconds::new(elapsed) {
+            let sample = StartSample {
+                what: what.clone(),
+                bytes,
+                elapsed,
+                age: Seconds::ZERO,
+            };
+            samples.extend(std::iter::repeat_n(sample, times));
+        }
+    };
+    let mut rates = |what: &StartWhat, rates: &[StartRate]| {
+        for rate in rates {
+            let bytes = rate.size_bytes.value();
+            #[expect(clippy::cast_precision_loss, reason = "a rate is no count")]
+            let at = |bytes_per_s: f64| bytes as f64 / bytes_per_s;
+            add(
+                what,
+                bytes,
+                at(rate.p50_bytes_per_s.value()),
+                SAMPLES_OF_A_MEDIAN,
+            );
+            if let Some(slow) = rate.p95_bytes_per_s {
+                add(what, bytes, at(slow.value()), 1);
+            }
+        }
+    };
+    rates(&StartWhat::Write, &figures.write);
+    rates(&StartWhat::Read, &figures.read);
+    for (node, rate) in &figures.links {
+        #[expect(clippy::cast_precision_loss, reason = "a rate is no count")]
+        let elapsed = LINK_BYTES as f64 / rate.value();
+        let link = StartWhat::Link(node.clone());
+        add(&link, LINK_BYTES, elapsed, SAMPLES_OF_A_MEDIAN);
+    }
+    let mut times = |what: &StartWhat, time: Option<StartTime>| {
+        let Some(time) = time else { return };
+        add(what, 0, time.p50_s.value(), SAMPLES_OF_A_MEDIAN);
+        if let Some(long) = time.p95_s {
+            add(what, 0, long.value(), 1);
+        }
+    };
+    times(&StartWhat::Write, figures.dump_start);
+    times(&StartWhat::Read, figures.restore_start);
+    costs::StartFigures {
+        samples,
+        emulated: None,
+    }
+}
