@@ -133,7 +133,7 @@ fn task(n: u32) -> Task {
     };
     Task {
         full: Figure::given(memory),
-        has_checkpoint: n % 2 == 0,
+        has_checkpoint: n.is_multiple_of(2),
         incremental: Figure::given(Bytes::new(memory.count() / 10)),
         resident: Figure::given(memory),
         dirty_rate: Figure::given(BytesPerSecond::new(5e7).expect("a rate")),
@@ -151,7 +151,7 @@ fn put(places: &mut Places, node: u32) {
         rack: node / 20,
         host: node,
     };
-    let class = if node % 4 == 0 {
+    let class = if node.is_multiple_of(4) {
         NodeClass::Transient
     } else {
         NodeClass::Reserved
