@@ -15,6 +15,7 @@
 //! Names, units and meanings are in docs/metrics.md. Nothing is counted here: at each scrape everything is asked for what
 //! it has counted.
 
+mod figures;
 mod http;
 mod tell;
 

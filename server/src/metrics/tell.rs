@@ -34,6 +34,9 @@ impl Collector for Metrics {
         let mut told = Told(encoder);
         told.store(&self.store)?;
         told.counters(self.store.counters())?;
+        if let Some(costs) = self.store.costs() {
+            told.costs(costs)?;
+        }
         if let Some(scrub) = &self.scrub {
             told.scrub(scrub)?;
         }
@@ -75,11 +78,11 @@ impl Collector for Metrics {
     }
 }
 
-struct Told<'a>(DescriptorEncoder<'a>);
+pub(super) struct Told<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl Told<'_> {
     /// `_total` is put behind the name.
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         let name = format!("permafrost_{name}");
         let mut metric = self
             .0

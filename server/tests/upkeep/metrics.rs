@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use permafrost_client::frontend::PageSink;
+use permafrost_scheduling::quantity::Seconds;
+use permafrost_server::costs::{Costs, CostsConfig, StartFigures, StartSample, StartWhat};
 use permafrost_server::metrics::{self, ClusterNumbers, Metrics, ReplicationNumbers};
 use permafrost_server::repair::Progress;
 use permafrost_server::scrub::{ScrubOptions, Scrubber};
@@ -79,9 +81,34 @@ struct Scene {
     server: metrics::Server,
 }
 
+/// Every figure was measured once.
+fn measured() -> Arc<Costs> {
+    let costs = Costs::new(CostsConfig::default());
+    let sample = |what, bytes, seconds| StartSample {
+        what,
+        bytes,
+        elapsed: Seconds::new(seconds).unwrap(),
+        age: Seconds::ZERO,
+    };
+    let figures = StartFigures {
+        samples: vec![
+            sample(StartWhat::Write, 2 << 30, 2.0),
+            sample(StartWhat::Compare, 2 << 30, 1.0),
+            sample(StartWhat::Read, 2 << 30, 0.5),
+            sample(StartWhat::Link("other".to_owned()), 2 << 30, 4.0),
+            sample(StartWhat::WriteTogether, 0, 0.25),
+            sample(StartWhat::Read, 0, 0.125),
+        ],
+        emulated: None,
+    };
+    costs.install(&figures).unwrap();
+    costs
+}
+
 impl Scene {
     fn new() -> Self {
         let site = Site::new();
+        site.store.measured_by(measured());
         let options = ScrubOptions {
             period: None,
             ..ScrubOptions::default()
@@ -134,6 +161,9 @@ impl Scene {
 #[test]
 fn every_documented_name_is_told_and_no_other() {
     let scene = Scene::new();
+    // Errors are there when a prediction could be compared.
+    scene.site.dump("job", 0..40);
+    scene.site.dump("job", 0..40);
     let (told, documented) = (families(&scene.scrape()), documented());
     assert!(documented.len() > 30, "the tables are not found");
     let missing: Vec<_> = documented.difference(&told).collect();
@@ -143,6 +173,77 @@ fn every_documented_name_is_told_and_no_other() {
         undocumented.is_empty(),
         "not in docs/metrics.md: {undocumented:?}"
     );
+}
+
+#[test]
+fn figures_are_told_as_they_were_measured() {
+    let told = Scene::new().scrape();
+    let gib = f64::from(1 << 30);
+    for (name, value) in [
+        (
+            "bandwidth_bytes_per_second{direction=\"write\",quantile=\"0.5\"}",
+            gib,
+        ),
+        (
+            "bandwidth_bytes_per_second{direction=\"compare\",quantile=\"0.5\"}",
+            2.0 * gib,
+        ),
+        (
+            "bandwidth_bytes_per_second{direction=\"read\",quantile=\"0.5\"}",
+            4.0 * gib,
+        ),
+        (
+            "link_bytes_per_second{node=\"other\",quantile=\"0.5\"}",
+            0.5 * gib,
+        ),
+        ("start_seconds{of=\"dump\",quantile=\"0.5\"}", 0.25),
+        ("start_seconds{of=\"restore\",quantile=\"0.5\"}", 0.125),
+    ] {
+        let is = told[&format!("permafrost_{name}")];
+        assert!((is / value - 1.0).abs() < 1e-6, "{name}: {is}");
+        if !name.starts_with("start") {
+            let bad = told[&format!("permafrost_{name}").replace("\"0.5\"", "\"0.95\"")];
+            assert!(bad < is, "{name}: {bad}");
+        }
+    }
+    assert!(told["permafrost_bandwidth_age_seconds{direction=\"read\"}"] < 60.0);
+    assert_eq!(
+        told["permafrost_predictions_compared{of=\"dump_time\"}"],
+        0.0
+    );
+}
+
+#[test]
+fn dumps_and_restores_feed_the_figures() {
+    let scene = Scene::new();
+    let site = &scene.site;
+    let before = scene.scrape();
+    site.dump("job", 0..400);
+    site.dump("job", 0..400);
+    let out = tempfile::tempdir().unwrap();
+    let directory = OwnedFd::from(File::open(out.path()).unwrap());
+    let exported = site.store.export("job", false, directory, &mut |_, _| {});
+    exported.unwrap();
+    let after = scene.scrape();
+    // Two transfers; each dump's start, of its kind and of any; one restore.
+    let measurements = "permafrost_measurements_total";
+    assert_eq!(after[measurements] - before[measurements], 7.0);
+    // Of the first dump nothing could be expected but its time, had it been known how large it is.
+    for (of, compared) in [
+        ("dump_time", 1.0),
+        ("stored_bytes", 1.0),
+        ("moved_bytes", 1.0),
+        ("restore_time", 1.0),
+    ] {
+        assert_eq!(
+            after[&format!("permafrost_predictions_compared{{of=\"{of}\"}}")],
+            compared,
+            "{of}"
+        );
+    }
+    let moved = "permafrost_prediction_error_ratio{of=\"moved_bytes\",quantile=\"0.95\"}";
+    assert!(after[moved] < 0.01, "{}", after[moved]);
+    assert!(after.contains_key("permafrost_prediction_bias_ratio{of=\"restore_time\"}"));
 }
 
 #[test]
@@ -169,7 +270,7 @@ fn dumps_copies_and_restores_move_them() {
     let moved = || {
         let mut moved = scene.scrape();
         for (name, value) in &mut moved {
-            *value -= before[name];
+            *value -= before.get(name).copied().unwrap_or(0.0);
         }
         moved
     };
