@@ -54,6 +54,9 @@ pub struct Config {
     pub scrub_period: Option<Duration>,
     /// How many dumps and restores run at once, and how the others wait.
     pub queues: QueuesOptions,
+    /// How long a figure may be without a new measurement before this node, while it is idle, makes a small one. Default
+    /// 5 min; `None`: never, and figures that nothing renews are not known any more after an hour.
+    pub probe_period: Option<Duration>,
     /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
     pub cluster: Option<ClusterOptions>,
 }
@@ -123,6 +126,7 @@ impl Default for Config {
             api: ApiOptions::default(),
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             queues: QueuesOptions::default(),
+            probe_period: Some(Duration::from_secs(300)),
             cluster: None,
         }
     }

@@ -18,21 +18,24 @@ pub(super) enum Lane {
     ComparedCopied,
     /// What all transfers came to that ran at the same time: what the node can do at most.
     Together,
+    /// The medium alone: what a probe wrote, what a scrub read. Counts where no dump or restore does.
+    Probed,
 }
 
 impl Lane {
     /// Lanes of dumps.
     #[cfg(test)]
-    pub(super) const WRITE: [Self; 5] = [
+    pub(super) const WRITE: [Self; 6] = [
         Self::Whole,
         Self::Compared,
         Self::WholeCopied,
         Self::ComparedCopied,
         Self::Together,
+        Self::Probed,
     ];
     /// Lanes of restores.
     #[cfg(test)]
-    pub(super) const READ: [Self; 2] = [Self::Whole, Self::Together];
+    pub(super) const READ: [Self; 3] = [Self::Whole, Self::Together, Self::Probed];
 
     /// Of dumps of this kind.
     pub(super) const fn of_dump(compared: bool, copied: bool) -> Self {
@@ -52,6 +55,7 @@ impl Lane {
             Self::WholeCopied => 2,
             Self::ComparedCopied => 3,
             Self::Together => 4,
+            Self::Probed => 5,
         };
         Channel::Medium {
             node: NodeId(number),
@@ -121,7 +125,7 @@ mod tests {
             channels.extend(peers.link(peer));
         }
         let different: HashSet<_> = channels.iter().collect();
-        assert_eq!((different.len(), channels.len()), (10, 10));
+        assert_eq!((different.len(), channels.len()), (12, 12));
         assert_eq!(peers.link("b"), peers.known("b"));
         assert_eq!(peers.known("d"), None);
         assert_eq!(peers.links().count(), 3);

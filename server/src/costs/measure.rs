@@ -37,9 +37,6 @@ const EVENTS: usize = 1024;
 /// A transfer that brought this part of all bytes of its time, or more, had the node to itself: 4/5.
 const ALONE: (u64, u64) = (4, 5);
 
-/// A scrub's reading says how fast the medium is only when no restore has for so long.
-const SCRUB_COUNTS_AFTER: Duration = Duration::from_secs(600);
-
 /// Fewest bytes from which anything follows for a link: below, its latency is measured.
 const LINK_LEAST_BYTES: u64 = 1 << 20;
 
@@ -363,16 +360,12 @@ impl Costs {
         }
     }
 
-    /// Takes in what was read to verify it, at full speed. One thread verifies, and several restore: so it counts only
-    /// where no restore has said how fast the medium is for a while.
+    /// Takes in what was read to verify it, at full speed. That is the medium alone, with one thread: it counts only
+    /// where no restore does.
     pub fn scrubbed(&self, done: &ScrubDone) {
         let now = self.now();
         let mut state = self.state();
-        let channel = Lane::Whole.channel(Direction::Read);
-        let known = state.estimator.rates(channel, now).sustained().known();
-        if known.is_ok_and(|known| known.age < seconds(SCRUB_COUNTS_AFTER)) {
-            return;
-        }
+        let channel = Lane::Probed.channel(Direction::Read);
         self.sample(&mut state.estimator, channel, now, done.bytes, done.elapsed);
     }
 

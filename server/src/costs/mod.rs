@@ -14,6 +14,7 @@ mod events;
 mod jobs;
 mod measure;
 mod predict;
+mod probe;
 mod publish;
 mod report;
 mod start;
@@ -23,6 +24,8 @@ pub use events::Event;
 pub use measure::{
     Comparisons, Costs, CostsConfig, DumpDone, Numbers, RestoreDone, ScrubDone, Transferred,
 };
+pub(crate) use probe::noise;
+pub use probe::{LINK_PROBE_BYTES, Links, PROBE_BYTES, Prober, Probing};
 pub use publish::Publication;
 pub(crate) use report::lenient_report;
 pub use report::{Believed, NodeReport, QueueReport, Reports, believe};

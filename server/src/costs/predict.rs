@@ -101,12 +101,13 @@ impl State {
     ) -> Figure<BytesPerSecond> {
         let of = |lane| self.rates(direction, lane, now).of(own);
         let own = of(lane);
-        let others = match lane {
-            Lane::WholeCopied | Lane::Compared => [Lane::Whole, Lane::Together],
-            Lane::ComparedCopied => [Lane::WholeCopied, Lane::Whole],
-            Lane::Whole | Lane::Together => [Lane::Together, Lane::Together],
+        let others: &[Lane] = match lane {
+            Lane::WholeCopied | Lane::Compared => &[Lane::Whole, Lane::Together, Lane::Probed],
+            Lane::ComparedCopied => &[Lane::WholeCopied, Lane::Whole, Lane::Together, Lane::Probed],
+            Lane::Whole => &[Lane::Together, Lane::Probed],
+            Lane::Together | Lane::Probed => &[],
         };
-        others.into_iter().fold(own, |found, lane| match found {
+        others.iter().fold(own, |found, &lane| match found {
             Figure::Unknown { .. } => first_known(found, of(lane)),
             Figure::Known(_) => found,
         })

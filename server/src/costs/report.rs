@@ -125,20 +125,20 @@ impl Costs {
             [Direction::Write, Direction::Read].map(|direction| under_way(&state, direction))
         });
         let rates = |direction, lane| state.rates(direction, lane, now);
-        let alone_or_together = |direction| {
-            let alone = rates(direction, Lane::Whole);
-            match alone.sustained() {
-                Figure::Known(_) => alone,
-                Figure::Unknown { .. } => rates(direction, Lane::Together),
-            }
+        let best_known = |direction| {
+            let lanes = [Lane::Whole, Lane::Together, Lane::Probed];
+            let mut all = lanes.map(|lane| rates(direction, lane)).into_iter();
+            let is_known = |rates: &SizedRates| rates.sustained().known().is_ok();
+            all.find(is_known)
+                .unwrap_or_else(|| rates(direction, Lane::Whole))
         };
         let links = state.peers.links();
         NodeReport {
             sequence: self.reports.fetch_add(1, Ordering::Relaxed) + 1,
             started_unix_ms: self.started_unix_ms,
-            write: alone_or_together(Direction::Write),
+            write: best_known(Direction::Write),
             compare: rates(Direction::Write, Lane::Compared),
-            read: alone_or_together(Direction::Read),
+            read: best_known(Direction::Read),
             dump_start: first_known(
                 state.start(Direction::Write, Lane::Together, now),
                 state.start(Direction::Write, Lane::Whole, now),

@@ -38,10 +38,14 @@ pub enum StartWhat {
     CompareCopied,
     /// Several dumps at once, together.
     WriteTogether,
+    /// Pages that a probe stored.
+    WriteProbed,
     /// A restore, or pages read.
     Read,
     /// Several restores at once, together.
     ReadTogether,
+    /// Pages that were read to verify them.
+    ReadProbed,
     /// Pages sent to a node, or fetched from it.
     Link(String),
 }
@@ -122,20 +126,24 @@ fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
         StartWhat::WriteCopied => write(Lane::WholeCopied),
         StartWhat::CompareCopied => write(Lane::ComparedCopied),
         StartWhat::WriteTogether => write(Lane::Together),
+        StartWhat::WriteProbed => write(Lane::Probed),
         StartWhat::Read => Some((Direction::Read, Lane::Whole)),
         StartWhat::ReadTogether => Some((Direction::Read, Lane::Together)),
+        StartWhat::ReadProbed => Some((Direction::Read, Lane::Probed)),
         StartWhat::Link(_) => None,
     }
 }
 
-const LANES: [StartWhat; 7] = [
+const LANES: [StartWhat; 9] = [
     StartWhat::Write,
     StartWhat::Compare,
     StartWhat::WriteCopied,
     StartWhat::CompareCopied,
     StartWhat::WriteTogether,
+    StartWhat::WriteProbed,
     StartWhat::Read,
     StartWhat::ReadTogether,
+    StartWhat::ReadProbed,
 ];
 
 impl Costs {

@@ -23,7 +23,7 @@ use crate::cluster::{
     Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _,
 };
 use crate::config::ClusterOptions;
-use crate::costs::Publication;
+use crate::costs::{Links, Publication};
 use crate::elsewhere::Peers;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
@@ -64,6 +64,7 @@ pub(super) struct Member {
     operator: Arc<dyn Operate>,
     progress: Arc<Progress>,
     copies: Arc<FanOutStats>,
+    links: Arc<FanOut>,
     telling: JoinHandle<()>,
     workers: Vec<Worker>,
 }
@@ -133,9 +134,10 @@ impl Member {
         if let Some(costs) = store.costs() {
             fan_out.measured_by(Arc::clone(costs));
         }
+        let fan_out = Arc::new(fan_out);
         let joined = store.join(store::Cluster {
             node: name.clone(),
-            replicate: Some(Arc::new(fan_out)),
+            replicate: Some(Arc::<FanOut>::clone(&fan_out)),
             registry: Some(registry.clone()),
             durability: options.durability,
             deadline: options.deadline,
@@ -225,6 +227,7 @@ impl Member {
             operator: Arc::new(operator),
             progress,
             copies: copy_stats,
+            links: fan_out,
             telling,
             workers,
         })
@@ -243,6 +246,11 @@ impl Member {
         let [_, network] = &self.networks;
         let others = OtherNodes(network.clone());
         Reservations::of_cluster(Arc::clone(queues), &self.name, Box::new(others))
+    }
+
+    /// The links to other nodes, to be probed.
+    pub(super) fn links(&self) -> Arc<dyn Links> {
+        Arc::<FanOut>::clone(&self.links)
     }
 
     /// Answers `permafrost node …`.

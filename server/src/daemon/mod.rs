@@ -24,6 +24,7 @@ use self::backend::Local;
 use self::member::{Joining, Member};
 use crate::agents::Agents;
 use crate::config::Config;
+use crate::costs::Probing;
 use crate::metrics::{self, Metrics};
 use crate::peers::NodeHandler;
 use crate::queues::{Queues, Reservations};
@@ -45,6 +46,7 @@ pub struct Daemon {
     peers: Option<Endpoint>,
     member: Option<Member>,
     scrubbing: Scrubbing,
+    probing: Option<Probing>,
     metrics: Option<metrics::Server>,
     answers: Answers,
 }
@@ -113,6 +115,7 @@ impl Daemon {
         let scrubbing = scrubber
             .start()
             .map_err(StoreError::io("start the scrub"))?;
+        let probing = startup::probe(config.probe_period, store, member.as_ref())?;
         let host = bound.serve(Arc::new(Local {
             store: Arc::clone(store),
             queues: Arc::clone(&queues),
@@ -136,6 +139,7 @@ impl Daemon {
             peers,
             member,
             scrubbing,
+            probing,
             metrics: numbers,
             answers,
         })
@@ -186,10 +190,10 @@ impl Daemon {
         drop(self.metrics);
         self.store.stop();
         // It ends with what it is reading.
-        let scrubbing = self.scrubbing;
-        let ended = tokio::task::spawn_blocking(move || drop(scrubbing)).await;
+        let background = (self.scrubbing, self.probing);
+        let ended = tokio::task::spawn_blocking(move || drop(background)).await;
         if ended.is_err() {
-            tracing::error!("the scrub did not end");
+            tracing::error!("the scrub or the probes did not end");
         }
         if let Some(member) = self.member {
             member.leave().await;

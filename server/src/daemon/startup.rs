@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use permafrost_client::host::HostError;
 use permafrost_client::identity::IdentityError;
@@ -13,9 +14,10 @@ use permafrost_pmem::{
 };
 
 use crate::api::serve::ApiServeError;
+use super::member::Member;
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
-use crate::costs::{Costs, CostsConfig};
+use crate::costs::{Costs, CostsConfig, Prober, Probing};
 use crate::metrics::ServeError;
 use crate::store::{Place, Store, StoreError};
 
@@ -139,6 +141,22 @@ pub(super) fn measure(config: &Config, store: &Store) -> Result<(), StoreError> 
     costs.learn_history(&records);
     store.measured_by(costs);
     Ok(())
+}
+
+/// Has what nothing renews measured while the node is idle.
+pub(super) fn probe(
+    period: Option<Duration>,
+    store: &Arc<Store>,
+    member: Option<&Member>,
+) -> Result<Option<Probing>, StoreError> {
+    let (Some(period), Some(costs)) = (period, store.costs()) else {
+        return Ok(None);
+    };
+    let prober = Prober::new(store, costs, member.map(Member::links), period);
+    let started = prober.start();
+    started
+        .map(Some)
+        .map_err(StoreError::io("start the probes"))
 }
 
 /// Opens the region. One that is missing or blank is made, unless it `must_exist`.

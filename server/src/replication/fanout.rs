@@ -9,6 +9,8 @@
 //! A copy that fails or lags is given up at once, so that the task does not stay frozen for it. What is then missing is
 //! made up for at the commit: the dump is sealed here, and another node pulls it.
 
+mod links;
+
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -22,6 +24,7 @@ use permafrost_protocol::wire::frame::{Coding, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::{Commit, request};
 use tokio::runtime::Handle;
 
+use self::links::Links;
 use super::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
 use crate::cluster::placement::{Wanted, place};
 use crate::cluster::{LiveNode, NodeClass};
@@ -45,9 +48,6 @@ const SLOWEST: u64 = 32 << 20;
 
 /// Once enough copies are durable, how long the others get at the least. They get as long as the enough took.
 const STRAGGLE: Duration = Duration::from_millis(500);
-
-/// A link that a dump waited for a quarter of its time was what ruled it.
-const LINK_SHARE: u32 = 4;
 
 /// How long a word that nobody waits for is tried.
 const AFTERWARDS: Duration = Duration::from_secs(10);
@@ -580,33 +580,6 @@ impl Copies for Copying {
     fn roll_back(&mut self, checkpoint: &str) {
         self.copies.clear();
         self.shared.roll_back(checkpoint, &self.holders);
-    }
-}
-
-/// What is measured of the links of one dump.
-#[derive(Clone)]
-struct Links {
-    costs: Option<Arc<Costs>>,
-    bytes: u64,
-    /// First byte to CLOSE.
-    elapsed: Duration,
-    /// Nodes, and how long the dump waited for each.
-    waited: Arc<Vec<(String, Duration)>>,
-}
-
-impl Links {
-    /// The copy on `node` is durable, `closing` after CLOSE was sent.
-    fn closed(&self, node: &str, closing: Duration) {
-        let Some(costs) = &self.costs else { return };
-        let waited = self.waited.iter().find(|(other, _)| other == node);
-        let held_up = waited.map_or(Duration::ZERO, |(_, waited)| *waited) + closing;
-        let elapsed = self.elapsed + closing;
-        if held_up * LINK_SHARE >= elapsed {
-            costs.copied(node, self.bytes, elapsed);
-        } else {
-            // CRIU was slower than the link.
-            costs.copied_at_least(node, self.bytes, elapsed);
-        }
     }
 }
 

@@ -227,13 +227,20 @@ fn a_scrub_counts_only_where_no_restore_does() {
     };
     costs.scrubbed(&scrub);
     assert!(close(rate(&costs.report().read, 100), 1000.0));
-    for _ in 0..5 {
-        costs.scrubbed(&ScrubDone {
-            elapsed: Duration::from_millis(900),
-            ..scrub
-        });
+    let checkpoint = control::Checkpoint::default();
+    costs.restored(&RestoreDone {
+        checkpoint: &checkpoint,
+        bytes: 100 * MIB,
+        start: None,
+        elapsed: Duration::from_millis(200),
+        all_bytes: 100 * MIB,
+        here: true,
+        expected: None,
+    });
+    for _ in 0..9 {
+        costs.scrubbed(&scrub);
     }
-    assert_eq!(costs.numbers().samples, 1);
+    assert!(close(rate(&costs.report().read, 100), 500.0));
 }
 
 #[test]

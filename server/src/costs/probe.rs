@@ -1,0 +1,331 @@
+//! An idle node probes itself, gently: figures that nothing renews are told as old, and then not at all.
+//!
+//! Of a channel that was not measured for a while one small transfer is made, while nothing else runs: pages into free
+//! segments, which are given back; pages of a checkpoint, read and verified; a small dump to another node, given up before
+//! it is sealed. Whatever interrupts a probe leaves what a dump leaves that fails: segments that nothing refers to.
+//!
+//! A probe says how fast the medium is, and a dump is ruled by CRIU as well: so a probe counts where nothing else does.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use permafrost_pmem::{PAGE_SIZE, ShadowError};
+use permafrost_scheduling::estimator::Direction;
+use permafrost_scheduling::figure::Figure;
+use permafrost_scheduling::quantity::Bytes;
+
+use super::channels::Lane;
+use super::measure::{Costs, ScrubDone};
+use super::report::NodeReport;
+use crate::store::Store;
+
+/// What is written or read: enough that its rate is not its latency, and a tenth of a second on a disk.
+pub const PROBE_BYTES: u64 = 16 << 20;
+
+/// What is sent to another node.
+pub const LINK_PROBE_BYTES: u64 = 8 << 20;
+
+/// Written at a time; in between is looked whether a dump has come.
+const STEP: usize = 1 << 20;
+
+/// A region that has no more than this part free is not written to for nothing: an eighth.
+const ROOM: u64 = 8;
+
+/// How often is looked whether something is due: so many times a period, but not more often than each second.
+const LOOKS: u32 = 10;
+
+/// How long the end of the thread is waited for: it may be writing to a disk.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The links to other nodes, as far as they can be probed.
+pub trait Links: Send + Sync {
+    /// Nodes that live and have room, without this one.
+    fn peers(&self) -> Vec<String>;
+
+    /// Sends [`LINK_PROBE_BYTES`] to a node, and has it forget them; how long that took. Blocks.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    fn probe(&self, peer: &str) -> Result<Duration, String>;
+}
+
+/// What can be probed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Probe {
+    Write,
+    Read,
+    Link(String),
+}
+
+/// Why a probe gave no figure.
+#[derive(Debug, thiserror::Error)]
+enum NoProbe {
+    #[error("a dump has come")]
+    Interrupted,
+    #[error("the region has no room for it")]
+    NoRoom,
+    #[error("nothing is held")]
+    NothingHeld,
+    #[error("write to the region")]
+    Write(#[from] ShadowError),
+    #[error("{0}")]
+    Link(String),
+    #[error("read the catalog: {0}")]
+    Catalog(String),
+}
+
+/// Probes what was not measured for a period.
+pub struct Prober {
+    store: Arc<Store>,
+    costs: Arc<Costs>,
+    links: Option<Arc<dyn Links>>,
+    period: Duration,
+    began: Instant,
+    /// When each was last tried, whatever came of it.
+    tried: Mutex<HashMap<Probe, Instant>>,
+    stopped: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Prober {
+    /// For the store's own medium, and the `links` of a node of a cluster.
+    #[must_use]
+    pub fn new(
+        store: &Arc<Store>,
+        costs: &Arc<Costs>,
+        links: Option<Arc<dyn Links>>,
+        period: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store: Arc::clone(store),
+            costs: Arc::clone(costs),
+            links,
+            period,
+            began: Instant::now(),
+            tried: Mutex::default(),
+            stopped: Mutex::new(false),
+            woken: Condvar::new(),
+        })
+    }
+
+    /// Works in the background until what comes back is dropped.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub fn start(self: &Arc<Self>) -> io::Result<Probing> {
+        let prober = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("probe".to_owned())
+            .spawn(move || prober.run())?;
+        Ok(Probing {
+            prober: Arc::clone(self),
+            thread,
+        })
+    }
+
+    fn run(&self) {
+        let look = (self.period / LOOKS).max(Duration::from_secs(1));
+        while !self.nap(look) {
+            self.turn();
+        }
+    }
+
+    /// Probes what is due for longest, if anything is and the node is idle: at most one thing. Whether it has.
+    pub fn turn(&self) -> bool {
+        let report = self.costs.report();
+        if self.is_busy() || !is_idle(&report) {
+            return false;
+        }
+        let Some(probe) = self.due(&report) else {
+            return false;
+        };
+        self.tried().insert(probe.clone(), Instant::now());
+        match self.probe(&probe) {
+            Ok(()) => {
+                self.costs.probed();
+                tracing::debug!(?probe, "probed");
+                true
+            }
+            Err(why) => {
+                tracing::debug!(?probe, %why, "not probed");
+                false
+            }
+        }
+    }
+
+    fn due(&self, report: &NodeReport) -> Option<Probe> {
+        let size = Bytes::new(PROBE_BYTES);
+        let mut all = vec![
+            (Probe::Write, age_of(&report.write.of(size))),
+            (Probe::Read, age_of(&report.read.of(size))),
+        ];
+        for peer in self.links.iter().flat_map(|links| links.peers()) {
+            let link = report.links.get(&peer);
+            let age = link.and_then(|link| age_of(&link.of(Bytes::new(LINK_PROBE_BYTES))));
+            all.push((Probe::Link(peer), age));
+        }
+        let tried = self.tried();
+        let since = |(probe, measured): (Probe, Option<Duration>)| {
+            // What was never measured is due when the daemon has run for a period.
+            let known = measured.unwrap_or_else(|| self.began.elapsed());
+            let since = tried
+                .get(&probe)
+                .map_or(known, |tried| known.min(tried.elapsed()));
+            (since, probe)
+        };
+        let due = all.into_iter().map(since);
+        due.filter(|(since, _)| *since >= self.period)
+            .max_by_key(|(since, _)| *since)
+            .map(|(_, probe)| probe)
+    }
+
+    fn probe(&self, probe: &Probe) -> Result<(), NoProbe> {
+        match probe {
+            Probe::Write => {
+                let elapsed = self.write()?;
+                self.costs.probed_write(PROBE_BYTES, elapsed);
+            }
+            Probe::Read => self.costs.scrubbed(&self.read()?),
+            Probe::Link(peer) => {
+                let links = self.links.as_ref();
+                let links = links.ok_or_else(|| NoProbe::Link("no links".to_owned()))?;
+                let elapsed = links.probe(peer).map_err(NoProbe::Link)?;
+                self.costs.copied(peer, LINK_PROBE_BYTES, elapsed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes into segments that nothing refers to, as a dump does. They are free again when this returns.
+    fn write(&self) -> Result<Duration, NoProbe> {
+        let usage = self.store.region().usage();
+        if usage.free_bytes < PROBE_BYTES.saturating_add(usage.capacity_bytes / ROOM) {
+            return Err(NoProbe::NoRoom);
+        }
+        let pages = noise(STEP);
+        let since = Instant::now();
+        let mut shadow = self.store.region().begin();
+        let mut map = shadow.map();
+        let per_step = (STEP / PAGE_SIZE) as u64;
+        for step in 0..PROBE_BYTES / STEP as u64 {
+            if self.is_busy() {
+                return Err(NoProbe::Interrupted);
+            }
+            shadow.append(&mut map, step * per_step, 0, &pages, None)?;
+        }
+        shadow.finish(map)?;
+        shadow.flush()?;
+        Ok(since.elapsed())
+    }
+
+    /// Reads pages of the largest checkpoint here, and verifies them, as a restore does.
+    fn read(&self) -> Result<ScrubDone, NoProbe> {
+        let held = self.store.everything();
+        let held = held.map_err(|error| NoProbe::Catalog(error.to_string()))?;
+        let largest = held.iter().max_by_key(|held| held.bytes);
+        let largest = largest.ok_or(NoProbe::NothingHeld)?;
+        let since = Instant::now();
+        let mut bytes = 0;
+        let mut interrupted = false;
+        let checked = self.store.check(largest, None, &mut |_, read| {
+            bytes += read;
+            interrupted = self.is_busy();
+            bytes < PROBE_BYTES && !interrupted
+        });
+        let elapsed = since.elapsed();
+        match checked {
+            _ if interrupted => Err(NoProbe::Interrupted),
+            // Removed a moment ago.
+            Err(_) => Err(NoProbe::NothingHeld),
+            // Damage is the scrub's affair, which comes by here.
+            Ok(_) => Ok(ScrubDone { bytes, elapsed }),
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        *self.stopped() || self.store.is_receiving()
+    }
+
+    /// Whether it was stopped meanwhile.
+    fn nap(&self, time: Duration) -> bool {
+        let stopped = self.stopped();
+        let (stopped, _) = self
+            .woken
+            .wait_timeout_while(stopped, time, |stopped| !*stopped)
+            .unwrap_or_else(PoisonError::into_inner);
+        *stopped
+    }
+
+    fn stopped(&self) -> MutexGuard<'_, bool> {
+        self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tried(&self) -> MutexGuard<'_, HashMap<Probe, Instant>> {
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long ago something was measured; none if never, or too long ago to be told.
+fn age_of<T: Copy>(figure: &Figure<T>) -> Option<Duration> {
+    let known = figure.known().ok()?;
+    Duration::try_from_secs_f64(known.age.value()).ok()
+}
+
+fn is_idle(report: &NodeReport) -> bool {
+    let queues = [&report.write_queue, &report.read_queue];
+    queues
+        .iter()
+        .all(|queue| queue.running == 0 && queue.waiting == 0 && queue.bytes == 0)
+}
+
+/// Bytes that neither compress nor repeat: what dumps are made of at worst.
+pub(crate) fn noise(len_bytes: usize) -> Vec<u8> {
+    let mut word = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut noise = vec![0; len_bytes];
+    for bytes in noise.chunks_mut(8) {
+        // xorshift64, Marsaglia 2003.
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        for (to, from) in bytes.iter_mut().zip(word.to_le_bytes()) {
+            *to = from;
+        }
+    }
+    noise
+}
+
+/// The background work. Dropped, it ends.
+pub struct Probing {
+    prober: Arc<Prober>,
+    thread: JoinHandle<()>,
+}
+
+impl Drop for Probing {
+    fn drop(&mut self) {
+        *self.prober.stopped() = true;
+        self.prober.woken.notify_all();
+        let until = Instant::now() + PATIENCE;
+        while !self.thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Costs {
+    /// A probe was made.
+    fn probed(&self) {
+        self.counted.probes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes in what a probe wrote; `elapsed` until it was durable.
+    pub(super) fn probed_write(&self, bytes: u64, elapsed: Duration) {
+        let channel = Lane::Probed.channel(Direction::Write);
+        let now = self.now();
+        let mut state = self.state();
+        self.sample(&mut state.estimator, channel, now, bytes, elapsed);
+    }
+}

@@ -1,0 +1,92 @@
+//! How fast the links to other nodes are: by the copies of dumps, and by probes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use permafrost_client::peer::{DumpSender, PeerError};
+use permafrost_protocol::manifest::SpaceType;
+use permafrost_protocol::wire::message::request;
+
+use super::{FanOut, OPENING, Shared};
+use crate::cluster::MemberState;
+use crate::costs::{self, Costs, LINK_PROBE_BYTES};
+
+/// A link that a dump waited for a quarter of its time was what ruled it.
+const LINK_SHARE: u32 = 4;
+
+/// How long a probe may take: a gigabit link needs a tenth of a second.
+const PROBE: Duration = Duration::from_secs(10);
+
+/// Pages of a probe pushed at once.
+const STEP: usize = 1 << 20;
+
+/// A node that has no more than this part of its region free is not probed: an eighth.
+const ROOM: u64 = 8;
+
+/// What is measured of the links of one dump.
+#[derive(Clone)]
+pub(super) struct Links {
+    pub(super) costs: Option<Arc<Costs>>,
+    pub(super) bytes: u64,
+    /// First byte to CLOSE.
+    pub(super) elapsed: Duration,
+    /// Nodes, and how long the dump waited for each.
+    pub(super) waited: Arc<Vec<(String, Duration)>>,
+}
+
+impl Links {
+    /// The copy on `node` is durable, `closing` after CLOSE was sent.
+    pub(super) fn closed(&self, node: &str, closing: Duration) {
+        let Some(costs) = &self.costs else { return };
+        let waited = self.waited.iter().find(|(other, _)| other == node);
+        let held_up = waited.map_or(Duration::ZERO, |(_, waited)| *waited) + closing;
+        let elapsed = self.elapsed + closing;
+        if held_up * LINK_SHARE >= elapsed {
+            costs.copied(node, self.bytes, elapsed);
+        } else {
+            // CRIU was slower than the link.
+            costs.copied_at_least(node, self.bytes, elapsed);
+        }
+    }
+}
+
+/// A dump that is given up: its pages go the whole way into the other node's region, durably, and are free again.
+impl costs::Links for FanOut {
+    fn peers(&self) -> Vec<String> {
+        let shared = &self.shared;
+        let live = shared.view.live().into_iter();
+        live.filter(|node| {
+            let facts = &node.facts;
+            facts.name != shared.node
+                && node.state == MemberState::Active
+                && !facts.draining
+                && facts.queued_bytes == 0
+                && facts.free_bytes > facts.capacity_bytes / ROOM
+        })
+        .map(|node| node.facts.name)
+        .collect()
+    }
+
+    fn probe(&self, peer: &str) -> Result<Duration, String> {
+        self.shared.probe(peer).map_err(|error| error.to_string())
+    }
+}
+
+impl Shared {
+    fn probe(&self, node: &str) -> Result<Duration, PeerError> {
+        let dump = request::Dump {
+            session: uuid::Uuid::new_v4().as_bytes().to_vec(),
+            ..request::Dump::default()
+        };
+        let mut sender = DumpSender::open(&self.network, node, dump, Instant::now() + OPENING)?;
+        let pages = costs::noise(STEP);
+        let process = u16::try_from(i32::from(SpaceType::Process)).unwrap_or_default();
+        let since = Instant::now();
+        sender.space(process, 1, 1)?;
+        for step in 0..LINK_PROBE_BYTES / STEP as u64 {
+            sender.pages(step * (STEP as u64 / 4096), 0, &pages)?;
+        }
+        sender.close(since + PROBE)?;
+        Ok(since.elapsed())
+    }
+}
