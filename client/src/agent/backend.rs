@@ -511,7 +511,7 @@ impl Backend for Remote {
         let total_bytes = checkpoint.record().memory_bytes;
         let served =
             frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
-                frontend::stream(&criu, &checkpoint, &mut |bytes| {
+                frontend::stream(&criu, &checkpoint, &Arc::default(), &mut |bytes| {
                     progress(bytes, total_bytes);
                 })
             });

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use permafrost_protocol::images::ImageName;
@@ -78,10 +78,12 @@ pub trait ImageSource: Sync {
 pub struct Pipe {
     end: File,
     capacity_bytes: u64,
+    /// Counts what is written.
+    served: Arc<AtomicU64>,
 }
 
 impl Pipe {
-    fn new(end: OwnedFd) -> io::Result<Self> {
+    fn new(end: OwnedFd, served: Arc<AtomicU64>) -> io::Result<Self> {
         // A user's pipes may be at their limit already; the size it has is then good enough.
         if let Err(error) = rustix::pipe::fcntl_setpipe_size(&end, PIPE_BYTES) {
             tracing::debug!(%error, "pipe left at its default size");
@@ -90,6 +92,7 @@ impl Pipe {
         Ok(Self {
             end: File::from(end),
             capacity_bytes: capacity as u64,
+            served,
         })
     }
 
@@ -112,7 +115,10 @@ impl Pipe {
             let flags = rustix::pipe::SpliceFlags::empty();
             match rustix::pipe::splice(file, Some(&mut at), &self.end, None, len, flags) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Ok(bytes) => {
+                    self.served.fetch_add(bytes as u64, Ordering::Relaxed);
+                }
+                Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -135,7 +141,9 @@ impl Pipe {
 
 impl Write for Pipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.end.write(bytes)
+        let written = self.end.write(bytes)?;
+        self.served.fetch_add(written as u64, Ordering::Relaxed);
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -226,16 +234,18 @@ pub fn accept<E>(
     }
 }
 
-/// Serves one restore until CRIU hangs up. `progress` is told the bytes served so far now and then.
+/// Serves one restore until CRIU hangs up. `served` counts the bytes as they are given; `progress` is told them now and
+/// then.
 ///
 /// # Errors
 /// See [`StreamError`]; the first failure counts.
 pub fn stream<S: ImageSource>(
     criu: &UnixStream,
     source: &S,
+    served: &Arc<AtomicU64>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Streamed, StreamError<S::Error>> {
-    let served = AtomicU64::new(0);
+    let before = served.load(Ordering::Relaxed);
     let failure = Mutex::new(None);
     let mut files = 0;
     let requests = std::thread::scope(|scope| {
@@ -251,8 +261,8 @@ pub fn stream<S: ImageSource>(
             let Some(image) = image else { continue };
             let pipe = framing::recv_fd(criu)?;
             files += 1;
-            progress(served.load(Ordering::Relaxed));
-            let (served, failure) = (&served, &failure);
+            progress(served.load(Ordering::Relaxed) - before);
+            let (served, failure) = (Arc::clone(served), &failure);
             scope.spawn(move || {
                 if let Err(error) = give(source, &image, pipe, served) {
                     failure
@@ -269,7 +279,7 @@ pub fn stream<S: ImageSource>(
     }
     requests.map(|()| Streamed {
         files,
-        bytes: served.into_inner(),
+        bytes: served.load(Ordering::Relaxed) - before,
     })
 }
 
@@ -277,13 +287,10 @@ fn give<S: ImageSource>(
     source: &S,
     image: &S::Image,
     pipe: OwnedFd,
-    served: &AtomicU64,
+    served: Arc<AtomicU64>,
 ) -> Result<(), StreamError<S::Error>> {
-    match source.write(image, &mut Pipe::new(pipe)?) {
-        Ok(bytes) => {
-            served.fetch_add(bytes, Ordering::Relaxed);
-            Ok(())
-        }
+    match source.write(image, &mut Pipe::new(pipe, served)?) {
+        Ok(_) => Ok(()),
         Err(ImageError::Source(error)) => Err(StreamError::Source(error)),
         // CRIU reads no further than it needs: the head of an inventory, nothing of a file it only asked for.
         Err(ImageError::Out(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

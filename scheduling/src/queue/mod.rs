@@ -12,6 +12,7 @@
 //! taken those behind it start; whoever presents the token in time has the place it reserved. Others lapse.
 
 mod concurrency;
+mod pace;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,6 +22,7 @@ use thiserror::Error;
 use crate::quantity::{Bytes, Moment, Seconds};
 
 pub use concurrency::{Concurrency, ConcurrencyConfig, FinishedTurn};
+pub use pace::Pace;
 
 /// From 0, the lowest, to [`MAX`](Self::MAX).
 #[derive(
@@ -406,11 +408,24 @@ impl Queue {
     /// Bytes that a request would have before it if it came now: what runs, and what is due before. O(requests).
     #[must_use]
     pub fn bytes_before(&self, now: Moment, request: &Request) -> Bytes {
+        self.before(now, request).1
+    }
+
+    /// How many a request would have before it if it came now, and their bytes. O(requests).
+    #[must_use]
+    pub fn before(&self, now: Moment, request: &Request) -> (usize, Bytes) {
         let due = self.due(self.now.max(now), request);
         let place = (due, std::cmp::Reverse(request.priority), Ticket(u64::MAX));
-        self.sum(|ticket, entry| {
+        let before = |ticket, entry: &Entry| {
             matches!(entry.state, State::Running | State::Idle) || entry.place(ticket) < place
-        })
+        };
+        let mut count = 0;
+        let bytes = self.sum(|ticket, entry| {
+            let before = before(ticket, entry);
+            count += usize::from(before);
+            before
+        });
+        (count, bytes)
     }
 
     /// How many run, and how many wait or are reserved.
@@ -445,7 +460,7 @@ impl Queue {
         self.entries.len() - self.running - self.idle
     }
 
-    fn sum(&self, of: impl Fn(Ticket, &Entry) -> bool) -> Bytes {
+    fn sum(&self, mut of: impl FnMut(Ticket, &Entry) -> bool) -> Bytes {
         let entries = self
             .entries
             .iter()

@@ -266,10 +266,11 @@ impl Backend for Local {
         let admission = Admission::new(0, stream.priority, stream.deadline_ms, &stream.reservation);
         let streamed = self
             .turn_to_read(&stream.checkpoint, admission, waits)
-            .and_then(|turn| {
-                let mut told = turn.tells(progress);
+            .and_then(|mut turn| {
+                let served = Arc::default();
+                turn.follow(Arc::clone(&served));
                 self.store
-                    .stream(&stream.checkpoint, listener, caller, &mut told)
+                    .stream(&stream.checkpoint, listener, caller, &served, progress)
             });
         self.store.counters().restored(streamed).map_err(refusal)
     }

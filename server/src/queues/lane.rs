@@ -10,7 +10,8 @@ use permafrost_client::host::Waits;
 use permafrost_protocol::control;
 use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
 use permafrost_scheduling::queue::{
-    Concurrency, ConcurrencyConfig, Event, FinishedTurn, Queue, QueueConfig, Request, Ticket, Token,
+    Concurrency, ConcurrencyConfig, Event, FinishedTurn, Pace, Queue, QueueConfig, Request, Ticket,
+    Token,
 };
 
 use super::{
@@ -47,6 +48,7 @@ pub(super) struct Lane {
 struct Inner {
     queue: Queue,
     concurrency: Concurrency,
+    pace: Pace,
     turns: HashMap<Ticket, Running>,
     waiting: HashMap<Ticket, Thread>,
     /// What goes before each that waits, as of the last look.
@@ -97,6 +99,7 @@ impl Lane {
             inner: Mutex::new(Inner {
                 queue,
                 concurrency: Concurrency::new(ConcurrencyConfig::default()),
+                pace: Pace::default(),
                 turns: HashMap::new(),
                 waiting: HashMap::new(),
                 before: HashMap::new(),
@@ -274,7 +277,8 @@ impl Lane {
         let moment = self.moment(now);
         let bytes = inner.bytes_of(admission);
         let request = self.request(admission, bytes, moment);
-        let bytes_before = inner.queue.bytes_before(moment, &request).count();
+        let (before, bytes_before) = inner.queue.before(moment, &request);
+        let bytes_before = bytes_before.count();
         let token = new_token();
         let made = inner
             .queue
@@ -286,7 +290,7 @@ impl Lane {
             node: String::new(),
             direction: self.direction.name().to_owned(),
             bytes_before,
-            starts_in_ms: inner.starts_in_ms(self, bytes_before),
+            starts_in_ms: inner.starts_in_ms(self, before, bytes_before),
             lapses_in_ms: whole_ms(lapses_in),
         })
     }
@@ -451,6 +455,7 @@ impl Inner {
             return;
         }
         let elapsed = now.saturating_duration_since(turn.began);
+        self.pace.finished(Bytes::new(moved), seconds(elapsed));
         self.concurrency.finished(&FinishedTurn {
             bytes: Bytes::new(moved),
             elapsed: seconds(elapsed),
@@ -500,14 +505,18 @@ impl Inner {
         control::Waiting {
             before: u32::try_from(before).unwrap_or(u32::MAX),
             bytes_before,
-            starts_in_ms: self.starts_in_ms(lane, bytes_before),
+            starts_in_ms: self.starts_in_ms(lane, before, bytes_before),
             token: String::new(),
         }
     }
 
-    fn starts_in_ms(&self, lane: &Lane, bytes_before: u64) -> Option<u64> {
-        let rate = self.concurrency.throughput(lane.slots(self))?;
-        Some(whole_ms(Bytes::new(bytes_before).at(rate)))
+    fn starts_in_ms(&self, lane: &Lane, before: usize, bytes_before: u64) -> Option<u64> {
+        let (slots, bytes) = (lane.slots(self), Bytes::new(bytes_before));
+        if before < slots {
+            return Some(0);
+        }
+        let time = self.pace.time(before, bytes, slots)?;
+        Some(whole_ms(time))
     }
 }
 

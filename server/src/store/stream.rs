@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use permafrost_client::frontend::{self, ImageError, ImageSource, Pipe, StreamError, Wanted};
@@ -20,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 impl Store {
     /// Serves a checkpoint to the CRIU that connects to `listener`, until it hangs up. Every page is verified
     /// before it is given; one that is not here, or damaged here, comes from another node. Where there is none the
-    /// file ends early, which makes the restore fail.
+    /// file ends early, which makes the restore fail. `served` counts the bytes as they are given.
     ///
     /// # Errors
     /// No such checkpoint; nobody connects before `caller` hangs up; damage, by name and address; no node that holds
@@ -30,15 +32,17 @@ impl Store {
         reference: &str,
         listener: OwnedFd,
         caller: &UnixStream,
+        served: &Arc<AtomicU64>,
         progress: Progress<'_>,
     ) -> Result<control::Exported, StoreError> {
         let reader = Anywhere::open(self, self.resolve(reference)?)?;
         let total_bytes = reader.record.memory_bytes;
         let mut restoring = self.restoring(&reader);
+        let counter = served;
         let served =
             frontend::accept(&UnixListener::from(listener), caller, PATIENCE).and_then(|criu| {
                 restoring.begun();
-                frontend::stream(&criu, &reader, &mut |bytes| {
+                frontend::stream(&criu, &reader, counter, &mut |bytes| {
                     restoring.progress(bytes);
                     progress(bytes, total_bytes);
                 })

@@ -346,8 +346,10 @@ impl Site {
         let (caller, _held) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
             let store = &self.nodes[n].store;
-            let streamed =
-                scope.spawn(move || store.stream(JOB, listener.into(), &caller, &mut |_, _| {}));
+            let streamed = scope.spawn(move || {
+                let served = Arc::default();
+                store.stream(JOB, listener.into(), &caller, &served, &mut |_, _| {})
+            });
             let criu = UnixStream::connect(&path).unwrap();
             for (name, bytes) in small_images() {
                 assert!(read_image(&criu, name) == bytes, "{name}");
