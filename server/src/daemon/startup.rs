@@ -13,8 +13,8 @@ use permafrost_pmem::{
     open_medium,
 };
 
-use crate::api::serve::ApiServeError;
 use super::member::Member;
+use crate::api::serve::ApiServeError;
 use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
 use crate::config::Config;
 use crate::costs::{Costs, CostsConfig, Prober, Probing};
