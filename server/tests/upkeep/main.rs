@@ -1,7 +1,8 @@
-//! What a node does for itself: the scrub, over a file whose bytes are flipped, and the numbers that it tells.
+//! What a node does for itself: the scrub, over a file whose bytes are flipped, the numbers that it tells, and probes.
 
 #![allow(missing_docs)]
 
 mod metrics;
+mod probes;
 mod scrub;
 mod site;

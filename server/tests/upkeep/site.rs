@@ -32,12 +32,17 @@ pub(crate) struct Site {
 
 impl Site {
     pub(crate) fn new() -> Self {
+        Self::of(16 << 20)
+    }
+
+    /// With a region of this size.
+    pub(crate) fn of(region_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options = OpenOptions {
             require_dax: false,
             populate: false,
         };
-        let medium = open_medium(&dir.path().join("region"), 16 << 20, &options).unwrap();
+        let medium = open_medium(&dir.path().join("region"), region_bytes, &options).unwrap();
         let format = FormatOptions {
             segment_bytes: 64 << 10,
             ..FormatOptions::default()
