@@ -219,6 +219,11 @@ fn requests_and_replies() {
         ("SetNode", Q::SetNode(Default::default())),
         ("Rebuild", Q::Rebuild(Default::default())),
         ("Scrub", Q::Scrub(Default::default())),
+        ("Reserve", Q::Reserve(Default::default())),
+        (
+            "CancelReservation",
+            Q::CancelReservation(Default::default()),
+        ),
     ];
     let replies = [
         ("Error", R::Error(Default::default())),
@@ -234,6 +239,7 @@ fn requests_and_replies() {
         ("Nodes", R::Nodes(Default::default())),
         ("Rebuilt", R::Rebuilt(Default::default())),
         ("Scrubbed", R::Scrubbed(Default::default())),
+        ("Reserved", R::Reserved(Default::default())),
     ];
     // A message with nothing but the body begins with the body's key.
     let tag = |encoded: Vec<u8>| {

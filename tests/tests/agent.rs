@@ -20,6 +20,7 @@ use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_tests::binaries;
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options, tail};
+use permafrost_tests::process::wait_for;
 use permafrost_tests::workload::{self, Workload};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -495,6 +496,83 @@ fn a_stranger_is_not_served() {
     let agent = Daemon::agent(&other.path("compute"), &arguments).unwrap();
     let (code, said) = refusal(&agent, &["ls"]);
     assert_eq!(code, 11, "{said}");
+}
+
+#[test]
+fn a_dump_through_an_agent_waits_for_its_turn_at_the_node_and_can_be_given_up() {
+    let mut site = Site::new(0);
+    let identity = site.issue(&name(0), "node", None);
+    let options = Options {
+        extra: [
+            "--listen-peers",
+            "127.0.0.1:0",
+            "--identity",
+            text(&identity),
+            "--dumps-at-once",
+            "1",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        ..Options::default()
+    };
+    let dir = site.path(&name(0));
+    site.nodes
+        .push(Some(Daemon::start(&dir, &options).unwrap()));
+    let agent = site.agent("compute", "default", &[]);
+    let reader = site.agent_of_role("reader", "reader", "default", &[]);
+    let node = site.nodes[0].as_ref().unwrap();
+    let writes = || {
+        let status = node.json(&["status"]).unwrap();
+        let queue = &status["queues"][0];
+        ["running", "waiting", "reserved"].map(|count| queue[count].as_u64().unwrap())
+    };
+    let wait_until = |what: &str, so: &dyn Fn([u64; 3]) -> bool| {
+        wait_for(what, Duration::from_secs(60), || {
+            Ok(so(writes()).then_some(()))
+        })
+        .unwrap();
+    };
+    // It has its turn, and keeps it as long as pages come.
+    let first = Frozen::dump(Peer::anonymous(node, Dialect::V32));
+    wait_until("a dump that runs", &|[running, ..]| running == 1);
+    let open = |job: &str| control::request::Open {
+        job: job.to_owned(),
+        seal_follows: true,
+        bound_to_connection: true,
+        ..control::request::Open::default()
+    };
+    let mut leaving = Connection::connect(&agent.control()).unwrap();
+    leaving.begin(open("leaves"), None).unwrap();
+    wait_until("one that waits", &|[_, waiting, reserved]| {
+        waiting + reserved == 1
+    });
+    // Its place is kept from one question to the next.
+    wait_until("one that asks again", &|[_, _, reserved]| reserved == 1);
+    drop(leaving);
+    wait_until("an empty queue", &|[_, waiting, reserved]| {
+        waiting + reserved == 0
+    });
+    let mut staying = Connection::connect(&agent.control()).unwrap();
+    let waits = std::thread::spawn(move || {
+        let mut told = 0;
+        let opened = staying.call_with(open("stays"), None, &mut |_| told += 1);
+        (opened.map(|_| ()), told)
+    });
+    wait_until("one that waits", &|[_, waiting, reserved]| {
+        waiting + reserved == 1
+    });
+    drop(first);
+    let (opened, told) = waits.join().unwrap();
+    opened.unwrap();
+    assert!(told > 0);
+    // Places are kept for agents, and not for those who only read.
+    let reserve = ["reserve", "--bytes", "1M"];
+    let reserved = agent.json(&reserve).unwrap();
+    assert_eq!(reserved["node"], name(0));
+    let refused = reader.try_run(&reserve).unwrap();
+    assert_eq!(refused.status.code(), Some(9));
+    let token = reserved["token"].as_str().unwrap();
+    agent.run(&["reserve", "--cancel", token]).unwrap();
 }
 
 #[test]

@@ -248,6 +248,7 @@ impl Agents {
             regions: vec![self.store.region_status()],
             checkpoints: listed.len() as u64 - parked,
             parked,
+            queues: self.queues_status(),
             ..control::ServerStatus::default()
         })
     }

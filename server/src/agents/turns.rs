@@ -53,6 +53,12 @@ impl Agents {
         Some(queues.run(Direction::Write, bytes))
     }
 
+    /// How the queues stand.
+    pub(super) fn queues_status(&self) -> Vec<control::QueueStatus> {
+        let queues = self.queues.as_ref();
+        queues.map_or_else(Vec::new, |(queues, _)| queues.status())
+    }
+
     /// Keeps a place in this node's queue. A node asks for whoever has asked it.
     pub(super) fn reserve(
         &self,

@@ -109,7 +109,9 @@ impl Daemon {
         )
         .await?;
         let numbers = match config.listen_metrics {
-            Some(listen) => Some(serve_metrics(listen, store, &scrubber, member.as_ref()).await?),
+            Some(listen) => {
+                Some(serve_metrics(listen, store, &scrubber, &queues, member.as_ref()).await?)
+            }
             None => None,
         };
         let scrubbing = scrubber
@@ -275,9 +277,10 @@ async fn serve_metrics(
     listen: SocketAddr,
     store: &Arc<Store>,
     scrubber: &Arc<Scrubber>,
+    queues: &Arc<Queues>,
     member: Option<&Member>,
 ) -> Result<metrics::Server, StartError> {
-    let all = Metrics::new(store).scrub(scrubber);
+    let all = Metrics::new(store).scrub(scrubber).queues(queues);
     let served = match member {
         Some(member) => metrics::serve(listen, member.metrics(all), member.readiness()).await,
         None => metrics::serve(listen, all, || Ok(())).await,

@@ -21,6 +21,7 @@ mod tell;
 
 use std::sync::Arc;
 
+use crate::queues::Queues;
 use crate::repair;
 use crate::scrub::Scrubber;
 use crate::store::Store;
@@ -56,6 +57,7 @@ pub struct Metrics {
     repair: Option<Arc<repair::Progress>>,
     replication: Option<Ask<ReplicationNumbers>>,
     cluster: Option<Ask<ClusterNumbers>>,
+    queues: Option<Arc<Queues>>,
 }
 
 impl Metrics {
@@ -68,6 +70,7 @@ impl Metrics {
             repair: None,
             replication: None,
             cluster: None,
+            queues: None,
         }
     }
 
@@ -92,6 +95,13 @@ impl Metrics {
         ask: impl Fn() -> ReplicationNumbers + Send + Sync + 'static,
     ) -> Self {
         self.replication = Some(Box::new(ask));
+        self
+    }
+
+    /// And of the queues.
+    #[must_use]
+    pub fn queues(mut self, queues: &Arc<Queues>) -> Self {
+        self.queues = Some(Arc::clone(queues));
         self
     }
 

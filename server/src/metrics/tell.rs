@@ -11,9 +11,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::Metrics;
+use crate::queues::{Direction, QueueCounters, QueueReport, Queues};
 use crate::repair;
 use crate::scrub::Scrubber;
-use crate::store::{BOUNDS_S, Counters, Scrub as _, Store, Timings};
+use crate::store::{BOUNDS_S, Count, Counters, Scrub as _, Store, Timings};
 
 impl Metrics {
     /// All of them. Reads the catalog, so it blocks; not for a task of the runtime.
@@ -73,6 +74,9 @@ impl Collector for Metrics {
                 "Nodes whose lease lives",
                 numbers.nodes_live,
             )?;
+        }
+        if let Some(queues) = &self.queues {
+            told.queues(queues)?;
         }
         Ok(())
     }
@@ -344,6 +348,79 @@ impl Told<'_> {
         ];
         for (name, help, number) in gauges {
             self.gauge(name, help, value(number))?;
+        }
+        Ok(())
+    }
+}
+
+// Queues.
+
+impl Told<'_> {
+    fn queues(&mut self, queues: &Queues) -> fmt::Result {
+        let (reports, counters) = (queues.report(), queues.counters());
+        type Gauge = fn(&QueueReport) -> u64;
+        let gauges: [(&str, &str, Gauge); 5] = [
+            ("running", "Turns that run", |report| report.running.into()),
+            ("waiting", "Requests that wait", |report| {
+                report.waiting.into()
+            }),
+            ("reserved", "Places reserved and not taken up", |report| {
+                report.reserved.into()
+            }),
+            (
+                "bytes",
+                "Bytes that all of these still have to move",
+                |report| report.bytes,
+            ),
+            ("slots", "How many may run at once", |report| {
+                report.slots.into()
+            }),
+        ];
+        for (name, help, of) in gauges {
+            let values = Direction::ALL.into_iter().zip(&reports);
+            let values =
+                values.map(|(direction, report)| (direction.name().to_owned(), of(report)));
+            self.gauges(
+                &format!("queue_{name}"),
+                help,
+                "direction",
+                &values.collect(),
+            )?;
+        }
+        type Counter = fn(&QueueCounters) -> &Count;
+        let counts: [(&str, &str, Counter); 4] = [
+            ("turns", "Turns that have begun", |counters| &counters.turns),
+            (
+                "refused",
+                "Requests refused as too many waited",
+                |counters| &counters.refused,
+            ),
+            ("gone", "Callers that went while they waited", |counters| {
+                &counters.gone
+            }),
+            (
+                "lapsed",
+                "Reservations that were not taken up",
+                |counters| &counters.lapsed,
+            ),
+        ];
+        for (name, help, of) in counts {
+            let name = format!("permafrost_queue_{name}");
+            let mut metric = (self.0).encode_descriptor(&name, help, None, MetricType::Counter)?;
+            for (direction, counters) in Direction::ALL.into_iter().zip(counters) {
+                let labels = [("direction", direction.name())];
+                let value = of(counters).value();
+                metric
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
+            }
+        }
+        for (direction, counters) in Direction::ALL.into_iter().zip(counters) {
+            self.histogram(
+                &format!("queue_{direction}_wait_seconds"),
+                "From a request to its turn",
+                &counters.waits,
+            )?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use permafrost_client::frontend::PageSink;
 use permafrost_scheduling::quantity::Seconds;
 use permafrost_server::costs::{Costs, CostsConfig, StartFigures, StartSample, StartWhat};
 use permafrost_server::metrics::{self, ClusterNumbers, Metrics, ReplicationNumbers};
+use permafrost_server::queues::{Direction, Queues, QueuesOptions};
 use permafrost_server::repair::Progress;
 use permafrost_server::scrub::{ScrubOptions, Scrubber};
 use permafrost_server::store::ReplicaRequest;
@@ -117,8 +118,11 @@ impl Scene {
         let progress = Arc::new(Progress::default());
         progress.copies_made.store(5, Ordering::Relaxed);
         progress.stranded.store(6, Ordering::Relaxed);
+        let queues = Queues::new(QueuesOptions::default());
+        drop(queues.run(Direction::Write, 1));
         let metrics = Metrics::new(&site.store)
             .scrub(&scrubber)
+            .queues(&queues)
             .repair(progress)
             .replication(|| ReplicationNumbers {
                 copies_failed: 7,
@@ -257,6 +261,9 @@ fn what_others_count_is_passed_on() {
         ("permafrost_cluster_leader", 1.0),
         ("permafrost_cluster_fenced", 0.0),
         ("permafrost_cluster_nodes_live", 3.0),
+        ("permafrost_queue_slots{direction=\"read\"}", 2.0),
+        ("permafrost_queue_turns_total{direction=\"write\"}", 1.0),
+        ("permafrost_queue_turns_total{direction=\"read\"}", 0.0),
     ] {
         assert_eq!(told.get(name), Some(&value), "{name}");
     }

@@ -12,6 +12,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use permafrost_protocol::pageserver::client::Encoder;
@@ -28,7 +31,7 @@ pub struct Peer {
     pub space: SpaceId,
 }
 
-pub trait Stream: Read + Write {
+pub trait Stream: Read + Write + Send {
     fn end_writing(&self);
     fn set_write_limit(&self, limit: Duration);
 }
@@ -143,6 +146,39 @@ impl Peer {
         self.stream.end_writing();
         let mut rest = Vec::new();
         let _ = self.stream.read_to_end(&mut rest);
+    }
+}
+
+/// A frozen task whose dump takes until this is dropped: it waits for nobody, and others wait for it.
+pub struct Frozen {
+    over: Arc<AtomicBool>,
+    sending: Option<JoinHandle<()>>,
+}
+
+impl Frozen {
+    pub fn dump(mut peer: Peer) -> Self {
+        peer.open();
+        let over = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&over);
+        let sending = std::thread::spawn(move || {
+            let mut vaddr = 0x5000_0000;
+            while !end.load(Ordering::Relaxed) {
+                peer.pages(vaddr, &pages(1, 1));
+                vaddr += PAGE as u64;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Self {
+            over,
+            sending: Some(sending),
+        }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.sending.take().unwrap().join().unwrap();
     }
 }
 
