@@ -12,6 +12,7 @@
 //! on threads of their own.
 
 pub mod caller;
+pub mod kubernetes;
 pub mod limits;
 pub mod openapi;
 pub mod problem;

@@ -1,0 +1,80 @@
+//! `filter`: leaves out nodes on which a pod cannot be what it has to be.
+//!
+//! A checkpoint can be read on any node, so nothing excludes a single one. Only a pod that is no good without its
+//! checkpoint waits, by its own annotation, while no node that is there holds it: then no node will do, and preempting
+//! somebody changes nothing.
+
+use permafrost_protocol::api::jobs::Checkpoint;
+use permafrost_protocol::manifest::CheckpointRef;
+
+use super::inner::{Inner, Refused};
+use super::sites::Sites;
+use super::types::{ExtenderArgs, ExtenderFilterResult};
+
+pub(super) async fn filter(
+    inner: &Inner,
+    arguments: ExtenderArgs,
+) -> Result<ExtenderFilterResult, Refused> {
+    let pod = arguments.pod.as_ref();
+    let job = pod
+        .filter(|pod| pod.must_resume())
+        .and_then(|pod| pod.job());
+    let hindrance = match job {
+        Some(job) => hindrance(inner, job).await?,
+        None => None,
+    };
+    let Some(why) = hindrance else {
+        return Ok(ExtenderFilterResult {
+            nodes: arguments.nodes,
+            node_names: arguments.node_names,
+            ..ExtenderFilterResult::default()
+        });
+    };
+    let refused = arguments.names().into_iter();
+    let refused = refused.map(|name| (name.to_owned(), why.clone())).collect();
+    Ok(ExtenderFilterResult {
+        nodes: arguments.nodes.map(|mut nodes| {
+            nodes.items = Some(Vec::new());
+            nodes
+        }),
+        node_names: arguments.node_names.map(|_| Vec::new()),
+        failed_and_unresolvable_nodes: refused,
+        ..ExtenderFilterResult::default()
+    })
+}
+
+/// Why `job`, a job or a checkpoint, cannot be resumed anywhere now; none if it can.
+async fn hindrance(inner: &Inner, job: &str) -> Result<Option<String>, Refused> {
+    let Ok(name) = job.parse::<CheckpointRef>() else {
+        return Ok(Some(format!("{job:?} is no job and no checkpoint")));
+    };
+    let Some(checkpoint) = find(inner, &name).await? else {
+        return Ok(Some(format!("there is no checkpoint of {job} to resume")));
+    };
+    let (nodes, _) = inner.nodes().await?;
+    let sites = Sites::new(&nodes);
+    if checkpoint.holders.iter().any(|holder| sites.reads(holder)) {
+        return Ok(None);
+    }
+    let holders = match checkpoint.holders.as_slice() {
+        [] => "no node".to_owned(),
+        holders => holders.join(", "),
+    };
+    Ok(Some(format!(
+        "no node that is there holds {}: {holders} did",
+        checkpoint.checkpoint
+    )))
+}
+
+async fn find(inner: &Inner, name: &CheckpointRef) -> Result<Option<Checkpoint>, Refused> {
+    let Some(generation) = name.generation else {
+        let jobs = inner.job(&name.job).await?;
+        let job = jobs.and_then(|jobs| jobs.jobs.into_iter().next());
+        return Ok(job.and_then(|job| job.last));
+    };
+    let checkpoints = inner.checkpoints(&name.job).await?;
+    let mut checkpoints = checkpoints
+        .into_iter()
+        .flat_map(|answer| answer.checkpoints);
+    Ok(checkpoints.find(|one| one.generation == generation && one.kind == "full"))
+}

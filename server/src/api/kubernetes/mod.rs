@@ -1,0 +1,122 @@
+//! An extender for kube-scheduler: nodes near a pod's checkpoint first, and victims that lose little.
+//!
+//! ```text
+//!  kube-scheduler ── filter, prioritize, preempt ──▶ here ── /v1/nodes, /v1/jobs, /v1/resume, /v1/preempt ──▶ the API
+//! ```
+//!
+//! A pod names its job in the annotation `permafrost.io/job`. What has no job, what is not known, and nodes that keep no
+//! images are left to the scheduler: an extender that guessed would be worse than none. docs/kubernetes.md says how it is
+//! set up.
+
+mod filter;
+mod inner;
+mod preempt;
+mod prioritize;
+mod read;
+mod sites;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Extension, Router};
+use hyper::header::CONTENT_TYPE;
+use hyper_util::service::TowerToHyperService;
+use permafrost_protocol::api::problem::Kind;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::caller::{Caller, Scope};
+use super::limits::BODY_BYTES;
+use super::routes::checked;
+use inner::{Inner, Refused};
+
+type Service = TowerToHyperService<Router>;
+
+/// The routes of `api`, and beside them those of the extender, which ask `api`. It takes the scope `read`.
+pub fn beside(api: Router) -> Router {
+    let extender = Router::new()
+        .route("/v1/kubernetes/filter", post(filter))
+        .route("/v1/kubernetes/prioritize", post(prioritize))
+        .route("/v1/kubernetes/preempt", post(preempt))
+        .route_layer(from_fn(may_read))
+        .with_state(TowerToHyperService::new(api.clone()));
+    api.merge(extender)
+}
+
+async fn may_read(request: Request, next: Next) -> Response {
+    checked(Scope::Read, request, next).await
+}
+
+async fn filter(
+    State(api): State<Service>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Response {
+    let asked = async {
+        let arguments = body(request).await?;
+        filter::filter(&Inner::new(api, caller), arguments).await
+    };
+    answer(asked.await)
+}
+
+async fn prioritize(
+    State(api): State<Service>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Response {
+    let asked = async {
+        let arguments = body(request).await?;
+        prioritize::prioritize(&Inner::new(api, caller), &arguments).await
+    };
+    answer(asked.await)
+}
+
+async fn preempt(
+    State(api): State<Service>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Response {
+    let asked = async {
+        let arguments = body(request).await?;
+        preempt::preempt(&Inner::new(api, caller), &arguments).await
+    };
+    answer(asked.await)
+}
+
+async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
+    let body: Bytes = to_bytes(request.into_body(), BODY_BYTES)
+        .await
+        .map_err(|_| {
+            let detail = format!(
+                "the body did not come, or has more than {BODY_BYTES} bytes: nodeCacheCapable makes filter and prioritize send names alone"
+            );
+            Refused::new(Kind::TooLarge, detail)
+        })?;
+    serde_json::from_slice(&body).map_err(|error| {
+        let kind = if error.is_data() {
+            Kind::Invalid
+        } else {
+            Kind::NotJson
+        };
+        Refused::new(
+            kind,
+            format!("not as k8s.io/kube-scheduler/extender/v1: {error}"),
+        )
+    })
+}
+
+fn answer<T: Serialize>(answer: Result<T, Refused>) -> Response {
+    match answer {
+        Ok(answer) => {
+            // Structs of texts and numbers always serialize.
+            let json = serde_json::to_vec(&answer).unwrap_or_default();
+            ([(CONTENT_TYPE, "application/json")], Body::from(json)).into_response()
+        }
+        Err(refused) => refused.into(),
+    }
+}

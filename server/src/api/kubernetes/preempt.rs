@@ -1,0 +1,165 @@
+//! `preempt`: of the nodes where others could be preempted for a pod, those where least would be lost.
+//!
+//! kube-scheduler has chosen the victims of each node, and of the nodes takes one by itself: the fewest violated
+//! disruption budgets, then the least important victim, then sums and counts of priorities and starting times. The first
+//! two are kept; in place of the others is what the victims lose. So only among nodes that are equal in the first two are
+//! dearer ones left out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use permafrost_protocol::api::cost::{Detail, Mechanism};
+use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer};
+use permafrost_protocol::api::preempt::{Preempt, PreemptAnswer};
+use permafrost_protocol::api::quantity::{Bytes, Seconds};
+use permafrost_protocol::api::task::Task;
+
+use super::inner::{Inner, Refused, read};
+use super::sites::Sites;
+use super::types::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, Pod, Victims};
+use crate::clock::unix_ms;
+
+/// Nodes are as good as the cheapest if they cost no more than this times as much: predictions are no better.
+const AS_GOOD: f64 = 1.1;
+
+pub(super) async fn preempt(
+    inner: &Inner,
+    arguments: &ExtenderPreemptionArgs,
+) -> Result<ExtenderPreemptionResult, Refused> {
+    let Some(victims) = &arguments.node_name_to_victims else {
+        // UIDs alone say nothing: all of it is left to the scheduler.
+        return Ok(ExtenderPreemptionResult {
+            node_name_to_meta_victims: arguments
+                .node_name_to_meta_victims
+                .clone()
+                .unwrap_or_default(),
+        });
+    };
+    let losses = losses(inner, victims).await?;
+    Ok(ExtenderPreemptionResult {
+        node_name_to_meta_victims: spared(victims, &losses),
+    })
+}
+
+/// What the victims of each machine lose together, seconds; machines with one of whom nothing is known are not there.
+async fn losses<'a>(
+    inner: &Inner,
+    victims: &'a BTreeMap<String, Victims>,
+) -> Result<HashMap<&'a str, f64>, Refused> {
+    let (nodes, own) = inner.nodes().await?;
+    let sites = Sites::new(&nodes);
+    let now = Duration::from_millis(unix_ms());
+    // Those with a job are dumped when that costs less; the others are lost.
+    let (mut dumped, mut killed) = (Vec::new(), Vec::new());
+    for (machine, victims) in victims {
+        // A machine that keeps no images dumps to one that does: which, only its agent knows.
+        let node = sites.on(machine).map_or(own.as_str(), |node| &node.name);
+        for pod in victims.pods.iter().flatten() {
+            let tasks = if pod.job().is_some() {
+                &mut dumped
+            } else {
+                &mut killed
+            };
+            tasks.push(task(pod, node, now));
+        }
+    }
+    let mut of_pod = of_dumped(inner, dumped).await?;
+    of_pod.extend(of_killed(inner, killed).await?);
+    let mut losses = HashMap::new();
+    for (machine, victims) in victims {
+        let pods = victims.pods.iter().flatten();
+        let sum = pods
+            .map(|pod| of_pod.get(&pod.metadata.uid).copied())
+            .sum::<Option<f64>>();
+        if let Some(sum) = sum {
+            losses.insert(machine.as_str(), sum);
+        }
+    }
+    Ok(losses)
+}
+
+/// A pod as a task of `node`. What is not known of its memory is predicted by its job's past.
+fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
+    // A checkpoint is named by its job, too.
+    let job = pod.job().map(|job| job.split('@').next().unwrap_or(job));
+    let resident = pod.requested_bytes().filter(|_| job.is_some());
+    let progress = pod.age(now).map(|age| Seconds::new(age.as_secs_f64()));
+    Task {
+        id: pod.metadata.uid.as_str().into(),
+        node: Some(node.into()),
+        job: job.map(Into::into),
+        program: pod.program().map(Into::into),
+        resident_bytes: resident.and_then(|bytes| Bytes::new(bytes).ok()),
+        progress_s: progress.and_then(Result::ok),
+        ..Task::default()
+    }
+}
+
+/// The best that can be done to each.
+async fn of_dumped(
+    inner: &Inner,
+    candidates: Vec<Task<'_>>,
+) -> Result<HashMap<String, f64>, Refused> {
+    if candidates.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let preempt = Preempt {
+        candidates,
+        detail: Detail::Totals,
+        ..Preempt::default()
+    };
+    let answer = inner.post("/v1/preempt", &preempt).await?;
+    let answer: PreemptAnswer<'_> = read(&answer)?;
+    let victims = answer.victims.iter();
+    Ok(victims
+        .map(|victim| (victim.task.to_string(), victim.score_s))
+        .collect())
+}
+
+/// What a kill costs each.
+async fn of_killed(inner: &Inner, tasks: Vec<Task<'_>>) -> Result<HashMap<String, f64>, Refused> {
+    if tasks.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let estimate = Estimate {
+        tasks,
+        mechanisms: Some(vec![Mechanism::Kill]),
+        detail: Detail::Totals,
+        ..Estimate::default()
+    };
+    let answer = inner.post("/v1/estimate", &estimate).await?;
+    let answer: EstimateAnswer<'_> = read(&answer)?;
+    let answers = answer.answers.iter();
+    Ok(answers
+        .filter_map(|one| Some((one.task.to_string(), one.cost.as_ref()?.overhead_s.p50)))
+        .collect())
+}
+
+/// Without the nodes that cost more than others which are as good to the scheduler.
+fn spared(
+    victims: &BTreeMap<String, Victims>,
+    losses: &HashMap<&str, f64>,
+) -> BTreeMap<String, MetaVictims> {
+    let rank = |victims: &Victims| (victims.pdb_violations, victims.highest_priority());
+    let mut cheapest: HashMap<(i64, i64), f64> = HashMap::new();
+    for (machine, of_machine) in victims {
+        if let Some(loss) = losses.get(machine.as_str()) {
+            let least = cheapest.entry(rank(of_machine)).or_insert(*loss);
+            *least = least.min(*loss);
+        }
+    }
+    let keep = |machine: &str, of_machine: &Victims| match (
+        losses.get(machine),
+        cheapest.get(&rank(of_machine)),
+    ) {
+        (Some(loss), Some(least)) => *loss <= least * AS_GOOD,
+        // What nobody can say anything of is no better than what is known to be cheap.
+        (None, Some(_)) => false,
+        (_, None) => true,
+    };
+    victims
+        .iter()
+        .filter(|(machine, of_machine)| keep(machine, of_machine))
+        .map(|(machine, of_machine)| (machine.clone(), of_machine.meta()))
+        .collect()
+}

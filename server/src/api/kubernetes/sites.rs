@@ -1,0 +1,47 @@
+//! Which of the scheduler's nodes are nodes that keep images.
+
+use std::collections::HashMap;
+
+use permafrost_protocol::api::nodes::{Node, NodeState};
+
+/// Nodes of Permafrost by what Kubernetes may call their machines: by their own names, and by the host of their failure
+/// domains.
+pub(super) struct Sites<'a> {
+    by_name: HashMap<&'a str, &'a Node>,
+    by_host: HashMap<&'a str, &'a Node>,
+}
+
+impl<'a> Sites<'a> {
+    pub(super) fn new(nodes: &'a [Node]) -> Self {
+        let mut by_host: HashMap<&str, &Node> = HashMap::new();
+        for node in nodes.iter().filter(|node| !node.host.is_empty()) {
+            // Of two on a machine the one that is there, else the first by name.
+            let place = by_host.entry(&node.host).or_insert(node);
+            if !is_there(place) && is_there(node) {
+                *place = node;
+            }
+        }
+        Self {
+            by_name: nodes
+                .iter()
+                .map(|node| (node.name.as_str(), node))
+                .collect(),
+            by_host,
+        }
+    }
+
+    /// The node on the machine that Kubernetes calls so.
+    pub(super) fn on(&self, machine: &str) -> Option<&'a Node> {
+        let named = self.by_name.get(machine);
+        named.or_else(|| self.by_host.get(machine)).copied()
+    }
+
+    /// Whether a node of this name is there, and can be read from.
+    pub(super) fn reads(&self, name: &str) -> bool {
+        self.by_name.get(name).is_some_and(|node| is_there(node))
+    }
+}
+
+fn is_there(node: &Node) -> bool {
+    node.live && !node.stopping && node.state != NodeState::Removed
+}
