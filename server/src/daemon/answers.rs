@@ -12,7 +12,7 @@ use super::StartError;
 use crate::api::refresh::{self, Refresher};
 use crate::api::serve::{self, Limits, Rate, Server};
 use crate::api::source::Source;
-use crate::api::{Api, ApiConfig, router};
+use crate::api::{Api, ApiConfig, kubernetes, router};
 use crate::config::ApiOptions;
 use crate::store::StoreError;
 
@@ -62,7 +62,7 @@ impl Answers {
             let api = Api::new(source);
             let refresher = refresh::start(&api, ApiConfig::default())
                 .map_err(StoreError::io("start a thread"))?;
-            let server = serve::serve(serving, router(api)).await?;
+            let server = serve::serve(serving, kubernetes::beside(router(api))).await?;
             Ok::<_, StartError>((server, refresher))
         });
         let begun = match begun.await {
