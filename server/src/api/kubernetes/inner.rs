@@ -26,17 +26,17 @@ pub(super) struct Inner {
 }
 
 /// A refusal of the API's, on its way to the scheduler.
-pub(super) struct Refused(Response<Body>);
+pub(super) struct Refused(Box<Response<Body>>);
 
 impl From<Refused> for Response<Body> {
     fn from(refused: Refused) -> Self {
-        refused.0
+        *refused.0
     }
 }
 
 impl Refused {
     pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
-        Self(respond(&Problem::new(kind, detail)))
+        Self(Box::new(respond(&Problem::new(kind, detail))))
     }
 
     fn is_not_found(&self) -> bool {
@@ -108,7 +108,7 @@ impl Inner {
             Err(never) => match never {},
         };
         if !response.status().is_success() {
-            return Err(Refused(response));
+            return Err(Refused(Box::new(response)));
         }
         let body = response.into_body().collect().await;
         let body = body.map_err(|error| Refused::new(Kind::Internal, error.to_string()))?;

@@ -1,7 +1,7 @@
 //! The checkpoints of a snapshot, by job.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::Checkpoint;
@@ -17,7 +17,10 @@ const RESUMABLE: &str = "full";
 pub(in crate::api) struct Jobs {
     taken: Instant,
     taken_unix_ms: u64,
-    by_name: BTreeMap<String, Job>,
+    /// By name.
+    jobs: Vec<(Arc<str>, Job)>,
+    /// Where each is among them: a batch looks for thousands.
+    places: HashMap<Arc<str>, usize>,
 }
 
 /// A job.
@@ -67,10 +70,17 @@ impl Jobs {
             job.checkpoints
                 .dedup_by_key(|checkpoint| checkpoint.generation);
         }
+        let jobs: Vec<(Arc<str>, Job)> = by_name
+            .into_iter()
+            .map(|(name, job)| (name.into(), job))
+            .collect();
+        let names = jobs.iter().map(|(name, _)| Arc::clone(name));
+        let places = names.enumerate().map(|(place, name)| (name, place));
         Self {
             taken,
             taken_unix_ms: unix_ms(),
-            by_name,
+            places: places.collect(),
+            jobs,
         }
     }
 
@@ -88,7 +98,8 @@ impl Jobs {
     }
 
     pub(in crate::api) fn get(&self, name: &str) -> Option<&Job> {
-        self.by_name.get(name)
+        let (_, job) = self.jobs.get(*self.places.get(name)?)?;
+        Some(job)
     }
 
     /// A checkpoint by its name; without a generation the newest that can be resumed.
@@ -102,16 +113,21 @@ impl Jobs {
 
     /// By name, those after one.
     pub(in crate::api) fn after(&self, name: Option<&str>) -> impl Iterator<Item = (&str, &Job)> {
-        let from = name.map_or(Bound::Unbounded, Bound::Excluded);
-        let range = self.by_name.range::<str, _>((from, Bound::Unbounded));
-        range.map(|(name, job)| (name.as_str(), job))
+        let first = name.map_or(0, |name| self.behind(|other| other <= name));
+        self.from_place(first)
     }
 
     /// By name, from one on.
     pub(in crate::api) fn from(&self, name: &str) -> impl Iterator<Item = (&str, &Job)> {
-        let range = self
-            .by_name
-            .range::<str, _>((Bound::Included(name), Bound::Unbounded));
-        range.map(|(name, job)| (name.as_str(), job))
+        self.from_place(self.behind(|other| other < name))
+    }
+
+    fn behind(&self, is_before: impl Fn(&str) -> bool) -> usize {
+        self.jobs.partition_point(|(name, _)| is_before(name))
+    }
+
+    fn from_place(&self, first: usize) -> impl Iterator<Item = (&str, &Job)> {
+        let jobs = self.jobs.get(first..).unwrap_or_default();
+        jobs.iter().map(|(name, job)| (name.as_ref(), job))
     }
 }
