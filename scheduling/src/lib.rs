@@ -15,6 +15,7 @@ pub mod preempt;
 pub mod quantity;
 pub mod queue;
 pub mod resume;
+pub mod sensitivity;
 pub mod size;
 
 use serde::{Deserialize, Serialize};

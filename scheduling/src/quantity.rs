@@ -216,6 +216,10 @@ impl Seconds {
     pub const ZERO: Self = Self(0.0);
     /// The longest time; sums and quotients that would be longer are this.
     pub const MAX: Self = Self(1e12);
+    /// 30 seconds.
+    pub const HALF_A_MINUTE: Self = Self(30.0);
+    /// 60 seconds.
+    pub const MINUTE: Self = Self(60.0);
     /// 24 hours.
     pub const ONE_DAY: Self = Self(86_400.0);
 
