@@ -169,6 +169,8 @@ pub(crate) enum Command {
     /// Make tokens for the HTTP API.
     #[command(after_help = crate::token::TOKEN_EXAMPLES)]
     Token(crate::token::TokenArguments),
+    /// Measure storage tiers, or a node.
+    Bench(Box<crate::bench::BenchArguments>),
     /// Make and rotate the certificates of nodes, agents and people.
     Pki(crate::pki::PkiArguments),
 }

@@ -35,6 +35,28 @@ pub(crate) enum Code {
     Interrupted = 130,
 }
 
+impl Code {
+    /// The code of another `permafrost` that failed.
+    pub(crate) fn from_exit_code(exit_code: u8) -> Self {
+        const ALL: [Code; 11] = [
+            Code::Invalid,
+            Code::NotFound,
+            Code::Conflict,
+            Code::CriuFailed,
+            Code::NoSpace,
+            Code::Corrupt,
+            Code::SessionFailed,
+            Code::Denied,
+            Code::Unreachable,
+            Code::Unavailable,
+            Code::Interrupted,
+        ];
+        ALL.into_iter()
+            .find(|code| *code as u8 == exit_code)
+            .unwrap_or(Self::Internal)
+    }
+}
+
 impl From<ErrorCode> for Code {
     fn from(code: ErrorCode) -> Self {
         match code {

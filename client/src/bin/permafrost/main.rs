@@ -4,6 +4,7 @@
 
 mod agent;
 mod api;
+mod bench;
 mod candidate;
 mod cli;
 mod context;
@@ -61,6 +62,7 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Plan(arguments) => plan::plan(context, &arguments),
         Command::Token(arguments) => token::token(context, &arguments),
         Command::Pki(arguments) => pki::pki(context, &arguments),
+        Command::Bench(arguments) => bench::bench(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),

@@ -1,0 +1,117 @@
+//! A registry of the benchmark's own, for copies on a second node.
+
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::child;
+use crate::failure::{Code, Failure};
+use crate::interrupt::Interrupts;
+
+/// How long it may take to begin.
+const READY: Duration = Duration::from_secs(60);
+
+/// Where etcd is: `PERMAFROST_ETCD`, or on PATH.
+pub(super) fn find() -> Result<PathBuf, String> {
+    if let Some(named) = std::env::var_os("PERMAFROST_ETCD") {
+        return Ok(named.into());
+    }
+    let directories = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&directories)
+        .map(|directory| directory.join("etcd"))
+        .find(|path| path.is_file())
+        .ok_or_else(|| {
+            "a second node needs etcd as its registry, and there is none in PATH (nor PERMAFROST_ETCD)"
+                .to_owned()
+        })
+}
+
+/// A running etcd of one member on loopback; killed when dropped. Its data is worth nothing.
+pub(super) struct Etcd {
+    child: Child,
+    port: u16,
+}
+
+impl Etcd {
+    pub(super) fn start(
+        program: &Path,
+        directory: &Path,
+        interrupts: &Interrupts,
+    ) -> Result<Self, Failure> {
+        let failed =
+            |error: std::io::Error| Failure::new(Code::Unavailable, format!("start etcd: {error}"));
+        // Both are open at once, so they differ.
+        let bound = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0"));
+        let [client, peer] = bound;
+        let (client, peer) = (client.map_err(failed)?, peer.map_err(failed)?);
+        let port = client.local_addr().map_err(failed)?.port();
+        let peer_port = peer.local_addr().map_err(failed)?.port();
+        drop((client, peer));
+        fs::create_dir_all(directory).map_err(|error| Failure::io("create", directory, &error))?;
+        let log_path = directory.join("log");
+        let log = File::create(&log_path).map_err(failed)?;
+        let client_url = format!("http://127.0.0.1:{port}");
+        let peer_url = format!("http://127.0.0.1:{peer_port}");
+        let mut command = child::guarded(program)?;
+        command
+            .args(["--name", "bench", "--data-dir"])
+            .arg(directory.join("data"))
+            .args(["--listen-client-urls", &client_url])
+            .args(["--advertise-client-urls", &client_url])
+            .args(["--listen-peer-urls", &peer_url])
+            .args(["--initial-advertise-peer-urls", &peer_url])
+            .args(["--initial-cluster", &format!("bench={peer_url}")])
+            .args(["--logger", "zap", "--log-level", "info"])
+            .stdout(log.try_clone().map_err(failed)?)
+            .stderr(log);
+        for (name, _) in std::env::vars_os() {
+            // Nothing that was meant for this machine's own etcd.
+            if name.to_string_lossy().starts_with("ETCD_") {
+                command.env_remove(name);
+            }
+        }
+        let mut etcd = Self {
+            child: command.spawn().map_err(failed)?,
+            port,
+        };
+        etcd.await_ready(&log_path, interrupts)?;
+        Ok(etcd)
+    }
+
+    fn await_ready(&mut self, log: &Path, interrupts: &Interrupts) -> Result<(), Failure> {
+        let start = Instant::now();
+        loop {
+            let said = fs::read_to_string(log).unwrap_or_default();
+            // Its own word for: there is a leader.
+            if said.contains("serving client traffic")
+                && TcpStream::connect(("127.0.0.1", self.port)).is_ok()
+            {
+                return Ok(());
+            }
+            interrupts.check()?;
+            let ended = self.child.try_wait().is_ok_and(|status| status.is_some());
+            if ended || start.elapsed() > READY {
+                return Err(Failure::new(
+                    Code::Unavailable,
+                    format!("etcd did not get ready: {}", child::tail(log)),
+                ));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What `permafrostd --catalog` takes.
+    pub(super) fn url(&self) -> String {
+        format!("etcd://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

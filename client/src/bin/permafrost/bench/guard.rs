@@ -1,0 +1,37 @@
+//! `permafrost bench guard`: becomes a program that the kernel ends when the benchmark does, `kill -9` included.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use clap::Args;
+use rustix::process::Signal;
+
+use crate::failure::{Code, Failure};
+
+#[derive(Debug, Args)]
+pub(super) struct GuardArguments {
+    /// Who must live.
+    #[arg(long)]
+    parent: u32,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    program: Vec<OsString>,
+}
+
+pub(super) fn guard(arguments: &GuardArguments) -> Result<(), Failure> {
+    // Kept by execve. It is the end of the thread that started us which counts: that is the benchmark's main one.
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
+        .map_err(|errno| Failure::new(Code::Internal, format!("set the death signal: {errno}")))?;
+    let parent = rustix::process::getppid().map(rustix::process::Pid::as_raw_nonzero);
+    if parent.and_then(|pid| u32::try_from(pid.get()).ok()) != Some(arguments.parent) {
+        // It was gone before the signal was asked for.
+        return Err(Failure::interrupted("the benchmark has ended"));
+    }
+    let Some((program, rest)) = arguments.program.split_first() else {
+        return Err(Failure::new(Code::Invalid, "no program"));
+    };
+    let error = Command::new(program).args(rest).exec();
+    Err(Failure::io("start", Path::new(program), &error))
+}

@@ -1,0 +1,54 @@
+//! `permafrost bench`: what suspending and resuming takes here.
+//!
+//! - `tiers`: on each storage tier that one might buy, for whoever chooses hardware or a policy;
+//! - `node`: on a node that runs, for its own estimates.
+//!
+//! Both freeze real processes with the real CRIU: `bench workload`, which fills memory and can tell whether it is still
+//! what it was. Whatever they start ends with them: `bench guard` has the kernel see to it even when they are killed.
+
+mod child;
+mod cycle;
+mod etcd;
+mod fit;
+mod guard;
+mod machine;
+mod node;
+mod task;
+mod tiers;
+mod workload;
+
+use clap::{Args, Subcommand};
+
+use crate::context::Context;
+use crate::failure::Failure;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// Suspend and resume processes on storage tiers, real or emulated, and compare them.
+    #[command(after_help = tiers::EXAMPLES)]
+    Tiers(tiers::TiersArguments),
+    /// Measure how fast a running permafrostd takes dumps and gives them back.
+    #[command(after_help = node::EXAMPLES)]
+    Node(node::NodeArguments),
+    /// A process that is worth freezing.
+    #[command(hide = true)]
+    Workload(workload::WorkloadArguments),
+    /// Run a program that ends when its parent does.
+    #[command(hide = true)]
+    Guard(guard::GuardArguments),
+}
+
+pub(crate) fn bench(context: &Context, arguments: &BenchArguments) -> Result<(), Failure> {
+    match &arguments.command {
+        BenchCommand::Tiers(arguments) => tiers::tiers(context, arguments),
+        BenchCommand::Node(arguments) => node::node(context, arguments),
+        BenchCommand::Workload(arguments) => workload::workload(arguments),
+        BenchCommand::Guard(arguments) => guard::guard(arguments),
+    }
+}

@@ -1,0 +1,264 @@
+//! A workload, seen from the benchmark.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::workload::{Contents, REPORT, Report};
+use super::{child, machine};
+use crate::failure::{Code, Failure};
+use crate::interrupt::Interrupts;
+
+/// How often a report is looked for.
+const POLL: Duration = Duration::from_millis(2);
+/// `O_CLOEXEC` in `/proc/PID/fdinfo/N`.
+const CLOEXEC: u32 = 0o2_000_000;
+/// Closes what was open when the benchmark was started, and becomes the program given: CRIU refuses descriptors of files
+/// from outside of the mount namespace, and pipes whose other end is not in the tree.
+const CLOSE_INHERITED: &str = r#"
+for fd in /proc/$$/fd/*; do
+    fd=${fd##*/}
+    [ "$fd" -le 2 ] || eval "exec $fd>&-"
+done
+exec "$@"
+"#;
+
+/// What a task is to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) size_bytes: u64,
+    pub(super) contents: Contents,
+    pub(super) seed: u64,
+    /// Steps to compute, after which it ends.
+    pub(super) steps: Option<u64>,
+    /// Computes for so long and ends.
+    pub(super) calibrate: Option<Duration>,
+}
+
+impl Work {
+    /// Only holds memory.
+    pub(super) fn idle(size_bytes: u64, contents: Contents, seed: u64) -> Self {
+        Self {
+            size_bytes,
+            contents,
+            seed,
+            steps: None,
+            calibrate: None,
+        }
+    }
+}
+
+/// A workload that runs, or was dumped; killed when dropped, wherever it was restored to in between.
+#[derive(Debug)]
+pub(super) struct Task {
+    dir: PathBuf,
+    child: Child,
+    limit: Duration,
+}
+
+impl Task {
+    /// Starts one, without waiting for its memory to be filled. `dir` is its own.
+    pub(super) fn start(dir: &Path, work: &Work) -> Result<Self, Failure> {
+        fs::create_dir_all(dir).map_err(|error| Failure::io("create", dir, &error))?;
+        // A restored process is given to us, and not to init: a dead one would hold its pid until somebody waits for it.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .map_err(|errno| Failure::new(Code::Internal, format!("adopt orphans: {errno}")))?;
+        remove(&dir.join(REPORT))?;
+        let program = child::own_program()?;
+        let mut command = if inherits_descriptors() {
+            let mut command = Command::new("bash");
+            command.args(["-c", CLOSE_INHERITED, "bash"]).arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        let contents = match work.contents {
+            Contents::Random => "random",
+            Contents::Heap => "heap",
+        };
+        command
+            .args(["bench", "workload", "--contents", contents, "--dir"])
+            .arg(dir)
+            .args(["--size-bytes", &work.size_bytes.to_string()])
+            .args(["--seed", &work.seed.to_string()])
+            .args(["--guardian", &std::process::id().to_string()]);
+        if let Some(steps) = work.steps {
+            command.args(["--steps", &steps.to_string()]);
+        }
+        if let Some(limit) = work.calibrate {
+            command.args(["--calibrate-ms", &limit.as_millis().to_string()]);
+        }
+        let child = command
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| Failure::new(Code::Internal, format!("start a workload: {error}")))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            child,
+            // A page takes microseconds; a machine that swaps takes long.
+            limit: Duration::from_secs(60 + (work.size_bytes >> 23)),
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a report; the first comes when the memory is filled.
+    pub(super) fn await_report(&mut self, interrupts: &Interrupts) -> Result<Report, Failure> {
+        let start = Instant::now();
+        loop {
+            if let Some(report) = self.report()? {
+                return Ok(report);
+            }
+            interrupts.check()?;
+            if !self.is_there() {
+                // Its last words.
+                return self.report()?.ok_or_else(|| {
+                    Failure::new(Code::Internal, format!("workload {} has ended", self.pid()))
+                });
+            }
+            if start.elapsed() > self.limit {
+                let seconds = self.limit.as_secs();
+                return Err(Failure::new(
+                    Code::Internal,
+                    format!("workload {} did not report within {seconds} s", self.pid()),
+                ));
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// The report that is there now, if one is.
+    fn report(&self) -> Result<Option<Report>, Failure> {
+        let path = self.dir.join(REPORT);
+        let bytes = match fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            bytes => bytes.map_err(|error| Failure::io("read", &path, &error))?,
+        };
+        let report: Report = serde_json::from_slice(&bytes)
+            .map_err(|error| Failure::new(Code::Internal, format!("read a report: {error}")))?;
+        match report.error {
+            Some(error) => Err(Failure::new(Code::Internal, format!("workload: {error}"))),
+            None => Ok(Some(report)),
+        }
+    }
+
+    /// Waits until its computation is done; `None` if it went away before.
+    pub(super) fn await_end(&mut self, interrupts: &Interrupts) -> Result<Option<Report>, Failure> {
+        loop {
+            let there = self.is_there();
+            if let Some(report) = self.report()?
+                && report.finished
+            {
+                return Ok(Some(report));
+            }
+            if !there {
+                return Ok(None);
+            }
+            interrupts.check()?;
+            thread::sleep(POLL);
+        }
+    }
+
+    fn ask(&mut self, signal: Signal, interrupts: &Interrupts) -> Result<Report, Failure> {
+        // The old report goes first: a restored workload knows nothing of those made after its dump.
+        remove(&self.dir.join(REPORT))?;
+        machine::signal(self.pid(), signal);
+        self.await_report(interrupts)
+    }
+
+    /// Has it write `percent` of its pages anew.
+    pub(super) fn dirty(&mut self, percent: u64, interrupts: &Interrupts) -> Result<(), Failure> {
+        let path = self.dir.join("percent");
+        fs::write(&path, percent.to_string())
+            .map_err(|error| Failure::io("write", &path, &error))?;
+        self.ask(Signal::USR1, interrupts).map(drop)
+    }
+
+    /// Has it check its memory.
+    pub(super) fn check(&mut self, interrupts: &Interrupts) -> Result<(), Failure> {
+        let report = self.ask(Signal::USR2, interrupts)?;
+        if report.checked && report.bad_pages == 0 {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Code::Corrupt,
+            format!(
+                "{} of {} pages of the restored process are not what they were",
+                report.bad_pages, report.pages
+            ),
+        )
+        .hint("this is an error of Permafrost's or of CRIU's: keep the log and report it"))
+    }
+
+    /// Whether it is there; collected if it has ended.
+    fn is_there(&mut self) -> bool {
+        // The first is our child by birth, restored ones by adoption.
+        let _ = self.child.try_wait();
+        machine::reap(self.pid());
+        machine::is_own_child(self.pid())
+    }
+
+    /// Waits until its pid is free, as after a dump.
+    pub(super) fn await_gone(&mut self) -> Result<(), Failure> {
+        let start = Instant::now();
+        while self.is_there() {
+            if start.elapsed() > Duration::from_secs(20) {
+                let pid = self.pid();
+                return Err(Failure::new(
+                    Code::Internal,
+                    format!("process {pid} is still there after its dump"),
+                ));
+            }
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Ends it.
+    pub(super) fn kill(&mut self) {
+        if self.is_there() {
+            machine::signal(self.pid(), Signal::KILL);
+            let _ = self.await_gone();
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Failure> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::io("remove", path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether this process has anything open that a program it starts would have, too.
+fn inherits_descriptors() -> bool {
+    let Ok(entries) = fs::read_dir("/proc/self/fdinfo") else {
+        return true;
+    };
+    entries.flatten().any(|entry| {
+        let number = entry.file_name().to_string_lossy().parse::<u32>();
+        // The directory's own is gone by now, or closed on exec.
+        let info = fs::read_to_string(entry.path()).unwrap_or_default();
+        let flags = info
+            .lines()
+            .find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+        number.is_ok_and(|number| number > 2) && flags.is_some_and(|flags| flags & CLOEXEC == 0)
+    })
+}

@@ -1,0 +1,430 @@
+//! The nodes that a case is measured on: a permafrostd of the benchmark's own, for copies a second one with a registry.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use permafrost_client::control::Connection;
+use permafrost_protocol::control::{RegionStatus, request};
+use rustix::fs::FlockOperation;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::arguments::Copies;
+use super::plan::{Case, Plan, Tier};
+use crate::bench::etcd::Etcd;
+use crate::bench::{child, machine};
+use crate::failure::{Code, Failure};
+use crate::interrupt::Interrupts;
+
+/// Where everything is, beneath a tier's directory.
+const DIRECTORY: &str = "permafrost-bench";
+/// How long a node may take to start, to see the other, to stop, to free a region.
+const PATIENCE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(50);
+
+/// Nodes, and where they are. Dropped, they are stopped and their data removed.
+pub(super) struct Site {
+    // In the order in which they are taken down.
+    nodes: Vec<Node>,
+    _etcd: Option<Etcd>,
+    store: Store,
+    /// Sockets, certificates, reports of workloads: paths of sockets must be short.
+    scratch: TempDir,
+    permafrostd: PathBuf,
+    emulate: Option<String>,
+    region_bytes: u64,
+    catalog: Option<String>,
+    /// What the first node says of its medium.
+    region: RegionStatus,
+}
+
+struct Node {
+    child: Child,
+    control: PathBuf,
+    region: PathBuf,
+    /// What is free in a region that holds nothing.
+    empty_bytes: u64,
+}
+
+/// The benchmark's directory on a tier, which nobody else uses meanwhile.
+struct Store {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Store {
+    /// Takes the directory, and empties it of what a run left that was killed.
+    fn take(tier: &Path) -> Result<Self, Failure> {
+        let path = tier.join(DIRECTORY);
+        let failed = |error: std::io::Error| Failure::io("use", &path, &error);
+        let lock_path = path.join("lock");
+        let existed = path.exists();
+        permafrost_client::scratch::create_private(&path).map_err(failed)?;
+        if existed && !lock_path.exists() && fs::read_dir(&path).map_err(failed)?.next().is_some() {
+            return Err(Failure::new(
+                Code::Conflict,
+                format!("{} is there and not the benchmark's", path.display()),
+            )
+            .hint("name another directory on the tier"));
+        }
+        let lock = File::create(&lock_path).map_err(failed)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            Failure::new(
+                Code::Conflict,
+                format!("another benchmark uses {}", path.display()),
+            )
+        })?;
+        for entry in fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?.path();
+            if entry.is_dir() {
+                fs::remove_dir_all(&entry).map_err(failed)?;
+            }
+        }
+        Ok(Self { path, _lock: lock })
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // What cannot be removed is emptied by the next run.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+impl Site {
+    /// Starts what a case needs.
+    pub(super) fn start(
+        plan: &Plan,
+        case: &Case,
+        interrupts: &Interrupts,
+    ) -> Result<Self, Failure> {
+        let region_bytes = plan.region_bytes(case.size_bytes);
+        let tier = plan.tier(&case.tier)?;
+        Self::on(plan, tier, region_bytes, case.copies, interrupts)
+    }
+
+    /// Starts nodes on a tier.
+    pub(super) fn on(
+        plan: &Plan,
+        tier: &Tier,
+        region_bytes: u64,
+        copies: Copies,
+        interrupts: &Interrupts,
+    ) -> Result<Self, Failure> {
+        let store = Store::take(&tier.directory)?;
+        let scratch = tempfile::Builder::new()
+            .prefix("permafrost-bench-")
+            .tempdir()
+            .map_err(|error| Failure::io("create", &std::env::temp_dir(), &error))?;
+        let etcd = match (copies, &plan.etcd) {
+            (Copies::Local, _) => None,
+            (Copies::Replicated, Err(reason)) => {
+                return Err(Failure::new(Code::NotFound, reason.clone()));
+            }
+            (Copies::Replicated, Ok(program)) => Some(Etcd::start(
+                program,
+                &scratch.path().join("etcd"),
+                interrupts,
+            )?),
+        };
+        let mut site = Self {
+            nodes: Vec::new(),
+            catalog: etcd.as_ref().map(Etcd::url),
+            _etcd: etcd,
+            store,
+            scratch,
+            permafrostd: plan.permafrostd.clone(),
+            emulate: tier.emulate.clone(),
+            region_bytes,
+            region: RegionStatus::default(),
+        };
+        let nodes = match copies {
+            Copies::Local => 1,
+            Copies::Replicated => 2,
+        };
+        if nodes == 2 {
+            let ca = site.scratch.path().join("ca");
+            pki(interrupts, &["init", "--dir", &ca.to_string_lossy()])?;
+        }
+        for index in 0..nodes {
+            if nodes == 2 {
+                site.issue(index, interrupts)?;
+            }
+            let node = site.start_node(index, interrupts)?;
+            site.nodes.push(node);
+        }
+        site.await_whole(interrupts)?;
+        site.await_populated(interrupts)?;
+        for node in &mut site.nodes {
+            node.empty_bytes = region_status(&node.control)?.free_bytes;
+        }
+        site.region = region_status(site.control())?;
+        Ok(site)
+    }
+
+    fn issue(&self, index: usize, interrupts: &Interrupts) -> Result<(), Failure> {
+        let path = |name: String| {
+            self.scratch
+                .path()
+                .join(name)
+                .to_string_lossy()
+                .into_owned()
+        };
+        let (ca, out) = (path("ca".to_owned()), path(format!("identity-{index}")));
+        let name = format!("bench-{index}");
+        let arguments = [
+            "issue", "--dir", &ca, "--name", &name, "--role", "node", "--out", &out,
+        ];
+        pki(interrupts, &arguments)
+    }
+
+    fn start_node(&self, index: usize, interrupts: &Interrupts) -> Result<Node, Failure> {
+        let data = self.store.path.join(format!("node-{index}"));
+        let run = self.scratch.path().join(format!("run-{index}"));
+        let log_path = self.scratch.path().join(format!("permafrostd-{index}.log"));
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&log_path)
+            .map_err(|error| Failure::io("create", &log_path, &error))?;
+        let mut command = child::guarded(&self.permafrostd)?;
+        command
+            .arg("--data-dir")
+            .arg(&data)
+            .arg("--run-dir")
+            .arg(&run)
+            .args(["--listen", "none", "--scrub-period", "off"])
+            // A slow medium may keep a dump for long.
+            .args(["--session-ttl", "1d", "--idle-timeout", "1d"])
+            .args(["--region-size", &self.region_bytes.to_string()])
+            .stdout(Stdio::piped())
+            .stderr(log);
+        if let Some(device) = &self.emulate {
+            command.args(["--emulate-medium", device]);
+        }
+        if let Some(catalog) = &self.catalog {
+            command
+                .args(["--listen-peers", "127.0.0.1:0", "--catalog", catalog])
+                .args(["--copies", "2", "--deadline", "1d", "--identity"])
+                .arg(self.scratch.path().join(format!("identity-{index}")));
+        }
+        let child = spawn_ready(command, &log_path, interrupts)?;
+        Ok(Node {
+            child,
+            control: run.join("control.sock"),
+            region: data.join("region"),
+            empty_bytes: 0,
+        })
+    }
+
+    /// Control socket of the node that dumps and restores.
+    pub(super) fn control(&self) -> &Path {
+        self.nodes
+            .first()
+            .map_or(Path::new(""), |node| node.control.as_path())
+    }
+
+    /// A directory for the reports of a workload.
+    pub(super) fn workload_dir(&self) -> PathBuf {
+        self.scratch.path().join("workload")
+    }
+
+    /// What the node says of its medium: it tells when it is emulated.
+    pub(super) fn guarantee(&self) -> &str {
+        &self.region.guarantee
+    }
+
+    /// Processor time of the nodes so far.
+    pub(super) fn cpu_time(&self) -> Duration {
+        let nodes = self.nodes.iter();
+        nodes.map(|node| machine::cpu_time(node.child.id())).sum()
+    }
+
+    /// Whether reads come out of a page cache, for as long as it has them.
+    pub(super) fn is_cached(&self) -> bool {
+        if self.emulate.is_some() {
+            return self.guarantee().contains("behind a page cache");
+        }
+        self.region.medium == "file" && !machine::is_tmpfs(&self.store.path)
+    }
+
+    /// Has the first node forget what its page cache holds, as if the dump were long ago: the node is started again.
+    pub(super) fn forget(&mut self, interrupts: &Interrupts) -> Result<(), Failure> {
+        if self.nodes.is_empty() {
+            return Ok(());
+        }
+        let mut node = self.nodes.remove(0);
+        node.stop()?;
+        machine::forget_cached(&node.region)
+            .map_err(|error| Failure::io("forget", &node.region, &error))?;
+        let again = self.start_node(0, interrupts)?;
+        self.nodes.insert(
+            0,
+            Node {
+                empty_bytes: node.empty_bytes,
+                ..again
+            },
+        );
+        self.await_whole(interrupts)
+    }
+
+    /// Waits until the nodes see each other.
+    fn await_whole(&self, interrupts: &Interrupts) -> Result<(), Failure> {
+        if self.catalog.is_none() {
+            return Ok(());
+        }
+        wait_for("the nodes to see each other", interrupts, || {
+            let listed = child::permafrost(interrupts, self.control(), ["node", "ls"])?;
+            let nodes = listed["nodes"].as_array().cloned().unwrap_or_default();
+            let live = nodes.iter().filter(|node| node["live"] == true).count();
+            Ok(live == self.nodes.len())
+        })
+    }
+
+    /// Waits until the regions in memory have all of it: dumps would wait for page faults otherwise.
+    fn await_populated(&self, interrupts: &Interrupts) -> Result<(), Failure> {
+        if !machine::is_tmpfs(&self.store.path) {
+            return Ok(());
+        }
+        let mut before = 0;
+        wait_for("the regions to be populated", interrupts, || {
+            let nodes = self.nodes.iter();
+            let bytes: u64 = nodes
+                .map(|node| machine::shared_memory_bytes(node.child.id()))
+                .sum();
+            let all = self.region_bytes * self.nodes.len() as u64;
+            // Or no longer grows: it is populated with what can be had.
+            let done = bytes >= all - all / 64 || (bytes > 0 && bytes == before);
+            before = bytes;
+            if !done {
+                thread::sleep(Duration::from_millis(300));
+            }
+            Ok(done)
+        })
+    }
+
+    /// Waits until what was removed is free.
+    pub(super) fn await_freed(&self, interrupts: &Interrupts) -> Result<(), Failure> {
+        wait_for("the removed checkpoints to be freed", interrupts, || {
+            for node in &self.nodes {
+                // A segment stays open here and there.
+                let slack = self.region_bytes / 64;
+                if region_status(&node.control)?.free_bytes + slack < node.empty_bytes {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    /// Stops the nodes, and says so if they do not end well.
+    pub(super) fn end(mut self) -> Result<(), Failure> {
+        self.nodes.iter_mut().try_for_each(Node::stop)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            let _ = node.stop();
+        }
+    }
+}
+
+impl Node {
+    fn stop(&mut self) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::new(Code::Internal, format!("stop permafrostd: {error}"))
+        };
+        if self.child.try_wait().map_err(failed)?.is_some() {
+            return Ok(());
+        }
+        machine::signal(self.child.id(), Signal::TERM);
+        let start = Instant::now();
+        while self.child.try_wait().map_err(failed)?.is_none() {
+            if start.elapsed() > PATIENCE {
+                self.child.kill().map_err(failed)?;
+            }
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+}
+
+/// Starts a permafrostd and waits until it says that it is ready.
+fn spawn_ready(
+    mut command: Command,
+    log: &Path,
+    interrupts: &Interrupts,
+) -> Result<Child, Failure> {
+    let failed =
+        |error: std::io::Error| Failure::new(Code::Internal, format!("start permafrostd: {error}"));
+    let mut child = command.spawn().map_err(failed)?;
+    let (send, receive) = channel();
+    if let Some(stdout) = child.stdout.take() {
+        thread::spawn(move || {
+            // Reads on to the end, so that it never writes into a closed pipe.
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+        });
+    }
+    let start = Instant::now();
+    loop {
+        let line = receive.recv_timeout(POLL);
+        if line.is_ok_and(|line| line.starts_with("permafrostd ready:")) {
+            return Ok(child);
+        }
+        let ended = child.try_wait().map_err(failed)?;
+        if ended.is_some() || interrupts.came() || start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            interrupts.check()?;
+            let code = ended.and_then(|status| status.code());
+            return Err(Failure::new(
+                // 2 is its word for a command line that makes no sense: a device that is none.
+                if code == Some(2) {
+                    Code::Invalid
+                } else {
+                    Code::Internal
+                },
+                format!("permafrostd did not get ready: {}", child::tail(log)),
+            ));
+        }
+    }
+}
+
+fn wait_for(
+    what: &str,
+    interrupts: &Interrupts,
+    mut ready: impl FnMut() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
+    let start = Instant::now();
+    while !ready()? {
+        interrupts.check()?;
+        if start.elapsed() > PATIENCE {
+            let seconds = PATIENCE.as_secs();
+            return Err(Failure::new(
+                Code::Internal,
+                format!("waited {seconds} s for {what}"),
+            ));
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+fn region_status(control: &Path) -> Result<RegionStatus, Failure> {
+    let status = Connection::connect(control)?.call(request::Status {})?;
+    Ok(status.regions.into_iter().next().unwrap_or_default())
+}
+
+fn pki(interrupts: &Interrupts, arguments: &[&str]) -> Result<(), Failure> {
+    let all = std::iter::once(&"pki").chain(arguments);
+    child::permafrost(interrupts, Path::new("/nonexistent"), all).map(drop)
+}
