@@ -114,19 +114,19 @@ impl Jobs {
     /// By name, those after one.
     pub(in crate::api) fn after(&self, name: Option<&str>) -> impl Iterator<Item = (&str, &Job)> {
         let first = name.map_or(0, |name| self.behind(|other| other <= name));
-        self.from_place(first)
+        self.at_place(first)
     }
 
     /// By name, from one on.
     pub(in crate::api) fn from(&self, name: &str) -> impl Iterator<Item = (&str, &Job)> {
-        self.from_place(self.behind(|other| other < name))
+        self.at_place(self.behind(|other| other < name))
     }
 
     fn behind(&self, is_before: impl Fn(&str) -> bool) -> usize {
         self.jobs.partition_point(|(name, _)| is_before(name))
     }
 
-    fn from_place(&self, first: usize) -> impl Iterator<Item = (&str, &Job)> {
+    fn at_place(&self, first: usize) -> impl Iterator<Item = (&str, &Job)> {
         let jobs = self.jobs.get(first..).unwrap_or_default();
         jobs.iter().map(|(name, job)| (name.as_ref(), job))
     }
