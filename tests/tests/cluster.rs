@@ -40,6 +40,21 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         !part["id"].as_str().unwrap().is_empty() && !part["node"].as_str().unwrap().is_empty(),
         "{status}"
     );
+    // A place in the queue of another node, which is given up by its token alone.
+    let reserve = ["reserve", "--bytes", "1G", "--node", "node-2"];
+    let reserved = cluster.node(0).json(&reserve).unwrap();
+    assert_eq!(reserved["node"], "node-2", "{reserved}");
+    let places = || {
+        let status = cluster.node(2).json(&["status"]).unwrap();
+        status["queues"][0]["reserved"].clone()
+    };
+    assert_eq!(places(), 1);
+    let token = reserved["token"].as_str().unwrap();
+    cluster
+        .node(0)
+        .run(&["reserve", "--cancel", token])
+        .unwrap();
+    assert_eq!(places(), 0);
     // A pin holds on every node, whoever has a copy.
     cluster.node(0).run(&["pin", "days"]).unwrap();
     for node in 0..3 {

@@ -15,11 +15,12 @@ use permafrost_tests::daemon::Daemon;
 /// Behind three nodes and one member.
 const COMPUTE: usize = 4;
 
-fn cluster(test: &str) -> Option<Cluster> {
+fn cluster(test: &str, extra: &[&str]) -> Option<Cluster> {
     let setup = Setup {
         members: 1,
         others: 1,
         region_mib: 512,
+        extra: extra.iter().map(|&option| option.to_owned()).collect(),
         ..Setup::default()
     };
     Cluster::for_test(test, setup).unwrap()
@@ -31,7 +32,7 @@ fn what_an_agent_dumped_outlives_the_node_that_took_it() {
     if criu::for_test(TEST).is_none() {
         return;
     }
-    let Some(mut cluster) = cluster(TEST) else {
+    let Some(mut cluster) = cluster(TEST, &[]) else {
         return;
     };
     let agent = cluster.agent("compute", COMPUTE, "*", &[]).unwrap();
@@ -61,7 +62,8 @@ fn two_hundred_dumps_at_once_are_all_kept() {
     if criu::for_test(TEST).is_none() {
         return;
     }
-    let Some(cluster) = cluster(TEST) else {
+    // Otherwise they would wait for each other.
+    let Some(cluster) = cluster(TEST, &["--dumps-at-once", "256"]) else {
         return;
     };
     let agent = cluster.agent("compute", COMPUTE, "*", &[]).unwrap();
@@ -100,6 +102,35 @@ fn two_hundred_dumps_at_once_are_all_kept() {
     for (n, task) in tasks.iter_mut().enumerate().step_by(5) {
         thaw(&agent, task, &format!("real/{n}"));
     }
+}
+
+#[test]
+fn dumps_of_an_agent_that_wait_all_get_their_turns() {
+    const TEST: &str = "dumps_of_an_agent_that_wait_all_get_their_turns";
+    // More than a node keeps waiting at once.
+    const DUMPS: usize = 80;
+    let Some(cluster) = cluster(TEST, &[]) else {
+        return;
+    };
+    let agent = cluster.agent("compute", COMPUTE, "*", &[]).unwrap();
+    let work = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for n in 0..DUMPS {
+            let (agent, work) = (&agent, work.path());
+            scope.spawn(move || {
+                let alone = Barrier::new(1);
+                fake_dump(agent, work, n, &alone);
+            });
+        }
+    });
+    assert_eq!(listing(&agent).len(), DUMPS);
+    let status = cluster.node(0).json(&["status"]).unwrap();
+    let queue = &status["queues"][0];
+    assert_eq!(
+        (&queue["running"], &queue["waiting"], &queue["reserved"]),
+        (&0.into(), &0.into(), &0.into()),
+        "{queue}"
+    );
 }
 
 fn contents(n: usize) -> Vec<u8> {

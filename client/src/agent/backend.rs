@@ -153,7 +153,7 @@ impl Remote {
         mut open: request::Open,
         waits: &mut dyn Waits,
     ) -> Result<(String, control::SessionOpened), control::Error> {
-        let mut asked = Instant::now();
+        let mut next = SHORTEST_PAUSE;
         let (node, mut answer) = self.nodes.ask_any(&request::Body::Open(open.clone()))?;
         loop {
             let waiting = match answer {
@@ -169,7 +169,7 @@ impl Remote {
                 token: String::new(),
                 ..waiting.clone()
             });
-            std::thread::sleep(pause(asked.elapsed()));
+            std::thread::sleep(next);
             if waits.is_gone() {
                 let cancel = request::CancelReservation {
                     token: waiting.token,
@@ -183,8 +183,9 @@ impl Remote {
                 ));
             }
             let body = request::Body::Open(open.clone());
-            asked = Instant::now();
+            let asked = Instant::now();
             answer = self.nodes.ask(&node, body, self.nodes.until())?;
+            next = pause(asked.elapsed());
         }
     }
 

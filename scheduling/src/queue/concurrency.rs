@@ -7,7 +7,8 @@
 //!
 //! **What is measured.** A turn that moved `bytes` in `elapsed` while on average `beside` ran, itself included, had
 //! 1/`beside` of what the medium gave: `bytes / elapsed × beside` is what all moved together. The logarithms of these
-//! are kept for each number at once; sizes and starts that differ are noise to them.
+//! are kept for each number at once, and weigh as much as they took: a short turn is mostly its start. Sizes that differ
+//! are noise to them.
 //!
 //! **When it changes.** One more must raise the mean by [`margin`](ConcurrencyConfig::margin), or by half of what it
 //! could at the best where that is less (one more beside 9 brings 11 % at the best); half of that keeps one that runs.
@@ -83,10 +84,10 @@ struct Trial {
     turns: usize,
 }
 
-/// Logarithms of what was moved with so many at once, the latest last.
+/// Logarithms of what was moved with so many at once, and their weights; the latest last.
 #[derive(Clone, Debug, Default)]
 struct Level {
-    samples: VecDeque<f64>,
+    samples: VecDeque<(f64, f64)>,
 }
 
 /// As many are remembered of a level.
@@ -95,27 +96,42 @@ const REMEMBERED: usize = 32;
 /// An average that is further from a whole number is of two levels, and tells nothing of either.
 const TOLERANCE: f64 = 0.3;
 
+/// A mean that leans on fewer than so many turns, though others were counted, is of those few and no more.
+const LEAST_EFFECTIVE: f64 = 3.0;
+
 /// So many standard errors are no accident.
 const STANDARD_ERRORS: f64 = 2.5;
 
 impl Level {
-    fn push(&mut self, logarithm: f64) {
+    fn push(&mut self, sample: (f64, f64)) {
         if self.samples.len() >= REMEMBERED {
             self.samples.pop_front();
         }
-        self.samples.push_back(logarithm);
+        self.samples.push_back(sample);
     }
 
-    /// The mean, and the square of its standard error.
+    /// The weighted mean, and the sum of the weights.
+    fn weighed(&self) -> (f64, f64) {
+        let sum = self.samples.iter().map(|sample| sample.1).sum::<f64>();
+        let mean = self.samples.iter().map(|(sample, weight)| sample * weight);
+        (mean.sum::<f64>() / sum, sum)
+    }
+
+    /// The mean, and the square of its standard error; none of too few.
     fn mean(&self) -> Option<(f64, f64)> {
-        let count = self.samples.len();
-        if count < 2 {
+        let (mean, sum) = self.weighed();
+        let squares = self.samples.iter().map(|sample| sample.1.powi(2));
+        let effective = sum * sum / squares.sum::<f64>();
+        // It is no number where nothing was measured.
+        if effective.is_nan() || effective < LEAST_EFFECTIVE {
             return None;
         }
-        let count = count as f64;
-        let mean = self.samples.iter().sum::<f64>() / count;
-        let squares = self.samples.iter().map(|sample| (sample - mean).powi(2));
-        Some((mean, squares.sum::<f64>() / (count - 1.0) / count))
+        let errors = self
+            .samples
+            .iter()
+            .map(|(sample, weight)| (weight * (sample - mean)).powi(2));
+        let squared = errors.sum::<f64>() / (sum * sum);
+        Some((mean, squared * effective / (effective - 1.0)))
     }
 }
 
@@ -166,20 +182,18 @@ impl Concurrency {
         let nearest = measured
             .filter(|(level, _)| !level.samples.is_empty())
             .min_by_key(|(_, number)| number.abs_diff(running))?;
-        let samples = &nearest.0.samples;
-        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
-        Some(BytesPerSecond::clamped(mean.exp()))
+        Some(BytesPerSecond::clamped(nearest.0.weighed().0.exp()))
     }
 
     /// Learns from a turn. One that moved nothing, or whose figures are none, tells nothing. O(1).
     pub fn finished(&mut self, turn: &FinishedTurn) {
-        let Some((level, logarithm)) = self.sample(turn) else {
+        let Some((level, sample)) = self.sample(turn) else {
             return;
         };
         let Some(measured) = self.levels.get_mut(level - 1) else {
             return;
         };
-        measured.push(logarithm);
+        measured.push(sample);
         match &mut self.trial {
             Some(trial) if trial.level == level => {
                 trial.turns += 1;
@@ -195,7 +209,7 @@ impl Concurrency {
         }
     }
 
-    fn sample(&self, turn: &FinishedTurn) -> Option<(usize, f64)> {
+    fn sample(&self, turn: &FinishedTurn) -> Option<(usize, (f64, f64))> {
         let beside = turn.beside;
         if !beside.is_finite() || beside < 1.0 - TOLERANCE {
             return None;
@@ -207,7 +221,8 @@ impl Concurrency {
         let mut numbers = 1..=self.config.most;
         let level = numbers.find(|number| *number as f64 >= rounded)?;
         let rate = BytesPerSecond::measured(turn.bytes, turn.elapsed).ok()?;
-        Some((level, (rate.value() * beside).ln()))
+        let logarithm = (rate.value() * beside).ln();
+        Some((level, (logarithm, turn.elapsed.value())))
     }
 
     /// Turns that a level is judged by at least: each place was used twice.

@@ -1,7 +1,8 @@
 //! Turns of agents' dumps, and places that peers reserve.
 //!
 //! A request by QUIC has one answer, and nobody notices when its asker goes. So an agent whose dump cannot begin is
-//! answered within [`HOLD`]: how it stands, and a token under which its place is kept until it asks again.
+//! answered at once: how it stands, and a token under which its place is kept until it asks again. Then it is answered
+//! when it has its turn, or within [`HOLD`].
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::queues::{Admission, Direction, Entered, Reservations, Turn};
 use crate::store::StoreError;
 
 /// How long an agent is kept waiting for an answer.
-const HOLD: Duration = Duration::from_secs(2);
+const HOLD: Duration = Duration::from_secs(1);
 
 /// So many at most are kept waiting: each is a conversation and a thread. The others are answered at once, and pause.
 const MAX_HELD: usize = 64;
@@ -34,7 +35,8 @@ impl Agents {
             return Ok(Admitted::Begins(None));
         };
         let held = self.held.fetch_add(1, Ordering::Relaxed);
-        let patience = if held < MAX_HELD {
+        let comes_again = admission.token.is_some();
+        let patience = if comes_again && held < MAX_HELD {
             HOLD
         } else {
             Duration::ZERO

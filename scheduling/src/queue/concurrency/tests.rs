@@ -117,6 +117,39 @@ fn what_changes_is_found_out_again() {
 }
 
 #[test]
+fn sizes_far_apart_hide_nothing() {
+    // Half a second of start, in which others move their bytes, and sizes from 1 MB to 4 GB: two overlap, and more than
+    // two gain little, as the medium is busy.
+    for seed in 0..10 {
+        let mut concurrency = Concurrency::new(ConcurrencyConfig::default());
+        let mut random = Noise(seed);
+        let mut late = Vec::new();
+        for turn in 0..4000 {
+            let running = concurrency.limit() as f64;
+            let bytes = 1e6 * 4000_f64.powf(random.next());
+            let elapsed = 0.5 + bytes * running / ONE * (0.9 + 0.2 * random.next());
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "below 4e9"
+            )]
+            let bytes = Bytes::new(bytes as u64);
+            concurrency.finished(&FinishedTurn {
+                bytes,
+                elapsed: Seconds::new(elapsed).unwrap(),
+                beside: running,
+            });
+            if turn > 2000 {
+                late.push(concurrency.settled());
+            }
+        }
+        let changes = late.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert!(changes <= 4, "seed {seed}: {changes} changes");
+        assert!(late.iter().all(|at| (1..=8).contains(at)), "{late:?}");
+    }
+}
+
+#[test]
 fn without_anyone_waiting_nothing_is_tried() {
     let mut concurrency = Concurrency::new(ConcurrencyConfig::default());
     for _ in 0..1000 {
