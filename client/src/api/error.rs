@@ -115,7 +115,10 @@ fn said(problem: &Problem) -> String {
             "" => "the body",
             pointer => pointer,
         };
-        text.push_str(&format!("; {place}: {}", error.detail));
+        // A single field is often named in the detail already.
+        if !problem.detail.contains(&error.detail) {
+            text.push_str(&format!("; {place}: {}", error.detail));
+        }
     }
     if let Some(more) = problem
         .errors
@@ -149,5 +152,9 @@ mod tests {
         let whole = Problem::new(Kind::NotJson, "no JSON").at("", "ends early");
         let text = ApiError::Refused(Box::new(whole)).to_string();
         assert_eq!(text, "no JSON; the body: ends early");
+        let one = Problem::new(Kind::UnknownNode, "/nodes/0: there is no node \"n7\"")
+            .at("/nodes/0", "there is no node \"n7\"");
+        let text = ApiError::Refused(Box::new(one)).to_string();
+        assert_eq!(text, "/nodes/0: there is no node \"n7\"");
     }
 }

@@ -90,6 +90,7 @@ impl Daemon {
             .arg(self.socket())
             .args(arguments)
             .env_remove("PERMAFROST_SOCKET")
+            .env_remove("PERMAFROST_API")
             .env("PERMAFROST_CRIU", self.path().join("criu"))
             .env("PERMAFROST_ACTION", self.path().join("action"))
             .stdin(Stdio::null());

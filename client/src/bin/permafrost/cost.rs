@@ -171,15 +171,12 @@ fn reason(one: &Estimated<'_>) -> String {
     let Some(cost) = &one.cost else {
         return String::new();
     };
-    let mut text = String::new();
-    let way = words::name(one.mechanism);
-    if let Some(reason) = &cost.reason {
-        text.push_str(&format!("{} {way}: {reason}\n", one.task));
-    }
-    if let Some(omits) = &cost.omits {
-        text.push_str(&format!("{} {way}: without {omits}\n", one.task));
-    }
-    text
+    let said = match (&cost.reason, &cost.omits) {
+        (Some(reason), _) => reason.clone(),
+        (None, Some(omits)) => format!("not counted: {omits}"),
+        (None, None) => return String::new(),
+    };
+    format!("{} {}: {said}\n", one.task, words::name(one.mechanism))
 }
 
 #[cfg(test)]
@@ -206,8 +203,13 @@ mod tests {
                 part(Part::Read, 0.8),
             ]),
             age_s: 4.0,
-            omits: Some("the start of a restore".to_owned()),
+            omits: Some("the start of a restore was not measured".to_owned()),
             reason: Some("1.2 GiB at 1.0 GiB/s".to_owned()),
+        };
+        let total = Cost {
+            parts: None,
+            reason: None,
+            ..cost.clone()
         };
         let one = |mechanism, cost: Option<Cost>, unknown: Option<&'static str>| Estimated {
             task: "4242".into(),
@@ -222,6 +224,7 @@ mod tests {
             answers: vec![
                 one(Mechanism::FullDump, Some(cost), None),
                 one(Mechanism::Rollback, None, Some("it has no checkpoint")),
+                one(Mechanism::PreCopiedDump, Some(total), None),
             ],
         });
         let line = |word: &str| {
@@ -237,6 +240,8 @@ mod tests {
             "4242 n1 rollback - - - it has no checkpoint"
         );
         assert!(text.contains("4242 full_dump: 1.2 GiB at 1.0 GiB/s\n"));
-        assert!(text.contains("4242 full_dump: without the start of a restore\n"));
+        let omitted =
+            "4242 pre_copied_dump: not counted: the start of a restore was not measured\n";
+        assert!(text.contains(omitted), "{text}");
     }
 }

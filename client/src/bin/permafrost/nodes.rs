@@ -173,9 +173,14 @@ fn class(class: NodeClass) -> &'static str {
 
 /// `file`, or `file as hdd` for one that is slowed down.
 fn tier_name(tier: &Tier) -> String {
+    let name = if tier.tier.is_empty() {
+        "-"
+    } else {
+        &tier.tier
+    };
     match &tier.emulated {
-        Some(emulated) => format!("{} as {emulated}", tier.tier),
-        None => tier.tier.clone(),
+        Some(emulated) => format!("{name} as {emulated}"),
+        None => name.to_owned(),
     }
 }
 

@@ -1,0 +1,351 @@
+//! `nodes`, `cost`, `plan` and `token` against an API that is a thread of the test: what is asked, what is printed, and
+//! what a scheduler in a shell script branches on.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use crate::fake::{Daemon, Victim, assert_exit, json as read_json, stderr, stdout};
+
+/// Answers each path with a status and a body, and remembers what it was asked.
+struct Api {
+    daemon: Daemon,
+    seen: Arc<Mutex<Vec<(String, Value)>>>,
+}
+
+impl Api {
+    fn start(answers: &[(&'static str, u16, Value)]) -> Self {
+        let daemon = Daemon::start(|_| vec![]);
+        let listener = UnixListener::bind(daemon.path().join("api.sock")).unwrap();
+        let answers = answers.to_vec();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let remembered = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, answers) = (stream.unwrap(), answers.clone());
+                let seen = Arc::clone(&remembered);
+                std::thread::spawn(move || {
+                    let mut reader = BufReader::new(stream.try_clone().unwrap());
+                    while let Some((line, body)) = request(&mut reader) {
+                        let found = answers.iter().find(|(path, ..)| line.contains(path));
+                        let (_, status, answer) = found.cloned().unwrap_or(("", 404, json!({})));
+                        seen.lock().unwrap().push((line, body));
+                        let answer = answer.to_string();
+                        let length = answer.len();
+                        let text = format!(
+                            "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{answer}"
+                        );
+                        if stream.write_all(text.as_bytes()).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        Self { daemon, seen }
+    }
+
+    fn asked(&self, path: &str) -> Value {
+        let seen = self.seen.lock().unwrap();
+        let found = seen.iter().find(|(line, _)| line.contains(path));
+        found.map(|(_, body)| body.clone()).unwrap()
+    }
+}
+
+/// The request line and the body; none at the end.
+fn request(reader: &mut impl BufRead) -> Option<(String, Value)> {
+    let mut first = String::new();
+    reader.read_line(&mut first).ok().filter(|read| *read > 0)?;
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        if line.trim().is_empty() {
+            break;
+        }
+        if let Some(number) = line.strip_prefix("content-length: ") {
+            length = number.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((first, serde_json::from_slice(&body).unwrap_or(Value::Null)))
+}
+
+fn nodes() -> Value {
+    json!({"answered_by": "n1", "age_s": 0.5, "nodes": []})
+}
+
+fn spread(seconds: f64) -> Value {
+    json!({"p50": seconds, "p95": seconds})
+}
+
+fn cost(seconds: f64) -> Value {
+    json!({
+        "overhead_s": spread(seconds), "delay_s": spread(0.5), "until_running_s": spread(0.5),
+        "age_s": 1.0, "reason": "so it is", "a_field_of_a_later_version": 1
+    })
+}
+
+fn plan(mechanism: &str, enough: bool) -> Value {
+    let victims = json!([{
+        "task": "t", "node": "n1", "mechanism": mechanism, "score_s": 1.0, "cost": cost(1.0),
+        "frees": {"cpu_millis": 500, "memory_bytes": 4096}
+    }]);
+    json!({
+        "answered_by": "n1", "age_s": 0.5, "victims": victims, "enough": enough,
+        "frees": {"cpu_millis": 500, "memory_bytes": 4096},
+        "lacking": {"cpu_millis": 0, "memory_bytes": if enough { 0 } else { 8192 }},
+        "undecided": [], "unknown_node": []
+    })
+}
+
+#[test]
+fn json_is_the_apis_own_answer() {
+    let answer =
+        json!({"answered_by": "n1", "age_s": 0.5, "nodes": [], "a_field_of_a_later_version": [1]});
+    let api = Api::start(&[("/v1/nodes", 200, answer.clone())]);
+    let output = api.daemon.run(&["nodes", "--json"]);
+    assert_exit(&output, 0);
+    assert_eq!(stdout(&output), format!("{answer}\n"));
+    let output = api.daemon.run(&["nodes"]);
+    assert!(stdout(&output).contains("as of 500.0 ms ago, asked n1"));
+}
+
+#[test]
+fn a_node_is_asked_for_by_its_name() {
+    let api = Api::start(&[("/v1/nodes?name=n%209", 200, nodes())]);
+    let output = api.daemon.run(&["nodes", "n 9"]);
+    assert_exit(&output, 3);
+}
+
+#[test]
+fn a_process_is_asked_about_with_what_proc_says_of_it() {
+    let estimate = json!({
+        "answered_by": "n1", "age_s": 0.5,
+        "answers": [
+            {"task": "t", "node": "n1", "mechanism": "kill", "cost": cost(3.0)},
+            {"task": "t", "node": "n1", "mechanism": "wait", "unknown": "nobody knows its end"}
+        ]
+    });
+    let api = Api::start(&[("/v1/nodes", 200, nodes()), ("/v1/estimate", 200, estimate)]);
+    let task = Victim::start();
+    let output = api.daemon.run(&[
+        "cost",
+        "--pid",
+        &task.pid(),
+        "--job",
+        "team/train",
+        "--mechanism",
+        "kill",
+        "--progress",
+        "2h",
+        "--copies",
+        "replicated",
+    ]);
+    assert_exit(&output, 0);
+    let text = stdout(&output);
+    assert!(
+        text.contains("nobody knows its end") && text.contains("t kill: so it is"),
+        "{text}"
+    );
+    let asked = api.asked("/v1/estimate");
+    assert_eq!(asked["tasks"][0]["id"], task.pid());
+    assert_eq!(asked["tasks"][0]["node"], "n1");
+    assert_eq!(asked["tasks"][0]["job"], "team/train");
+    assert_eq!(asked["tasks"][0]["progress_s"], 7_200.0);
+    assert!(asked["tasks"][0]["resident_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(asked["mechanisms"], json!(["kill"]));
+    assert_eq!(asked["copies"], "replicated");
+    // Nobody of that number.
+    assert_exit(&api.daemon.run(&["cost", "--pid", "5000000"]), 3);
+}
+
+#[test]
+fn tasks_of_a_file_are_passed_on_as_they_are() {
+    let unknown = json!({
+        "answered_by": "n1", "age_s": 0.5,
+        "answers": [{"task": "a", "mechanism": "kill", "unknown": "no progress is known"}]
+    });
+    let api = Api::start(&[("/v1/estimate", 200, unknown)]);
+    let mut child = api
+        .daemon
+        .command(&["cost", "--tasks", "-", "--totals", "--node", "n2"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let tasks = br#"[{"id":"a","of_a_later_version":true}]"#;
+    child.stdin.take().unwrap().write_all(tasks).unwrap();
+    let output = child.wait_with_output().unwrap();
+    // Nothing is known, which is no cost.
+    assert_exit(&output, 11);
+    assert!(stderr(&output).contains("no progress is known"));
+    assert_eq!(
+        api.asked("/v1/estimate"),
+        json!({"tasks": [{"id": "a", "of_a_later_version": true}], "nodes": ["n2"], "detail": "totals"})
+    );
+    assert_exit(&api.daemon.run(&["cost", "--tasks", "/no/such/file"]), 3);
+}
+
+#[test]
+fn a_verdict_is_one_word() {
+    for (mechanism, word) in [
+        ("full_dump", "checkpoint"),
+        ("incremental_dump", "checkpoint"),
+        ("pre_copied_dump", "checkpoint"),
+        ("kill", "kill"),
+        ("rollback", "rollback"),
+        ("suspend_in_memory", "suspend"),
+        ("wait", "wait"),
+    ] {
+        let api = Api::start(&[
+            ("/v1/nodes", 200, nodes()),
+            ("/v1/preempt", 200, plan(mechanism, true)),
+        ]);
+        let task = Victim::start();
+        let pid = format!("{}:train", task.pid());
+        let output = api
+            .daemon
+            .run(&["plan", "preempt", "--pid", &pid, "--verdict"]);
+        assert_exit(&output, 0);
+        assert_eq!(stdout(&output), format!("{word}\n"));
+        assert!(api.asked("/v1/preempt").get("wanted").is_none());
+    }
+}
+
+#[test]
+fn a_plan_says_by_its_exit_code_whether_it_is_enough() {
+    let ask = [
+        "plan",
+        "preempt",
+        "--cpu",
+        "0.5",
+        "--memory",
+        "8K",
+        "--candidates",
+    ];
+    for (enough, code) in [(true, 0), (false, 12)] {
+        let api = Api::start(&[("/v1/preempt", 200, plan("kill", enough))]);
+        let file = api.daemon.path().join("tasks");
+        std::fs::write(&file, r#"{"candidates": [], "by": "p50"}"#).unwrap();
+        let mut arguments = ask.to_vec();
+        arguments.extend([
+            file.to_str().unwrap(),
+            "--by",
+            "p95",
+            "--longest-delay",
+            "30s",
+            "--json",
+        ]);
+        let output = api.daemon.run(&arguments);
+        assert_exit(&output, code);
+        // The plan is there either way.
+        assert_eq!(read_json(&output.stdout)["enough"], enough);
+        assert_eq!(
+            api.asked("/v1/preempt"),
+            json!({
+                "candidates": [], "by": "p95", "longest_delay_s": 30.0,
+                "wanted": {"cpu_millis": 500, "memory_bytes": 8192}
+            })
+        );
+        if !enough {
+            let error = read_json(&output.stderr);
+            assert_eq!(error["error"]["code"], "not-enough");
+        }
+    }
+    let api = Api::start(&[]);
+    for wrong in [
+        &["plan", "preempt"][..],
+        &["plan", "preempt", "--pid", "0:a"],
+        &["plan", "preempt", "--pid", "7:a", "--candidates", "-"],
+        &[
+            "plan",
+            "preempt",
+            "--pid",
+            "7:a",
+            "--pid",
+            "8:b",
+            "--verdict",
+        ],
+        &["plan", "place"],
+        &["plan", "resume"],
+    ] {
+        assert_exit(&api.daemon.run(wrong), 2);
+    }
+}
+
+#[test]
+fn a_task_without_a_checkpoint_begins_anew() {
+    let restart = json!({
+        "answered_by": "n1", "age_s": 0.5,
+        "answers": [{"checkpoint": "train", "restart": true, "why": "it has none"}]
+    });
+    let api = Api::start(&[("/v1/resume", 200, restart)]);
+    let output = api
+        .daemon
+        .run(&["plan", "resume", "train", "--prefer", "local"]);
+    assert_exit(&output, 3);
+    assert!(stdout(&output).contains("train: start anew: it has none"));
+    assert_eq!(api.asked("/v1/resume")["preference"], "local");
+}
+
+#[test]
+fn refusals_of_the_api_have_exit_codes() {
+    for (status, code) in [
+        (400, 2),
+        (401, 9),
+        (403, 9),
+        (404, 3),
+        (409, 4),
+        (413, 2),
+        (422, 2),
+        (429, 11),
+        (500, 1),
+        (503, 11),
+    ] {
+        let problem = json!({
+            "type": "urn:permafrost:problem:x", "title": "X", "status": status, "detail": "it is so",
+            "errors": [{"pointer": "/tasks/3/progress_s", "detail": "no time"}]
+        });
+        let api = Api::start(&[("/v1/nodes", status, problem)]);
+        let output = api.daemon.run(&["nodes", "--json"]);
+        assert_exit(&output, code);
+        let error = read_json(&output.stderr);
+        assert_eq!(
+            error["error"]["message"],
+            "it is so; /tasks/3/progress_s: no time"
+        );
+        assert!(output.stdout.is_empty());
+    }
+    // Nobody there.
+    let daemon = Daemon::start(|_| vec![]);
+    assert_exit(&daemon.run(&["nodes"]), 10);
+    // Something else is there.
+    let api = Api::start(&[("/v1/nodes", 502, json!("sorry"))]);
+    assert_exit(&api.daemon.run(&["nodes"]), 11);
+}
+
+#[test]
+fn a_token_is_printed_with_its_line_beside_it() {
+    let daemon = Daemon::start(|_| vec![]);
+    let new = [
+        "token",
+        "new",
+        "--name",
+        "slurm",
+        "--scopes",
+        "read,reserve",
+    ];
+    let output = daemon.run(&new);
+    assert_exit(&output, 0);
+    assert!(stdout(&output).starts_with("pft-"));
+    assert!(stderr(&output).contains("slurm read,reserve "));
+    let mut wrong = new;
+    wrong[5] = "write";
+    assert_exit(&daemon.run(&wrong), 2);
+}
