@@ -60,6 +60,7 @@ pub struct Daemon {
     address: String,
     peers: String,
     metrics: String,
+    api: String,
     prefix: Vec<String>,
 }
 
@@ -151,6 +152,7 @@ impl Daemon {
             address: String::new(),
             peers: String::new(),
             metrics: String::new(),
+            api: String::new(),
             prefix: prefix.to_vec(),
         };
         loop {
@@ -161,6 +163,7 @@ impl Daemon {
                             .context("permafrostd names no page-server address")?;
                         daemon.peers = field(ready, "peers").unwrap_or_default();
                         daemon.metrics = field(ready, "metrics").unwrap_or_default();
+                        daemon.api = field(ready, "api").unwrap_or_default();
                         return Ok(daemon);
                     }
                 }
@@ -204,6 +207,12 @@ impl Daemon {
     #[must_use]
     pub fn metrics(&self) -> &str {
         &self.metrics
+    }
+
+    /// Where it serves the HTTP API over TCP, `address:port`, or `none`.
+    #[must_use]
+    pub fn api(&self) -> &str {
+        &self.api
     }
 
     /// Where it logs.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use permafrost_tests::{binaries, criu, etcd, faketime};
 
 use crate::setup::{self, Criu};
-use crate::{fuzz, guest, paths, tools, ui};
+use crate::{fuzz, guest, paths, schema, tools, ui};
 
 /// How tests went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,6 +83,10 @@ fn steps(quick: bool) -> Vec<(&'static str, Step)> {
         ("tests", Box::new(move || tests(quick))),
     ];
     if !quick {
+        steps.push((
+            "schema",
+            Box::new(|| schema::run(schema::CI_EXAMPLES, schema::CI_SEED)),
+        ));
         steps.push(("fuzz", Box::new(|| fuzz::run(fuzz::CI_SECONDS))));
         steps.push(("guest", Box::new(on_the_guest)));
     }

@@ -10,6 +10,7 @@ mod fuzz;
 mod guest;
 mod paths;
 mod rig;
+mod schema;
 mod setup;
 mod soak;
 mod sources;
@@ -45,6 +46,15 @@ enum Task {
         #[arg(long, default_value_t = fuzz::CI_SECONDS)]
         seconds: u64,
     },
+    /// Ask a daemon what its OpenAPI document allows, and what it does not, and compare the answers with it.
+    Schema {
+        /// Requests for each route.
+        #[arg(long, default_value_t = 300)]
+        examples: u32,
+        /// Repeats a run.
+        #[arg(long, default_value_t = u64::from(std::process::id()))]
+        seed: u64,
+    },
     /// Run the scenarios on an emulated NVDIMM, in QEMU.
     Guest {
         /// Names, or how they begin; all if none is given.
@@ -65,6 +75,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Task::Fuzz { seconds } => run_fuzz(seconds),
+        Task::Schema { examples, seed } => check_schema(examples, seed),
         Task::Guest { scenarios } => guest(&scenarios),
     };
     match result {
@@ -86,6 +97,14 @@ fn guest(scenarios: &[String]) -> anyhow::Result<()> {
     println!("{} passed, {} failed", outcome.passed, outcome.failed);
     if outcome.failed > 0 || outcome.passed == 0 {
         anyhow::bail!("guest scenarios failed");
+    }
+    Ok(())
+}
+
+fn check_schema(examples: u32, seed: u64) -> anyhow::Result<()> {
+    let count = schema::run(examples, seed)?;
+    if count.passed == 0 {
+        anyhow::bail!("the OpenAPI document was not found true");
     }
     Ok(())
 }
