@@ -25,10 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Reading every page of many checkpoints takes its time, and is told nothing of on the way.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(3600);
 
-/// Pauses between two questions whether it is a dump's turn.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-
 /// Sessions that are over and can still be seen, or found their node by.
 const MAX_OVER: usize = 1024;
 
@@ -144,49 +140,6 @@ impl Remote {
         let order = self.nodes.holders_first(&node, &record.nodes);
         let holders = Arc::clone(&self.nodes) as Arc<dyn Holders>;
         Ok(RemoteCheckpoint::new(holders, order, record, manifest))
-    }
-
-    /// Opens a session on a node. One that has others before it keeps the place under a token, and is asked again with
-    /// that: it is a node's turn that is waited for, so it stays with that node.
-    fn await_turn(
-        &self,
-        mut open: request::Open,
-        waits: &mut dyn Waits,
-    ) -> Result<(String, control::SessionOpened), control::Error> {
-        let mut next = SHORTEST_PAUSE;
-        let (node, mut answer) = self.nodes.ask_any(&request::Body::Open(open.clone()))?;
-        loop {
-            let waiting = match answer {
-                reply::Body::SessionOpened(opened) => return Ok((node, opened)),
-                reply::Body::Progress(control::Progress {
-                    waiting: Some(waiting),
-                    ..
-                }) => waiting,
-                _ => return Err(odd_answer(&node)),
-            };
-            open.reservation.clone_from(&waiting.token);
-            waits.waits(&control::Waiting {
-                token: String::new(),
-                ..waiting.clone()
-            });
-            std::thread::sleep(next);
-            if waits.is_gone() {
-                let cancel = request::CancelReservation {
-                    token: waiting.token,
-                    node: String::new(),
-                };
-                let body = request::Body::CancelReservation(cancel);
-                // It lapses by itself, too.
-                let _ = self.nodes.ask(&node, body, self.nodes.until());
-                return Err(unavailable(
-                    "the caller has gone while it waited for its turn",
-                ));
-            }
-            let body = request::Body::Open(open.clone());
-            let asked = Instant::now();
-            answer = self.nodes.ask(&node, body, self.nodes.until())?;
-            next = pause(asked.elapsed());
-        }
     }
 
     fn sender(
@@ -607,48 +560,14 @@ impl Backend for Remote {
     }
 
     fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {
-        let body = request::Body::Reserve(reserve.clone());
-        let (node, answer) = if self.nodes.knows(&reserve.node) {
-            let until = self.nodes.until();
-            (
-                reserve.node.clone(),
-                self.nodes.ask(&reserve.node, body, until)?,
-            )
-        } else {
-            // It passes it on.
-            self.nodes.ask_any(&body)?
-        };
-        match answer {
-            reply::Body::Reserved(reserved) => Ok(control::Reserved {
-                node: if reserved.node.is_empty() {
-                    node
-                } else {
-                    reserved.node
-                },
-                ..reserved
-            }),
-            _ => Err(odd_answer(&node)),
-        }
+        self.reserve_on_node(reserve)
     }
 
     fn cancel_reservation(
         &self,
         cancel: &request::CancelReservation,
     ) -> Result<(), control::Error> {
-        let body = request::Body::CancelReservation(cancel.clone());
-        let (node, answer) = if self.nodes.knows(&cancel.node) {
-            let until = self.nodes.until();
-            (
-                cancel.node.clone(),
-                self.nodes.ask(&cancel.node, body, until)?,
-            )
-        } else {
-            self.nodes.ask_any(&body)?
-        };
-        match answer {
-            reply::Body::Done(_) => Ok(()),
-            _ => Err(odd_answer(&node)),
-        }
+        self.cancel_on_node(cancel)
     }
 }
 
@@ -662,16 +581,6 @@ fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
     if over.len() >= MAX_OVER {
         over.sort_unstable();
         sessions.remove(&over[0].1);
-    }
-}
-
-/// Until the node is asked again. One that has held the question does so again; one that holds too many is to be
-/// spared.
-fn pause(held: Duration) -> Duration {
-    if held >= LONGEST_PAUSE {
-        SHORTEST_PAUSE
-    } else {
-        LONGEST_PAUSE
     }
 }
 

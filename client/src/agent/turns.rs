@@ -1,0 +1,127 @@
+//! Turns and places in the queues of nodes.
+
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::{self, reply, request};
+
+use super::backend::Remote;
+use super::nodes::{odd_answer, unavailable};
+use crate::host::Waits;
+
+/// Pauses between two questions whether it is a dump's turn.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+impl Remote {
+    /// Opens a session on a node. One that has others before it keeps the place under a token, and is asked again with
+    /// that: it is a node's turn that is waited for, so it stays with that node.
+    pub(super) fn await_turn(
+        &self,
+        mut open: request::Open,
+        waits: &mut dyn Waits,
+    ) -> Result<(String, control::SessionOpened), control::Error> {
+        let mut next = SHORTEST_PAUSE;
+        let (node, mut answer) = self.nodes.ask_any(&request::Body::Open(open.clone()))?;
+        loop {
+            let waiting = match answer {
+                reply::Body::SessionOpened(opened) => return Ok((node, opened)),
+                reply::Body::Progress(control::Progress {
+                    waiting: Some(waiting),
+                    ..
+                }) => waiting,
+                _ => return Err(odd_answer(&node)),
+            };
+            open.reservation.clone_from(&waiting.token);
+            waits.waits(&control::Waiting {
+                token: String::new(),
+                ..waiting.clone()
+            });
+            std::thread::sleep(next);
+            if waits.is_gone() {
+                let cancel = request::CancelReservation {
+                    token: waiting.token,
+                    node: String::new(),
+                };
+                let body = request::Body::CancelReservation(cancel);
+                // It lapses by itself, too.
+                let _ = self.nodes.ask(&node, body, self.nodes.until());
+                return Err(unavailable(
+                    "the caller has gone while it waited for its turn",
+                ));
+            }
+            let body = request::Body::Open(open.clone());
+            let asked = Instant::now();
+            answer = self.nodes.ask(&node, body, self.nodes.until())?;
+            next = pause(asked.elapsed());
+        }
+    }
+
+    /// Keeps a place; a node that this agent does not know is asked by one that it does.
+    pub(super) fn reserve_on_node(
+        &self,
+        reserve: &request::Reserve,
+    ) -> Result<control::Reserved, control::Error> {
+        let (node, answer) = if self.nodes.knows(&reserve.node) {
+            // One that is in no cluster does not know its name.
+            let own = request::Reserve {
+                node: String::new(),
+                ..reserve.clone()
+            };
+            let body = request::Body::Reserve(own);
+            let answer = self.nodes.ask(&reserve.node, body, self.nodes.until())?;
+            (reserve.node.clone(), answer)
+        } else {
+            self.nodes
+                .ask_any(&request::Body::Reserve(reserve.clone()))?
+        };
+        match answer {
+            reply::Body::Reserved(reserved) => Ok(control::Reserved {
+                node: if reserved.node.is_empty() {
+                    node
+                } else {
+                    reserved.node
+                },
+                ..reserved
+            }),
+            _ => Err(odd_answer(&node)),
+        }
+    }
+
+    /// Gives a place up, on whichever node has it.
+    pub(super) fn cancel_on_node(
+        &self,
+        cancel: &request::CancelReservation,
+    ) -> Result<(), control::Error> {
+        let mut refused = unavailable("no storage node is known");
+        for node in self.nodes.in_order() {
+            if self.nodes.knows(&cancel.node) && node != cancel.node {
+                continue;
+            }
+            let named = if node == cancel.node {
+                ""
+            } else {
+                &cancel.node
+            };
+            let body = request::Body::CancelReservation(request::CancelReservation {
+                token: cancel.token.clone(),
+                node: named.to_owned(),
+            });
+            match self.nodes.ask(&node, body, self.nodes.until()) {
+                Ok(reply::Body::Done(_)) => return Ok(()),
+                Ok(_) => return Err(odd_answer(&node)),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+}
+
+/// Until the node is asked again. One that has held the question does so again; one that holds too many is to be
+/// spared.
+fn pause(held: Duration) -> Duration {
+    if held >= LONGEST_PAUSE {
+        SHORTEST_PAUSE
+    } else {
+        LONGEST_PAUSE
+    }
+}
