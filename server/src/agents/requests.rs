@@ -141,25 +141,23 @@ impl Agents {
             parent_images: open.parent_images,
             durability,
         };
-        let mut later = None;
-        let opened = self.store.open_session_after(request, || {
-            if frozen {
-                return Ok(self.runs(admission.bytes));
-            }
-            match self.admit(&admission)? {
-                Admitted::Begins(turn) => Ok(turn),
+        let turn = if frozen {
+            self.runs(admission.bytes)
+        } else {
+            // The job is locked when it has its turn: agents ask time and again, and the registry would have to.
+            let free = self.store.check_free(&request.job);
+            let admitted = free.and_then(|()| self.admit(&admission));
+            match admitted.map_err(|error| refusal(&error))? {
+                Admitted::Begins(turn) => turn,
                 Admitted::Later(waiting) => {
-                    later = Some(waiting);
-                    Err(not_yet())
+                    return Ok(reply::Body::Progress(control::Progress {
+                        waiting: Some(waiting),
+                        ..control::Progress::default()
+                    }));
                 }
             }
-        });
-        if let Some(waiting) = later {
-            return Ok(reply::Body::Progress(control::Progress {
-                waiting: Some(waiting),
-                ..control::Progress::default()
-            }));
-        }
+        };
+        let opened = self.store.open_session_after(request, || Ok(turn));
         let session = opened.map_err(|error| refusal(&error))?;
         self.expect(peer, &session);
         Ok(reply::Body::SessionOpened(control::SessionOpened {
@@ -264,14 +262,6 @@ fn check_operate(peer: &Peer, what: &str) -> Result<(), control::Error> {
             .to_owned(),
         ..denied(peer, what)
     })
-}
-
-/// The session is not opened, and its place in the queue is kept.
-fn not_yet() -> StoreError {
-    StoreError::Unavailable {
-        message: "it is not its turn".to_owned(),
-        hint: "ask again",
-    }
 }
 
 /// The job that a reference names.

@@ -361,11 +361,25 @@ impl Store {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_job(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
-        let mut guard = self.jobs.lock(job, holder).map_err(|holder| StoreError::Conflict {
+    /// Whether a dump of the job could begin, as far as this node knows: for one that is going to wait, so that it does not
+    /// wait in vain.
+    ///
+    /// # Errors
+    /// A bad job name, a dump of the job that is under way here.
+    pub(crate) fn check_free(&self, job: &str) -> Result<(), StoreError> {
+        check_job(job)?;
+        self.lock_here(job, "a dump").map(drop)
+    }
+
+    fn lock_here(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
+        self.jobs.lock(job, holder).map_err(|holder| StoreError::Conflict {
             message: format!("job {job} has {holder} under way"),
             hint: "wait for it to end, or discard it (`permafrost status` shows it, `permafrost abort SESSION`)",
-        })?;
+        })
+    }
+
+    fn lock_job(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
+        let mut guard = self.lock_here(job, holder)?;
         if let Some(registry) = self.registry() {
             guard.also(registry.lock_job(job)?);
         }
