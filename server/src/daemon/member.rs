@@ -146,13 +146,14 @@ impl Member {
         debug_assert!(joined, "a store joins once");
 
         let view = nodes.clone();
-        store.look_elsewhere(Arc::new(Peers::new(
+        let peers = Peers::new(
             reads.clone(),
             move || view.live(),
             &name,
             options.domain.clone(),
             READ_DEADLINE,
-        )));
+        );
+        store.look_elsewhere(Arc::new(peers.measured_by(store.costs().cloned())));
 
         let throttle = Throttle::of(store, options.repair);
         let puller = Arc::new(Puller::new(

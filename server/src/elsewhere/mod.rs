@@ -16,15 +16,19 @@
 //!
 //! Damage that is found while reading is told to the store's scrub (`Store::suspect`), which mends it.
 
+mod measured;
 mod order;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_client::peer::{Network, PeerError};
 use permafrost_client::remote::{self, Arriving, Holders};
 use permafrost_protocol::wire::message::request;
 
+use self::measured::Measured;
 use crate::cluster::{FailureDomain, NodesView};
+use crate::costs::Costs;
 
 pub use order::nearest_first;
 
@@ -41,6 +45,7 @@ pub struct Peers {
     node: String,
     domain: FailureDomain,
     deadline: Duration,
+    costs: Option<Arc<Costs>>,
 }
 
 impl Peers {
@@ -60,7 +65,14 @@ impl Peers {
             node: node.to_owned(),
             domain,
             deadline,
+            costs: None,
         }
+    }
+
+    /// Has the links to the others measured by what is read over them.
+    #[must_use]
+    pub fn measured_by(self, costs: Option<Arc<Costs>>) -> Self {
+        Self { costs, ..self }
     }
 }
 
@@ -71,7 +83,14 @@ impl Holders for Peers {
         others: bool,
         request: request::Fetch,
     ) -> Result<Arriving, PeerError> {
-        remote::fetch(&self.network, node, others, request, self.deadline)
+        let arriving = remote::fetch(&self.network, node, others, request, self.deadline)?;
+        let Some(costs) = &self.costs else {
+            return Ok(arriving);
+        };
+        Ok(Arriving {
+            opened: arriving.opened,
+            frames: Box::new(Measured::new(arriving.frames, node, costs)),
+        })
     }
 }
 

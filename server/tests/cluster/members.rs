@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use permafrost_server::cluster::MemberState;
+use permafrost_server::costs::{Costs, CostsConfig};
 use permafrost_server::store::StoreError;
 
 use crate::support::{Bench, until};
@@ -43,6 +44,32 @@ fn a_namesake_with_another_region_is_refused_while_the_first_is_alive() {
     bench.runtime.block_on(third.leave());
     let removed = bench.try_join(&config, "n1", "r2").err().unwrap();
     assert!(removed.to_string().contains("removed"), "{removed}");
+}
+
+#[test]
+fn figures_of_a_node_reach_the_others() {
+    let Some(bench) = Bench::new("cluster figures", 1) else {
+        return;
+    };
+    let (one, two) = (bench.join("n1"), bench.join("n2"));
+    let costs = Costs::new(CostsConfig::default());
+    costs.copied("n1", 100 << 20, Duration::from_millis(500));
+    let report = costs.report();
+    let told = report.clone();
+    two.update_facts(|facts| facts.figures = Some(told));
+    let nodes = one.nodes();
+    until("the figures are seen", || {
+        let view = nodes.live();
+        let mut nodes = view.nodes.into_iter();
+        nodes.any(|node| {
+            let facts = node.facts;
+            assert!(facts.name != "n1" || facts.figures.is_none());
+            let Some(figures) = facts.figures else {
+                return false;
+            };
+            figures == report && figures.links.contains_key("n1")
+        })
+    });
 }
 
 #[test]
