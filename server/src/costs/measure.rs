@@ -434,6 +434,11 @@ impl Costs {
         }
     }
 
+    /// So many things in another node's report were not believed.
+    pub(super) fn doubted(&self, doubts: u64) {
+        self.counted.doubts.fetch_add(doubts, Ordering::Relaxed);
+    }
+
     /// Tells whoever listens; made only where somebody does.
     pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
         if self.events.receiver_count() > 0 {

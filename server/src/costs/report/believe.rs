@@ -1,6 +1,7 @@
 //! What is made of a report that may lie.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_scheduling::NodeId;
@@ -9,7 +10,7 @@ use permafrost_scheduling::estimator::{EstimatorConfig, SizedRates};
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
-use super::super::measure::seconds;
+use super::super::measure::{Costs, seconds};
 use super::{NodeReport, QueueReport};
 
 /// Longest start of a dump or restore that is believed: an hour.
@@ -243,15 +244,29 @@ impl Judge {
 #[derive(Debug, Default)]
 pub struct Reports {
     nodes: HashMap<String, Last>,
+    /// Counts doubts.
+    costs: Option<Arc<Costs>>,
 }
 
 #[derive(Debug)]
 struct Last {
+    /// The last one that was gone by.
     report: NodeReport,
+    /// The last one that was looked at.
+    judged: NodeReport,
     came: Instant,
 }
 
 impl Reports {
+    /// None yet; doubts are counted by `costs`, once a report.
+    #[must_use]
+    pub fn counted_by(costs: Arc<Costs>) -> Self {
+        Self {
+            costs: Some(costs),
+            ..Self::default()
+        }
+    }
+
     /// What to believe of the node `name` now, of which its facts say `report`. A report that was there before is as
     /// much older as it was there.
     pub fn take(
@@ -265,20 +280,25 @@ impl Reports {
             self.nodes.remove(name);
             return Believed::nothing(id);
         };
-        let Some(last) = self.nodes.get_mut(name) else {
-            let last = Last {
-                report: report.clone(),
-                came: now,
-            };
-            self.nodes.insert(name.to_owned(), last);
-            return believe(None, report, Duration::ZERO, id);
-        };
+        let last = self.nodes.entry(name.to_owned()).or_insert_with(|| Last {
+            report: NodeReport::default(),
+            // Judged as the last one: that it went backwards is counted once, too.
+            judged: NodeReport::default(),
+            came: now,
+        });
         if last.report != *report && !is_backwards(&last.report, report) {
             last.report.clone_from(report);
             last.came = now;
         }
         let age = now.saturating_duration_since(last.came);
-        believe(Some(&last.report), report, age, id)
+        let believed = believe(Some(&last.report), report, age, id);
+        if last.judged != *report {
+            last.judged.clone_from(report);
+            if let Some(costs) = &self.costs {
+                costs.doubted(believed.doubts.len() as u64);
+            }
+        }
+        believed
     }
 
     /// Forgets the nodes that are not among `names`.

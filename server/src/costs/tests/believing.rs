@@ -189,7 +189,8 @@ fn a_report_that_goes_backwards_is_not_gone_by() {
 #[test]
 fn the_last_report_of_each_node_is_kept_with_its_age() {
     let costs = measured();
-    let mut reports = Reports::default();
+    let counting = Costs::new(CostsConfig::default());
+    let mut reports = Reports::counted_by(Arc::clone(&counting));
     let began = Instant::now();
     let after = |seconds| began + Duration::from_secs(seconds);
     let age = |believed: &Believed| {
@@ -206,6 +207,10 @@ fn the_last_report_of_each_node_is_kept_with_its_age() {
     // The first once more: not gone by, and the second's age runs on.
     let backwards = reports.take("n", Some(&first), ID, after(40));
     assert!(backwards.doubts.len() == 1 && close(age(&backwards), 10.0));
+    assert_eq!(counting.numbers().doubts, 1);
+    // Looked at again, it is the same doubt.
+    reports.take("n", Some(&first), ID, after(41));
+    assert_eq!(counting.numbers().doubts, 1);
     let silent = reports.take("n", None, ID, after(50));
     assert_eq!(silent, Believed::nothing(ID));
     reports.keep(&[]);
