@@ -43,8 +43,8 @@ pub const RESUME_NODES: u32 = 8;
 /// Copies of one dump at most.
 pub const COPIES: u32 = 100;
 
-/// Readers of events at once.
-pub const EVENT_READERS: usize = 256;
+/// Readers of events at once: half of the connections that socket and port have each, as they keep theirs.
+pub const EVENT_READERS: usize = 128;
 
 /// Events that a slow reader may be behind.
 pub const EVENTS_KEPT: usize = 1024;

@@ -38,7 +38,7 @@ pub(crate) enum Code {
 impl Code {
     /// The code of another `permafrost` that failed.
     pub(crate) fn from_exit_code(exit_code: u8) -> Self {
-        const ALL: [Code; 11] = [
+        const ALL: [Code; 12] = [
             Code::Invalid,
             Code::NotFound,
             Code::Conflict,
@@ -49,6 +49,7 @@ impl Code {
             Code::Denied,
             Code::Unreachable,
             Code::Unavailable,
+            Code::NotEnough,
             Code::Interrupted,
         ];
         ALL.into_iter()
