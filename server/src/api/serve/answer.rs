@@ -32,6 +32,9 @@ const MAX_ID_BYTES: usize = 128;
 /// Bodies are counted in these: a semaphore counts to 2^32.
 const BODY_UNIT_BYTES: usize = 1 << 10;
 
+/// Bodies up to this size take no room of others': all connections' together are 32 MiB.
+const SMALL_BODY_BYTES: usize = 64 << 10;
+
 /// Most that is read of a body that was refused, in bodies of the largest size allowed. Who is still sending when the
 /// connection ends loses the answer (RFC 9112, section 9.6).
 const DRAINED: usize = 4;
@@ -177,8 +180,12 @@ impl Conversation {
             }
             return too_large.response();
         }
-        let (body, _room) = match tokio::time::timeout(limits.body, self.collect(body)).await {
-            Ok(Ok(collected)) => collected,
+        let _room = match self.room(&body).await {
+            Ok(room) => room,
+            Err(refusal) => return refusal.response(),
+        };
+        let body = match tokio::time::timeout(limits.body, self.collect(body)).await {
+            Ok(Ok(body)) => body,
             Ok(Err(refusal)) => return refusal.response(),
             Err(_) => return Refusal::SlowBody { limit: limits.body }.response(),
         };
@@ -195,25 +202,31 @@ impl Conversation {
         }
     }
 
-    /// All of a body, with the room that it takes. Waits while others take all of it.
-    async fn collect(
-        &self,
-        mut body: Incoming,
-    ) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Refusal> {
-        if body.is_end_stream() {
-            return Ok((Bytes::new(), None));
-        }
-        let limit_bytes = self.shared.limits.body_bytes;
+    /// Room for a body. Waits while others take all of it; small ones need not wait for large ones.
+    async fn room(&self, body: &Incoming) -> Result<Option<SemaphorePermit<'_>>, Refusal> {
+        let limits = &self.shared.limits;
         let upper = body.size_hint().upper();
-        let most = upper.map_or(limit_bytes, |upper| {
-            usize::try_from(upper).unwrap_or(limit_bytes)
+        let most = upper.map_or(limits.body_bytes, |upper| {
+            usize::try_from(upper).unwrap_or(limits.body_bytes)
         });
-        let units = most.min(limit_bytes).div_ceil(BODY_UNIT_BYTES);
+        if most <= SMALL_BODY_BYTES {
+            return Ok(None);
+        }
+        let units = most.min(limits.body_bytes).div_ceil(BODY_UNIT_BYTES);
         let units = u32::try_from(units).unwrap_or(u32::MAX);
-        // Never closed.
-        let room = self.shared.bodies.acquire_many(units).await.ok();
+        let waiting = self.shared.bodies.acquire_many(units);
+        match tokio::time::timeout(limits.body, waiting).await {
+            // It is never closed.
+            Ok(room) => Ok(room.ok()),
+            Err(_) => Err(Refusal::NoRoom),
+        }
+    }
+
+    /// All of a body.
+    async fn collect(&self, mut body: Incoming) -> Result<Bytes, Refusal> {
+        let limit_bytes = self.shared.limits.body_bytes;
         match Limited::new(&mut body, limit_bytes).collect().await {
-            Ok(body) => Ok((body.to_bytes(), room)),
+            Ok(body) => Ok(body.to_bytes()),
             Err(error) if error.is::<LengthLimitError>() => {
                 let most_bytes = limit_bytes.saturating_mul(DRAINED);
                 self.drain(body, most_bytes).await;

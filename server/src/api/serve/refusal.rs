@@ -20,6 +20,8 @@ pub(super) enum Refusal {
     TooLarge { limit_bytes: usize },
     /// The body did not come in time.
     SlowBody { limit: Duration },
+    /// Others' bodies took all the room there is.
+    NoRoom,
     /// The body broke off, or is none.
     BrokenBody,
     /// No answer in time.
@@ -61,6 +63,13 @@ impl Refusal {
                 ..Problem::new(
                     Kind::Invalid,
                     format!("a body has to come within {} s", limit.as_secs_f64()),
+                )
+            },
+            Self::NoRoom => Problem {
+                retry_after_s: Some(1),
+                ..Problem::new(
+                    Kind::Unavailable,
+                    "the bodies of other requests take all the room there is",
                 )
             },
             Self::BrokenBody => Problem::new(

@@ -66,6 +66,37 @@ async fn bodies_share_their_room_and_all_are_answered() {
 }
 
 #[tokio::test]
+async fn a_large_body_that_does_not_come_holds_up_large_ones_alone() {
+    let place = Place::new();
+    let mut options = place.with_tokens(&[("a", "read", "t")]);
+    options.limits.body_bytes = 1 << 20;
+    options.limits.bodies_bytes = 1 << 20;
+    options.limits.body = Duration::from_secs(1);
+    let server = start(options).await;
+    let mut stream = TcpStream::connect(server.address().unwrap()).await.unwrap();
+    let head = "POST /length HTTP/1.1\r\nhost: a\r\nauthorization: Bearer t\r\nexpect: 100-continue\r\ncontent-length: 1048576\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // Once it has the room it is told to go on.
+    let mut begun = [0; 12];
+    stream.read_exact(&mut begun).await.unwrap();
+    assert_eq!(&begun, b"HTTP/1.1 100");
+    let client = &mut at_port(&server).await;
+    let small = said(client, send("/length", "t", "small")).await;
+    assert_eq!(small.text, "5");
+    // The room is free again when the body is given up.
+    let large = loop {
+        let client = &mut at_port(&server).await;
+        let large = said(client, send("/length", "t", vec![b'x'; 1 << 20])).await;
+        if large.status == 200 {
+            break large;
+        }
+        assert_eq!(large.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(large.problem().detail.contains("room"));
+    };
+    assert_eq!(large.text, "1048576");
+}
+
+#[tokio::test]
 async fn who_asks_too_often_is_told_when_to_come_again() {
     let place = Place::new();
     let mut options = place.with_tokens(&[("a", "read", "t"), ("b", "read", "u")]);
