@@ -198,7 +198,9 @@ impl Site {
             .arg(&data)
             .arg("--run-dir")
             .arg(&run)
-            .args(["--listen", "none", "--scrub-period", "off"])
+            .args(["--listen", "none"])
+            // Nothing but what is measured uses the medium.
+            .args(["--scrub-period", "off", "--probe-period", "off"])
             // A slow medium may keep a dump for long.
             .args(["--session-ttl", "1d", "--idle-timeout", "1d"])
             .args(["--region-size", &self.region_bytes.to_string()])

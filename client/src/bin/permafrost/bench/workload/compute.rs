@@ -6,8 +6,9 @@ const STEP_BYTES: usize = 64 << 10;
 const K: usize = 4;
 
 pub(super) struct Compute {
-    centres: [f32; K],
-    sums: [(f32, u32); K],
+    centres: [f64; K],
+    /// Whole numbers, which are exact: what is computed does not depend on how it is added up.
+    sums: [(f64, u32); K],
     steps: u64,
 }
 
@@ -27,7 +28,7 @@ impl Compute {
     /// A number that stands for all that was computed.
     pub(super) fn result(&self) -> u64 {
         self.centres.iter().fold(self.steps, |sum, centre| {
-            sum.rotate_left(13) ^ u64::from(centre.to_bits())
+            sum.rotate_left(13) ^ centre.to_bits()
         })
     }
 
@@ -40,8 +41,8 @@ impl Compute {
             .get(at..(at + STEP_BYTES).min(memory.len()))
             .unwrap_or_default();
         for &bytes in points.as_chunks::<2>().0 {
-            let point = f32::from(u16::from_le_bytes(bytes));
-            let mut nearest = (f32::MAX, 0);
+            let point = f64::from(u16::from_le_bytes(bytes));
+            let mut nearest = (f64::MAX, 0);
             for (which, centre) in self.centres.iter().enumerate() {
                 let distance = (point - centre).abs();
                 if distance < nearest.0 {
@@ -57,7 +58,7 @@ impl Compute {
         if piece + 1 == pieces {
             for (centre, (sum, count)) in self.centres.iter_mut().zip(&mut self.sums) {
                 if *count > 0 {
-                    *centre = *sum / *count as f32;
+                    *centre = *sum / f64::from(*count);
                 }
                 (*sum, *count) = (0.0, 0);
             }

@@ -27,7 +27,7 @@ fn text_of(svg: &str) -> String {
     for entity in entities {
         assert!(entity.contains(';'), "{entity}");
     }
-    words
+    words.replace("&apos;", "'")
 }
 
 fn picture(paint: impl FnOnce(&Canvas<'_>) -> Result<(), String>) -> String {
