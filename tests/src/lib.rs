@@ -13,5 +13,6 @@ pub mod faketime;
 pub mod net;
 pub mod process;
 pub mod random;
+pub mod slurm;
 pub mod status;
 pub mod workload;

@@ -202,6 +202,10 @@ fn tests(quick: bool) -> Result<Count> {
             ui::say("############################################################");
         }
     }
+    if let Err(why) = tools::slurm() {
+        // They fail without it: nothing else shows that a preempted job survives.
+        ui::say(&format!("no Slurm: {why:#}"));
+    }
     run_counted(&mut command)
 }
 

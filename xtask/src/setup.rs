@@ -49,6 +49,7 @@ pub(crate) fn print() -> Result<()> {
     tools::protoc()?;
     tools::etcd()?;
     tools::faketime()?;
+    tools::slurm()?;
     match criu()? {
         Criu::Works(path) => println!("{}", path.display()),
         Criu::CannotRun(why) => bail!("CRIU cannot run here: {why}"),

@@ -1,4 +1,4 @@
-//! Programs that building and testing need beside Rust: protoc, etcd and libfaketime. Those of the machine, or Debian's, unpacked
+//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime and Slurm. Those of the machine, or Debian's, unpacked
 //! under `target/` and started through their own loader.
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use permafrost_tests::{etcd, faketime};
+use permafrost_tests::{etcd, faketime, slurm};
 
 use crate::{apt, paths, ui};
 
@@ -90,6 +90,31 @@ pub(crate) fn faketime() -> Result<PathBuf> {
         .context("use the libfaketime that was fetched")?;
     task.done(&format!("{}", library.display()));
     Ok(library)
+}
+
+/// The Slurm to test with: the one of this machine, or one fetched. Its daemons find each other by themselves, so they
+/// run with this machine's libc, unlike etcd.
+///
+/// # Errors
+/// There is none and none can be fetched, or it does not get on with this machine's libc.
+pub(crate) fn slurm() -> Result<slurm::Programs> {
+    if let Ok(found) = slurm::Programs::find() {
+        return Ok(found);
+    }
+    let task = ui::Task::begin("fetch Slurm, as there is none here");
+    let root = slurm::fetched();
+    apt::unpack(
+        SUITE,
+        &["slurmctld", "slurmd", "slurm-client", "munge"],
+        &root,
+    )?;
+    let programs = slurm::Programs::at(&root);
+    programs
+        .check()
+        .map_err(anyhow::Error::msg)
+        .context("use the Slurm that was fetched")?;
+    task.done(&format!("{}", root.display()));
+    Ok(programs)
 }
 
 fn says_version(program: &Path) -> bool {

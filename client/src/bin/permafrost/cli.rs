@@ -171,6 +171,9 @@ pub(crate) enum Command {
     Token(crate::token::TokenArguments),
     /// Measure storage tiers, or a node.
     Bench(Box<crate::bench::BenchArguments>),
+    /// Run Slurm jobs that survive preemption.
+    #[command(after_help = crate::slurm::SLURM_EXAMPLES)]
+    Slurm(crate::slurm::SlurmArguments),
     /// Make and rotate the certificates of nodes, agents and people.
     Pki(crate::pki::PkiArguments),
 }

@@ -31,10 +31,7 @@ pub(crate) struct Interrupts {
 
 impl Interrupts {
     pub(crate) fn install() -> Result<Self, Failure> {
-        let interrupts = Self {
-            came: Arc::default(),
-            target: Arc::default(),
-        };
+        let interrupts = Self::none();
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
             .map_err(|error| Failure::new(Code::Internal, format!("catch signals: {error}")))?;
         let handler = interrupts.clone();
@@ -44,6 +41,14 @@ impl Interrupts {
             }
         });
         Ok(interrupts)
+    }
+
+    /// Those that never come: whoever asks sees to signals itself.
+    pub(crate) fn none() -> Self {
+        Self {
+            came: Arc::default(),
+            target: Arc::default(),
+        }
     }
 
     fn handle(&self, signal: i32) {

@@ -24,6 +24,7 @@ mod progress;
 mod reserve;
 mod restore;
 mod scrub;
+mod slurm;
 mod table;
 mod token;
 mod transfer;
@@ -41,13 +42,15 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let context = Context::new(&cli);
     match run(&context, cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => failure.report(context.json),
     }
 }
 
-fn run(context: &Context, command: Command) -> Result<(), Failure> {
-    match command {
+fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
+    let done = match command {
+        // Its exit code is its task's.
+        Command::Slurm(arguments) => return Ok(slurm::slurm(context, arguments)),
         Command::Dump(arguments) => dump::dump(context, &arguments),
         Command::Restore(arguments) => restore::restore(context, &arguments),
         Command::Get(arguments) => transfer::get(context, &arguments),
@@ -72,5 +75,6 @@ fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Open(arguments) => manage::open(context, &arguments),
         Command::Abort(arguments) => manage::abort(context, &arguments),
         Command::Reserve(arguments) => reserve::reserve(context, &arguments),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

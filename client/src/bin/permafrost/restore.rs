@@ -35,10 +35,10 @@ const REAP_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a restore prints with `--json`.
 #[derive(Debug, Serialize)]
-struct Report {
+pub(crate) struct Report {
     /// Root of the restored tree.
-    pid: u32,
-    checkpoint: Checkpoint,
+    pub(crate) pid: u32,
+    pub(crate) checkpoint: Checkpoint,
     /// CRIU read the images from the store, and not from a directory.
     streamed: bool,
     /// Building the images directory.
@@ -47,7 +47,7 @@ struct Report {
     wait_us: u64,
     /// CRIU's run.
     criu_us: u64,
-    total_us: u64,
+    pub(crate) total_us: u64,
     /// CRIU's own measurements.
     #[serde(skip_serializing_if = "Option::is_none")]
     stats: Option<RestoreStats>,
@@ -63,10 +63,28 @@ struct Report {
 }
 
 pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result<(), Failure> {
+    let interrupts = Interrupts::install()?;
+    let mut report = bring_back(context, arguments, &interrupts)?;
+    if arguments.foreground {
+        if !context.json {
+            context.print(&report, human_report)?;
+        }
+        wait(report.pid, &interrupts, &mut report)?;
+        return context.print(&report, human_end);
+    }
+    context.print(&report, human_report)
+}
+
+/// Restores and prints nothing. With `--foreground` the restored process is a child of this one, and the caller
+/// waits for it.
+pub(crate) fn bring_back(
+    context: &Context,
+    arguments: &RestoreArguments,
+    interrupts: &Interrupts,
+) -> Result<Report, Failure> {
     let started = Instant::now();
     let passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Restore)?;
     let criu = Criu::new(arguments.criu.clone());
-    let interrupts = Interrupts::install()?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
 
@@ -116,7 +134,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     let streamed = delivery.is_stream();
 
     let manifest = manifest.unwrap_or_default();
-    let waited = wait_until_reaped(&manifest, &interrupts);
+    let waited = wait_until_reaped(&manifest, interrupts);
     interrupts.check()?;
     let recorded = manifest.origin.clone().unwrap_or_default().restore_options;
     let pidfile = work.join("pid");
@@ -139,7 +157,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         refusal,
     } = delivery.run(
         context,
-        &interrupts,
+        interrupts,
         connection,
         Wanted {
             name: &name,
@@ -187,7 +205,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         drop(scratch);
         None
     };
-    let mut report = Report {
+    Ok(Report {
         pid,
         checkpoint,
         streamed,
@@ -199,15 +217,7 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
         exit_status: None,
         signal: None,
         images_dir,
-    };
-    if arguments.foreground {
-        if !context.json {
-            context.print(&report, human_report)?;
-        }
-        wait(pid, &interrupts, &mut report)?;
-        return context.print(&report, human_end);
-    }
-    context.print(&report, human_report)
+    })
 }
 
 /// CRIU succeeded, but the daemon did not. Not killed: whoever called may want to look at it first.

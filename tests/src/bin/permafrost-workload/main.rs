@@ -4,6 +4,7 @@
 //! - SIGHUP: report
 //! - SIGUSR1: modify some of the pages, report
 //! - SIGUSR2: check everything, report
+//! - SIGINT: the same, and end: with 0 if all is as it should be, with 1 if not
 //!
 //! It can be dumped as it is: a session of its own, standard streams on /dev/null, no file open between
 //! reports. With `--members` it is a tree of processes over shared memory, pipes either way.
@@ -21,12 +22,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use permafrost_tests::contents::Contents;
 use permafrost_tests::process;
 use permafrost_tests::status::Status;
-use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGUSR1, SIGUSR2};
 
 use crate::member::Members;
 use crate::memory::Memory;
@@ -138,11 +139,11 @@ impl Root {
     }
 
     fn run(mut self) -> Result<()> {
-        let [report, modify, verify] = [SIGHUP, SIGUSR1, SIGUSR2].map(|signal| {
+        let [report, modify, verify, finish] = [SIGHUP, SIGUSR1, SIGUSR2, SIGINT].map(|signal| {
             let raised = Arc::new(AtomicBool::new(false));
             signal_hook::flag::register(signal, Arc::clone(&raised)).map(|_| raised)
         });
-        let (report, modify, verify) = (report?, modify?, verify?);
+        let (report, modify, verify, finish) = (report?, modify?, verify?, finish?);
         leave_stderr()?;
         self.report(false, 0, 0, Vec::new())?;
         loop {
@@ -153,6 +154,10 @@ impl Root {
             if verify.swap(false, Ordering::Relaxed) {
                 self.verify()?;
             }
+            if finish.load(Ordering::Relaxed) {
+                ensure!(self.verify()?.is_sound(), "not what it was");
+                return Ok(());
+            }
             if report.swap(false, Ordering::Relaxed) {
                 self.report(false, 0, 0, Vec::new())?;
             }
@@ -160,7 +165,7 @@ impl Root {
         }
     }
 
-    fn modify(&mut self) -> Result<()> {
+    fn modify(&mut self) -> Result<Status> {
         self.memory.modify(self.options.modify_percent);
         if let Some(shared) = &mut self.shared {
             shared.modify(self.options.modify_percent)?;
@@ -169,7 +174,7 @@ impl Root {
         self.report(false, 0, 0, faults)
     }
 
-    fn verify(&mut self) -> Result<()> {
+    fn verify(&mut self) -> Result<Status> {
         let mut found = self.memory.verify();
         let mut faults = Vec::new();
         let token = self.counter;
@@ -197,9 +202,9 @@ impl Root {
         bad_pages: u64,
         checksum_found: u64,
         faults: Vec<String>,
-    ) -> Result<()> {
+    ) -> Result<Status> {
         let shared_pages = self.shared.as_ref().map_or(0, Shared::pages);
-        Status {
+        let status = Status {
             pid: std::process::id(),
             counter: self.counter,
             generation: self.memory.generation(),
@@ -211,7 +216,8 @@ impl Root {
             verified,
             members: self.members.pids(),
             thread_ticks: self.ticker.ticks(),
-        }
-        .write(&self.options.dir.join("workload.status"))
+        };
+        status.write(&self.options.dir.join("workload.status"))?;
+        Ok(status)
     }
 }

@@ -30,7 +30,7 @@ use permafrost_client::tracking::{self, Locked, Markers};
 use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::manifest::Origin;
 
-use self::report::Report;
+pub(crate) use self::report::Report;
 use crate::cli::DumpArguments;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
@@ -79,9 +79,19 @@ struct Sealed {
 }
 
 pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), Failure> {
+    let report = take(context, arguments, Interrupts::install)?;
+    context.print(&report, report::human_report)
+}
+
+/// Takes a dump and prints nothing; `interrupts` are made once the arguments are known to make sense.
+pub(crate) fn take(
+    context: &Context,
+    arguments: &DumpArguments,
+    interrupts: impl FnOnce() -> Result<Interrupts, Failure>,
+) -> Result<Report, Failure> {
     let started = Instant::now();
     let mut plan = Plan::new(context, arguments)?;
-    let interrupts = Interrupts::install()?;
+    let interrupts = interrupts()?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
     if plan.origin.tracked {
@@ -116,7 +126,7 @@ pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), F
         log: arguments.work_dir.is_some().then_some(sealed.finished.log),
     };
     drop(places.scratch);
-    context.print(&report, report::human_report)
+    Ok(report)
 }
 
 impl<'a> Plan<'a> {

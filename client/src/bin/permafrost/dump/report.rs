@@ -14,10 +14,10 @@ use crate::table::facts;
 
 /// What a dump prints with `--json`.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    pub(super) checkpoint: Checkpoint,
+pub(crate) struct Report {
+    pub(crate) checkpoint: Checkpoint,
     /// From start to end of this command.
-    pub(super) total_us: u64,
+    pub(crate) total_us: u64,
     /// CRIU's own run.
     pub(super) criu_us: u64,
     /// The seal, with the tasks frozen (with a pre-dump: running).

@@ -1,0 +1,176 @@
+//! Whether a preempted task is worth a dump.
+
+use std::fmt;
+use std::time::Duration;
+
+use permafrost_scheduling::TaskId;
+use permafrost_scheduling::preempt::{CandidateVictim, Decision, algorithm_1};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+
+/// What is known of the task when it is preempted.
+#[derive(Clone, Debug)]
+pub(super) struct Situation {
+    /// Memory of the task.
+    pub(super) resident_bytes: u64,
+    /// How long it has run since its last checkpoint, or since it was started: what a kill loses.
+    pub(super) since_checkpoint: Duration,
+    /// Whether there is a checkpoint to build on.
+    pub(super) has_checkpoint: bool,
+    /// Time until Slurm ends the job.
+    pub(super) within: Option<Duration>,
+    /// Less than this is not worth a dump, says the user.
+    pub(super) min_progress: Duration,
+    /// What this run has measured.
+    pub(super) measured: Measured,
+}
+
+/// Bytes and time of the last transfers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Measured {
+    pub(super) dump: Option<(u64, Duration)>,
+    pub(super) restore: Option<(u64, Duration)>,
+}
+
+/// What to do, and why in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Advice {
+    /// Take a checkpoint.
+    Checkpoint(String),
+    /// Have it end; it starts again from its last checkpoint, or anew.
+    End(String),
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Checkpoint(why) => write!(f, "a checkpoint: {why}"),
+            Self::End(why) => write!(f, "no checkpoint: {why}"),
+        }
+    }
+}
+
+/// Algorithm 1 (paper 000, §4.1) over what this run has measured, within the grace time. What was not measured speaks for
+/// the checkpoint: one too many costs less than the work.
+pub(super) fn advise(situation: &Situation) -> Advice {
+    let lost = situation.since_checkpoint;
+    if lost < situation.min_progress {
+        return Advice::End(format!(
+            "it has worked {} since it was last safe, less than --min-progress",
+            seconds(lost)
+        ));
+    }
+    let Some(write) = rate(situation.measured.dump) else {
+        return Advice::Checkpoint("no dump was measured yet".to_owned());
+    };
+    let size = Bytes::new(situation.resident_bytes);
+    let takes = size.at(write);
+    if let Some(within) = situation.within
+        && takes.value() > within.as_secs_f64()
+    {
+        return Advice::End(format!(
+            "it would take {takes}, and {} are left",
+            seconds(within)
+        ));
+    }
+    let (Some(read), Ok(progress)) = (
+        rate(situation.measured.restore),
+        Seconds::new(lost.as_secs_f64()),
+    ) else {
+        return Advice::Checkpoint(format!("it takes {takes}"));
+    };
+    let candidate = CandidateVictim {
+        task: TaskId(0),
+        size,
+        bw_write: write,
+        bw_read: read,
+        queue_time_dump: Seconds::ZERO,
+        progress,
+        previous_checkpoint: situation.has_checkpoint,
+    };
+    let overhead = takes.plus(size.at(read));
+    match algorithm_1(vec![candidate]).first() {
+        Some((_, Decision::Kill)) => Advice::End(format!(
+            "dump and restore take {overhead}, the work since it was last safe took {progress}"
+        )),
+        _ => Advice::Checkpoint(format!(
+            "dump and restore take {overhead}, the work since it was last safe took {progress}"
+        )),
+    }
+}
+
+/// Bytes over time; none where it cannot be said.
+fn rate(measured: Option<(u64, Duration)>) -> Option<BytesPerSecond> {
+    let (bytes, elapsed) = measured?;
+    let elapsed = Seconds::new(elapsed.as_secs_f64()).ok()?;
+    BytesPerSecond::measured(Bytes::new(bytes), elapsed).ok()
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A task of 4 GiB that has worked for `worked_s`, where a dump and a restore of 1 GiB took 2 s each.
+    fn situation(worked_s: u64) -> Situation {
+        let measured = Some((GIB, Duration::from_secs(2)));
+        Situation {
+            resident_bytes: 4 * GIB,
+            since_checkpoint: Duration::from_secs(worked_s),
+            has_checkpoint: false,
+            within: Some(Duration::from_secs(60)),
+            min_progress: Duration::ZERO,
+            measured: Measured {
+                dump: measured,
+                restore: measured,
+            },
+        }
+    }
+
+    fn is_checkpoint(situation: &Situation) -> bool {
+        matches!(advise(situation), Advice::Checkpoint(_))
+    }
+
+    #[test]
+    fn a_dump_must_be_cheaper_than_the_work() {
+        // 8 s to dump, 8 s to restore.
+        assert!(is_checkpoint(&situation(17)));
+        assert!(!is_checkpoint(&situation(15)));
+    }
+
+    #[test]
+    fn a_dump_must_fit_the_grace_time() {
+        let within = |seconds| Situation {
+            within: Some(Duration::from_secs(seconds)),
+            ..situation(3600)
+        };
+        assert!(is_checkpoint(&within(9)));
+        assert_eq!(
+            advise(&within(7)),
+            Advice::End("it would take 8 s, and 7.0 s are left".to_owned())
+        );
+        let unlimited = Situation {
+            within: None,
+            ..situation(3600)
+        };
+        assert!(is_checkpoint(&unlimited));
+    }
+
+    #[test]
+    fn what_is_not_known_speaks_for_the_checkpoint() {
+        let unknown = Situation {
+            measured: Measured::default(),
+            ..situation(1)
+        };
+        assert!(is_checkpoint(&unknown));
+        let asked_for = Situation {
+            min_progress: Duration::from_secs(2),
+            ..unknown
+        };
+        assert!(!is_checkpoint(&asked_for));
+    }
+}

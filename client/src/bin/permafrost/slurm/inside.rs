@@ -1,0 +1,205 @@
+//! Inside the namespace: process 1, which starts or resumes the task.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser as _;
+use permafrost_client::control::ControlError;
+use permafrost_protocol::control::{Detail, ErrorCode, request};
+use signal_hook::consts::SIGCHLD;
+use signal_hook::iterator::Signals;
+
+use super::RunArguments;
+use super::advice::Measured;
+use super::job::Job;
+use super::pids;
+use super::streams::Streams;
+use super::supervise::Supervisor;
+use super::task::Task;
+use crate::cli::{Cli, Command, RestoreArguments};
+use crate::context::Context;
+use crate::dump::name_of;
+use crate::failure::{Code, Failure};
+use crate::interrupt::Interrupts;
+use crate::restore;
+
+/// Tells the inside from the outside: both have the same command line.
+pub(super) const VARIABLE: &str = "PERMAFROST_SLURM_INSIDE";
+
+/// How long a requeued job waits for `permafrostd`, which may come up after slurmd does.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often it is tried meanwhile.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What the task's keeper is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A signal came to the outside.
+    Signal(i32),
+    /// A child has ended.
+    Child,
+    /// The outside is gone: Slurm has killed it.
+    Alone,
+}
+
+/// A task that runs, and how it came to be.
+pub(super) struct Begun {
+    pub(super) task: Task,
+    /// Whether Permafrost holds a checkpoint of the job.
+    pub(super) has_checkpoint: bool,
+    pub(super) measured: Measured,
+}
+
+/// Whether this process is the inside.
+pub(super) fn is_inside() -> bool {
+    std::env::var_os(VARIABLE).is_some() && std::process::id() == 1
+}
+
+/// Runs the task to its end, or until it is checkpointed. The exit code.
+pub(super) fn run(context: &Context, arguments: &RunArguments) -> Result<u8, Failure> {
+    let job = Job::of_environment(|name| std::env::var(name).ok(), arguments.job.as_deref())?;
+    let events = listen()?;
+    let streams = Streams::open(arguments)?;
+    let begun = begin(context, arguments, &job, streams)?;
+    Supervisor::new(context, arguments, job, begun).run(&events)
+}
+
+/// Signals of the outside, one byte each on standard input, and the ends of children. Both threads are there before
+/// anything else is, so that their ids are none that a task may have had.
+fn listen() -> Result<Receiver<Event>, Failure> {
+    let (tell, events) = mpsc::channel();
+    let mut children = Signals::new([SIGCHLD])
+        .map_err(|error| Failure::new(Code::Internal, format!("catch signals: {error}")))?;
+    let told: Sender<Event> = tell.clone();
+    thread::spawn(move || {
+        for _ in children.forever() {
+            if told.send(Event::Child).is_err() {
+                return;
+            }
+        }
+    });
+    thread::spawn(move || {
+        let mut byte = [0];
+        loop {
+            let event = match std::io::stdin().read(&mut byte) {
+                Ok(1..) => Event::Signal(byte[0].into()),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Ok(0) | Err(_) => Event::Alone,
+            };
+            if tell.send(event).is_err() || event == Event::Alone {
+                return;
+            }
+        }
+    });
+    Ok(events)
+}
+
+/// Resumes the task from the job's newest checkpoint, or starts it where there is none.
+fn begin(
+    context: &Context,
+    arguments: &RunArguments,
+    job: &Job,
+    streams: Streams,
+) -> Result<Begun, Failure> {
+    let found = if arguments.fresh {
+        None
+    } else {
+        find(context, job)?
+    };
+    pids::begin_behind(found.as_ref().and_then(|found| found.manifest.as_ref()))?;
+    let Some(checkpoint) = found.and_then(|found| found.checkpoint) else {
+        return Ok(Begun {
+            task: Task::start(&arguments.command, streams)?,
+            // With --fresh nobody has looked.
+            has_checkpoint: arguments.fresh,
+            measured: Measured::default(),
+        });
+    };
+    let name = name_of(&checkpoint);
+    let report = restore::bring_back(
+        context,
+        &restore_arguments(arguments, &name)?,
+        &Interrupts::none(),
+    )
+    .map_err(|failure| {
+        let hint = if failure.hint.is_empty() {
+            String::new()
+        } else {
+            format!("{}; ", failure.hint)
+        };
+        failure.hint(format!("{hint}--fresh starts COMMAND anew"))
+    })?;
+    let elapsed = Duration::from_micros(report.total_us);
+    context.remark(&format!(
+        "resumed from {name} in {:.1} s, {} restarts so far",
+        elapsed.as_secs_f64(),
+        job.restarts
+    ));
+    Ok(Begun {
+        task: Task::of(report.pid)?,
+        has_checkpoint: true,
+        measured: Measured {
+            dump: None,
+            restore: Some((report.checkpoint.memory_bytes, elapsed)),
+        },
+    })
+}
+
+/// The job's newest checkpoint.
+///
+/// # Errors
+/// The daemon cannot be asked although there may be one: a task must not start anew, as if nothing had been saved.
+fn find(context: &Context, job: &Job) -> Result<Option<Detail>, Failure> {
+    let asked = Instant::now();
+    loop {
+        let show = request::Show {
+            checkpoint: job.lineage.clone(),
+        };
+        let failure: Failure = match context.connect().map(|mut daemon| daemon.call(show)) {
+            Ok(Ok(detail)) => return Ok(Some(detail)),
+            Ok(Err(ControlError::Refused {
+                code: ErrorCode::NotFound,
+                ..
+            })) => return Ok(None),
+            Ok(Err(error)) => error.into(),
+            Err(failure) => failure,
+        };
+        if job.restarts == 0 && !job.named {
+            context.remark(&format!(
+                "{}: the job is started, but cannot be checkpointed before permafrostd is there",
+                failure.message
+            ));
+            return Ok(None);
+        }
+        if asked.elapsed() > PATIENCE {
+            return Err(failure.during(format!("there may be a checkpoint of {}", job.lineage)));
+        }
+        thread::sleep(TICK);
+    }
+}
+
+/// As `permafrost restore --foreground` has them.
+fn restore_arguments(arguments: &RunArguments, name: &str) -> Result<RestoreArguments, Failure> {
+    let mut line: Vec<OsString> = ["permafrost", "restore", "--foreground"]
+        .map(OsString::from)
+        .to_vec();
+    if let Some(criu) = &arguments.criu {
+        line.extend(["--criu".into(), criu.into()]);
+    }
+    line.push(name.into());
+    match parse(line)? {
+        Command::Restore(arguments) => Ok(arguments),
+        _ => Err(Failure::new(Code::Internal, "restore is another command")),
+    }
+}
+
+/// Reads a command line of our own making, so that every option not named has its default.
+pub(super) fn parse(line: Vec<OsString>) -> Result<Command, Failure> {
+    Cli::try_parse_from(line)
+        .map(|cli| cli.command)
+        .map_err(|error| Failure::new(Code::Internal, error.to_string()))
+}

@@ -1,0 +1,110 @@
+//! What a signal means. Slurm says with the same numbers that a job is preempted, requeued, cancelled or over its limit,
+//! so its state decides.
+//!
+//! Seen with Slurm 22.05 (and read in its `preempt.c`, `job_mgr.c`): at the beginning of a grace time the signal of
+//! `--signal=B:…` comes to the batch script's process alone, and the job is RUNNING with a `PreemptTime`. What ends a job
+//! (`scancel`, `scontrol requeue`, the end of a grace time, a time limit) sends SIGCONT and SIGTERM to every process of
+//! it, the task's too, and the job is COMPLETING by then; a requeue has counted its restarts up.
+
+use std::time::Duration;
+
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+
+use super::job::State;
+
+/// What to make of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// Leave the node and be resumed later.
+    Leave {
+        /// Somebody waits for the node, who may be better off if the task is ended.
+        preempted: bool,
+        /// Time until Slurm ends the job; none if it is not known.
+        within: Option<Duration>,
+    },
+    /// For the task, as it is.
+    HandOn,
+    /// Slurm ends the job, and has told the task. Not a moment for a checkpoint: a task that is shutting down would go on
+    /// shutting down when it is resumed.
+    Over,
+}
+
+/// Whether the meaning of a signal depends on the job's state.
+pub(super) fn depends(signal: i32) -> bool {
+    matches!(signal, SIGUSR1 | SIGTERM)
+}
+
+/// The meaning of `signal` for a job in `state`; none if slurmctld does not answer.
+pub(super) fn meaning(signal: i32, state: Option<&State>) -> Meaning {
+    let Some(state) = state else {
+        // Nobody else sends SIGUSR1, so the job is to be saved. A SIGTERM may have reached the task already.
+        return match signal {
+            SIGUSR1 => Meaning::Leave {
+                preempted: false,
+                within: None,
+            },
+            _ => Meaning::HandOn,
+        };
+    };
+    let running = state.word == "RUNNING";
+    match signal {
+        SIGUSR1 | SIGTERM if !running => Meaning::Over,
+        SIGUSR1 => Meaning::Leave {
+            preempted: state.preempted,
+            within: state.left(),
+        },
+        // --signal=B:TERM: without it the batch script gets none at the beginning of a grace time.
+        SIGTERM if state.preempted => Meaning::Leave {
+            preempted: true,
+            within: state.left(),
+        },
+        _ => Meaning::HandOn,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::consts::SIGUSR2;
+
+    use super::*;
+
+    fn state(word: &str, preempted: bool) -> State {
+        State {
+            word: word.to_owned(),
+            restarts: 0,
+            preempted,
+            ends_unix_s: None,
+            timed_out: false,
+        }
+    }
+
+    fn leave(preempted: bool) -> Meaning {
+        Meaning::Leave {
+            preempted,
+            within: None,
+        }
+    }
+
+    #[test]
+    fn preemption_is_told_from_cancelling() {
+        let running = state("RUNNING", false);
+        let preempted = state("RUNNING", true);
+        let cancelled = state("COMPLETING", false);
+        let at_the_end_of_its_grace_time = state("COMPLETING", true);
+        for (signal, state, expected) in [
+            (SIGUSR1, Some(&running), leave(false)),
+            (SIGUSR1, Some(&preempted), leave(true)),
+            (SIGUSR1, Some(&cancelled), Meaning::Over),
+            (SIGUSR1, None, leave(false)),
+            (SIGTERM, Some(&running), Meaning::HandOn),
+            (SIGTERM, Some(&preempted), leave(true)),
+            (SIGTERM, Some(&cancelled), Meaning::Over),
+            (SIGTERM, Some(&at_the_end_of_its_grace_time), Meaning::Over),
+            (SIGTERM, None, Meaning::HandOn),
+            (SIGUSR2, Some(&running), Meaning::HandOn),
+        ] {
+            assert_eq!(meaning(signal, state), expected, "{signal} in {state:?}");
+        }
+        assert!(depends(SIGTERM) && depends(SIGUSR1) && !depends(SIGUSR2));
+    }
+}

@@ -1,0 +1,423 @@
+//! A real Slurm of a test's own: `munged`, `slurmctld` and `slurmd` of one node, all in a PID namespace that ends with it,
+//! with two partitions of which one preempts the other.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+
+/// Partition whose jobs are preempted.
+pub const LOW: &str = "low";
+/// Partition that preempts.
+pub const HIGH: &str = "high";
+/// The cluster's name.
+pub const CLUSTER: &str = "permafrost";
+
+/// How long the daemons may take to make the node usable.
+const READY: Duration = Duration::from_secs(60);
+
+/// How long a job may take to get where it is expected.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Lifetime of a credential, s: a requeued job waits as long before it starts again. The least that Slurm takes; two minutes
+/// by default.
+const CREDENTIAL_S: u32 = 5;
+
+/// Where Slurm's programs are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Programs {
+    /// Root of the packages: `/`, or where `cargo xtask` has unpacked them.
+    root: PathBuf,
+}
+
+impl Programs {
+    /// Those of this machine, or those that `cargo xtask setup` has fetched. Looked for once a process.
+    ///
+    /// # Errors
+    /// Says of each candidate why not.
+    pub fn find() -> Result<Self, String> {
+        static FOUND: OnceLock<Result<Programs, String>> = OnceLock::new();
+        FOUND
+            .get_or_init(|| {
+                let mut reasons = Vec::new();
+                for root in [PathBuf::from("/"), fetched()] {
+                    let programs = Self { root };
+                    match programs.check() {
+                        Ok(()) => return Ok(programs),
+                        Err(why) => reasons.push(why),
+                    }
+                }
+                Err(reasons.join("; "))
+            })
+            .clone()
+    }
+
+    /// Whether all that is needed is there and starts.
+    ///
+    /// # Errors
+    /// Gives the reason in one line.
+    pub fn check(&self) -> Result<(), String> {
+        for (program, version) in [
+            ("usr/sbin/munged", "--version"),
+            ("usr/sbin/slurmctld-wlm", "-V"),
+            ("usr/sbin/slurmd-wlm", "-V"),
+        ] {
+            let path = self.path(program);
+            let started = self
+                .command(program)
+                .arg(version)
+                .stdin(Stdio::null())
+                .output()
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+            if !started.status.success() {
+                return Err(format!("{} {version}: {}", path.display(), started.status));
+            }
+        }
+        // These say nothing, not even their version, without a cluster.
+        for program in ["sbatch", "scancel", "scontrol", "sinfo"] {
+            let path = self.path("usr/bin").join(program);
+            if !path.is_file() {
+                return Err(format!("{} is not there", path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Those unpacked at `root`.
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
+        Self {
+            root: root.to_path_buf(),
+        }
+    }
+
+    fn path(&self, program: &str) -> PathBuf {
+        self.root.join(program)
+    }
+
+    fn is_fetched(&self) -> bool {
+        self.root != Path::new("/")
+    }
+
+    fn libraries(&self) -> PathBuf {
+        let arch = std::env::consts::ARCH;
+        self.path(&format!("usr/lib/{arch}-linux-gnu"))
+    }
+
+    /// One of the programs, and for what it starts the way to the others.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.path(program));
+        self.point(&mut command);
+        command
+    }
+
+    fn point(&self, command: &mut Command) {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let own = [self.path("usr/bin"), self.path("usr/sbin")];
+        let all = own.into_iter().chain(std::env::split_paths(&path));
+        if let Ok(all) = std::env::join_paths(all) {
+            command.env("PATH", all);
+        }
+        if self.is_fetched() {
+            // Not the packages' libc: that belongs to their own loader.
+            let libraries = self.libraries();
+            let both = [libraries.join("slurm-wlm"), libraries];
+            if let Ok(both) = std::env::join_paths(both) {
+                command.env("LD_LIBRARY_PATH", both);
+            }
+        }
+    }
+}
+
+/// Where `cargo xtask` unpacks the packages.
+#[must_use]
+pub fn fetched() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().unwrap_or(tests).join("target/slurm/root")
+}
+
+/// Slurm for a test.
+///
+/// # Panics
+/// There is none: a test of what it does must not pass without it.
+#[must_use]
+pub fn for_test(test: &str) -> Programs {
+    Programs::find().unwrap_or_else(|why| {
+        panic!("{test} needs Slurm: {why}; `cargo xtask setup` fetches it, or install slurmctld, slurmd, slurm-client and munge")
+    })
+}
+
+/// A running cluster of one node with one processor. Dropped, all of it ends, its jobs too.
+#[derive(Debug)]
+pub struct Slurm {
+    programs: Programs,
+    dir: PathBuf,
+    rig: Child,
+}
+
+impl Slurm {
+    /// Starts it with everything it writes in `dir`; jobs that are preempted have `grace` to leave.
+    ///
+    /// # Errors
+    /// With what the daemons say when the node does not get usable.
+    pub fn start(programs: &Programs, dir: &Path, grace: Duration) -> Result<Self> {
+        for sub in ["state", "spool", "run", "out"] {
+            fs::create_dir_all(dir.join(sub)).with_context(|| format!("create {sub}"))?;
+        }
+        let key = dir.join("munge.key");
+        fs::write(&key, munge_key()?).context("write munge's key")?;
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o400))
+            .context("protect munge's key")?;
+        fs::write(dir.join("slurm.conf"), configuration(programs, dir, grace)?)
+            .context("write slurm.conf")?;
+        let rig = rig(programs, dir)?;
+        let slurm = Self {
+            programs: programs.clone(),
+            dir: dir.to_path_buf(),
+            rig,
+        };
+        process::wait_for("an idle node of Slurm", READY, || {
+            if !process::is_alive(slurm.rig.id()) {
+                bail!("Slurm has ended:\n{}", slurm.logs());
+            }
+            let said = slurm.say("sinfo", &["--noheader", "--format=%T"]);
+            Ok(said
+                .is_ok_and(|state| state.trim().starts_with("idle"))
+                .then_some(()))
+        })
+        .with_context(|| slurm.logs())?;
+        Ok(slurm)
+    }
+
+    /// Submits a batch script, with further options of sbatch. Gives the job's number.
+    ///
+    /// # Errors
+    /// sbatch refuses it.
+    pub fn submit(&self, partition: &str, options: &[&str], script: &str) -> Result<u32> {
+        let path = self.dir.join("script");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).context("write the script")?;
+        let output = format!("--output={}", self.dir.join("out/%j").display());
+        let mut arguments = vec!["--parsable", "--partition", partition, "--open-mode=append"];
+        arguments.push(&output);
+        arguments.extend(options);
+        let path = path.to_string_lossy();
+        arguments.push(&path);
+        let said = self.say("sbatch", &arguments)?;
+        said.trim()
+            .parse()
+            .with_context(|| format!("sbatch says {said:?}"))
+    }
+
+    /// What a job has written so far.
+    #[must_use]
+    pub fn output(&self, job: u32) -> String {
+        let path = self.dir.join("out").join(job.to_string());
+        String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
+    }
+
+    /// A field of a job, as `scontrol show job` has it.
+    ///
+    /// # Errors
+    /// slurmctld does not answer, or there is no such field.
+    pub fn field(&self, job: u32, name: &str) -> Result<String> {
+        let said = self.say("scontrol", &["show", "job", &job.to_string()])?;
+        said.split_whitespace()
+            .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+            .map(str::to_owned)
+            .with_context(|| format!("no {name} in {said}"))
+    }
+
+    /// Waits until a job is in a state.
+    ///
+    /// # Errors
+    /// It is not within a minute and a half; with what the job has said.
+    pub fn wait_for(&self, job: u32, state: &str) -> Result<()> {
+        process::wait_for(&format!("job {job} to be {state}"), LIMIT, || {
+            let is = self.field(job, "JobState")?;
+            Ok((is == state).then_some(()))
+        })
+        .with_context(|| {
+            format!(
+                "job {job} is {:?}; it says:\n{}\n{}",
+                self.field(job, "JobState"),
+                self.output(job),
+                self.logs()
+            )
+        })
+    }
+
+    /// Sends a signal to a job's batch script alone.
+    ///
+    /// # Errors
+    /// scancel refuses.
+    pub fn signal(&self, job: u32, signal: &str) -> Result<()> {
+        let signal = format!("--signal={signal}");
+        self.say("scancel", &["--batch", &signal, &job.to_string()])
+            .map(drop)
+    }
+
+    /// Cancels a job.
+    ///
+    /// # Errors
+    /// scancel refuses.
+    pub fn cancel(&self, job: u32) -> Result<()> {
+        self.say("scancel", &[&job.to_string()]).map(drop)
+    }
+
+    /// Runs one of Slurm's programs for users.
+    ///
+    /// # Errors
+    /// With what it said when it fails.
+    pub fn say(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let output = self
+            .programs
+            .command(&format!("usr/bin/{program}"))
+            .args(arguments)
+            .env("SLURM_CONF", self.dir.join("slurm.conf"))
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("run {program}"))?;
+        if !output.status.success() {
+            bail!(
+                "{program} {}: {}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn logs(&self) -> String {
+        ["rig.log", "munged.log", "slurmctld.log", "slurmd.log"]
+            .map(|name| format!("{name}:\n{}\n", crate::daemon::tail(&self.dir.join(name))))
+            .concat()
+    }
+}
+
+impl Drop for Slurm {
+    fn drop(&mut self) {
+        // The namespace's first process dies with it, and everything with that.
+        let _ = self.rig.kill();
+        let _ = self.rig.wait();
+    }
+}
+
+/// The three daemons in a PID namespace: slurmstepd leaves its parent, and could not be found otherwise.
+fn rig(programs: &Programs, dir: &Path) -> Result<Child> {
+    let script = "\
+        \"$1\" --foreground --force --key-file=\"$4/munge.key\" --socket=\"$4/munge.sock\" --pid-file=\"$4/run/munged.pid\" \
+            --log-file=\"$4/munged.log\" --seed-file=\"$4/munged.seed\" &\n\
+        while ! [ -S \"$4/munge.sock\" ]; do sleep 0.05; done\n\
+        \"$2\" -D -f \"$4/slurm.conf\" &\n\
+        \"$3\" -D -f \"$4/slurm.conf\" -d \"$5\" -N \"$6\" &\n\
+        wait\n";
+    let log = File::create(dir.join("rig.log")).context("create the log")?;
+    let mut command = Command::new("unshare");
+    command.args([
+        "--pid",
+        "--fork",
+        "--kill-child=SIGKILL",
+        "--mount-proc",
+        "--",
+    ]);
+    command.args(["sh", "-c", script, "sh"]);
+    for program in ["munged", "slurmctld-wlm", "slurmd-wlm"] {
+        command.arg(programs.path(&format!("usr/sbin/{program}")));
+    }
+    command.arg(dir);
+    command.arg(programs.path("usr/sbin/slurmstepd-wlm"));
+    command.arg(host_name());
+    programs.point(&mut command);
+    command
+        .env("SLURM_CONF", dir.join("slurm.conf"))
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().context("share the log")?)
+        .stderr(log)
+        .spawn()
+        .context("start Slurm")
+}
+
+/// The first part of this machine's name, as slurmctld finds itself by.
+fn host_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    name.split('.').next().unwrap_or(&name).to_owned()
+}
+
+fn munge_key() -> Result<Vec<u8>> {
+    use std::io::Read as _;
+    let mut key = vec![0; 128];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut key))
+        .context("make munge's key")?;
+    Ok(key)
+}
+
+fn configuration(programs: &Programs, dir: &Path, grace: Duration) -> Result<String> {
+    // Open at once, so they differ.
+    let free = || TcpListener::bind("127.0.0.1:0").context("find a free port");
+    let (control, node) = (free()?, free()?);
+    let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
+    let host = host_name();
+    let grace_s = grace.as_secs();
+    let plugins = if programs.is_fetched() {
+        format!(
+            "PluginDir={}",
+            programs.libraries().join("slurm-wlm").display()
+        )
+    } else {
+        String::new()
+    };
+    Ok(format!(
+        "ClusterName={CLUSTER}\n\
+         SlurmctldHost={host}(127.0.0.1)\n\
+         SlurmctldPort={control_port}\n\
+         SlurmdPort={node_port}\n\
+         SlurmUser=root\n\
+         SlurmdUser=root\n\
+         {plugins}\n\
+         AuthType=auth/munge\n\
+         CredType=cred/munge\n\
+         AuthInfo=socket={dir}/munge.sock,cred_expire={CREDENTIAL_S}\n\
+         StateSaveLocation={dir}/state\n\
+         SlurmdSpoolDir={dir}/spool\n\
+         SlurmctldPidFile={dir}/run/slurmctld.pid\n\
+         SlurmdPidFile={dir}/run/slurmd.pid\n\
+         SlurmctldLogFile={dir}/slurmctld.log\n\
+         SlurmdLogFile={dir}/slurmd.log\n\
+         SlurmctldDebug=debug\n\
+         SlurmdDebug=debug\n\
+         ProctrackType=proctrack/linuxproc\n\
+         TaskPlugin=task/none\n\
+         JobAcctGatherType=jobacct_gather/none\n\
+         SwitchType=switch/none\n\
+         MpiDefault=none\n\
+         SelectType=select/cons_tres\n\
+         SelectTypeParameters=CR_Core\n\
+         SchedulerType=sched/backfill\n\
+         SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0\n\
+         PreemptType=preempt/partition_prio\n\
+         PreemptMode=REQUEUE\n\
+         SlurmctldParameters=preempt_send_user_signal\n\
+         JobRequeue=1\n\
+         KillWait=5\n\
+         ReturnToService=2\n\
+         NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN\n\
+         PartitionName={LOW} Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace_s}\n\
+         PartitionName={HIGH} Nodes=ALL PriorityTier=10 PreemptMode=OFF\n",
+        control_port = port(&control).context("read a port")?,
+        node_port = port(&node).context("read a port")?,
+        dir = dir.display(),
+    ))
+}

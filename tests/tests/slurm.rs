@@ -1,0 +1,261 @@
+//! Batch jobs of a real Slurm under `permafrost slurm run`: preempted, requeued, resumed, ended, cancelled.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::listing;
+use permafrost_tests::daemon::{Daemon, Options};
+use permafrost_tests::slurm::{self, HIGH, LOW, Slurm};
+use permafrost_tests::status::Status;
+use permafrost_tests::{binaries, criu, process};
+
+/// Far more than a scenario takes: whoever waits for the node gets it because the job leaves, not because its time is up.
+const GRACE: Duration = Duration::from_secs(600);
+
+/// How long a task may take to answer.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Has Slurm tell the wrapper, and nobody else, when the job is preempted.
+const WARN: &str = "--signal=B:USR1@600";
+
+/// A daemon and a Slurm, and where tasks report to.
+struct Site {
+    slurm: Slurm,
+    daemon: Option<Daemon>,
+    dir: tempfile::TempDir,
+}
+
+impl Site {
+    fn start(test: &str) -> Option<Self> {
+        let programs = slurm::for_test(test);
+        criu::for_test(test)?;
+        let dir = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start(dir.path(), &Options::default()).unwrap();
+        let slurm_dir = dir.path().join("slurm");
+        std::fs::create_dir(&slurm_dir).unwrap();
+        Some(Self {
+            slurm: Slurm::start(&programs, &slurm_dir, GRACE).unwrap(),
+            daemon: Some(daemon),
+            dir,
+        })
+    }
+
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("it runs")
+    }
+
+    /// A batch script that becomes `permafrost slurm run` with these options over this command.
+    fn script(&self, options: &str, command: &str) -> String {
+        let criu = criu::find().unwrap().path;
+        format!(
+            "{}={} exec {} --socket {}/run/control.sock slurm run {options} -- {command}",
+            criu::CRIU,
+            criu.display(),
+            binaries::path("permafrost").unwrap().display(),
+            self.dir.path().display(),
+        )
+    }
+
+    /// A tree with two processes, shared memory, and memory that it can check.
+    fn workload(&self) -> String {
+        format!(
+            "{} --dir {} --size-mib 16 --members 1 --shared-mib 2 --threads 1",
+            binaries::path("permafrost-workload").unwrap().display(),
+            self.dir.path().display()
+        )
+    }
+
+    fn report_path(&self) -> PathBuf {
+        self.dir.path().join("workload.status")
+    }
+
+    /// The report that a starting workload makes by itself.
+    fn first_report(&self, job: u32) -> Status {
+        process::wait_for("the task's first report", ANSWER, || {
+            Status::read(&self.report_path())
+        })
+        .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", self.slurm.output(job)))
+    }
+
+    /// Has the task check itself, by a signal to the wrapper.
+    fn verify(&self, job: u32) -> Status {
+        let _ = std::fs::remove_file(self.report_path());
+        self.slurm.signal(job, "USR2").unwrap();
+        self.first_report(job)
+    }
+
+    /// Submits a job that wants the node, and waits until it has had it.
+    fn preempt(&self) {
+        let wanting = self.slurm.submit(HIGH, &[], "exit 0").unwrap();
+        self.slurm.wait_for(wanting, "COMPLETED").unwrap();
+    }
+
+    /// Waits until a job runs for the second time.
+    fn wait_for_second_run(&self, job: u32) {
+        process::wait_for("the second run", Duration::from_secs(90), || {
+            let restarts = self.slurm.field(job, "Restarts")?;
+            let state = self.slurm.field(job, "JobState")?;
+            Ok((restarts == "1" && state == "RUNNING").then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", self.slurm.output(job)));
+    }
+
+    fn checkpoints(&self) -> usize {
+        listing(self.daemon()).len()
+    }
+}
+
+#[test]
+fn a_preempted_job_goes_on_where_it_was() {
+    let Some(site) = Site::start("a_preempted_job_goes_on_where_it_was") else {
+        return;
+    };
+    let script = site.script("", &site.workload());
+    let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
+    site.first_report(job);
+    let before = site.verify(job);
+    assert!(before.is_sound(), "{before:?}");
+    assert_eq!(site.checkpoints(), 0);
+
+    site.preempt();
+    assert_eq!(site.checkpoints(), 1, "{}", site.slurm.output(job));
+    let lineage = format!("slurm/{}/{job}", slurm::CLUSTER);
+    assert_eq!(listing(site.daemon())[0]["job"], lineage);
+
+    site.wait_for_second_run(job);
+    let resumed = format!("resumed from {lineage}@1");
+    process::wait_for("the task to be resumed", ANSWER, || {
+        Ok(site.slurm.output(job).contains(&resumed).then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", site.slurm.output(job)));
+    let after = site.verify(job);
+    assert!(after.is_sound(), "{after:?}");
+    assert!(
+        after.counter > before.counter && after.thread_ticks > before.thread_ticks,
+        "it goes on: {before:?} then {after:?}"
+    );
+    assert_eq!(after.checksum_kept, before.checksum_kept);
+    assert_eq!((after.pid, &after.members), (before.pid, &before.members));
+
+    // Once more by hand, and then it ends by itself.
+    site.slurm.signal(job, "USR1").unwrap();
+    process::wait_for("a second checkpoint", ANSWER, || {
+        Ok((site.checkpoints() == 2).then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", site.slurm.output(job)));
+    let resumed = format!("resumed from {lineage}@2");
+    process::wait_for("the third run", Duration::from_secs(90), || {
+        Ok(site.slurm.output(job).contains(&resumed).then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", site.slurm.output(job)));
+    let last = site.verify(job);
+    assert!(last.is_sound() && last.counter > after.counter, "{last:?}");
+    site.slurm.signal(job, "INT").unwrap();
+    site.slurm.wait_for(job, "COMPLETED").unwrap();
+    assert_eq!(site.slurm.field(job, "ExitCode").unwrap(), "0:0");
+    assert_eq!(site.slurm.field(job, "Restarts").unwrap(), "2");
+    assert_eq!(site.checkpoints(), 0, "removed when it was done");
+}
+
+#[test]
+fn a_task_that_is_not_worth_a_dump_is_ended_and_starts_again() {
+    let Some(mut site) = Site::start("a_task_that_is_not_worth_a_dump_is_ended_and_starts_again")
+    else {
+        return;
+    };
+    let script = site.script("--min-progress 24h", &site.workload());
+    let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
+    let first = site.first_report(job);
+    std::fs::remove_file(site.report_path()).unwrap();
+    site.preempt();
+    assert!(
+        site.slurm.output(job).contains("no checkpoint"),
+        "{}",
+        site.slurm.output(job)
+    );
+    assert_eq!(site.checkpoints(), 0);
+    site.wait_for_second_run(job);
+    let second = site.first_report(job);
+    assert_eq!((first.counter, second.counter), (0, 0), "it starts anew");
+    site.slurm.cancel(job).unwrap();
+    site.slurm.wait_for(job, "CANCELLED").unwrap();
+
+    // The same where it would be worth one, and nobody is there to take it.
+    std::fs::remove_file(site.report_path()).unwrap();
+    let script = site.script("", &site.workload());
+    let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
+    site.first_report(job);
+    std::fs::remove_file(site.report_path()).unwrap();
+    site.daemon.take().expect("it runs").stop().unwrap();
+    site.preempt();
+    let said = site.slurm.output(job);
+    assert!(said.contains("it is ended without a checkpoint"), "{said}");
+    // The second run waits for the daemon, which might have a checkpoint.
+    site.wait_for_second_run(job);
+    assert!(!site.report_path().exists(), "not started without it");
+    site.daemon = Some(Daemon::start(site.dir.path(), &Options::default()).unwrap());
+    site.first_report(job);
+    site.slurm.signal(job, "INT").unwrap();
+    site.slurm.wait_for(job, "COMPLETED").unwrap();
+}
+
+#[test]
+fn a_cancelled_job_leaves_nothing() {
+    let Some(site) = Site::start("a_cancelled_job_leaves_nothing") else {
+        return;
+    };
+    let script = site.script("--every 1s", &site.workload());
+    let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
+    process::wait_for("periodic checkpoints", ANSWER, || {
+        let listed = listing(site.daemon());
+        let third = listed
+            .iter()
+            .any(|one| one["generation"].as_u64() >= Some(3));
+        Ok(third.then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", site.slurm.output(job)));
+    assert!(site.checkpoints() <= 3, "old ones go");
+    assert!(site.verify(job).is_sound(), "they do not disturb it");
+    site.slurm.cancel(job).unwrap();
+    site.slurm.wait_for(job, "CANCELLED").unwrap();
+    process::wait_for("the checkpoints to be removed", ANSWER, || {
+        Ok((site.checkpoints() == 0).then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", site.slurm.output(job)));
+    assert!(!tasks_of(site.dir.path()), "no process of the job is left");
+}
+
+/// Whether a workload that reports into `dir` is running.
+fn tasks_of(dir: &Path) -> bool {
+    let wanted = format!("permafrost-workload\0--dir\0{}\0", dir.display());
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries
+        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+        .any(|line| String::from_utf8_lossy(&line).contains(&wanted))
+}
+
+#[test]
+fn exit_codes_are_the_tasks_unless_it_never_ran() {
+    let Some(site) = Site::start("exit_codes_are_the_tasks_unless_it_never_ran") else {
+        return;
+    };
+    let run = site.script("", "");
+    let without_exec = run.replace(" exec ", " ") + " true; exit $?";
+    for (script, state, code) in [
+        (format!("{run} sh -c 'exit 42'"), "FAILED", "42:0"),
+        (format!("{run} sh -c 'kill -KILL $$'"), "FAILED", "137:0"),
+        (format!("{run} /nonexistent/program"), "FAILED", "127:0"),
+        (format!("{run} sh -c 'echo done'"), "COMPLETED", "0:0"),
+        (without_exec, "FAILED", "125:0"),
+        (site.script("--job 'a b'", "true"), "FAILED", "125:0"),
+    ] {
+        let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
+        site.slurm.wait_for(job, state).unwrap();
+        let is = site.slurm.field(job, "ExitCode").unwrap();
+        let said = site.slurm.output(job);
+        assert_eq!(is, code, "{script}:\n{said}");
+        assert_eq!(state == "COMPLETED", said.contains("done"), "{said}");
+    }
+}
