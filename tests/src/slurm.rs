@@ -13,6 +13,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
+/// Environment variable that names the directory under which Slurm's packages are unpacked; `/` for the system's.
+pub const SLURM: &str = "PERMAFROST_SLURM";
+
 /// Partition whose jobs are preempted.
 pub const LOW: &str = "low";
 /// Partition that preempts.
@@ -38,7 +41,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Those of this machine, or those that `cargo xtask setup` has fetched. Looked for once a process.
+    /// Those at [`SLURM`], those of this machine, or those that `cargo xtask setup` has fetched. Looked for once a process.
     ///
     /// # Errors
     /// Says of each candidate why not.
@@ -47,7 +50,11 @@ impl Programs {
         FOUND
             .get_or_init(|| {
                 let mut reasons = Vec::new();
-                for root in [PathBuf::from("/"), fetched()] {
+                let candidates = match std::env::var_os(SLURM) {
+                    Some(root) => vec![root.into()],
+                    None => vec![PathBuf::from("/"), fetched()],
+                };
+                for root in candidates {
                     let programs = Self { root };
                     match programs.check() {
                         Ok(()) => return Ok(programs),
@@ -106,9 +113,11 @@ impl Programs {
         self.root != Path::new("/")
     }
 
-    fn libraries(&self) -> PathBuf {
+    /// Where the packages' libraries are, Slurm's own first.
+    fn libraries(&self) -> [PathBuf; 3] {
         let arch = std::env::consts::ARCH;
-        self.path(&format!("usr/lib/{arch}-linux-gnu"))
+        let of = |dir: &str| self.path(&format!("{dir}/{arch}-linux-gnu"));
+        [of("usr/lib").join("slurm-wlm"), of("usr/lib"), of("lib")]
     }
 
     /// One of the programs, and for what it starts the way to the others.
@@ -126,11 +135,8 @@ impl Programs {
             command.env("PATH", all);
         }
         if self.is_fetched() {
-            // Not the packages' libc: that belongs to their own loader.
-            let libraries = self.libraries();
-            let both = [libraries.join("slurm-wlm"), libraries];
-            if let Ok(both) = std::env::join_paths(both) {
-                command.env("LD_LIBRARY_PATH", both);
+            if let Ok(libraries) = std::env::join_paths(self.libraries()) {
+                command.env("LD_LIBRARY_PATH", libraries);
             }
         }
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::listing;
+use permafrost_client::api::{ApiClient, ApiOptions};
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::slurm::{self, HIGH, LOW, Slurm};
 use permafrost_tests::status::Status;
@@ -102,6 +103,27 @@ impl Site {
         .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", self.slurm.output(job)));
     }
 
+    /// Has the daemon take its medium for one on which no dump fits a grace time.
+    fn slow_medium(&self) {
+        let client = ApiClient::new(&ApiOptions::beside(&self.daemon().control())).unwrap();
+        let slow = serde_json::json!([{"size_bytes": 1_000_000, "p50_bytes_per_s": 1_000}]);
+        client
+            .put(
+                "/v1/figures",
+                &serde_json::json!({"write": slow, "read": slow}),
+            )
+            .unwrap();
+        process::wait_for("the figures to be known", ANSWER, || {
+            let nodes: serde_json::Value = client.get("/v1/nodes", &[])?.into()?;
+            let rate = nodes.pointer("/nodes/0/tiers/0/write_bytes_per_s/p50");
+            Ok((rate.and_then(serde_json::Value::as_f64) == Some(1_000.0)).then_some(()))
+        })
+        .unwrap_or_else(|error| {
+            let nodes = client.get("/v1/nodes", &[]).unwrap();
+            panic!("{error:#}: {}", String::from_utf8_lossy(nodes.bytes()))
+        });
+    }
+
     fn checkpoints(&self) -> usize {
         listing(self.daemon()).len()
     }
@@ -165,7 +187,8 @@ fn a_task_that_is_not_worth_a_dump_is_ended_and_starts_again() {
     else {
         return;
     };
-    let script = site.script("--min-progress 24h", &site.workload());
+    site.slow_medium();
+    let script = site.script("", &site.workload());
     let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();
     let first = site.first_report(job);
     std::fs::remove_file(site.report_path()).unwrap();
@@ -182,7 +205,7 @@ fn a_task_that_is_not_worth_a_dump_is_ended_and_starts_again() {
     site.slurm.cancel(job).unwrap();
     site.slurm.wait_for(job, "CANCELLED").unwrap();
 
-    // The same where it would be worth one, and nobody is there to take it.
+    // The same where nobody is there to ask, or to take a dump.
     std::fs::remove_file(site.report_path()).unwrap();
     let script = site.script("", &site.workload());
     let job = site.slurm.submit(LOW, &[WARN], &script).unwrap();

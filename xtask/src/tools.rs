@@ -108,6 +108,7 @@ pub(crate) fn slurm() -> Result<slurm::Programs> {
         &["slurmctld", "slurmd", "slurm-client", "munge"],
         &root,
     )?;
+    remove_libc(&root)?;
     let programs = slurm::Programs::at(&root);
     programs
         .check()
@@ -115,6 +116,39 @@ pub(crate) fn slurm() -> Result<slurm::Programs> {
         .context("use the Slurm that was fetched")?;
     task.done(&format!("{}", root.display()));
     Ok(programs)
+}
+
+/// What glibc consists of, and nothing else in `lib/` begins with.
+const LIBC: [&str; 14] = [
+    "ld-linux",
+    "libBrokenLocale.",
+    "libanl.",
+    "libc.",
+    "libc_malloc",
+    "libdl.",
+    "libm.",
+    "libmvec.",
+    "libnsl.",
+    "libnss_",
+    "libpthread.",
+    "libresolv.",
+    "librt.",
+    "libutil.",
+];
+
+/// Takes the libc out of unpacked packages, so that the rest of their libraries can be used with this machine's.
+fn remove_libc(root: &Path) -> Result<()> {
+    let dir = root.join(format!("lib/{}-linux-gnu", std::env::consts::ARCH));
+    for entry in fs::read_dir(&dir).with_context(|| format!("list {}", dir.display()))? {
+        let entry = entry.with_context(|| format!("list {}", dir.display()))?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if LIBC.iter().any(|of_libc| name.starts_with(of_libc)) {
+            let path = entry.path();
+            fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn says_version(program: &Path) -> bool {

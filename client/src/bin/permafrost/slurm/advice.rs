@@ -1,4 +1,5 @@
-//! Whether a preempted task is worth a dump.
+//! Whether a preempted task is worth a dump: `permafrostd` is asked, which knows its media and queues; where it does not
+//! know either, this run's own measurements say.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,11 +8,20 @@ use permafrost_scheduling::TaskId;
 use permafrost_scheduling::preempt::{CandidateVictim, Decision, algorithm_1};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
+use super::asked;
+use crate::context::Context;
+
 /// What is known of the task when it is preempted.
 #[derive(Clone, Debug)]
 pub(super) struct Situation {
+    /// Root of the task.
+    pub(super) pid: u32,
+    /// Job of its checkpoints.
+    pub(super) job: String,
     /// Memory of the task.
     pub(super) resident_bytes: u64,
+    /// How long this run has lasted.
+    pub(super) progress: Duration,
     /// How long it has run since its last checkpoint, or since it was started: what a kill loses.
     pub(super) since_checkpoint: Duration,
     /// Whether there is a checkpoint to build on.
@@ -49,16 +59,37 @@ impl fmt::Display for Advice {
     }
 }
 
-/// Algorithm 1 (paper 000, §4.1) over what this run has measured, within the grace time. What was not measured speaks for
-/// the checkpoint: one too many costs less than the work.
-pub(super) fn advise(situation: &Situation) -> Advice {
+/// What is best for the task, within the grace time. What nobody knows speaks for the checkpoint: one too many costs
+/// less than the work.
+pub(super) fn advise(context: &Context, situation: &Situation) -> Advice {
+    if let Some(end) = not_worth_it(situation) {
+        return end;
+    }
+    match asked::ask(context, situation) {
+        Ok(advice) => advice,
+        Err(failure) => match measured(situation) {
+            Advice::Checkpoint(why) => {
+                Advice::Checkpoint(format!("{why}; permafrostd: {}", failure.message))
+            }
+            end => end,
+        },
+    }
+}
+
+/// What the user says.
+fn not_worth_it(situation: &Situation) -> Option<Advice> {
     let lost = situation.since_checkpoint;
-    if lost < situation.min_progress {
-        return Advice::End(format!(
+    (lost < situation.min_progress).then(|| {
+        Advice::End(format!(
             "it has worked {} since it was last safe, less than --min-progress",
             seconds(lost)
-        ));
-    }
+        ))
+    })
+}
+
+/// Algorithm 1 (paper 000, §4.1) over what this run has measured.
+fn measured(situation: &Situation) -> Advice {
+    let lost = situation.since_checkpoint;
     let Some(write) = rate(situation.measured.dump) else {
         return Advice::Checkpoint("no dump was measured yet".to_owned());
     };
@@ -119,7 +150,10 @@ mod tests {
     fn situation(worked_s: u64) -> Situation {
         let measured = Some((GIB, Duration::from_secs(2)));
         Situation {
+            pid: 1000,
+            job: "slurm/north/17".to_owned(),
             resident_bytes: 4 * GIB,
+            progress: Duration::from_secs(worked_s),
             since_checkpoint: Duration::from_secs(worked_s),
             has_checkpoint: false,
             within: Some(Duration::from_secs(60)),
@@ -132,7 +166,7 @@ mod tests {
     }
 
     fn is_checkpoint(situation: &Situation) -> bool {
-        matches!(advise(situation), Advice::Checkpoint(_))
+        matches!(measured(situation), Advice::Checkpoint(_))
     }
 
     #[test]
@@ -150,7 +184,7 @@ mod tests {
         };
         assert!(is_checkpoint(&within(9)));
         assert_eq!(
-            advise(&within(7)),
+            measured(&within(7)),
             Advice::End("it would take 8 s, and 7.0 s are left".to_owned())
         );
         let unlimited = Situation {
@@ -167,10 +201,16 @@ mod tests {
             ..situation(1)
         };
         assert!(is_checkpoint(&unknown));
-        let asked_for = Situation {
-            min_progress: Duration::from_secs(2),
-            ..unknown
+    }
+
+    #[test]
+    fn the_user_may_set_a_floor() {
+        let floor = |min_progress| Situation {
+            min_progress: Duration::from_secs(min_progress),
+            ..situation(60)
         };
-        assert!(!is_checkpoint(&asked_for));
+        assert_eq!(not_worth_it(&floor(0)), None);
+        assert_eq!(not_worth_it(&floor(60)), None);
+        assert!(matches!(not_worth_it(&floor(61)), Some(Advice::End(_))));
     }
 }

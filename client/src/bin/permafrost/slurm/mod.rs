@@ -11,6 +11,7 @@
 //! runs there, and nothing of the job outlives process 1. CRIU runs inside too, so it sees no namespace to dump.
 
 mod advice;
+mod asked;
 mod inside;
 mod job;
 mod meaning;

@@ -43,6 +43,8 @@ pub(super) struct Supervisor<'a> {
     task: Task,
     has_checkpoint: bool,
     measured: Measured,
+    /// When this run began.
+    begun: Instant,
     /// When it was last safe: started, resumed or checkpointed.
     safe: Instant,
     /// When the next periodic checkpoint is due.
@@ -65,6 +67,7 @@ impl<'a> Supervisor<'a> {
             task: begun.task,
             has_checkpoint: begun.has_checkpoint,
             measured: begun.measured,
+            begun: now,
             safe: now,
             due: arguments.every.and_then(|every| now.checked_add(every)),
             ending: None,
@@ -132,7 +135,7 @@ impl<'a> Supervisor<'a> {
     /// Checkpoints the task and has the job requeued; or, if the node is wanted, has it end.
     fn leave(&mut self, preempted: bool, within: Option<Duration>) -> Option<u8> {
         if preempted {
-            let advice = advise(&self.situation(within));
+            let advice = advise(self.context, &self.situation(within));
             self.say(&format!("preempted; {advice}"));
             if matches!(advice, Advice::End(_)) {
                 self.end();
@@ -159,6 +162,9 @@ impl<'a> Supervisor<'a> {
 
     fn situation(&self, within: Option<Duration>) -> Situation {
         Situation {
+            pid: self.task.pid(),
+            job: self.job.lineage.clone(),
+            progress: self.begun.elapsed(),
             resident_bytes: self.task.resident_bytes(),
             since_checkpoint: self.safe.elapsed(),
             has_checkpoint: self.has_checkpoint,

@@ -96,16 +96,9 @@ impl Task {
         tree
     }
 
-    /// Memory that it has resident, bytes; pages that several of its processes share count once for each.
+    /// Memory that a dump of it takes, bytes, as far as `/proc` says.
     pub(super) fn resident_bytes(self) -> u64 {
-        // Pages are the second number of proc_pid_statm(5).
-        let pages = |pid: u32| -> Option<u64> {
-            let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-            statm.split_whitespace().nth(1)?.parse().ok()
-        };
-        let page_bytes = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
-        let all: u64 = self.tree().into_iter().filter_map(pages).sum();
-        all.saturating_mul(page_bytes)
+        processes::usage(self.pid()).map_or(0, |usage| usage.resident_bytes)
     }
 
     /// Passes a signal on to its root.

@@ -1,0 +1,98 @@
+//! What `permafrostd` advises: `POST /v1/preempt` with the task alone and the grace time as the longest delay.
+
+use permafrost_client::api::{ApiClient, ApiOptions};
+use permafrost_client::origin::ProcessStat;
+use permafrost_protocol::api::cost::{Detail, Mechanism};
+use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer};
+use permafrost_protocol::api::preempt::{Preempt, PreemptAnswer};
+use permafrost_protocol::api::quantity::Seconds;
+use permafrost_protocol::api::task::Task;
+
+use super::advice::{Advice, Situation};
+use crate::api;
+use crate::candidate::{self, Known};
+use crate::context::Context;
+use crate::failure::{Code, Failure};
+
+/// Asks the daemon beside the control socket.
+///
+/// # Errors
+/// It does not answer, or does not know what a dump would cost: that is no advice to do without one.
+pub(super) fn ask(context: &Context, situation: &Situation) -> Result<Advice, Failure> {
+    let client = ApiClient::new(&ApiOptions::beside(&context.socket))?;
+    let node = api::own_node(&client)?;
+    let task = candidate(situation, &node)?;
+    let request = Preempt {
+        candidates: vec![task.clone()],
+        longest_delay_s: situation
+            .within
+            .map(|time| of(time.as_secs_f64()))
+            .transpose()?,
+        detail: Detail::Full,
+        ..Preempt::default()
+    };
+    let answer = client.post("/v1/preempt", &request)?;
+    let plan: PreemptAnswer<'_> = answer.read()?;
+    let Some(victim) = plan.victims.first() else {
+        let why = plan.undecided.first().map(|one| one.reason.clone());
+        return Err(unknown(&why.unwrap_or_default()));
+    };
+    let why = victim
+        .reason
+        .clone()
+        .or_else(|| victim.cost.reason.clone())
+        .unwrap_or_default();
+    match victim.mechanism {
+        Mechanism::IncrementalDump
+        | Mechanism::FullDump
+        | Mechanism::PreCopiedDump
+        | Mechanism::SuspendInMemory
+        | Mechanism::Wait => Ok(Advice::Checkpoint(why)),
+        // Also the answer where nothing is known of dumps: a kill always has a cost.
+        Mechanism::Kill | Mechanism::Rollback => {
+            cost_of_dump(&client, task)?;
+            Ok(Advice::End(why))
+        }
+    }
+}
+
+fn candidate(situation: &Situation, node: &str) -> Result<Task<'static>, Failure> {
+    let known = Known {
+        // As a dump names it.
+        program: ProcessStat::read(situation.pid).ok().map(|stat| stat.name),
+        // The job has the node whether it computes or waits for its files.
+        progress: Some(situation.progress),
+        ..Known::default()
+    };
+    let mut task = candidate::task(situation.pid, Some(&situation.job), node, &known)?;
+    task.since_checkpoint_s = Some(of(situation.since_checkpoint.as_secs_f64())?);
+    Ok(task)
+}
+
+/// Fails if nobody knows what a dump of the task costs.
+fn cost_of_dump(client: &ApiClient, task: Task<'_>) -> Result<(), Failure> {
+    let request = Estimate {
+        tasks: vec![task],
+        mechanisms: Some(vec![Mechanism::FullDump]),
+        ..Estimate::default()
+    };
+    let answer = client.post("/v1/estimate", &request)?;
+    let estimate: EstimateAnswer<'_> = answer.read()?;
+    let known = estimate.answers.iter().any(|one| one.cost.is_some());
+    if known {
+        return Ok(());
+    }
+    let why = estimate.answers.iter().find_map(|one| one.unknown.as_ref());
+    Err(unknown(why.map_or("", |why| why.as_str())))
+}
+
+fn unknown(why: &str) -> Failure {
+    Failure::new(
+        Code::Unavailable,
+        format!("what a dump costs is not known: {why}"),
+    )
+}
+
+fn of(value_s: f64) -> Result<Seconds, Failure> {
+    Seconds::new(value_s).map_err(|error| Failure::new(Code::Internal, error.to_string()))
+}
