@@ -134,10 +134,10 @@ impl Programs {
         if let Ok(all) = std::env::join_paths(all) {
             command.env("PATH", all);
         }
-        if self.is_fetched() {
-            if let Ok(libraries) = std::env::join_paths(self.libraries()) {
-                command.env("LD_LIBRARY_PATH", libraries);
-            }
+        if self.is_fetched()
+            && let Ok(libraries) = std::env::join_paths(self.libraries())
+        {
+            command.env("LD_LIBRARY_PATH", libraries);
         }
     }
 }
@@ -378,10 +378,8 @@ fn configuration(programs: &Programs, dir: &Path, grace: Duration) -> Result<Str
     let host = host_name();
     let grace_s = grace.as_secs();
     let plugins = if programs.is_fetched() {
-        format!(
-            "PluginDir={}",
-            programs.libraries().join("slurm-wlm").display()
-        )
+        let [own, ..] = programs.libraries();
+        format!("PluginDir={}", own.display())
     } else {
         String::new()
     };
