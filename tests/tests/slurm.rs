@@ -106,7 +106,7 @@ impl Site {
     /// Has the daemon take its medium for one on which no dump fits a grace time.
     fn slow_medium(&self) {
         let client = ApiClient::new(&ApiOptions::beside(&self.daemon().control())).unwrap();
-        let slow = serde_json::json!([{"size_bytes": 1_000_000, "p50_bytes_per_s": 1_000}]);
+        let slow = serde_json::json!([{"size_bytes": 1_000_000, "p50_bytes_per_s": 20_000}]);
         client
             .put(
                 "/v1/figures",
@@ -116,7 +116,7 @@ impl Site {
         process::wait_for("the figures to be known", ANSWER, || {
             let nodes: serde_json::Value = client.get("/v1/nodes", &[])?.into()?;
             let rate = nodes.pointer("/nodes/0/tiers/0/write_bytes_per_s/p50");
-            Ok((rate.and_then(serde_json::Value::as_f64) == Some(1_000.0)).then_some(()))
+            Ok((rate.and_then(serde_json::Value::as_f64) == Some(20_000.0)).then_some(()))
         })
         .unwrap_or_else(|error| {
             let nodes = client.get("/v1/nodes", &[]).unwrap();
