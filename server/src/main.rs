@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use permafrost_client::host::arguments::{
-    Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
+    Listen, LogFormat, in_full, init_log, parse_duration, parse_listen, parse_size,
 };
 use permafrost_pmem::Emulation;
 use permafrost_server::api::serve::Rate;
@@ -294,30 +294,6 @@ fn run(args: Args) -> anyhow::Result<()> {
     })
 }
 
-/// `4G` and the like: binary units, as sizes of memory are.
-fn parse_size(text: &str) -> Result<u64, String> {
-    let text = text.trim().trim_end_matches("iB").trim_end_matches('B');
-    let (number, shift) = match text.char_indices().last() {
-        Some((at, unit)) if unit.is_ascii_alphabetic() => {
-            let shift = match unit.to_ascii_uppercase() {
-                'K' => 10,
-                'M' => 20,
-                'G' => 30,
-                'T' => 40,
-                _ => return Err(format!("{unit:?} is no unit: use K, M, G or T")),
-            };
-            (&text[..at], shift)
-        }
-        _ => (text, 0),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("{text:?} is no size such as 512M or 16G"))?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| format!("{text:?} is too large"))
-}
-
 /// How many run at once. A wrapper, as clap gives an `Option` a meaning of its own.
 #[derive(Clone, Copy, Debug)]
 struct AtOnce(Option<usize>);
@@ -373,15 +349,6 @@ fn parse_domain(text: &str) -> Result<FailureDomain, String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("512M"), Ok(512 << 20));
-        assert_eq!(parse_size("16GiB"), Ok(16 << 30));
-        for bad in ["", "G", "-1", "1.5G", "12Q", "99999999999T"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-    }
     #[test]
     fn a_failure_domain_ends_with_the_host() {
         let domain = |host: &str, rack: &str, zone: &str| {

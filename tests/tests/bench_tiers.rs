@@ -230,6 +230,7 @@ fn a_node_is_measured_and_left_as_it_was() {
         tier["write_bytes_per_s"]["p50"].as_f64().unwrap() > 0.0,
         "{nodes}"
     );
+    assert!(tier["emulated"].is_string(), "{nodes}");
     let left = daemon.json(&["ls"]).unwrap();
     assert_eq!(left["checkpoints"].as_array().map(Vec::len), Some(0));
 }

@@ -62,6 +62,33 @@ pub fn parse_listen(text: &str) -> Result<Listen, String> {
     }
 }
 
+/// `4G` and the like: binary units, as sizes of memory are; bytes without a unit.
+///
+/// # Errors
+/// It is no size, in words.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim().trim_end_matches("iB").trim_end_matches('B');
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => {
+            let shift = match unit.to_ascii_uppercase() {
+                'K' => 10,
+                'M' => 20,
+                'G' => 30,
+                'T' => 40,
+                _ => return Err(format!("{unit:?} is no unit: use K, M, G or T")),
+            };
+            (&text[..at], shift)
+        }
+        _ => (text, 0),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no size such as 512M or 16G"))?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| format!("{text:?} is too large"))
+}
+
 /// `90m` and the like; seconds without a unit.
 ///
 /// # Errors
@@ -97,6 +124,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("512M"), Ok(512 << 20));
+        assert_eq!(parse_size("16GiB"), Ok(16 << 30));
+        for bad in ["", "G", "-1", "1.5G", "12Q", "99999999999T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
     #[test]
     fn a_cause_is_said_once() {
         #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use permafrost_protocol::manifest::CheckpointRef;
 use super::turns::Admitted;
 use super::{Agents, check_read, check_write, denied, refusal};
 use crate::cluster::{Operate, no_cluster};
-use crate::queues::Admission;
+use crate::queues::{Admission, expected_bytes};
 use crate::replication::Durability;
 use crate::store::{SessionRequest, StoreError};
 
@@ -125,7 +125,7 @@ impl Agents {
         self.discard_late();
         let durability = Durability::parse(&open.durability).map_err(|error| refusal(&error))?;
         let admission = Admission::new(
-            open.expected_bytes,
+            expected_bytes(&open),
             open.priority,
             open.deadline_ms,
             &open.reservation,

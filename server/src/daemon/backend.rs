@@ -11,7 +11,9 @@ use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
 use crate::cluster::{Operate, no_cluster};
-use crate::queues::{Admission, Direction, Queues, QueuesError, Reservations, Turn};
+use crate::queues::{
+    Admission, Direction, Queues, QueuesError, Reservations, Turn, expected_bytes,
+};
 use crate::replication::Durability;
 use crate::store::{self, SessionRequest, SessionSink, Store, StoreError};
 
@@ -102,7 +104,7 @@ impl Backend for Local {
     ) -> Result<Arc<store::Session>, control::Error> {
         let durability = Durability::parse(&open.durability).map_err(refusal)?;
         let admission = Admission::new(
-            open.expected_bytes,
+            expected_bytes(&open),
             open.priority,
             open.deadline_ms,
             &open.reservation,

@@ -90,7 +90,7 @@ impl OfDaemon {
             reservations: Arc::clone(reservations),
             own,
             others,
-            reports: Mutex::default(),
+            reports: Mutex::new(Reports::counted_by(Arc::clone(costs))),
             events,
             telling,
         }

@@ -132,8 +132,10 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
 
 /// Has what the store does measured, from the figures of the last run on.
 pub(super) fn measure(config: &Config, store: &Store) -> Result<(), StoreError> {
+    let emulated = store.place().guarantee.emulated.as_ref();
     let costs = Costs::new(CostsConfig {
         figures: Some(config.data_dir.join("figures.json")),
+        emulated: emulated.map(ToString::to_string),
         ..CostsConfig::default()
     });
     let held = store.everything()?;

@@ -121,6 +121,15 @@ impl Default for QueuesOptions {
     }
 }
 
+/// About how much the dump will move that is opened, bytes: what its client says, or the memory that its task has.
+#[must_use]
+pub fn expected_bytes(open: &request::Open) -> u64 {
+    match (open.expected_bytes, &open.origin) {
+        (0, Some(origin)) => origin.resident_bytes,
+        (said, _) => said,
+    }
+}
+
 /// What wants a turn.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {

@@ -124,30 +124,6 @@ pub(crate) fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }
 
-/// `512M`, `16G`: binary units, as sizes of memory are.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let text = text.trim().trim_end_matches("iB").trim_end_matches('B');
-    let (number, shift) = match text.char_indices().last() {
-        Some((at, unit)) if unit.is_ascii_alphabetic() => {
-            let shift = match unit.to_ascii_uppercase() {
-                'K' => 10,
-                'M' => 20,
-                'G' => 30,
-                'T' => 40,
-                _ => return Err(format!("{unit:?} is no unit: use K, M, G or T")),
-            };
-            (&text[..at], shift)
-        }
-        _ => (text, 0),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("{text:?} is no size such as 512M or 16G"))?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| format!("{text:?} is too large"))
-}
-
 /// Which exit code stands for an HTTP status.
 fn code_of(status: u16) -> Code {
     match status {
@@ -258,16 +234,6 @@ mod tests {
         );
         for bad in ["", "7", "[", "\"a\"", "null"] {
             assert!(of_text(bad, "tasks").is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_of_binary_units() {
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("16G"), Ok(16 << 30));
-        assert_eq!(parse_size("512MiB"), Ok(512 << 20));
-        for bad in ["", "G", "-1", "1.5G", "1X", "99999999999T"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use permafrost_client::host::arguments::parse_size;
 use permafrost_protocol::control::{Done, Reserved, request};
 
 use crate::context::Context;
@@ -134,36 +135,15 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     ms.map(Duration::from_millis).ok_or_else(unknown)
 }
 
-/// `512M`, `5G`; bytes without a unit.
-fn parse_size(text: &str) -> Result<u64, String> {
-    let unknown = || format!("{text:?} is no size such as 512M or 5G");
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| unknown())?;
-    let shift = match unit {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(unknown()),
-    };
-    number.checked_mul(1 << shift).ok_or_else(unknown)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn times_and_sizes_have_units() {
+    fn times_have_units() {
         assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_time("2"), Ok(Duration::from_secs(2)));
         assert_eq!(parse_time("0s"), Ok(Duration::ZERO));
-        assert_eq!(parse_size("5G"), Ok(5 << 30));
-        assert_eq!(parse_size("17"), Ok(17));
         for bad in [
             "",
             "s",
@@ -173,9 +153,6 @@ mod tests {
             "18446744073709551615h",
         ] {
             assert!(parse_time(bad).is_err(), "{bad}");
-        }
-        for bad in ["", "G", "1.5G", "1g", "18446744073709551615T"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,10 +1,11 @@
 //! `permafrost plan place`.
 
 use clap::Args;
+use permafrost_client::host::arguments::parse_size;
 use permafrost_protocol::api::place::{Place, PlaceAnswer, Placed, Placement};
 use permafrost_protocol::api::quantity::Bytes;
 
-use crate::api::{self, ApiArguments, parse_size};
+use crate::api::{self, ApiArguments};
 use crate::context::Context;
 use crate::failure::{Code, Failure};
 use crate::human;

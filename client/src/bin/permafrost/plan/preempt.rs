@@ -6,13 +6,14 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use permafrost_client::api::{Answer, ApiClient};
 use permafrost_client::host::arguments::parse_duration;
+use permafrost_client::host::arguments::parse_size;
 use permafrost_protocol::api::cost::{By, Copies, Detail};
 use permafrost_protocol::api::preempt::{Preempt, PreemptAnswer, Victim};
 use permafrost_protocol::api::quantity::{Bytes, Count, Seconds};
 use permafrost_protocol::api::task::Resources;
 use serde_json::Value;
 
-use crate::api::{self, ApiArguments, parse_size, seconds};
+use crate::api::{self, ApiArguments, seconds};
 use crate::candidate::{self, Known, PidOfJob, parse_pid};
 use crate::context::Context;
 use crate::failure::{Code, Failure};
