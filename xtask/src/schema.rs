@@ -21,7 +21,7 @@ use crate::setup::{self, Criu};
 use crate::{paths, ui};
 
 /// Release of schemathesis.
-const RELEASE: &str = "4.0.0";
+const RELEASE: &str = "4.32.5";
 
 /// Requests for each route in CI: enough for every constraint of the document once; more in `cargo xtask schema`.
 pub(crate) const CI_EXAMPLES: u32 = 40;
@@ -137,6 +137,8 @@ pub(crate) fn run(examples: u32, seed: u64) -> Result<Count> {
         .args(["--max-examples", &examples.to_string()])
         .args(["--seed", &seed.to_string()])
         .args(["--checks", "all", "--request-timeout", "20"])
+        // Which nodes there are is in no document: a request that names one that is not there is sound, and refused.
+        .args(["--exclude-checks", "positive_data_acceptance"])
         .args(["--phases", "examples,coverage,fuzzing"])
         .current_dir(dir.path())
         .stdin(Stdio::null())

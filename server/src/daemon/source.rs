@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use permafrost_client::host::arguments::in_full;
 use permafrost_protocol::api::events::Event;
 use permafrost_protocol::api::figure::{Figure, Known};
 use permafrost_protocol::api::figures::{StartFigures, StartRate, StartTime};
@@ -23,7 +24,7 @@ use super::own;
 use crate::api::source::{NodeEntry, QueueLength, Refusal, Source};
 use crate::cluster::{self, Fence, LiveNode, MemberState, NodeClass, NodeFacts, Nodes};
 use crate::costs::{
-    self, Believed, Costs, CostsConfig, QueueReport, Reports, StartSample, StartWhat,
+    self, Believed, Costs, CostsConfig, QueueReport, Reports, StartError, StartSample, StartWhat,
 };
 use crate::queues::{self, Queues, Reservations};
 use crate::store::{Store, StoreError};
@@ -244,8 +245,15 @@ impl Source for OfDaemon {
 
     fn install(&self, figures: &StartFigures) -> Result<(), Refusal> {
         let installed = self.costs.install(&samples(figures));
-        installed.map_err(|error| Refusal::Conflict {
-            message: error.to_string(),
+        installed.map_err(|error| match error {
+            StartError::Write { .. } => Refusal::Unavailable {
+                message: in_full(&error),
+            },
+            // The whole of it: samples are not fields.
+            _ => Refusal::Invalid {
+                pointer: String::new(),
+                detail: error.to_string(),
+            },
         })
     }
 
