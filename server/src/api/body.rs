@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use axum::body::{Bytes, HttpBody, to_bytes};
+use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
@@ -146,15 +146,13 @@ pub(super) async fn read(request: Request) -> Result<Bytes, Failure> {
         return Err(too_large());
     }
     let body = request.into_body();
-    let is_known = body.size_hint().exact().is_some();
     match tokio::time::timeout(limits::BODY_TIME, to_bytes(body, limits::BODY_BYTES)).await {
         Ok(Ok(body)) => Ok(body),
-        // Of a known length, it has just been compared.
-        Ok(Err(error)) if is_known || !is_length_limit(&error) => Err(Failure::new(
+        Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
+        Ok(Err(error)) => Err(Failure::new(
             Kind::NotJson,
             format!("the body did not come: {error}"),
         )),
-        Ok(Err(_)) => Err(too_large()),
         Err(_) => Err(Failure::new(
             Kind::NotJson,
             format!("the body did not come within {:?}", limits::BODY_TIME),
@@ -214,11 +212,7 @@ fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Erro
         if detail.starts_with(TOO_MANY) {
             return Failure::at(Kind::TooMany, pointer(path), detail);
         }
-        let mut pointer = pointer(path);
-        if let Some(field) = unknown_field(detail) {
-            push(&mut pointer, field);
-        }
-        return Failure::at(Kind::Invalid, pointer, detail);
+        return Failure::at(Kind::Invalid, pointer(path), detail);
     }
     if detail == "number out of range" {
         return Failure::at(
@@ -234,18 +228,6 @@ fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Erro
         }
         None => not_json(error),
     }
-}
-
-/// The field that nobody knows: its name is in serde's words only.
-fn unknown_field(detail: &str) -> Option<&str> {
-    let rest = detail.strip_prefix("unknown field `")?;
-    // A name may have a backtick itself; what follows it cannot.
-    let end = rest
-        .rfind("`, expected")
-        .or_else(|| rest.rfind("`, there are no fields"))?;
-    let name = rest.get(..end)?;
-    // "expected `a` or `b`" has backticks too: the first end is right unless the name has one.
-    Some(name.split("`, expected").next().unwrap_or(name))
 }
 
 /// What some languages write for floats that are no numbers, if it stands where the parser stopped.

@@ -106,8 +106,8 @@ struct Place<'a> {
     /// None if nobody said.
     name: Option<Text<'a>>,
     site: Site,
-    /// The name is nobody's.
-    is_unknown: bool,
+    /// Why there is no such place.
+    missing: Option<&'static str>,
 }
 
 fn place<'a>(
@@ -118,7 +118,11 @@ fn place<'a>(
     swaps: &Swaps,
 ) -> Place<'a> {
     let site = node.and_then(|node| tasks::site(asked, node, copies, swaps));
-    let is_unknown = site.is_none() && name.is_some();
+    let missing = match (&site, name) {
+        (Some(_), _) => None,
+        (None, Some(_)) => Some("there is no such node"),
+        (None, None) => Some("the task names no node, and there are several"),
+    };
     let own_name = node.map(|node| Text::from(asked.world.name(node)));
     Place {
         name: name.map(Text::borrowed).or(own_name),
@@ -128,7 +132,7 @@ fn place<'a>(
             replica: None,
             swap: None,
         }),
-        is_unknown,
+        missing,
     }
 }
 
@@ -148,9 +152,13 @@ fn estimated<'a>(
     let of = costs
         .iter()
         .find(|(of, _)| say::mechanism(*of) == mechanism);
+    // To wait or to kill takes no node: what is missing then is something else.
+    let takes_a_node = !matches!(mechanism, Mechanism::Wait | Mechanism::Kill);
     let (cost, unknown) = match of {
         Some((_, Ok(cost))) => (Some(say::cost(cost, detail, asked.world.age_s())), None),
-        Some((_, Err(_))) if place.is_unknown => (None, Some(Text::from("there is no such node"))),
+        Some((_, Err(_))) if takes_a_node && place.missing.is_some() => {
+            (None, place.missing.map(Text::from))
+        }
         Some((_, Err(why))) => (None, Some(Text::from(why.to_string()))),
         None => (None, Some(Text::from("there is no such way"))),
     };
