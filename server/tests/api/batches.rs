@@ -1,0 +1,536 @@
+//! Costs and decisions, worked out by hand.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::fixture::{GB, asked, close, node, three_nodes};
+
+/// The answer of one mechanism.
+fn of<'a>(answer: &'a Value, mechanism: &str) -> &'a Value {
+    let answers = answer["answers"].as_array().unwrap();
+    let found = answers.iter().find(|one| one["mechanism"] == mechanism);
+    found.unwrap_or_else(|| panic!("no {mechanism} in {answer:#}"))
+}
+
+#[tokio::test]
+async fn each_way_costs_what_the_papers_formula_says() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/estimate",
+            &json!({"tasks": [{
+                "id": "k", "node": "a", "job": "team/k-means", "full_bytes": 5 * GB, "incremental_bytes": GB / 2,
+                "progress_s": 30, "since_checkpoint_s": 12, "remaining_s": 40, "start_s": 2
+            }]}),
+        )
+        .await;
+    assert_eq!(answer["answered_by"], "a");
+    assert!(answer["age_s"].as_f64().unwrap() < 60.0);
+    // Queue 2 GB ÷ 0.5, write 5 ÷ 0.5, read 5 ÷ 1.
+    let full = &of(&answer, "full_dump")["cost"];
+    close(&full["overhead_s"]["p50"], 4.0 + 10.0 + 5.0);
+    close(&full["delay_s"]["p50"], 4.0 + 10.0);
+    close(&full["until_running_s"]["p50"], 5.0);
+    assert_eq!(full["parts"][0]["part"], "write_queue");
+    close(&full["parts"][1]["p50_s"], 10.0);
+    assert!(
+        full["reason"].as_str().unwrap().contains("write 10.0 s"),
+        "{full}"
+    );
+    assert_eq!(full["omits"], "the latency was not given");
+    close(
+        &of(&answer, "incremental_dump")["cost"]["overhead_s"]["p50"],
+        4.0 + 1.0 + 5.0,
+    );
+    close(
+        &of(&answer, "kill")["cost"]["overhead_s"]["p50"],
+        30.0 + 2.0,
+    );
+    close(
+        &of(&answer, "rollback")["cost"]["overhead_s"]["p50"],
+        12.0 + 5.0,
+    );
+    close(&of(&answer, "wait")["cost"]["delay_s"]["p50"], 40.0);
+    close(&of(&answer, "wait")["cost"]["overhead_s"]["p50"], 0.0);
+    assert_eq!(
+        of(&answer, "pre_copied_dump")["unknown"],
+        "the rate at which the task dirties memory was not given"
+    );
+    assert_eq!(
+        of(&answer, "suspend_in_memory")["unknown"],
+        "nothing is to be suspended in memory on that node"
+    );
+}
+
+#[tokio::test]
+async fn a_copy_counts_with_what_it_takes_longer() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/estimate",
+            &json!({
+                "tasks": [{"id": "k", "full_bytes": 5 * GB}], "nodes": ["a", "b"], "mechanisms": ["full_dump"],
+                "copies": "replicated", "detail": "totals"
+            }),
+        )
+        .await;
+    let answers = answer["answers"].as_array().unwrap();
+    assert_eq!(answers.len(), 2);
+    // On a: 4 + 10 there. To b, over 0.25 GB/s that b has measured to a: 20 s. Six more. And 5 to read.
+    assert_eq!(answers[0]["node"], "a");
+    close(
+        &answers[0]["cost"]["overhead_s"]["p50"],
+        4.0 + 10.0 + 6.0 + 5.0,
+    );
+    // On b: 5 s. To a: queue 4 s, then 20 s: nineteen more. And 2.5 to read.
+    close(&answers[1]["cost"]["overhead_s"]["p50"], 5.0 + 19.0 + 2.5);
+    assert!(answers[1]["cost"].get("reason").is_none());
+    assert!(answers[1]["cost"].get("parts").is_none());
+}
+
+#[tokio::test]
+async fn what_is_left_out_comes_from_the_jobs_history_or_is_said_to_be_missing() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/estimate",
+            &json!({"tasks": [{"id": "k", "node": "b", "job": "team/k-means", "dirty_pages": 1_000_000,
+                               "progress_s": 100}]}),
+        )
+        .await;
+    // Its memory is taken to be that of its last checkpoint that can be resumed, generation 2: 5 GB.
+    close(
+        &of(&answer, "full_dump")["cost"]["overhead_s"]["p50"],
+        5.0 + 2.5,
+    );
+    close(
+        &of(&answer, "incremental_dump")["cost"]["overhead_s"]["p50"],
+        4.096 + 2.5,
+    );
+    // Sealed 12 s ago.
+    let rollback = of(&answer, "rollback")["cost"]["overhead_s"]["p50"]
+        .as_f64()
+        .unwrap();
+    assert!((14.5..30.0).contains(&rollback), "{rollback}");
+    let nothing = asked
+        .ok(
+            "/v1/estimate",
+            &json!({"tasks": [{"id": "n", "node": "b"}]}),
+        )
+        .await;
+    assert_eq!(
+        of(&nothing, "full_dump")["unknown"],
+        "the task's memory was not given"
+    );
+    assert_eq!(
+        of(&nothing, "incremental_dump")["unknown"],
+        "the task's memory was not given"
+    );
+    assert_eq!(
+        of(&nothing, "rollback")["unknown"],
+        "the task has no checkpoint"
+    );
+    assert_eq!(
+        of(&nothing, "kill")["unknown"],
+        "the task's progress was not given"
+    );
+}
+
+#[tokio::test]
+async fn a_node_that_is_gone_or_unknown_has_no_cost_and_says_why() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/estimate",
+            &json!({"tasks": [{"id": "k", "node": "c", "full_bytes": GB, "progress_s": 9},
+                              {"id": "l", "node": "nobody", "full_bytes": GB, "progress_s": 9},
+                              {"id": "m", "full_bytes": GB, "progress_s": 9}],
+                    "mechanisms": ["full_dump", "kill"]}),
+        )
+        .await;
+    let unknown: Vec<&str> = answer["answers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|one| one["unknown"].as_str())
+        .collect();
+    assert_eq!(
+        unknown,
+        [
+            "the node is not there",
+            "there is no such node",
+            "the task names no node, and there are several"
+        ]
+    );
+    // To kill it takes no node.
+    close(&answer["answers"][5]["cost"]["overhead_s"]["p50"], 9.0);
+    assert!(answer["answers"][5].get("node").is_none());
+}
+
+#[tokio::test]
+async fn victims_are_chosen_by_cost_and_each_by_its_own_mechanism() {
+    let asked = asked(three_nodes());
+    let holds = json!({"cpu_millis": 1000, "memory_bytes": 0});
+    let answer = asked
+        .ok(
+            "/v1/preempt",
+            &json!({
+                "wanted": {"cpu_millis": 2000, "memory_bytes": 0},
+                "candidates": [
+                    {"id": "large", "node": "b", "full_bytes": 40 * GB, "progress_s": 1000, "holds": holds},
+                    {"id": "small", "node": "b", "full_bytes": 2 * GB, "progress_s": 1000, "holds": holds},
+                    {"id": "fresh", "node": "b", "full_bytes": 40 * GB, "progress_s": 1, "holds": holds},
+                    {"id": "lost", "node": "nobody", "holds": holds},
+                    {"id": "where", "holds": holds},
+                    {"id": "dark", "node": "a", "holds": holds}
+                ]
+            }),
+        )
+        .await;
+    let victims = answer["victims"].as_array().unwrap();
+    assert_eq!(victims.len(), 2);
+    assert_eq!(
+        (&victims[0]["task"], &victims[0]["mechanism"]),
+        (&json!("fresh"), &json!("kill"))
+    );
+    close(&victims[0]["score_s"], 1.0);
+    assert_eq!(
+        (&victims[1]["task"], &victims[1]["mechanism"]),
+        (&json!("small"), &json!("full_dump"))
+    );
+    // 2 GB at 1 GB/s and back at 2.
+    close(&victims[1]["score_s"], 3.0);
+    close(&victims[1]["cost"]["delay_s"]["p50"], 2.0);
+    assert_eq!(victims[1]["next"]["mechanism"], "kill");
+    close(&victims[1]["next"]["score_s"], 1000.0);
+    assert!(
+        victims[1]["reason"]
+            .as_str()
+            .unwrap()
+            .starts_with("full dump: 3.0 s")
+    );
+    assert_eq!(answer["frees"]["cpu_millis"], 2000);
+    assert_eq!(answer["enough"], true);
+    assert_eq!(answer["undecided"][0]["task"], "dark");
+    assert_eq!(
+        answer["undecided"][0]["reason"],
+        "kill: the task's progress was not given; dump: the task's memory was not given"
+    );
+    assert_eq!(
+        answer["unknown_node"],
+        json!([{"task": "lost", "node": "nobody"}, {"task": "where"}])
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_is_lacking() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/preempt",
+            &json!({
+                "wanted": {"cpu_millis": 5000, "memory_bytes": GB},
+                "candidates": [{"id": "only", "node": "b", "progress_s": 1, "holds": {"cpu_millis": 1000}}]
+            }),
+        )
+        .await;
+    assert_eq!(
+        answer["lacking"],
+        json!({"cpu_millis": 4000, "memory_bytes": GB})
+    );
+    assert_eq!(answer["enough"], false);
+}
+
+#[tokio::test]
+async fn without_a_want_each_is_decided_as_if_it_were_alone() {
+    let asked = asked(three_nodes());
+    let task = |id: &str| json!({"id": id, "node": "b", "full_bytes": 10 * GB, "progress_s": 20});
+    let candidates = [task("1"), task("2"), task("3")];
+    let answer = asked
+        .ok(
+            "/v1/preempt",
+            &json!({"candidates": candidates, "detail": "totals"}),
+        )
+        .await;
+    let victims = answer["victims"].as_array().unwrap();
+    assert_eq!(victims.len(), 3);
+    for victim in victims {
+        assert_eq!(victim["mechanism"], "full_dump");
+        close(&victim["score_s"], 15.0);
+        assert!(victim.get("reason").is_none());
+    }
+    // In a plan the second would wait for the first: 25 s against 20 for a kill.
+    let mut held = candidates.to_vec();
+    for task in &mut held {
+        task["holds"] = json!({"cpu_millis": 1000});
+    }
+    let plan = asked
+        .ok(
+            "/v1/preempt",
+            &json!({"candidates": held, "wanted": {"cpu_millis": 3000}}),
+        )
+        .await;
+    let kills = plan["victims"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|victim| victim["mechanism"] == "kill");
+    assert_eq!(kills.count(), 2);
+}
+
+#[tokio::test]
+async fn terms_are_heeded() {
+    let asked = asked(three_nodes());
+    let task = json!({"id": "k", "node": "b", "full_bytes": 5 * GB, "progress_s": 30, "remaining_s": 1,
+                      "holds": {"memory_bytes": 6 * GB}, "resident_bytes": 5 * GB});
+    let decide = async |terms: Value| {
+        let mut request = terms;
+        request["candidates"] = json!([task]);
+        let answer = asked.ok("/v1/preempt", &request).await;
+        answer["victims"][0]["mechanism"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(decide(json!({})).await, "full_dump");
+    assert_eq!(decide(json!({"longest_delay_s": 4.9})).await, "kill");
+    assert_eq!(decide(json!({"longest_delay_s": 5})).await, "full_dump");
+    assert_eq!(
+        decide(json!({"may_wait": true, "delay_weight": 1})).await,
+        "wait"
+    );
+    let swap = json!([{"node": "b", "free_memory_bytes": 6 * GB, "free_swap_bytes": 5 * GB}]);
+    assert_eq!(decide(json!({"swaps": swap})).await, "suspend_in_memory");
+}
+
+#[tokio::test]
+async fn one_machine_needs_no_names_of_nodes() {
+    let source = three_nodes();
+    *source.nodes.lock().unwrap() = vec![node("a", (1.0, 2.0), (0, 0))];
+    let asked = asked(source);
+    let answer = asked
+        .ok(
+            "/v1/preempt",
+            &json!({"candidates": [{"id": "k", "full_bytes": 4 * GB, "progress_s": 99}]}),
+        )
+        .await;
+    assert_eq!(answer["victims"][0]["node"], "a");
+    close(&answer["victims"][0]["score_s"], 6.0);
+}
+
+#[tokio::test]
+async fn nodes_are_ranked_as_in_algorithm_2() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/resume",
+            &json!({"checkpoints": ["team/k-means", "sort@7"]}),
+        )
+        .await;
+    let first = &answer["answers"][0];
+    // Its newest is a pre-dump, which nobody resumes.
+    assert_eq!(first["generation"], 2);
+    assert_eq!(first["size_bytes"], 5 * GB);
+    let nodes = first["nodes"].as_array().unwrap();
+    // a holds it: queue 1 s, read 5 s. b has the parent and lacks 1 GB at 0.25 GB/s: 4 s, and reads 2.5 s.
+    assert_eq!(
+        (&nodes[0]["node"], &nodes[0]["local"]),
+        (&json!("a"), &json!(true))
+    );
+    close(&nodes[0]["cost"]["until_running_s"]["p50"], 6.0);
+    assert_eq!(
+        (&nodes[1]["node"], &nodes[1]["local"]),
+        (&json!("b"), &json!(false))
+    );
+    close(&nodes[1]["cost"]["until_running_s"]["p50"], 6.5);
+    let second = answer["answers"][1]["nodes"].as_array().unwrap();
+    assert_eq!(
+        (&second[0]["node"], &second[0]["local"]),
+        (&json!("b"), &json!(true))
+    );
+    close(&second[0]["cost"]["until_running_s"]["p50"], 4.0);
+    close(&second[1]["cost"]["until_running_s"]["p50"], 9.0);
+}
+
+#[tokio::test]
+async fn a_preference_goes_before_costs_and_a_limit_after() {
+    let asked = asked(three_nodes());
+    let first = async |more: Value| {
+        let mut request = json!({"checkpoints": ["team/k-means"], "limit": 1});
+        request
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let answer = asked.ok("/v1/resume", &request).await;
+        let nodes = answer["answers"][0]["nodes"].as_array().unwrap().clone();
+        assert_eq!(nodes.len(), 1);
+        nodes[0]["node"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(first(json!({"preference": "remote"})).await, "b");
+    assert_eq!(first(json!({"preference": "local"})).await, "a");
+    // Lazily, b needs a gigabyte less at once: it runs after 0 s of queue and nothing else.
+    assert_eq!(first(json!({"lazy": {}})).await, "b");
+    assert_eq!(first(json!({"lazy": {"eager_bytes": 5 * GB}})).await, "a");
+}
+
+#[tokio::test]
+async fn what_cannot_be_resumed_begins_anew_and_nodes_that_cannot_are_named() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/resume",
+            &json!({"checkpoints": ["none", "team/k-means@9", "team/k-means@3", "a b", "sort"],
+                    "nodes": ["b", "c"]}),
+        )
+        .await;
+    let why = |at: usize| {
+        assert_eq!(answer["answers"][at]["restart"], true);
+        answer["answers"][at]["why"].as_str().unwrap()
+    };
+    assert_eq!(why(0), "the job none has no checkpoint that can be resumed");
+    assert_eq!(why(1), "there is no checkpoint team/k-means@9");
+    assert_eq!(
+        why(2),
+        "team/k-means@3 is a pre-dump, which cannot be resumed"
+    );
+    assert!(why(3).contains("names no checkpoint"));
+    assert_eq!(answer["answers"][4]["nodes"][0]["node"], "b");
+    assert_eq!(
+        answer["answers"][4]["unknown"],
+        json!([{"node": "c", "why": "the node is not there"}])
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_copy_is_none() {
+    let source = three_nodes();
+    source.checkpoints.lock().unwrap()[0].damaged = "page 7".into();
+    let asked = asked(source);
+    let answer = asked
+        .ok("/v1/resume", &json!({"checkpoints": ["sort"]}))
+        .await;
+    let nodes = answer["answers"][0]["nodes"].as_array().unwrap();
+    assert_eq!(
+        (&nodes[0]["node"], &nodes[0]["local"]),
+        (&json!("b"), &json!(true))
+    );
+    assert_eq!(
+        (&nodes[1]["node"], &nodes[1]["local"]),
+        (&json!("a"), &json!(false))
+    );
+}
+
+#[tokio::test]
+async fn dumps_and_copies_go_where_they_arrive_soonest() {
+    let asked = asked(three_nodes());
+    let answer = asked
+        .ok(
+            "/v1/place",
+            &json!({"placements": [
+                {"size_bytes": 5 * GB, "copies": 3},
+                {"size_bytes": 5 * GB, "copies": 2, "local": "a"},
+                {"size_bytes": 5 * GB, "copies": 2, "holders": ["b"]},
+                {"size_bytes": 5 * GB, "copies": 1, "without": ["b"]},
+                {"size_bytes": 51 * GB, "copies": 1},
+                {"job": "sort", "copies": 1},
+                {"job": "unheard-of", "copies": 1}
+            ]}),
+        )
+        .await;
+    let answers = answer["answers"].as_array().unwrap();
+    let nodes = |at: usize| -> Vec<&str> {
+        let nodes = answers[at]["nodes"].as_array().unwrap();
+        nodes
+            .iter()
+            .map(|node| node["node"].as_str().unwrap())
+            .collect()
+    };
+    assert_eq!(nodes(0), ["b", "a"]);
+    close(&answers[0]["nodes"][0]["arrives_in_s"], 5.0);
+    close(&answers[0]["nodes"][1]["arrives_in_s"], 14.0);
+    assert_eq!(answers[0]["missing"], 1);
+    assert_eq!(nodes(1), ["a", "b"]);
+    assert_eq!(nodes(2), ["a"]);
+    assert_eq!(nodes(3), ["a"]);
+    assert_eq!((nodes(4).len(), &answers[4]["missing"]), (0, &json!(1)));
+    // 8 GB at its last checkpoint, of which half would be stored.
+    assert_eq!(answers[5]["size_bytes"]["p50"], 4 * GB);
+    close(&answers[5]["nodes"][0]["arrives_in_s"], 4.0);
+    assert_eq!(
+        answers[6]["size_bytes"]["unknown"],
+        "the task's memory was not given"
+    );
+}
+
+#[tokio::test]
+async fn copies_on_transient_nodes_do_not_count() {
+    let source = three_nodes();
+    source.nodes.lock().unwrap()[1].class = permafrost_protocol::api::nodes::NodeClass::Transient;
+    let asked = asked(source);
+    let answer = asked
+        .ok(
+            "/v1/place",
+            &json!({"placements": [{"size_bytes": 1, "copies": 2}]}),
+        )
+        .await;
+    let nodes = &answer["answers"][0]["nodes"];
+    assert_eq!(
+        (&nodes[0]["node"], &nodes[0]["durable"]),
+        (&json!("a"), &json!(true))
+    );
+    assert_eq!(
+        (&nodes[1]["node"], &nodes[1]["durable"]),
+        (&json!("b"), &json!(false))
+    );
+}
+
+#[tokio::test]
+async fn places_are_reserved_and_given_back() {
+    let source = three_nodes();
+    let asked = asked(source.clone());
+    let place = asked
+        .ok(
+            "/v1/reserve",
+            &json!({"node": "b", "direction": "write", "bytes": GB, "priority": 11, "deadline_s": 60}),
+        )
+        .await;
+    assert_eq!(
+        (&place["token"], &place["node"]),
+        (&json!("t1"), &json!("b"))
+    );
+    assert_eq!(place["starts_in_s"]["unknown"], "not measured");
+    assert_eq!(source.reserved.lock().unwrap()[0].priority.level(), 11);
+    let delete = async |token: &str| {
+        asked
+            .raw("DELETE", &format!("/v1/reserve/{token}"), Vec::new())
+            .await
+            .0
+    };
+    assert_eq!(delete("t1").await, StatusCode::NO_CONTENT);
+    assert_eq!(delete("t2").await, StatusCode::NOT_FOUND);
+    let (status, _) = asked
+        .post(
+            "/v1/reserve",
+            &json!({"node": "c", "direction": "read", "bytes": 1}),
+        )
+        .await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn starting_estimates_are_installed() {
+    let source = three_nodes();
+    let asked = asked(source.clone());
+    let body =
+        json!({"write": [{"size_bytes": 1 << 30, "p50_bytes_per_s": 1.5e9}], "links": {"b": 1e9}});
+    let (status, _) = asked
+        .raw("PUT", "/v1/figures", serde_json::to_vec(&body).unwrap())
+        .await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    let installed = source.installed.lock().unwrap().clone().unwrap();
+    assert_eq!(
+        serde_json::to_value(installed.write[0]).unwrap()["p50_bytes_per_s"],
+        1.5e9
+    );
+    assert_eq!(installed.links.len(), 1);
+}

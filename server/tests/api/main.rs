@@ -1,0 +1,11 @@
+//! The HTTP API over a source of plain data: what is answered is worked out by hand, and each answer is checked against
+//! the document that the API gives of itself.
+
+mod bad;
+mod batches;
+mod document;
+mod fixture;
+mod fresh;
+mod fuzz;
+mod lists;
+mod scopes;
