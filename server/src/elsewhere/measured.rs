@@ -53,6 +53,8 @@ impl Drop for Measured {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use bytes::Bytes;
     use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 
@@ -75,7 +77,10 @@ mod tests {
             payload: Bytes::from(vec![7; len]),
         };
         let read = |len: usize| {
-            let frames: Frames = Box::new([Ok(frame(len)), Ok(frame(len))].into_iter());
+            let frames = [Ok(frame(len)), Ok(frame(len))].into_iter();
+            // In no time at all it would be faster than any link there is.
+            let frames = frames.inspect(|_| std::thread::sleep(Duration::from_millis(2)));
+            let frames: Frames = Box::new(frames);
             assert_eq!(Measured::new(frames, "n", &costs).count(), 2);
         };
         read(1000);

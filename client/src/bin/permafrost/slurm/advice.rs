@@ -185,7 +185,7 @@ mod tests {
         assert!(is_checkpoint(&within(9)));
         assert_eq!(
             measured(&within(7)),
-            Advice::End("it would take 8 s, and 7.0 s are left".to_owned())
+            Advice::End("it would take 8.0 s, and 7.0 s are left".to_owned())
         );
         let unlimited = Situation {
             within: None,
