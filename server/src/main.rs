@@ -101,7 +101,8 @@ struct Args {
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
     restores_at_once: AtOnce,
     /// How long a bandwidth may be without a new measurement before this node, while it is idle, makes a small one (16 MiB
-    /// into free segments, given back; 8 MiB to another node), or `off`.
+    /// into free segments, given back; 8 MiB to another node), or `off`. A medium that was never measured is probed within
+    /// seconds.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_period)]
     probe_period: Period,
     #[command(flatten)]

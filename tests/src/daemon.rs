@@ -22,7 +22,7 @@ pub struct Options {
     pub require_dax: bool,
     /// The well-known page-server port. Default any free one of 127.0.0.1; `none` for none.
     pub listen: String,
-    /// Further arguments.
+    /// Further arguments. Without a `--probe-period` there are no probes: tests ask how much is free, or measured.
     pub extra: Vec<String>,
     /// What it, and the `permafrost` pointed at it, are started by, such as a network namespace is entered with. It
     /// must become the program (`exec`), not be its parent. Default nothing.
@@ -88,6 +88,13 @@ impl Daemon {
         }
         if options.require_dax {
             command.arg("--require-dax");
+        }
+        if !options
+            .extra
+            .iter()
+            .any(|argument| argument.starts_with("--probe-period"))
+        {
+            command.arg("--probe-period=off");
         }
         command.args(&options.extra);
         Self::await_ready(dir, command, &options.prefix, "permafrostd ready:")

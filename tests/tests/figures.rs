@@ -98,6 +98,22 @@ fn figures_that_were_damaged_are_measured_anew() {
 }
 
 #[test]
+fn a_fresh_daemon_soon_knows_its_medium_without_a_restore() {
+    let work = tempfile::tempdir().unwrap();
+    let mut options = measuring();
+    options.extra.push("--probe-period=5m".to_owned());
+    let daemon = Daemon::start(work.path(), &options).unwrap();
+    let known = |figure| {
+        let number = || Ok(number(&numbers(&daemon)?, figure));
+        process::wait_for("a probe", LONG, number).unwrap()
+    };
+    assert!(known(WRITE) > 1e6);
+    assert_eq!(number(&numbers(&daemon).unwrap(), READ), None);
+    sealed_dump(&daemon, work.path(), "job", &pages(3, 2000), || {});
+    assert!(known(READ) > 1e6);
+}
+
+#[test]
 fn an_idle_daemon_probes_its_medium() {
     let work = tempfile::tempdir().unwrap();
     let mut options = measuring();

@@ -6,6 +6,7 @@
 //!
 //! A probe says how fast the medium is, and a dump is ruled by CRIU as well: so a probe counts where nothing else does.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -35,8 +36,15 @@ const STEP: usize = 1 << 20;
 /// A region that has no more than this part free is not written to for nothing: an eighth.
 const ROOM: u64 = 8;
 
-/// How often is looked whether something is due: so many times a period, but not more often than each second.
+/// How often is looked whether something is due: so many times a period, but not more often than each [`LOOK`].
 const LOOKS: u32 = 10;
+
+/// How often at most.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A medium that was never measured is probed when the daemon has run for so long: until then nothing can be said but what
+/// a kill costs.
+const FIRST: Duration = Duration::from_secs(2);
 
 /// How long the end of the thread is waited for: it may be writing to a disk.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -128,9 +136,13 @@ impl Prober {
     }
 
     fn run(&self) {
-        let look = (self.period / LOOKS).max(Duration::from_secs(1));
+        let patient = (self.period / LOOKS).max(LOOK);
+        let mut look = LOOK;
         while !self.nap(look) {
             self.turn();
+            let report = self.costs.report();
+            let known = medium(&report).iter().all(|(_, age)| age.is_some());
+            look = if known { patient } else { LOOK };
         }
     }
 
@@ -140,29 +152,32 @@ impl Prober {
         if self.is_busy() || !is_idle(&report) {
             return false;
         }
-        let Some(probe) = self.due(&report) else {
-            return false;
-        };
-        self.tried().insert(probe.clone(), Instant::now());
-        match self.probe(&probe) {
-            Ok(()) => {
-                self.costs.probed();
-                tracing::debug!(?probe, "probed");
-                true
+        for probe in self.due(&report) {
+            let probed = self.probe(&probe);
+            match probed {
+                // The first dump makes it possible, and what a dump interrupted is due still.
+                Err(NoProbe::NothingHeld) => continue,
+                Err(NoProbe::Interrupted) => {}
+                _ => _ = self.tried().insert(probe.clone(), Instant::now()),
             }
-            Err(why) => {
-                tracing::debug!(?probe, %why, "not probed");
-                false
-            }
+            return match probed {
+                Ok(()) => {
+                    self.costs.probed();
+                    tracing::debug!(?probe, "probed");
+                    true
+                }
+                Err(why) => {
+                    tracing::debug!(?probe, %why, "not probed");
+                    false
+                }
+            };
         }
+        false
     }
 
-    fn due(&self, report: &NodeReport) -> Option<Probe> {
-        let size = Bytes::new(PROBE_BYTES);
-        let mut all = vec![
-            (Probe::Write, age_of(&report.write.of(size))),
-            (Probe::Read, age_of(&report.read.of(size))),
-        ];
+    /// What is due, for longest first.
+    fn due(&self, report: &NodeReport) -> Vec<Probe> {
+        let mut all = Vec::from(medium(report));
         for peer in self.links.iter().flat_map(|links| links.peers()) {
             let link = report.links.get(&peer);
             let age = link.and_then(|link| age_of(&link.of(Bytes::new(LINK_PROBE_BYTES))));
@@ -170,17 +185,22 @@ impl Prober {
         }
         let tried = self.tried();
         let since = |(probe, measured): (Probe, Option<Duration>)| {
-            // What was never measured is due when the daemon has run for a period.
-            let known = measured.unwrap_or_else(|| self.began.elapsed());
+            // Of what was never measured a medium is due soon, and a link when the daemon has run for a period: there
+            // are many of them, and each is another node's work as well.
+            let known = measured.unwrap_or_else(|| match probe {
+                Probe::Link(_) => self.began.elapsed(),
+                Probe::Write | Probe::Read if self.began.elapsed() < FIRST => Duration::ZERO,
+                Probe::Write | Probe::Read => Duration::MAX,
+            });
             let since = tried
                 .get(&probe)
                 .map_or(known, |tried| known.min(tried.elapsed()));
             (since, probe)
         };
-        let due = all.into_iter().map(since);
-        due.filter(|(since, _)| *since >= self.period)
-            .max_by_key(|(since, _)| *since)
-            .map(|(_, probe)| probe)
+        let mut due: Vec<_> = all.into_iter().map(since).collect();
+        due.retain(|(since, _)| *since >= self.period);
+        due.sort_by_key(|(since, _)| Reverse(*since));
+        due.into_iter().map(|(_, probe)| probe).collect()
     }
 
     fn probe(&self, probe: &Probe) -> Result<(), NoProbe> {
@@ -267,6 +287,15 @@ impl Prober {
     fn tried(&self) -> MutexGuard<'_, HashMap<Probe, Instant>> {
         self.tried.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The probes of this node's own medium, and how long ago each was measured.
+fn medium(report: &NodeReport) -> [(Probe, Option<Duration>); 2] {
+    let size = Bytes::new(PROBE_BYTES);
+    [
+        (Probe::Write, age_of(&report.write.of(size))),
+        (Probe::Read, age_of(&report.read.of(size))),
+    ]
 }
 
 /// How long ago something was measured; none if never, or too long ago to be told.

@@ -233,10 +233,13 @@ impl Source for OfDaemon {
             ..request::CancelReservation::default()
         };
         match self.reservations.cancel(&cancel) {
-            Err(error) if error.code == i32::from(ErrorCode::NotFound) => {
-                Err(Refusal::NoReservation)
-            }
-            Err(error) if error.code == i32::from(ErrorCode::Invalid) => {
+            // Whatever is wrong with the token, here or at the node that gave it out: nothing is kept for it.
+            Err(error)
+                if matches!(
+                    ErrorCode::try_from(error.code),
+                    Ok(ErrorCode::NotFound | ErrorCode::Invalid | ErrorCode::Conflict)
+                ) =>
+            {
                 Err(Refusal::NoReservation)
             }
             answer => answer.map_err(refusal),

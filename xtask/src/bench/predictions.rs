@@ -28,6 +28,9 @@ const DUMPS_OF_A_PROCESS: u64 = 5;
 /// Parts of their memory that processes modify between dumps, per cent.
 const DIRTY_PERCENT: [u64; 4] = [1, 10, 50, 100];
 
+/// Exit code of a question that nothing measured answers yet.
+const UNKNOWN: i32 = 11;
+
 /// How.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
@@ -221,7 +224,7 @@ impl Bench<'_> {
         } else {
             "full_dump"
         };
-        let cost = self.daemon.json(&[
+        let cost = self.ask(&[
             "cost",
             "--pid",
             &pid,
@@ -230,17 +233,37 @@ impl Bench<'_> {
             "--mechanism",
             mechanism,
         ])?;
-        let predicted = spread(&cost, "delay_s");
+        let predicted = cost.and_then(|cost| spread(&cost, "delay_s"));
         let dumped = self.daemon.json(&["dump", "--pid", &pid, "--job", job])?;
         workload.wait_until_gone()?;
         Ok(compared(predicted, &dumped))
     }
 
     fn restore(&self, job: &str) -> Result<Option<Compared>> {
-        let plan = self.daemon.json(&["plan", "resume", job])?;
-        let predicted = spread(&plan, "until_running_s");
+        let plan = self.ask(&["plan", "resume", job])?;
+        let predicted = plan.and_then(|plan| spread(&plan, "until_running_s"));
         let restored = self.daemon.json(&["restore", job])?;
         Ok(compared(predicted, &restored))
+    }
+
+    /// What `permafrost` answers; nothing where it says that it cannot tell yet.
+    fn ask(&self, arguments: &[&str]) -> Result<Option<Value>> {
+        let mut all = vec!["--json"];
+        all.extend(arguments);
+        let output = self.daemon.try_run(&all)?;
+        match output.status.code() {
+            Some(0) => {}
+            Some(UNKNOWN) => return Ok(None),
+            _ => bail!(
+                "`permafrost {}`: {}: {}",
+                all.join(" "),
+                output.status,
+                String::from_utf8_lossy(&output.stderr)
+            ),
+        }
+        serde_json::from_slice(&output.stdout)
+            .map(Some)
+            .context("read the answer")
     }
 
     fn results(&self) -> std::sync::MutexGuard<'_, Results> {
