@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
@@ -16,7 +17,7 @@ use serde_path_to_error::Segment;
 
 use super::caller::Caller;
 use super::problem::Failure;
-use super::world::World;
+use super::world::{Jobs, World};
 use super::{Api, limits};
 
 /// What an answer is made from.
@@ -26,6 +27,8 @@ pub(super) struct Asked<'a> {
     pub(super) caller: &'a Caller,
     /// There is time: it is not one of the runtime's threads.
     pub(super) has_time: bool,
+    /// When it was asked.
+    pub(super) since: Instant,
 }
 
 /// Why there is no answer.
@@ -33,6 +36,8 @@ pub(super) enum Stop {
     Failed(Failure),
     /// It takes too long for this thread.
     Long,
+    /// What is not among the checkpoints may have come since they were listed.
+    Unlisted,
 }
 
 impl From<Failure> for Stop {
@@ -54,6 +59,13 @@ impl Asked<'_> {
         }
         Ok(())
     }
+
+    /// All checkpoints that there were when it was asked.
+    pub(super) fn jobs(&self) -> Result<&Jobs, Stop> {
+        let jobs = self.world.jobs();
+        let jobs = jobs.filter(|jobs| self.api.shows(jobs, self.since));
+        jobs.ok_or(Stop::Unlisted)
+    }
 }
 
 /// Makes an answer out of a body.
@@ -66,45 +78,78 @@ pub(super) async fn answered(
     request: Request,
     answer: Answer,
 ) -> Result<Response, Failure> {
+    let since = Instant::now();
     let body = read(request).await?;
     let world = api.world().ok_or_else(no_world)?;
-    let long = Arc::clone(&api.long);
-    let make = move |has_time: bool, body: &[u8]| {
-        let asked = Asked {
-            api: &api,
-            world: &world,
-            caller: &caller,
-            has_time,
+    let mut question = Question {
+        api,
+        world,
+        caller,
+        since,
+        body,
+        answer,
+    };
+    let mut made = question.answered().await;
+    if matches!(made, Err(Stop::Unlisted)) {
+        question.world = question.api.listed_since(since).await?;
+        made = question.answered().await;
+    }
+    match made {
+        Ok(json) => Ok(json_response(json)),
+        Err(Stop::Failed(failure)) => Err(failure),
+        Err(Stop::Long | Stop::Unlisted) => Err(not_made()),
+    }
+}
+
+/// A request that was read.
+#[derive(Clone)]
+struct Question {
+    api: Arc<Api>,
+    world: Arc<World>,
+    caller: Caller,
+    since: Instant,
+    body: Bytes,
+    answer: Answer,
+}
+
+impl Question {
+    async fn answered(&self) -> Result<Vec<u8>, Stop> {
+        if self.body.len() <= limits::SHORT_BODY_BYTES {
+            match self.make(false) {
+                Err(Stop::Long) => {}
+                made => return made,
+            }
+        }
+        let long = Arc::clone(&self.api.long);
+        let turn = tokio::time::timeout(limits::LONG_PATIENCE, long.acquire_owned()).await;
+        let Ok(Ok(permit)) = turn else {
+            return Err(Failure::for_now("other long batches are being answered", 5).into());
         };
-        catch_unwind(AssertUnwindSafe(|| answer(&asked, body))).unwrap_or_else(|_| {
-            // The panic hook has told where.
-            let failure = Failure::new(Kind::Internal, "the answer could not be made");
-            Err(Stop::Failed(failure))
-        })
-    };
-    if body.len() <= limits::SHORT_BODY_BYTES {
-        match make(false, &body) {
-            Ok(json) => return Ok(json_response(json)),
-            Err(Stop::Failed(failure)) => return Err(failure),
-            Err(Stop::Long) => {}
-        }
+        let question = self.clone();
+        let made = tokio::task::spawn_blocking(move || {
+            let made = question.make(true);
+            drop(permit);
+            made
+        });
+        made.await.unwrap_or_else(|_| Err(not_made().into()))
     }
-    let turn = tokio::time::timeout(limits::LONG_PATIENCE, long.acquire_owned()).await;
-    let Ok(Ok(permit)) = turn else {
-        return Err(Failure::for_now("other long batches are being answered", 5));
-    };
-    let made = tokio::task::spawn_blocking(move || {
-        let made = make(true, &body);
-        drop(permit);
-        made
-    });
-    match made.await {
-        Ok(Ok(json)) => Ok(json_response(json)),
-        Ok(Err(Stop::Failed(failure))) => Err(failure),
-        Ok(Err(Stop::Long)) | Err(_) => {
-            Err(Failure::new(Kind::Internal, "the answer could not be made"))
-        }
+
+    fn make(&self, has_time: bool) -> Result<Vec<u8>, Stop> {
+        let asked = Asked {
+            api: &self.api,
+            world: &self.world,
+            caller: &self.caller,
+            has_time,
+            since: self.since,
+        };
+        // The panic hook has told where.
+        catch_unwind(AssertUnwindSafe(|| (self.answer)(&asked, &self.body)))
+            .unwrap_or_else(|_| Err(not_made().into()))
     }
+}
+
+fn not_made() -> Failure {
+    Failure::new(Kind::Internal, "the answer could not be made")
 }
 
 /// Before the first snapshot there is nothing to say.

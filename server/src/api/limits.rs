@@ -54,3 +54,6 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Least time between two looks at the daemon: events may come by the thousand.
 pub const LEAST_BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// How long whoever asks for a checkpoint that is not known waits for all to be listed anew.
+pub const LISTING_PATIENCE: Duration = Duration::from_secs(5);

@@ -27,15 +27,16 @@ mod say;
 mod tasks;
 
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_protocol::api::events::Event;
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
 pub use routes::router;
 
+use problem::Failure;
 use source::Source;
-use world::{Builder, World};
+use world::{Builder, Jobs, World};
 
 /// How the API keeps up with the daemon.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +65,12 @@ impl Default for ApiConfig {
 pub struct Api {
     source: Arc<dyn Source>,
     world: RwLock<Option<Arc<World>>>,
+    /// Told of each new snapshot by [`refresh`].
+    published: watch::Sender<()>,
+    /// Somebody waits for checkpoints to be listed anew.
+    wanted: Arc<Notify>,
+    /// Nobody keeps it up: it has looked once.
+    looks_no_more: bool,
     events: broadcast::Sender<Event>,
     /// Long batches at once.
     long: Arc<Semaphore>,
@@ -83,24 +90,34 @@ impl Api {
     /// One that has seen nothing yet: [`refresh::start`] keeps it up.
     #[must_use]
     pub fn new(source: Arc<dyn Source>) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::unseeing(source))
+    }
+
+    fn unseeing(source: Arc<dyn Source>) -> Self {
+        Self {
             source,
             world: RwLock::new(None),
+            published: watch::Sender::new(()),
+            wanted: Arc::default(),
+            looks_no_more: false,
             events: broadcast::channel(limits::EVENTS_KEPT).0,
             long: Arc::new(Semaphore::new(limits::LONG_AT_ONCE)),
             asking: Arc::new(Semaphore::new(limits::ASKING_AT_ONCE)),
             readers: Arc::new(Semaphore::new(limits::EVENT_READERS)),
-        })
+        }
     }
 
     /// One that has looked once, and looks no more: for tests and benches. Blocks as the source does.
     #[must_use]
     pub fn looked_once(source: Arc<dyn Source>) -> Arc<Self> {
-        let api = Self::new(source);
+        let api = Self {
+            looks_no_more: true,
+            ..Self::unseeing(source)
+        };
         let mut builder = Builder::default();
         let jobs = Builder::jobs(api.source.as_ref()).ok();
         api.publish(builder.world(api.source.as_ref(), jobs.map(Arc::new)));
-        api
+        Arc::new(api)
     }
 
     /// The newest snapshot; none before the first.
@@ -108,6 +125,38 @@ impl Api {
     pub fn world(&self) -> Option<Arc<World>> {
         let world = self.world.read().unwrap_or_else(PoisonError::into_inner);
         world.clone()
+    }
+
+    /// A snapshot whose checkpoints were listed after `since`: only such a one tells that there is no checkpoint of a
+    /// name. Lists them if need be, which takes milliseconds and as long as the daemon.
+    ///
+    /// # Errors
+    /// They were not listed within [`limits::LISTING_PATIENCE`].
+    async fn listed_since(&self, since: Instant) -> Result<Arc<World>, Failure> {
+        let mut published = self.published.subscribe();
+        let listed = async {
+            loop {
+                published.mark_unchanged();
+                if let Some(world) = self.world()
+                    && world.jobs().is_some_and(|jobs| self.shows(jobs, since))
+                {
+                    return world;
+                }
+                self.wanted.notify_one();
+                // The sender is our own.
+                let _ = published.changed().await;
+            }
+        };
+        let listed = tokio::time::timeout(limits::LISTING_PATIENCE, listed).await;
+        listed.map_err(|_| {
+            let detail = "the store does not list its checkpoints now, so there may be one that is not known here";
+            Failure::for_now(detail, 5)
+        })
+    }
+
+    /// Whether a checkpoint that was there at that time is among them.
+    fn shows(&self, jobs: &Jobs, at: Instant) -> bool {
+        self.looks_no_more || jobs.listed_since(at)
     }
 
     /// Replaces a snapshot by what is left of it, unless there is a new one.
@@ -128,5 +177,6 @@ impl Api {
         };
         // Freeing ten thousand nodes takes a while: not under the lock.
         drop(old);
+        self.published.send_replace(());
     }
 }

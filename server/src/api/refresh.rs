@@ -15,8 +15,8 @@ use permafrost_protocol::api::reserve::Direction;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::quantity::Bytes;
-use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinHandle;
 
 use super::source::QueueLength;
@@ -60,6 +60,7 @@ pub fn start(api: &Arc<Api>, config: ApiConfig) -> io::Result<Refresher> {
         .spawn(move || look_when_asked(&looking, &asked))?;
     let driver = Driver {
         api: Arc::downgrade(api),
+        wanted: Arc::clone(&api.wanted),
         config,
         looks,
         looked: None,
@@ -75,11 +76,12 @@ pub fn start(api: &Arc<Api>, config: ApiConfig) -> io::Result<Refresher> {
 /// Says when to look.
 struct Driver {
     api: Weak<Api>,
+    wanted: Arc<Notify>,
     config: ApiConfig,
     looks: SyncSender<Look>,
     looked: Option<Instant>,
     listed: Option<Instant>,
-    /// Checkpoints have come or gone since they were listed.
+    /// Checkpoints have come or gone since they were listed, or may have.
     changed: bool,
     said_stale: Option<Instant>,
 }
@@ -90,6 +92,7 @@ impl Driver {
         loop {
             let due = self.due().into();
             tokio::select! {
+                () = self.wanted.notified() => self.changed = true,
                 () = tokio::time::sleep_until(due) => {
                     let Some(api) = self.api.upgrade() else { return };
                     self.say_stale(&api);

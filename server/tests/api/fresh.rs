@@ -143,6 +143,41 @@ async fn an_event_is_followed_by_a_new_list() {
 }
 
 #[tokio::test]
+async fn nobody_is_told_to_start_anew_what_was_sealed_before_the_question() {
+    let source = three_nodes();
+    let (asked, _refresher) = started(&source, quick());
+    until("the first look", async || is_ready(&asked).await).await;
+    // Of another node, say: nothing is heard of it, and the next list would come in an hour.
+    let sealed = checkpoint("new", 1, 1, &["a"]);
+    source.checkpoints.lock().unwrap().push(sealed);
+    let resume = json!({"checkpoints": ["sort", "new", "new@2", "none"]});
+    let answer = asked.ok("/v1/resume", &resume).await;
+    let answers = &answer["answers"];
+    assert_eq!(
+        (&answers[0]["generation"], &answers[1]["generation"]),
+        (&json!(7), &json!(1))
+    );
+    assert_eq!(
+        (&answers[2]["restart"], &answers[3]["restart"]),
+        (&json!(true), &json!(true))
+    );
+    let sealed = checkpoint("newer", 1, 1, &["a"]);
+    source.checkpoints.lock().unwrap().push(sealed);
+    let (status, _) = asked.get("/v1/jobs?job=newer").await;
+    assert_eq!(status, StatusCode::OK);
+    // While nothing can be listed there is no saying that there is none.
+    source.hang(true);
+    let (status, problem) = asked
+        .post("/v1/resume", &json!({"checkpoints": ["none"]}))
+        .await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(problem["retry_after_s"], 5);
+    let known = json!({"checkpoints": ["new"]});
+    assert_eq!(asked.post("/v1/resume", &known).await.0, StatusCode::OK);
+    source.hang(false);
+}
+
+#[tokio::test]
 async fn who_hangs_holds_up_no_answer_and_the_age_grows() {
     let source = three_nodes();
     let (asked, _refresher) = started(&source, quick());

@@ -1,6 +1,7 @@
 //! `GET /v1/jobs`, `GET /v1/checkpoints`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::Uri;
@@ -43,7 +44,7 @@ pub(in crate::api) async fn jobs(
 ) -> Result<Json<JobsAnswer>, Failure> {
     let query: ListQuery = paging::query(&uri)?;
     let limit = paging::limit(query.limit)?;
-    let world = api.world().ok_or_else(no_world)?;
+    let world = seen(&api, &caller, query.job.as_deref()).await?;
     let listed = listed(&world)?;
     let (page, next) = match &query.job {
         Some(name) => (vec![one(listed, &caller, name)?], None),
@@ -86,7 +87,7 @@ pub(in crate::api) async fn checkpoints(
 ) -> Result<Json<CheckpointsAnswer>, Failure> {
     let query: ListQuery = paging::query(&uri)?;
     let limit = paging::limit(query.limit)?;
-    let world = api.world().ok_or_else(no_world)?;
+    let world = seen(&api, &caller, query.job.as_deref()).await?;
     let listed = listed(&world)?;
     let after = match &query.after {
         Some(after) => Some(reference(after)?),
@@ -125,6 +126,16 @@ pub(in crate::api) async fn checkpoints(
         checkpoints: checkpoints.collect(),
         next,
     }))
+}
+
+/// The snapshot; one in which a `job` that is asked for is missing only if there is none.
+async fn seen(api: &Api, caller: &Caller, job: Option<&str>) -> Result<Arc<World>, Failure> {
+    let since = Instant::now();
+    let world = api.world().ok_or_else(no_world)?;
+    match job {
+        Some(job) if one(listed(&world)?, caller, job).is_err() => api.listed_since(since).await,
+        _ => Ok(world),
+    }
 }
 
 fn listed(world: &World) -> Result<&Jobs, Failure> {

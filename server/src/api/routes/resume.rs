@@ -82,11 +82,12 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     let answers = request
         .checkpoints
         .iter()
-        .map(|name| ranking.resumption(name));
+        .map(|name| ranking.resumption(name))
+        .collect::<Result<_, _>>()?;
     let answer = ResumeAnswer {
         answered_by: asked.world.own_name().into(),
         age_s: asked.world.age_s(),
-        answers: answers.collect(),
+        answers,
     };
     let each = if request.detail == Detail::Full {
         500
@@ -113,38 +114,40 @@ struct Ranking<'a> {
 }
 
 impl<'a> Ranking<'a> {
-    fn resumption(&self, name: &'a Text<'_>) -> Resumption<'a> {
-        match self.find(name) {
+    fn resumption(&self, name: &'a Text<'_>) -> Result<Resumption<'a>, Stop> {
+        Ok(match self.find(name)? {
             Ok((checkpoint, jobs)) => Resumption::Ranked(self.ranked(name, checkpoint, jobs)),
             Err(why) => Resumption::Restart(Restart {
                 checkpoint: name.borrowed(),
                 restart: true,
                 why,
             }),
-        }
+        })
     }
 
-    fn find(&self, name: &str) -> Result<(&'a Checkpoint, &'a Jobs), String> {
+    /// A checkpoint, or why it is none. What was sealed before the question came is found: else work would be lost.
+    fn find(&self, name: &str) -> Result<Result<(&'a Checkpoint, &'a Jobs), String>, Stop> {
         let reference: CheckpointRef = match name.parse() {
             Ok(reference) => reference,
-            Err(error) => return Err(format!("{name:?} names no checkpoint: {error}")),
+            Err(error) => return Ok(Err(format!("{name:?} names no checkpoint: {error}"))),
         };
-        let world = self.asked.world;
-        let jobs = world
-            .jobs()
-            .ok_or("the store has not listed its checkpoints yet")?;
-        let found = jobs
-            .find(&reference)
-            .filter(|one| self.asked.caller.sees(&one.job));
-        let checkpoint = found.ok_or_else(|| match reference.generation {
-            Some(_) => format!("there is no checkpoint {name}"),
-            None => format!("the job {name} has no checkpoint that can be resumed"),
-        })?;
+        let find = |jobs: &'a Jobs| {
+            let found = jobs.find(&reference)?;
+            let sees = self.asked.caller.sees(&found.job);
+            sees.then_some((found, jobs))
+        };
+        let Some((checkpoint, jobs)) = self.asked.world.jobs().and_then(find) else {
+            self.asked.jobs()?;
+            return Ok(Err(match reference.generation {
+                Some(_) => format!("there is no checkpoint {name}"),
+                None => format!("the job {name} has no checkpoint that can be resumed"),
+            }));
+        };
         if is_resumable(checkpoint) {
-            Ok((checkpoint, jobs))
+            Ok(Ok((checkpoint, jobs)))
         } else {
             let kind = &checkpoint.kind;
-            Err(format!("{name} is a {kind}, which cannot be resumed"))
+            Ok(Err(format!("{name} is a {kind}, which cannot be resumed")))
         }
     }
 

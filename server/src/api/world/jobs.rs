@@ -89,6 +89,11 @@ impl Jobs {
         self.taken.elapsed()
     }
 
+    /// Whether all that was listed is as it was then or later.
+    pub(in crate::api) fn listed_since(&self, time: Instant) -> bool {
+        self.taken >= time
+    }
+
     /// Since a checkpoint was sealed: by the clocks on the walls until it was listed, by our own since then.
     pub(in crate::api) fn age_of(&self, checkpoint: &Checkpoint) -> Duration {
         let then = self
