@@ -139,6 +139,13 @@ pub(crate) fn cargo_command() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(paths::workspace());
+    // What `cargo run` tells this program of itself: build scripts that watch it, as ring's does, would have half of the
+    // dependencies built anew after each build by hand, and again before the next.
+    for (name, _) in std::env::vars_os() {
+        if is_of_this_program(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
     match tools::protoc() {
         Ok(Some(protoc)) => {
             command.env(tools::PROTOC, protoc);
@@ -148,6 +155,11 @@ pub(crate) fn cargo_command() -> Command {
         Err(error) => ui::say(&format!("no protoc: {error:#}")),
     }
     command
+}
+
+/// Whether cargo sets it for the program that it runs, and for no other.
+fn is_of_this_program(variable: &str) -> bool {
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
 /// Unit, property, crash and end-to-end tests.
