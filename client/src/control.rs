@@ -139,6 +139,7 @@ calls! {
     Scrub -> Scrubbed,
     Reserve -> Reserved,
     CancelReservation -> Done,
+    Took -> Done,
 }
 
 /// A connection to the daemon.

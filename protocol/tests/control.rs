@@ -58,6 +58,11 @@ fn requests() -> Vec<Request> {
             token: text(),
             node: text(),
         }),
+        Body::Took(request::Took {
+            checkpoint: text(),
+            restored: true,
+            elapsed_us: 9,
+        }),
         Body::Import(request::Import {
             job: text(),
             no_parent: true,

@@ -224,6 +224,7 @@ fn requests_and_replies() {
             "CancelReservation",
             Q::CancelReservation(Default::default()),
         ),
+        ("Took", Q::Took(Default::default())),
     ];
     let replies = [
         ("Error", R::Error(Default::default())),

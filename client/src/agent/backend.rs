@@ -569,6 +569,11 @@ impl Backend for Remote {
     ) -> Result<(), control::Error> {
         self.cancel_on_node(cancel)
     }
+
+    /// The nodes measure what they see of it themselves.
+    fn took(&self, _took: &request::Took) -> bool {
+        false
+    }
 }
 
 /// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory; nor do

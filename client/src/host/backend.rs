@@ -226,4 +226,7 @@ pub trait Backend: Send + Sync + 'static {
     /// There is none with that token.
     fn cancel_reservation(&self, cancel: &request::CancelReservation)
     -> Result<(), control::Error>;
+
+    /// Takes in how long a dump or a restore took whoever ran it. Whether that is news of one that was measured here.
+    fn took(&self, took: &request::Took) -> bool;
 }

@@ -170,6 +170,9 @@ impl<B: Backend> Handler<'_, B> {
                 backend.cancel_reservation(&cancel)?;
                 reply::Body::Done(control::Done { count: 1 })
             }
+            request::Body::Took(took) => reply::Body::Done(control::Done {
+                count: u64::from(backend.took(&took)),
+            }),
         })
     }
 

@@ -42,7 +42,7 @@ pub struct Request {
     /// What is asked for.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 30, 31"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 30, 31, 32"
     )]
     pub body: Option<request::Body>,
 }

@@ -46,6 +46,8 @@ pub enum Body {
     Reserve(Reserve),
     #[prost(message, tag = "31")]
     CancelReservation(CancelReservation),
+    #[prost(message, tag = "32")]
+    Took(Took),
 }
 
 /// Open a session. Answered by [`super::SessionOpened`].
@@ -306,4 +308,20 @@ pub struct CancelReservation {
     /// The node whose queue it is in; empty: the one that is asked, or where it has reserved it.
     #[prost(string, tag = "2")]
     pub node: String,
+}
+
+/// How long a dump or a restore took whoever ran it: from the first preparation to the last clean-up, the wait for its turn
+/// not counted. The daemon sees neither the beginning nor the end of it (CRIU kills the processes after the seal), and
+/// predicts by it. Answered by [`super::Done`], with 1 if the daemon has just measured that one, else 0.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Took {
+    /// Id of the checkpoint, 32 hex digits.
+    #[prost(string, tag = "1")]
+    pub checkpoint: String,
+    /// It was restored, not dumped.
+    #[prost(bool, tag = "2")]
+    pub restored: bool,
+    /// How long.
+    #[prost(uint64, tag = "3")]
+    pub elapsed_us: u64,
 }

@@ -3,6 +3,7 @@
 //! A *channel* is one direction of one tier of one node, or the link from one node to another. Its transfers are kept
 //! by size class, as small ones are ruled by latency and large ones by bandwidth. Pure: samples and the time come in.
 
+mod line;
 mod window;
 
 use std::collections::HashMap;
@@ -13,6 +14,8 @@ use thiserror::Error;
 use crate::NodeId;
 use crate::figure::{Estimate, Figure, Missing, What};
 use crate::quantity::{Bytes, BytesPerSecond, Moment, QuantityError, Seconds};
+pub use line::Line;
+use line::Wholes;
 use window::Quantiles;
 pub(crate) use window::{Window, Worse};
 
@@ -115,6 +118,8 @@ pub struct Kept {
     pub transfers: Vec<Transfer>,
     /// When it took how long to begin, in order.
     pub latencies: Vec<(Moment, Seconds)>,
+    /// Whole transfers, as they came.
+    pub wholes: Vec<Transfer>,
 }
 
 /// A sample that was not taken.
@@ -190,6 +195,7 @@ impl Default for EstimatorConfig {
 struct Samples {
     rates: [Window; CLASSES],
     latency: Window,
+    wholes: Wholes,
     newest: Moment,
     refused: u32,
     refused_ever: u64,
@@ -266,6 +272,49 @@ impl Estimator {
         Ok(())
     }
 
+    /// Takes in what a transfer took in all, from the first preparation to the last clean-up.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if it cannot be true.
+    pub fn took(&mut self, channel: Channel, now: Moment, whole: Transfer) -> Result<(), Refused> {
+        let config = self.config;
+        let samples = self.samples(channel)?;
+        let checked = samples
+            .check_time(&config, now, whole.at)
+            // With its start it may be slower than any medium; that it is a rate at all is checked.
+            .and_then(|()| Ok(BytesPerSecond::measured(whole.bytes, whole.elapsed)?));
+        match checked {
+            Ok(_) => {
+                samples.accept(whole.at);
+                samples.wholes.push(whole);
+                Ok(())
+            }
+            Err(refused) => Err(samples.refuse(refused)),
+        }
+    }
+
+    /// Replaces what the whole transfer that ended then and moved so much took. Whether there is one.
+    pub fn correct(&mut self, channel: Channel, whole: Transfer) -> bool {
+        let samples = self.channels.get_mut(&channel);
+        samples.is_some_and(|samples| samples.wholes.correct(whole))
+    }
+
+    /// The line through the whole transfers of a channel: what they all pay, and what they pay for their sizes. With a
+    /// `start` that is known from elsewhere only the latter is looked for; where the sizes do not tell the start it is
+    /// `unless_told`. None with fewer than three. Compares all pairs of up to 64: take it once a second.
+    #[must_use]
+    pub fn line(
+        &self,
+        channel: Channel,
+        now: Moment,
+        start: Option<Seconds>,
+        unless_told: Seconds,
+    ) -> Option<Line> {
+        let samples = self.believed(channel, channel.bandwidth()).ok()?;
+        samples.wholes.line(&self.config, now, start, unless_told)
+    }
+
     /// What a channel was measured at, oldest first: the transfers as [`transferred`](Self::transferred) would take them
     /// (each of a size of its class), and the latencies. To be written down, and taken in again after a restart.
     #[must_use]
@@ -290,6 +339,7 @@ impl Estimator {
             latencies: latencies
                 .map(|(at, latency)| (at, Seconds::clamped(latency)))
                 .collect(),
+            wholes: samples.wholes.values().collect(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use crate::quantity::{Moment, Seconds};
 
 /// Samples kept; the 95th percentile of 64 still has three beyond it.
-const CAPACITY: usize = 64;
+pub(super) const CAPACITY: usize = 64;
 /// Deviations beyond which a sample is an outlier: the customary three would cut one of 400 of a normal tail, six none.
 const OUTLIER: f64 = 6.0;
 /// The median absolute deviation of a normal distribution is its standard deviation divided by this.
@@ -19,9 +19,9 @@ const MAD_TO_SIGMA: f64 = 1.4826;
 const LEAST_SIGMA: f64 = 0.05;
 /// What a single measurement is taken to be off by, as a logarithm; shrinks with the root of their number. With few
 /// samples the bad end has not been seen yet.
-const UNSEEN_SIGMA: f64 = 0.2;
+pub(super) const UNSEEN_SIGMA: f64 = 0.2;
 /// The normal distribution's 95th percentile, in deviations.
-const Z95: f64 = 1.645;
+pub(super) const Z95: f64 = 1.645;
 
 /// Which end of the quantity is bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,14 +111,14 @@ impl Window {
     }
 }
 
-fn weight(age: Seconds, half_life: Seconds) -> f64 {
+pub(super) fn weight(age: Seconds, half_life: Seconds) -> f64 {
     // A half-life of 0 would be a division by zero. Weights stay above zero so that there always is a median.
     let halves = age.value() / half_life.value().max(1e-6);
     (-halves.min(60.0)).exp2()
 }
 
 /// The least value with at least `q` of the weight at or below it. Sorts; needs at least one value.
-fn quantile(weighted: &mut [(f64, f64)], q: f64) -> f64 {
+pub(super) fn quantile(weighted: &mut [(f64, f64)], q: f64) -> f64 {
     weighted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let total: f64 = weighted.iter().map(|&(_, weight)| weight).sum();
     let mut sum = 0.0;

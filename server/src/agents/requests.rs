@@ -104,6 +104,11 @@ impl Agents {
                 let scrubbed = self.store.scrub_now(&scrub.checkpoint, &mut |_, _| {});
                 reply::Body::Scrubbed(scrubbed.map_err(|error| refusal(&error))?)
             }
+            request::Body::Took(_) => {
+                return Err(invalid(
+                    "an agent's dumps are measured as the node sees them",
+                ));
+            }
             request::Body::Seal(_)
             | request::Body::Adopt(_)
             | request::Body::Export(_)

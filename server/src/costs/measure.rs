@@ -22,6 +22,7 @@ use tokio::sync::broadcast;
 
 use super::begin::{Expected, Running};
 use super::channels::{Lane, Peers};
+use super::ended::{Ended, Whole};
 use super::events::Event;
 use super::jobs::Jobs;
 use super::report::QueueReport;
@@ -190,6 +191,7 @@ pub(super) struct State {
     pub(super) next_ticket: u64,
     pub(super) comparisons: Comparisons,
     pub(super) starting: Starting,
+    pub(super) ended: Ended,
 }
 
 impl std::fmt::Debug for Costs {
@@ -221,6 +223,7 @@ impl Costs {
                 next_ticket: 0,
                 comparisons: Comparisons::default(),
                 starting: Starting::default(),
+                ended: Ended::default(),
             }),
             config,
         };
@@ -295,7 +298,49 @@ impl Costs {
                 let channel = lane.channel(Direction::Write);
                 self.judged(state.estimator.answered(channel, now, now, start));
             }
+            // The copies have figures of their own.
+            self.learn_whole(
+                state,
+                Lane::of_dump(compared, false),
+                now,
+                &Whole {
+                    id: done.id,
+                    restored: false,
+                    bytes: moved,
+                    elapsed: whole,
+                    apart: way.waited,
+                },
+            );
         }
+    }
+
+    fn learn_whole(&self, state: &mut State, lane: Lane, now: Moment, whole: &Whole<'_>) {
+        if whole.bytes == 0 {
+            return;
+        }
+        let direction = if whole.restored {
+            Direction::Read
+        } else {
+            Direction::Write
+        };
+        let channel = lane.channel(direction);
+        let transfer = Transfer {
+            at: now,
+            bytes: Bytes::new(whole.bytes),
+            elapsed: seconds(whole.elapsed.saturating_sub(whole.apart)),
+        };
+        self.judged(state.estimator.took(channel, now, transfer));
+        state.ended.remember(channel, transfer, whole);
+    }
+
+    /// Takes in how long a dump or a restore took whoever ran it. Whether it was measured here, a moment ago, and can have
+    /// taken so long.
+    pub fn took(&self, id: &str, restored: bool, elapsed: Duration) -> bool {
+        let mut state = self.state();
+        let Some((channel, corrected)) = state.ended.corrected(id, restored, elapsed) else {
+            return false;
+        };
+        state.estimator.correct(channel, corrected)
     }
 
     /// Takes in a restore that was served.
@@ -315,6 +360,18 @@ impl Costs {
                 let channel = Lane::Whole.channel(Direction::Read);
                 let answered = state.estimator.answered(channel, now, now, seconds(start));
                 self.judged(answered);
+                self.learn_whole(
+                    &mut state,
+                    Lane::Whole,
+                    now,
+                    &Whole {
+                        id: &done.checkpoint.id,
+                        restored: true,
+                        bytes: done.bytes,
+                        elapsed: start + done.elapsed,
+                        apart: Duration::ZERO,
+                    },
+                );
             }
         }
         let whole = done.start.unwrap_or_default() + done.elapsed;

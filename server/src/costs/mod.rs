@@ -10,6 +10,7 @@
 
 mod begin;
 mod channels;
+mod ended;
 mod events;
 mod jobs;
 mod measure;

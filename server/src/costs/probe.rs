@@ -189,7 +189,9 @@ impl Prober {
             // are many of them, and each is another node's work as well.
             let known = measured.unwrap_or_else(|| match probe {
                 Probe::Link(_) => self.began.elapsed(),
-                Probe::Write | Probe::Read if self.began.elapsed() < FIRST => Duration::ZERO,
+                Probe::Write | Probe::Read if self.began.elapsed() < FIRST.min(self.period) => {
+                    Duration::ZERO
+                }
                 Probe::Write | Probe::Read => Duration::MAX,
             });
             let since = tried

@@ -9,9 +9,9 @@ mod lenient;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use permafrost_scheduling::estimator::{Direction, SizedRates};
+use permafrost_scheduling::estimator::{Direction, Line, SizedRates};
 use permafrost_scheduling::figure::{Figure, Missing, What};
-use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use serde::{Deserialize, Serialize};
 
 use super::channels::Lane;
@@ -28,7 +28,8 @@ const WORTH_TELLING: f64 = 0.05;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueReport {
-    /// Bytes still to be moved: of what runs, waits and is reserved.
+    /// Bytes still to be moved: of what runs, waits and is reserved. Those that a newcomer waits for are fewer, where
+    /// several run at once.
     pub bytes: u64,
     /// Transfers that run.
     pub running: u32,
@@ -133,17 +134,26 @@ impl Costs {
                 .unwrap_or_else(|| rates(direction, Lane::Whole))
         };
         let links = state.peers.links();
+        let (full, compared) = dump_lines(&state, now);
+        let restores = line(&state, Direction::Read, Lane::Whole, now, None);
+        let start_of = |line: Option<Line>| line.map(|line| Figure::Known(line.start));
         NodeReport {
             sequence: self.reports.fetch_add(1, Ordering::Relaxed) + 1,
             started_unix_ms: self.started_unix_ms,
-            write: best_known(Direction::Write),
-            compare: rates(Direction::Write, Lane::Compared),
-            read: best_known(Direction::Read),
-            dump_start: first_known(
-                state.start(Direction::Write, Lane::Together, now),
-                state.start(Direction::Write, Lane::Whole, now),
+            write: full.map_or_else(|| best_known(Direction::Write), |line| line.rates),
+            compare: compared.map_or_else(
+                || rates(Direction::Write, Lane::Compared),
+                |line| line.rates,
             ),
-            restore_start: state.start(Direction::Read, Lane::Whole, now),
+            read: restores.map_or_else(|| best_known(Direction::Read), |line| line.rates),
+            dump_start: start_of(full.or(compared)).unwrap_or_else(|| {
+                first_known(
+                    state.start(Direction::Write, Lane::Together, now),
+                    state.start(Direction::Write, Lane::Whole, now),
+                )
+            }),
+            restore_start: start_of(restores)
+                .unwrap_or_else(|| state.start(Direction::Read, Lane::Whole, now)),
             write_queue,
             read_queue,
             links: links
@@ -157,6 +167,35 @@ impl Costs {
                 .or_else(|| state.starting.emulated.clone()),
             unreadable: false,
         }
+    }
+}
+
+fn line(
+    state: &State,
+    direction: Direction,
+    lane: Lane,
+    now: Moment,
+    start: Option<Seconds>,
+) -> Option<Line> {
+    let seen = first_known(
+        state.start(direction, lane, now),
+        state.start(direction, Lane::Together, now),
+    );
+    let unless_told = seen.known().map_or(Seconds::ZERO, |seen| seen.p50);
+    let channel = lane.channel(direction);
+    state.estimator.line(channel, now, start, unless_told)
+}
+
+/// What full dumps took, and those that were compared: they start alike, as the one says of which there are more.
+fn dump_lines(state: &State, now: Moment) -> (Option<Line>, Option<Line>) {
+    let of = |lane, start| line(state, Direction::Write, lane, now, start);
+    let (full, compared) = (of(Lane::Whole, None), of(Lane::Compared, None));
+    match (full, compared) {
+        (Some(one), Some(other)) if one.start.samples < other.start.samples => {
+            (of(Lane::Whole, Some(other.start.p50)), compared)
+        }
+        (Some(one), Some(_)) => (full, of(Lane::Compared, Some(one.start.p50))),
+        one_or_none => one_or_none,
     }
 }
 

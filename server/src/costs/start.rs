@@ -46,6 +46,12 @@ pub enum StartWhat {
     ReadTogether,
     /// Pages that were read to verify them.
     ReadProbed,
+    /// A full dump, from the first preparation to the last clean-up.
+    FullDump,
+    /// A dump that was compared, in the same way.
+    ComparedDump,
+    /// A restore, in the same way.
+    Restore,
     /// Pages sent to a node, or fetched from it.
     Link(String),
 }
@@ -130,6 +136,9 @@ fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
         StartWhat::Read => Some((Direction::Read, Lane::Whole)),
         StartWhat::ReadTogether => Some((Direction::Read, Lane::Together)),
         StartWhat::ReadProbed => Some((Direction::Read, Lane::Probed)),
+        StartWhat::FullDump => write(Lane::Whole),
+        StartWhat::ComparedDump => write(Lane::Compared),
+        StartWhat::Restore => Some((Direction::Read, Lane::Whole)),
         StartWhat::Link(_) => None,
     }
 }
@@ -171,7 +180,7 @@ impl Costs {
                     .ok_or_else(|| refuse("there are too many links".to_owned()))?,
                 _ => continue,
             };
-            if replaced.insert(sample.what.clone()) {
+            if replaced.insert(channel) {
                 estimator.forget_channel(channel);
             }
             take(&mut estimator, channel, now, &sample)
@@ -278,15 +287,28 @@ fn take(
     sample: &StartSample,
 ) -> Result<(), Refused> {
     let at = now.before(sample.age);
-    if sample.bytes == 0 {
-        return estimator.answered(channel, now, at, sample.elapsed);
-    }
     let transfer = Transfer {
         at,
         bytes: Bytes::new(sample.bytes),
         elapsed: sample.elapsed,
     };
-    estimator.transferred(channel, now, transfer)
+    match sample.what {
+        StartWhat::FullDump | StartWhat::ComparedDump | StartWhat::Restore => {
+            estimator.took(channel, now, transfer)
+        }
+        _ if sample.bytes == 0 => estimator.answered(channel, now, at, sample.elapsed),
+        _ => estimator.transferred(channel, now, transfer),
+    }
+}
+
+/// What whole transfers of a lane are called.
+const fn whole_of(what: &StartWhat) -> Option<StartWhat> {
+    match what {
+        StartWhat::Write => Some(StartWhat::FullDump),
+        StartWhat::Compare => Some(StartWhat::ComparedDump),
+        StartWhat::Read => Some(StartWhat::Restore),
+        _ => None,
+    }
 }
 
 fn keep(
@@ -297,16 +319,20 @@ fn keep(
     samples: &mut Vec<StartSample>,
 ) {
     let kept = state.estimator.kept(channel);
-    let sample = |bytes, elapsed, at| StartSample {
+    let sample = |what: &StartWhat, bytes, elapsed, at| StartSample {
         what: what.clone(),
         bytes,
         elapsed,
         age: now.since(at),
     };
     let transfers = kept.transfers.iter();
-    samples.extend(transfers.map(|one| sample(one.bytes.count(), one.elapsed, one.at)));
+    samples.extend(transfers.map(|one| sample(what, one.bytes.count(), one.elapsed, one.at)));
     let latencies = kept.latencies.iter();
-    samples.extend(latencies.map(|(at, latency)| sample(0, *latency, *at)));
+    samples.extend(latencies.map(|(at, latency)| sample(what, 0, *latency, *at)));
+    if let Some(whole) = whole_of(what) {
+        let wholes = kept.wholes.iter();
+        samples.extend(wholes.map(|one| sample(&whole, one.bytes.count(), one.elapsed, one.at)));
+    }
 }
 
 fn read(path: &Path) -> io::Result<Option<File>> {

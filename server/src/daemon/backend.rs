@@ -327,4 +327,10 @@ impl Backend for Local {
     ) -> Result<(), control::Error> {
         self.reservations.cancel(cancel)
     }
+
+    fn took(&self, took: &request::Took) -> bool {
+        let elapsed = Duration::from_micros(took.elapsed_us);
+        let costs = self.store.costs();
+        costs.is_some_and(|costs| costs.took(&took.checkpoint, took.restored, elapsed))
+    }
 }

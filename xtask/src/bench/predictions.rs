@@ -279,7 +279,9 @@ fn spread(answer: &Value, sum: &str) -> Option<f64> {
 }
 
 fn compared(predicted_s: Option<f64>, done: &Value) -> Option<Compared> {
-    let measured = Duration::from_micros(rig::number(done, "total_us"));
+    // Until the pid of the last life is free is the parent's affair.
+    let own = rig::number(done, "total_us").saturating_sub(rig::number(done, "wait_us"));
+    let measured = Duration::from_micros(own);
     predicted_s.map(|predicted_s| Compared {
         predicted_s,
         measured_s: measured.as_secs_f64(),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use permafrost_client::control::Connection;
+use permafrost_protocol::control::request;
 use serde::Serialize;
 
 use crate::cli::Cli;
@@ -30,6 +31,17 @@ impl Context {
 
     pub(crate) fn connect(&self) -> Result<Connection, Failure> {
         Ok(Connection::connect(&self.socket)?)
+    }
+
+    /// Tells the daemon how long something took, which it predicts by. It is done whether or not that arrives: nobody waits
+    /// for the answer.
+    pub(crate) fn tell_took(&self, took: &request::Took) {
+        if let Ok(mut connection) = self.connect() {
+            let told = connection.begin(took.clone(), None);
+            if let Err(error) = told {
+                tracing::debug!(%error, "permafrostd is not told how long it took");
+            }
+        }
     }
 
     /// Prints the result: JSON, or what `human` makes of it.

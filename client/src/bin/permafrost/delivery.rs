@@ -46,6 +46,8 @@ pub(crate) enum Delivery {
 /// A run of CRIU, and what came before it.
 pub(crate) struct Delivered {
     pub(crate) finished: Finished,
+    /// The wait for its turn; zero where it is a part of filling the directory.
+    pub(crate) turn: Duration,
     /// Filling the directory; zero where the images were streamed.
     pub(crate) fetch: Duration,
     /// What the daemon refused while it streamed. CRIU need not have noticed: an image that ends early can look
@@ -99,6 +101,7 @@ impl Delivery {
                 let finished = tasks.watch(run.start(criu)?, interrupts, context)?;
                 Ok(Delivered {
                     finished,
+                    turn: Duration::ZERO,
                     fetch,
                     refusal: None,
                 })
@@ -120,6 +123,7 @@ impl Delivery {
                         let failure = interrupts.explain(error.into());
                         failure.during(format!("restore {name}"))
                     })?;
+                let turn = queue.waited();
                 drop(queue);
                 // The daemon's is the only one now: when it gives up, CRIU is refused, instead of waiting for an
                 // answer in the backlog of a socket that nobody serves.
@@ -132,6 +136,7 @@ impl Delivery {
                 let served = connection.finish::<request::Stream>(&mut |_| {});
                 Ok(Delivered {
                     finished,
+                    turn,
                     fetch: Duration::ZERO,
                     refusal: served.err(),
                 })

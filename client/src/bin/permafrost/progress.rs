@@ -100,6 +100,11 @@ pub(crate) struct Queue {
     shown: bool,
     bar: Option<ProgressBar>,
     next_line: Instant,
+    asked: Instant,
+    /// It has to wait.
+    waits: bool,
+    /// How long it waited before its turn came.
+    waited: Option<Duration>,
 }
 
 impl Queue {
@@ -116,11 +121,28 @@ impl Queue {
             shown: !context.json && !context.quiet,
             bar: None,
             next_line: Instant::now(),
+            asked: Instant::now(),
+            waits: false,
+            waited: None,
+        }
+    }
+
+    /// How long it has waited for its turn.
+    pub(crate) fn waited(&self) -> Duration {
+        match self.waited {
+            Some(waited) => waited,
+            None if self.waits => self.asked.elapsed(),
+            None => Duration::ZERO,
         }
     }
 
     /// Shows how it waits, or nothing any more.
     pub(crate) fn update(&mut self, progress: &control::Progress) {
+        if progress.waiting.is_some() {
+            self.waits = true;
+        } else if self.waits && self.waited.is_none() {
+            self.waited = Some(self.asked.elapsed());
+        }
         let Some(waiting) = progress.waiting.as_ref().filter(|_| self.shown) else {
             self.clear();
             return;

@@ -153,6 +153,7 @@ pub(crate) fn bring_back(
     run.args(options);
     let Delivered {
         finished,
+        turn,
         fetch,
         refusal,
     } = delivery.run(
@@ -205,6 +206,14 @@ pub(crate) fn bring_back(
         drop(scratch);
         None
     };
+    let elapsed = started.elapsed();
+    if streamed {
+        context.tell_took(&request::Took {
+            checkpoint: checkpoint.id.clone(),
+            restored: true,
+            elapsed_us: human::whole_micros(elapsed.saturating_sub(turn + waited)),
+        });
+    }
     Ok(Report {
         pid,
         checkpoint,
@@ -212,7 +221,7 @@ pub(crate) fn bring_back(
         fetch_us: human::whole_micros(fetch),
         wait_us: human::whole_micros(waited),
         criu_us: human::whole_micros(finished.elapsed),
-        total_us: human::whole_micros(started.elapsed()),
+        total_us: human::whole_micros(elapsed),
         stats,
         exit_status: None,
         signal: None,

@@ -203,7 +203,7 @@ impl Judge {
         }
         Figure::Known(Estimate {
             age: self.age,
-            ..Estimate::given(Bytes::new(queue.bytes))
+            ..Estimate::given(Bytes::new(before_a_newcomer(queue)))
         })
     }
 
@@ -238,6 +238,21 @@ impl Judge {
         }
         Figure::Unknown { why }
     }
+}
+
+/// Bytes that go before whoever comes last begins. Of n transfers, of which k may run at once, n - k + 1 have to end: with
+/// one at a time that is all there is, and while one more may run it is nothing.
+fn before_a_newcomer(queue: &QueueReport) -> u64 {
+    let places = u64::from(queue.slots);
+    let all = [queue.running, queue.waiting, queue.reserved].map(u64::from);
+    let all: u64 = all.iter().sum();
+    if places == 0 || all == 0 {
+        // Nobody said how many may run, or what there is has not been counted.
+        return queue.bytes;
+    }
+    let to_end = (all + 1).saturating_sub(places);
+    let bytes = u128::from(queue.bytes) * u128::from(to_end) / u128::from(all);
+    u64::try_from(bytes).unwrap_or(queue.bytes)
 }
 
 /// The last report of each node, and when it came.

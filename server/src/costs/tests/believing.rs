@@ -305,3 +305,26 @@ proptest! {
         serde_json::from_str::<NodeReport>(&told).unwrap();
     }
 }
+
+#[test]
+fn who_comes_last_waits_for_those_that_have_to_end_before() {
+    let before = |slots, running, waiting| {
+        let report = NodeReport {
+            write_queue: QueueReport {
+                bytes: 1200,
+                running,
+                waiting,
+                slots,
+                ..QueueReport::default()
+            },
+            ..NodeReport::default()
+        };
+        let believed = believe(None, &report, Duration::ZERO, NodeId(1));
+        believed.figures.write_queue.known().unwrap().p50.count()
+    };
+    // One at a time: all there is. Two: one of two, two of three. A free place: nothing.
+    assert_eq!([before(1, 1, 0), before(1, 1, 3)], [1200, 1200]);
+    assert_eq!([before(2, 2, 0), before(2, 2, 1)], [600, 800]);
+    assert_eq!([before(2, 1, 0), before(4, 3, 0)], [0, 0]);
+    assert_eq!(before(0, 2, 0), 1200, "nobody says how many may run");
+}

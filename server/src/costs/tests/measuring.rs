@@ -58,6 +58,7 @@ fn a_compared_dump_goes_by_what_it_moves_and_has_a_bandwidth_of_its_own() {
                 elapsed: Duration::from_millis(250),
                 ..dump("job", 1000).transferred
             },
+            whole: Some(Duration::from_millis(750)),
             ..dump("job", 1000)
         });
     }
@@ -73,6 +74,36 @@ fn a_compared_dump_goes_by_what_it_moves_and_has_a_bandwidth_of_its_own() {
         predicted.moved.p50.count() as f64,
         (2000 * MIB) as f64
     ));
+}
+
+/// CRIU kills the processes after the seal, the longer the larger they are.
+#[test]
+fn whoever_ran_it_says_how_long_it_took_in_all() {
+    let costs = Costs::new(CostsConfig::default());
+    let ids: Vec<String> = (1..=8).map(|n| format!("{n:032x}")).collect();
+    for (id, mib) in ids.iter().zip([100, 1000, 200, 800, 300, 600, 400, 500]) {
+        costs.dumped(&DumpDone {
+            id,
+            ..dump("job", mib)
+        });
+        let seen = Duration::from_millis(mib + 500);
+        let took = seen + Duration::from_millis(100 + mib / 2);
+        assert!(!costs.took("another", false, took));
+        assert!(!costs.took(id, true, took), "it was no restore");
+        assert!(costs.took(id, false, took));
+        assert!(!costs.took(id, false, took), "once");
+    }
+    let report = costs.report();
+    assert!(close(report.dump_start.known().unwrap().p50.value(), 0.6));
+    assert!(close(rate(&report.write, 700), 1000.0 / 1.5));
+    // Less than the daemon saw itself is not believed, and a day neither.
+    for wrong in [Duration::ZERO, Duration::from_secs(86_400)] {
+        costs.dumped(&DumpDone {
+            id: "wrong",
+            ..dump("job", 700)
+        });
+        assert!(!costs.took("wrong", false, wrong));
+    }
 }
 
 #[test]

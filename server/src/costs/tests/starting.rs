@@ -35,7 +35,7 @@ fn what_was_measured_is_there_after_a_restart_with_its_age() {
     }
     first.copied("b", 100 * MIB, Duration::from_millis(100));
     let kept = first.kept();
-    assert_eq!(kept.samples.len(), 7 + 2 * 7 + 1);
+    assert_eq!(kept.samples.len(), 4 * 7 + 1);
     first.save().unwrap();
     let second = Costs::new(written(directory.path()));
     let (rate, age, samples) = writing(&second).unwrap();

@@ -103,8 +103,8 @@ pub(crate) fn take(
     let result = plan
         .run(&mut connection, &places, &interrupts)
         .map_err(|failure| interrupts.explain(failure));
-    let sealed = match result {
-        Ok(sealed) => sealed,
+    let (sealed, waited) = match result {
+        Ok(sealed_and_waited) => sealed_and_waited,
         Err(failure) => return Err(plan.keep_log(failure, places)),
     };
 
@@ -115,9 +115,15 @@ pub(crate) fn take(
             "the next dump will not leave clean pages out: {error}"
         ));
     }
+    let elapsed = started.elapsed();
+    context.tell_took(&request::Took {
+        checkpoint: sealed.checkpoint.id.clone(),
+        restored: false,
+        elapsed_us: human::whole_micros(elapsed.saturating_sub(waited)),
+    });
     let report = Report {
         stats: report::read_stats(&sealed.finished.work_dir),
-        total_us: human::whole_micros(started.elapsed()),
+        total_us: human::whole_micros(elapsed),
         criu_us: human::whole_micros(sealed.finished.elapsed),
         seal_us: sealed.seal_us,
         checkpoint: sealed.checkpoint,

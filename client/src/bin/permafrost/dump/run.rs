@@ -26,14 +26,14 @@ use crate::transfer::open_directory;
 const TICK: Duration = Duration::from_millis(250);
 
 impl Plan<'_> {
-    /// Opens the session, runs CRIU, and returns the sealed checkpoint.
+    /// Opens the session, runs CRIU, and returns the sealed checkpoint, and how long it waited for its turn.
     pub(super) fn run(
         &self,
         connection: &mut Connection,
         places: &Places,
         interrupts: &Interrupts,
-    ) -> Result<Sealed, Failure> {
-        let opened = self.open(connection)?;
+    ) -> Result<(Sealed, Duration), Failure> {
+        let (opened, waited) = self.open(connection)?;
         let previous = match &self.parent {
             Some(parent) => Some(export_parent(connection, parent, places)?),
             None => None,
@@ -66,10 +66,12 @@ impl Plan<'_> {
             }
         })?;
         drop(watch);
-        self.conclude(connection, places, &opened, finished, interrupts)
+        let sealed = self.conclude(connection, places, &opened, finished, interrupts)?;
+        Ok((sealed, waited))
     }
 
-    fn open(&self, connection: &mut Connection) -> Result<SessionOpened, Failure> {
+    /// The session, and how long it waited for its turn.
+    fn open(&self, connection: &mut Connection) -> Result<(SessionOpened, Duration), Failure> {
         let turn = &self.arguments.turn;
         let open = request::Open {
             job: self.arguments.job.clone(),
@@ -93,6 +95,7 @@ impl Plan<'_> {
             "; the process runs on",
         );
         let opened = connection.call_with(open, None, &mut |progress| queue.update(progress))?;
+        let waited = queue.waited();
         drop(queue);
         match &self.parent {
             Some(parent) if parent.generation != opened.parent_generation => Err(Failure::new(
@@ -103,7 +106,7 @@ impl Plan<'_> {
                 ),
             )
             .hint("try again")),
-            _ => Ok(opened),
+            _ => Ok((opened, waited)),
         }
     }
 
