@@ -3,6 +3,7 @@
 //! They are checked when they are made, and every operation stays inside the type: sums stop at the largest value, a
 //! rate is never zero, so that a division by it cannot fail.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -133,10 +134,46 @@ impl fmt::Display for Bytes {
 fn decimal(f: &mut fmt::Formatter<'_>, value: f64) -> fmt::Result {
     for (unit, size) in [("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)] {
         if value >= size {
-            return write!(f, "{:.1} {unit}", value / size);
+            return tenths(f, value / size, unit);
         }
     }
     write!(f, "{value:.0} B")
+}
+
+/// The same as `{value:.1} {unit}`, and several times as fast: a batch's answers have thousands of such numbers.
+fn tenths(f: &mut fmt::Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
+    /// Bits of a fraction that are looked at.
+    const BITS: u32 = 58;
+    const FACTOR: f64 = (1_u64 << BITS) as f64;
+    // Above there are no tenths.
+    if !(0.0..1e15).contains(&value) {
+        return write!(f, "{value:.1} {unit}");
+    }
+    let whole = value.trunc();
+    // Nothing is rounded: a float's fraction has no more bits than the float, and a power of two does but move them.
+    // Bits are cut off only below 1/32, which is 0.0 with them and without.
+    let fraction = cut((value - whole) * FACTOR) * 10;
+    let (tenth, rest) = (fraction >> BITS, fraction & ((1 << BITS) - 1));
+    // To the nearest; of two that are as near to the even one.
+    let up = match rest.cmp(&(1 << (BITS - 1))) {
+        Ordering::Less => 0,
+        Ordering::Equal => tenth & 1,
+        Ordering::Greater => 1,
+    };
+    let all = cut(whole) * 10 + tenth + up;
+    let (whole, tenth) = (all / 10, all % 10);
+    write!(f, "{whole}.{tenth} {unit}")
+}
+
+/// The integer part of a float; what is out of range becomes the nearest in range.
+fn cut(value: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a cast of a float saturates, and NaN becomes 0"
+    )]
+    let whole = value as u64;
+    whole
 }
 
 /// A rate, bytes a second: at least 1, at most 10^15, so that anything can be divided by it.
@@ -202,7 +239,7 @@ impl From<BytesPerSecond> for f64 {
 impl fmt::Display for BytesPerSecond {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         decimal(f, self.0)?;
-        write!(f, "/s")
+        f.write_str("/s")
     }
 }
 
@@ -270,13 +307,13 @@ impl Seconds {
 impl Eq for Seconds {}
 
 impl Ord for Seconds {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+    fn cmp(&self, other: &Self) -> Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
 impl PartialOrd for Seconds {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
@@ -304,9 +341,9 @@ impl From<Seconds> for f64 {
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            0.0 => write!(f, "0 s"),
-            t if t < 1.0 => write!(f, "{:.1} ms", t * 1e3),
-            t => write!(f, "{t:.1} s"),
+            0.0 => f.write_str("0 s"),
+            t if t < 1.0 => tenths(f, t * 1e3, "ms"),
+            t => tenths(f, t, "s"),
         }
     }
 }
@@ -408,6 +445,8 @@ impl Moment {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -453,7 +492,7 @@ mod tests {
     fn minus_zero_is_zero() {
         assert_eq!(
             Seconds::new(-0.0).unwrap().cmp(&Seconds::ZERO),
-            std::cmp::Ordering::Equal
+            Ordering::Equal
         );
     }
 
@@ -463,5 +502,26 @@ mod tests {
         assert_eq!(Bytes::new(5_000_000_000).at(rate).value(), 10.0);
         assert_eq!(Bytes::new(5_000_000_000).to_string(), "5.0 GB");
         assert_eq!(rate.to_string(), "500.0 MB/s");
+    }
+
+    proptest! {
+        /// All floats that a quantity may be, and those that lie between two tenths or next to there.
+        #[test]
+        fn tenths_are_those_of_the_standard_library(
+            bits in 0..1e15_f64.to_bits(),
+            near in 0_u64..100_000,
+            off in -2_i64..=2,
+        ) {
+            struct Tenths(f64);
+            impl fmt::Display for Tenths {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    tenths(f, self.0, "x")
+                }
+            }
+            let between = (near as f64 / 20.0).to_bits().saturating_add_signed(off);
+            for value in [f64::from_bits(bits), f64::from_bits(between), near as f64 / 32.0] {
+                prop_assert_eq!(Tenths(value).to_string(), format!("{value:.1} x"));
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@
 
 pub(crate) mod tree;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +60,17 @@ pub struct Wanted<'a> {
     pub holders: &'a [NodeId],
     /// Nodes that must not be chosen.
     pub without: &'a [NodeId],
+}
+
+/// What goes before what, the stronger rule first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    class: NodeClass,
+    /// Copies that the zone has.
+    in_zone: usize,
+    in_used_rack: bool,
+    time: Seconds,
+    node: NodeId,
 }
 
 /// A node that was chosen.
@@ -142,14 +153,7 @@ impl Places {
     /// Chooses nodes. O(copies × zones × log n), and a step for each node that is nearer and must not be chosen.
     #[must_use]
     pub fn place(&self, wanted: &Wanted<'_>) -> Placement {
-        let mut taken = Taken::default();
-        for holder in wanted.holders {
-            taken.nodes.insert(*holder);
-            if let Some(known) = self.known.get(holder) {
-                taken.take(known.domain);
-            }
-        }
-        taken.nodes.extend(wanted.without);
+        let mut taken = self.taken(wanted);
         let mut placement = Placement {
             unranked: self.unranked.len(),
             ..Placement::default()
@@ -177,6 +181,29 @@ impl Places {
         placement
     }
 
+    /// What is used up before anything is chosen.
+    fn taken(&self, wanted: &Wanted<'_>) -> Taken {
+        let domains = wanted.holders.iter().filter_map(|holder| {
+            let known = self.known.get(holder)?;
+            Some(known.domain)
+        });
+        let mut taken = Taken {
+            nodes: wanted
+                .holders
+                .iter()
+                .chain(wanted.without)
+                .copied()
+                .collect(),
+            hosts: domains.clone().map(|domain| domain.host).collect(),
+            racks: domains.clone().map(|domain| domain.rack).collect(),
+            zones: Vec::new(),
+        };
+        for domain in domains {
+            taken.count_zone(domain.zone);
+        }
+        taken
+    }
+
     /// Why a node is left out, if it is.
     #[must_use]
     pub fn why_unranked(&self, node: NodeId) -> Option<Missing> {
@@ -193,14 +220,29 @@ impl Places {
     }
 
     fn best(&self, size: Bytes, taken: &Taken) -> Option<(NodeId, Seconds, Known)> {
-        let in_zone = |zone: u32| taken.zones.get(&zone).copied().unwrap_or(0);
-        let in_trees = self.trees.iter().filter_map(|(&(class, zone), tree)| {
-            let (node, time, known) = self.best_of(tree, size, taken)?;
-            let in_used_rack = taken.racks.contains(&known.domain.rack);
-            let key = (class, in_zone(zone), in_used_rack, time, node);
-            Some((key, (node, time, known)))
-        });
-        in_trees.min_by_key(|(key, _)| *key).map(|(_, found)| found)
+        let mut best: Option<(Rank, (NodeId, Seconds, Known))> = None;
+        for (&(class, zone), tree) in &self.trees {
+            let copies = taken.in_zone(zone);
+            // Nothing in it comes before what there is.
+            let is_late = |(rank, _): &(Rank, _)| (rank.class, rank.in_zone) < (class, copies);
+            if best.as_ref().is_some_and(is_late) {
+                continue;
+            }
+            let Some((node, time, known)) = self.best_of(tree, size, taken) else {
+                continue;
+            };
+            let rank = Rank {
+                class,
+                in_zone: copies,
+                in_used_rack: taken.racks.contains(known.domain.rack),
+                time,
+                node,
+            };
+            if best.as_ref().is_none_or(|(other, _)| rank < *other) {
+                best = Some((rank, (node, time, known)));
+            }
+        }
+        best.map(|(_, found)| found)
     }
 
     /// The quickest of a tree, in a rack without a copy if there is one among the next.
@@ -212,7 +254,7 @@ impl Places {
                 .then_some((node, time, known))
         });
         let quickest = allowed.next()?;
-        let is_new = |known: &Known| !taken.racks.contains(&known.domain.rack);
+        let is_new = |known: &Known| !taken.racks.contains(known.domain.rack);
         if is_new(&quickest.2) {
             return Some(quickest);
         }
@@ -238,24 +280,61 @@ fn line(figures: &NodeFigures, free: Bytes) -> Result<Line, Missing> {
     })
 }
 
+/// A set that is small, or is not changed much: sorted.
+#[derive(Debug)]
+struct Few<T>(Vec<T>);
+
+impl<T: Ord + Copy> Few<T> {
+    fn contains(&self, one: T) -> bool {
+        self.0.binary_search(&one).is_ok()
+    }
+
+    fn insert(&mut self, one: T) {
+        if let Err(place) = self.0.binary_search(&one) {
+            self.0.insert(place, one);
+        }
+    }
+}
+
+impl<T: Ord> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(all: I) -> Self {
+        let mut all: Vec<T> = all.into_iter().collect();
+        all.sort_unstable();
+        Self(all)
+    }
+}
+
 /// What is used up.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Taken {
-    nodes: HashSet<NodeId>,
-    hosts: HashSet<u32>,
-    racks: HashSet<u32>,
-    zones: HashMap<u32, usize>,
+    nodes: Few<NodeId>,
+    hosts: Few<u32>,
+    racks: Few<u32>,
+    /// Zones with copies, and how many.
+    zones: Vec<(u32, usize)>,
 }
 
 impl Taken {
     fn take(&mut self, domain: Domain) {
         self.hosts.insert(domain.host);
         self.racks.insert(domain.rack);
-        *self.zones.entry(domain.zone).or_default() += 1;
+        self.count_zone(domain.zone);
+    }
+
+    fn count_zone(&mut self, zone: u32) {
+        match self.zones.iter_mut().find(|(other, _)| *other == zone) {
+            Some((_, count)) => *count += 1,
+            None => self.zones.push((zone, 1)),
+        }
+    }
+
+    fn in_zone(&self, zone: u32) -> usize {
+        let found = self.zones.iter().find(|(other, _)| *other == zone);
+        found.map_or(0, |(_, count)| *count)
     }
 
     fn allows(&self, node: NodeId, domain: Domain) -> bool {
-        !self.nodes.contains(&node) && !self.hosts.contains(&domain.host)
+        !self.nodes.contains(node) && !self.hosts.contains(domain.host)
     }
 }
 

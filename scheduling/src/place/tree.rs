@@ -7,6 +7,7 @@
 //! them tight, and are sorted anew when half of them have changed.
 
 use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, HashMap};
 
 use crate::NodeId;
@@ -164,10 +165,11 @@ impl Tree {
         let mut quickest = Quickest {
             tree: self,
             size,
+            next: None,
             heap: BinaryHeap::new(),
             visited: 0,
         };
-        quickest.push(1);
+        quickest.next = quickest.bound(1);
         quickest
     }
 }
@@ -194,23 +196,40 @@ fn spread(lines: &mut [Line], slots: &mut [Option<Line>], by_start: bool) {
     spread(high, high_slots, !by_start);
 }
 
+/// A place and the least time below. Of equal ones the higher place is greater, which is a leaf sooner: nodes that are
+/// all alike are not all looked at.
+type Bounded = (Reverse<Seconds>, usize);
+
 /// Iterates over nodes and their times, the least first.
 pub(crate) struct Quickest<'a> {
     tree: &'a Tree,
     size: Bytes,
-    /// Bounds and places. Of equal ones the higher place, which is a leaf sooner: nodes that are all alike are not all
-    /// looked at.
-    heap: BinaryHeap<(Reverse<Seconds>, usize)>,
+    /// What comes next. Kept out of the heap: the way down to a leaf mostly goes on with one of the two places below.
+    next: Option<Bounded>,
+    /// What comes later.
+    heap: BinaryHeap<Bounded>,
     /// Places looked at.
     pub(crate) visited: usize,
 }
 
 impl Quickest<'_> {
-    fn push(&mut self, place: usize) {
+    fn bound(&mut self, place: usize) -> Option<Bounded> {
         self.visited += 1;
-        let bound = self.tree.bounds.get(place);
-        if let Some(time) = bound.and_then(|bound| bound.time(self.size)) {
-            self.heap.push((Reverse(time), place));
+        let time = self.tree.bounds.get(place)?.time(self.size)?;
+        Some((Reverse(time), place))
+    }
+
+    /// The better of the two places below and of what is left; the others are left for later.
+    fn below(&mut self, place: usize) -> Option<Bounded> {
+        let (one, other) = (self.bound(2 * place), self.bound(2 * place + 1));
+        self.heap.extend(one.min(other));
+        match (one.max(other), self.heap.peek_mut()) {
+            // The greatest one, and put in its place what is less.
+            (Some(better), Some(mut later)) if *later > better => {
+                Some(std::mem::replace(&mut *later, better))
+            }
+            (None, Some(later)) => Some(PeekMut::pop(later)),
+            (better, _) => better,
         }
     }
 }
@@ -219,16 +238,14 @@ impl Iterator for Quickest<'_> {
     type Item = (NodeId, Seconds);
 
     fn next(&mut self) -> Option<Self::Item> {
-        while let Some((Reverse(time), place)) = self.heap.pop() {
+        while let Some((Reverse(time), place)) = self.next {
             match place.checked_sub(self.tree.leaves.len()) {
                 Some(slot) => {
+                    self.next = self.heap.pop();
                     let line = self.tree.leaves.get(slot).copied().flatten()?;
                     return Some((line.node, time));
                 }
-                None => {
-                    self.push(2 * place);
-                    self.push(2 * place + 1);
-                }
+                None => self.next = self.below(place),
             }
         }
         None
