@@ -14,7 +14,7 @@ use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::place::{Domain, NodeClass, Places, Wanted};
 use permafrost_scheduling::preempt::{Candidate, Site, Terms, choose, plan};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
-use permafrost_scheduling::resume::{Offer, Preference, rank};
+use permafrost_scheduling::resume::{Offer, Preference, Readers, rank};
 use permafrost_scheduling::{NodeId, TaskId};
 
 fn main() {
@@ -23,16 +23,32 @@ fn main() {
 
 #[divan::bench]
 fn choose_one(bencher: Bencher<'_, '_>) {
-    let (task, site) = (task(1), site(1, 8));
+    let nodes: Vec<_> = (0..8).map(figures).collect();
+    let (task, link) = (task(1), rate(1.2));
+    let site = site(&nodes, &link, 1);
     bencher.bench_local(|| choose(&task, &site, &terms()).expect("a choice"));
 }
 
 #[divan::bench(args = [100, 1_000, 10_000])]
 fn plan_over_8_nodes(bencher: Bencher<'_, '_>, candidates: u32) {
-    let sites: BTreeMap<_, _> = (0..8).map(|n| (NodeId(n), site(n, 8))).collect();
+    planned(bencher, candidates, 8);
+}
+
+#[divan::bench(args = [1_000, 10_000])]
+fn plan_over_1000_nodes(bencher: Bencher<'_, '_>, candidates: u32) {
+    planned(bencher, candidates, 1_000);
+}
+
+fn planned(bencher: Bencher<'_, '_>, candidates: u32, nodes: u32) {
+    let (nodes, link): (Vec<_>, _) = ((0..nodes).map(figures).collect(), rate(1.2));
+    let sites: BTreeMap<_, _> = (0..)
+        .zip(&nodes)
+        .map(|(n, figures)| (figures.node, site(&nodes, &link, n)))
+        .collect();
     let tasks: Vec<_> = (0..candidates)
-        .map(|n| Candidate {
-            node: NodeId(n % 8),
+        .zip(nodes.iter().cycle())
+        .map(|(n, figures)| Candidate {
+            node: figures.node,
             task: task(n),
         })
         .collect();
@@ -63,6 +79,30 @@ fn rank_for_a_resume(bencher: Bencher<'_, '_>, nodes: u32) {
     bencher
         .counter(ItemsCount::new(nodes))
         .bench_local(|| rank(Bytes::mib(512), &offers, Preference::None));
+}
+
+/// As many as are looked at for a checkpoint.
+#[divan::bench(args = [8, 1_000, 10_000])]
+fn quickest_eleven(bencher: Bencher<'_, '_>, nodes: u32) {
+    let mut readers = Readers::default();
+    for node in 0..nodes {
+        readers.update(&figures(node)).expect("known figures");
+    }
+    let mut sizes = (1..4000).map(Bytes::mib).cycle();
+    bencher.bench_local(|| {
+        let size = sizes.next().expect("a cycle");
+        let nodes = readers.quickest(size).take(11);
+        nodes.map(|(node, _)| u64::from(node.0)).sum::<u64>()
+    });
+}
+
+/// A reason as it is told.
+#[divan::bench]
+fn say_one(bencher: Bencher<'_, '_>) {
+    let nodes: Vec<_> = (0..8).map(figures).collect();
+    let link = rate(1.2);
+    let choice = choose(&task(1), &site(&nodes, &link, 1), &terms()).expect("a choice");
+    bencher.bench_local(|| choice.to_string());
 }
 
 #[divan::bench(args = [8, 1_000, 10_000])]
@@ -106,12 +146,13 @@ fn figures(node: u32) -> NodeFigures {
     }
 }
 
-fn site(node: u32, nodes: u32) -> Site {
+/// One of the nodes, with the next one for copies.
+fn site<'a>(nodes: &'a [NodeFigures], link: &'a SizedRates, node: usize) -> Site<'a> {
     Site {
-        node: figures(node),
+        node: &nodes[node],
         replica: Some(Replica {
-            link: rate(1.2),
-            node: figures((node + 1) % nodes),
+            link,
+            node: &nodes[(node + 1) % nodes.len()],
         }),
         swap: None,
     }

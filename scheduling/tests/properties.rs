@@ -89,13 +89,35 @@ prop_compose! {
         (free_memory, free_swap) in (bytes(), bytes()),
         (write, read) in (figure(rate()), figure(rate())),
         (has_replica, has_swap) in (any::<bool>(), any::<bool>()),
-    ) -> Site {
-        let replica = Replica { link: SizedRates::uniform(link), node: there };
+    ) -> Owned {
         let swap = Swap { free_memory, free_swap, write, read };
-        Site {
+        Owned {
             node,
-            replica: has_replica.then_some(replica),
+            link: SizedRates::uniform(link),
+            replica: has_replica.then_some(there),
             swap: has_swap.then_some(swap),
+        }
+    }
+}
+
+/// A site with all that it is made of.
+#[derive(Clone, Copy, Debug)]
+struct Owned {
+    node: NodeFigures,
+    link: SizedRates,
+    replica: Option<NodeFigures>,
+    swap: Option<Swap>,
+}
+
+impl Owned {
+    fn site(&self) -> Site<'_> {
+        Site {
+            node: &self.node,
+            replica: self.replica.as_ref().map(|node| Replica {
+                link: &self.link,
+                node,
+            }),
+            swap: self.swap,
         }
     }
 }
@@ -173,10 +195,11 @@ proptest! {
         let mut better = site;
         better.node.write = faster(site.node.write, by);
         better.node.read = faster(site.node.read, by);
+        better.link = faster(site.link, by);
         if let Some(replica) = &mut better.replica {
-            replica.link = faster(replica.link, by);
-            replica.node.write = faster(replica.node.write, by);
+            replica.write = faster(replica.write, by);
         }
+        let (site, better) = (site.site(), better.site());
         for copies in [Copies::Local, Copies::Replicated] {
             let both = options(&task, &site, copies).into_iter().zip(options(&task, &better, copies));
             for ((mechanism, before), (_, after)) in both {
@@ -194,6 +217,7 @@ proptest! {
     fn a_longer_queue_never_lowers_a_cost(task in task(), site in site(), more in bytes()) {
         let mut longer = site;
         longer.node = site.node.with_queued(more);
+        let (site, longer) = (site.site(), longer.site());
         for ((mechanism, before), (_, after)) in options(&task, &site, Copies::Local)
             .into_iter()
             .zip(options(&task, &longer, Copies::Local))
@@ -221,6 +245,7 @@ proptest! {
     #[test]
     fn adaptive_never_costs_more_than_kill_or_checkpoint(task in task(), site in site(), terms in terms()) {
         let free = Terms { longest_delay: None, ..terms };
+        let site = site.site();
         let known: Vec<_> = options(&task, &site, terms.copies)
             .into_iter()
             .filter_map(|(mechanism, cost)| Some((mechanism, cost.ok()?)))
@@ -269,7 +294,7 @@ proptest! {
             write_queue: Figure::given(queued),
             ..NodeFigures::unknown(NodeId(1))
         };
-        let site = Site { node, replica: None, swap: None };
+        let site = Site { node: &node, replica: None, swap: None };
         let choice = choose(&task, &site, &Terms::default()).unwrap();
         let even = (choice.next.unwrap().1.value() - choice.score.value()).abs() < 1e-6;
         prop_assert!(even || (choice.mechanism == Mechanism::Kill) == (decision == Decision::Kill));
@@ -285,7 +310,7 @@ proptest! {
             task: Task { id: TaskId(id), ..task },
         }).collect();
         let wanted = Resources { cpu_millis, memory };
-        let plan = plan(wanted, &candidates, &BTreeMap::from([(NodeId(1), site)]), &terms);
+        let plan = plan(wanted, &candidates, &BTreeMap::from([(NodeId(1), site.site())]), &terms);
         let mut ids: Vec<_> = plan.victims.iter().map(|victim| victim.task).collect();
         let frees = plan.victims.iter().fold(Resources::ZERO, |sum, victim| sum.plus(victim.frees));
         prop_assert!(frees.covers(plan.frees));

@@ -25,6 +25,9 @@ pub use suspend::{checkpoint, in_memory};
 pub use task::{Resources, Task};
 pub use without::{kill, rollback, wait};
 
+pub(crate) use suspend::{checkpoint_behind, in_memory_as};
+pub(crate) use without::{kill_as, rollback_as, wait_as};
+
 use crate::figure::{Estimate, Missing};
 use crate::quantity::{Bytes, Seconds};
 
@@ -232,41 +235,26 @@ impl Spread {
     }
 }
 
-/// What something costs, part by part.
-///
-/// The 95th percentile of a sum is taken as the sum of the parts' ones. That is exact when the parts are slow together,
-/// which parts on one medium are, and too high otherwise: never too low.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(into = "Answer")]
-pub struct Cost {
-    parts: [Spread; PARTS.len()],
-    /// Sums of the parts, kept up: a decision reads them far more often than the parts.
-    overhead: Spread,
-    delay: Spread,
-    until_running: Spread,
-    age: Seconds,
-    omits: Option<Missing>,
-}
+/// What parts are added up to: a whole cost, or only what a decision goes by, which most of what is looked at is for.
+pub(crate) trait Tally: Sized {
+    /// Without any part.
+    fn nothing() -> Self;
 
-impl Cost {
-    const fn nothing() -> Self {
-        let none = Spread {
-            p50: Seconds::ZERO,
-            p95: Seconds::ZERO,
-        };
-        Self {
-            parts: [none; PARTS.len()],
-            overhead: none,
-            delay: none,
-            until_running: none,
-            age: Seconds::ZERO,
-            omits: None,
-        }
-    }
+    /// Adds a part.
+    fn add(&mut self, part: Part, time: Spread);
+
+    /// Takes in the age of a figure that is in it.
+    fn aged(&mut self, age: Seconds);
+
+    /// Takes in that a fixed part is not in it.
+    fn omitted(&mut self, missing: Missing);
+
+    /// The sums that a decision goes by.
+    fn sums(&self) -> &Sums;
 
     #[inline]
     fn with(mut self, part: Part, time: Estimate<Seconds>) -> Self {
-        self.age = self.age.max(time.age);
+        self.aged(time.age);
         self.add(part, Spread::of(&time));
         self
     }
@@ -277,9 +265,71 @@ impl Cost {
         match time {
             Ok(time) => self.with(part, time),
             Err(missing) => {
-                self.omits = Some(missing);
+                self.omitted(missing);
                 self
             }
+        }
+    }
+}
+
+/// What a decision goes by.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sums {
+    pub(crate) overhead: Spread,
+    pub(crate) delay: Spread,
+}
+
+impl Tally for Sums {
+    #[inline]
+    fn nothing() -> Self {
+        Self::default()
+    }
+
+    #[inline]
+    fn add(&mut self, part: Part, time: Spread) {
+        if part.is_overhead() {
+            self.overhead = self.overhead.plus(time);
+        }
+        if part.is_delay() {
+            self.delay = self.delay.plus(time);
+        }
+    }
+
+    #[inline]
+    fn aged(&mut self, _age: Seconds) {}
+
+    #[inline]
+    fn omitted(&mut self, _missing: Missing) {}
+
+    #[inline]
+    fn sums(&self) -> &Sums {
+        self
+    }
+}
+
+/// What something costs, part by part.
+///
+/// The 95th percentile of a sum is taken as the sum of the parts' ones. That is exact when the parts are slow together,
+/// which parts on one medium are, and too high otherwise: never too low.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(into = "Answer")]
+pub struct Cost {
+    parts: [Spread; PARTS.len()],
+    /// Sums of the parts, kept up: a decision reads them far more often than the parts.
+    sums: Sums,
+    until_running: Spread,
+    age: Seconds,
+    omits: Option<Missing>,
+}
+
+impl Tally for Cost {
+    fn nothing() -> Self {
+        Self {
+            parts: [Spread::default(); PARTS.len()],
+            sums: Sums::nothing(),
+            until_running: Spread::default(),
+            age: Seconds::ZERO,
+            omits: None,
         }
     }
 
@@ -288,21 +338,29 @@ impl Cost {
         if let Some(sum) = self.parts.get_mut(part as usize) {
             *sum = sum.plus(time);
         }
-        if part.is_overhead() {
-            self.overhead = self.overhead.plus(time);
-        }
-        if part.is_delay() {
-            self.delay = self.delay.plus(time);
-        }
+        self.sums.add(part, time);
         if part.is_before_running() {
             self.until_running = self.until_running.plus(time);
         }
     }
 
-    fn part(&self, part: Part) -> Spread {
-        self.parts.get(part as usize).copied().unwrap_or_default()
+    #[inline]
+    fn aged(&mut self, age: Seconds) {
+        self.age = self.age.max(age);
     }
 
+    #[inline]
+    fn omitted(&mut self, missing: Missing) {
+        self.omits = Some(missing);
+    }
+
+    #[inline]
+    fn sums(&self) -> &Sums {
+        &self.sums
+    }
+}
+
+impl Cost {
     /// The parts that are not nothing, in the order in which they happen.
     pub fn parts(&self) -> impl Iterator<Item = (Part, Spread)> {
         let all = PARTS.into_iter().zip(self.parts);
@@ -312,13 +370,13 @@ impl Cost {
     /// What the victim loses.
     #[must_use]
     pub const fn overhead(&self) -> Spread {
-        self.overhead
+        self.sums.overhead
     }
 
     /// Time until the victim's resources are free.
     #[must_use]
     pub const fn delay(&self) -> Spread {
-        self.delay
+        self.sums.delay
     }
 
     /// Time from the decision to resume until the task runs.

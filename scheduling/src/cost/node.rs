@@ -57,21 +57,18 @@ impl NodeFigures {
     /// The same with `bytes` more in the queue of dumps; an unknown queue stays unknown.
     #[must_use]
     pub fn with_queued(mut self, bytes: Bytes) -> Self {
-        if let Figure::Known(queue) = &mut self.write_queue {
-            queue.p50 = queue.p50.plus(bytes);
-            queue.p95 = queue.p95.plus(bytes);
-        }
+        self.write_queue = longer(self.write_queue, bytes);
         self
     }
 }
 
 /// Another node that takes a copy while the dump streams.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Replica {
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Replica<'a> {
     /// Bandwidth of the link to it.
-    pub link: SizedRates,
+    pub link: &'a SizedRates,
     /// What is known of it.
-    pub node: NodeFigures,
+    pub node: &'a NodeFigures,
 }
 
 /// A node's swap.
@@ -107,6 +104,15 @@ pub fn queue_time(
         });
     }
     Ok(queued.at(&rates.sustained().known()?))
+}
+
+/// A queue with `bytes` more in it; an unknown one stays unknown.
+pub(super) fn longer(mut queue: Figure<Bytes>, bytes: Bytes) -> Figure<Bytes> {
+    if let Figure::Known(queue) = &mut queue {
+        queue.p50 = queue.p50.plus(bytes);
+        queue.p95 = queue.p95.plus(bytes);
+    }
+    queue
 }
 
 /// Time to move `size` by these rates.

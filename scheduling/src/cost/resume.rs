@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::node::{NodeFigures, moved, queue_time};
-use super::{Cost, NoCost, Part};
+use super::{Cost, NoCost, Part, Tally};
 use crate::estimator::SizedRates;
 use crate::figure::{Estimate, Figure};
 use crate::quantity::{Bytes, BytesPerSecond};

@@ -1,7 +1,7 @@
 //! Suspending: to a medium, to a medium and another node, in memory.
 
-use super::node::{NodeFigures, Replica, Swap, moved, queue_time};
-use super::{Copies, Cost, Dump, NoCost, Part, Spread, Task};
+use super::node::{NodeFigures, Replica, Swap, longer, moved, queue_time};
+use super::{Copies, Cost, Dump, NoCost, Part, Spread, Tally, Task};
 use crate::figure::{Estimate, Missing};
 use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 
@@ -29,18 +29,28 @@ pub fn checkpoint(
     dump: Dump,
     copies: Copies,
     node: &NodeFigures,
-    replica: Option<&Replica>,
+    replica: Option<&Replica<'_>>,
 ) -> Result<Cost, NoCost> {
+    checkpoint_behind(task, dump, copies, node, replica, Bytes::ZERO)
+}
+
+/// The same behind `ahead` more than the queues of the node and of its replica hold by their figures.
+pub(crate) fn checkpoint_behind<T: Tally>(
+    task: &Task,
+    dump: Dump,
+    copies: Copies,
+    node: &NodeFigures,
+    replica: Option<&Replica<'_>>,
+    ahead: Bytes,
+) -> Result<T, NoCost> {
     let full = task.full.known()?;
     let replica = match copies {
         Copies::Local => None,
         Copies::Replicated => Some(replica.ok_or(NoCost::NoReplica)?),
     };
-    let mut cost = Cost::nothing()
-        .with(
-            Part::WriteQueue,
-            queue_time(&node.write_queue, &node.write)?,
-        )
+    let queue = queue_time(&longer(node.write_queue, ahead), &node.write)?;
+    let mut cost = T::nothing()
+        .with(Part::WriteQueue, queue)
         .with_fixed(Part::DumpStart, node.dump_start.known())
         .with_fixed(Part::RestoreStart, node.restore_start.known())
         .with(Part::Read, moved(&full, &node.read)?);
@@ -62,21 +72,24 @@ pub fn checkpoint(
         Dump::Incremental => node.incremental(written.p50).known()?,
         Dump::Full | Dump::PreCopied => node.write.of(written.p50).known()?,
     };
-    cost = cost.with(Part::Write, written.at(&rate));
+    let write = written.at(&rate);
+    cost = cost.with(Part::Write, write);
     if let Some(replica) = replica {
-        let queue = queue_time(&replica.node.write_queue, &replica.node.write)?;
+        let here = Spread::of(&queue).plus(Spread::of(&write));
+        let queue = queue_time(
+            &longer(replica.node.write_queue, ahead),
+            &replica.node.write,
+        )?;
         let write = written.at(&rate_to(replica, written.p50)?);
-        cost.age = cost.age.max(queue.age).max(write.age);
+        cost.aged(queue.age.max(write.age));
         let there = Spread::of(&queue).plus(Spread::of(&write));
-        let here = cost.part(Part::WriteQueue).plus(cost.part(Part::Write));
-        let longer = there.beyond(here);
-        cost.add(Part::Replicate, longer);
+        cost.add(Part::Replicate, there.beyond(here));
     }
     Ok(cost)
 }
 
 /// Rate of a stream to a replica: its medium's or the link's.
-fn rate_to(replica: &Replica, size: Bytes) -> Result<Estimate<BytesPerSecond>, Missing> {
+fn rate_to(replica: &Replica<'_>, size: Bytes) -> Result<Estimate<BytesPerSecond>, Missing> {
     let medium = replica.node.write.of(size).known()?;
     Ok(slower(medium, replica.link.of(size).known()?))
 }
@@ -151,6 +164,10 @@ fn pre_copy(
 ///
 /// [`NoCost`] if its memory or swap's bandwidth is not known, or it would not fit.
 pub fn in_memory(task: &Task, needs: Bytes, swap: &Swap) -> Result<Cost, NoCost> {
+    in_memory_as(task, needs, swap)
+}
+
+pub(crate) fn in_memory_as<T: Tally>(task: &Task, needs: Bytes, swap: &Swap) -> Result<T, NoCost> {
     let resident = task.resident.known()?;
     let largest = resident.p50.max(resident.p95);
     if largest > swap.free_swap {
@@ -166,9 +183,9 @@ pub fn in_memory(task: &Task, needs: Bytes, swap: &Swap) -> Result<Cost, NoCost>
         ..resident
     };
     if paged.p95 == Bytes::ZERO {
-        return Ok(Cost::nothing());
+        return Ok(T::nothing());
     }
-    Ok(Cost::nothing()
+    Ok(T::nothing()
         .with(Part::PageOut, paged.at(&swap.write.known()?))
         .with(Part::PageIn, paged.at(&swap.read.known()?)))
 }
@@ -278,12 +295,13 @@ mod tests {
     #[test]
     fn a_copy_costs_what_it_takes_longer() {
         let cost = |link: f64, queued: u64| {
+            let other = NodeFigures {
+                write_queue: Figure::given(gb(queued)),
+                ..node()
+            };
             let replica = Replica {
-                link: SizedRates::uniform(rate(link)),
-                node: NodeFigures {
-                    write_queue: Figure::given(gb(queued)),
-                    ..node()
-                },
+                link: &SizedRates::uniform(rate(link)),
+                node: &other,
             };
             checkpoint(
                 &task(),

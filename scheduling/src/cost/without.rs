@@ -1,7 +1,7 @@
 //! Preempting without a dump: killing, going back to an older checkpoint, waiting.
 
 use super::node::{NodeFigures, moved};
-use super::{Cost, NoCost, Part, Task};
+use super::{Cost, NoCost, Part, Tally, Task};
 
 /// Killing: all the work is lost, and the task starts up again.
 ///
@@ -9,7 +9,11 @@ use super::{Cost, NoCost, Part, Task};
 ///
 /// [`NoCost`] if the task's progress is not known.
 pub fn kill(task: &Task) -> Result<Cost, NoCost> {
-    Ok(Cost::nothing()
+    kill_as(task)
+}
+
+pub(crate) fn kill_as<T: Tally>(task: &Task) -> Result<T, NoCost> {
+    Ok(T::nothing()
         .with(Part::LostWork, task.progress.known()?)
         .with_fixed(Part::Start, task.start.known()))
 }
@@ -20,10 +24,14 @@ pub fn kill(task: &Task) -> Result<Cost, NoCost> {
 ///
 /// [`NoCost`] without a checkpoint, or if the work since it, its size or the bandwidth is not known.
 pub fn rollback(task: &Task, node: &NodeFigures) -> Result<Cost, NoCost> {
+    rollback_as(task, node)
+}
+
+pub(crate) fn rollback_as<T: Tally>(task: &Task, node: &NodeFigures) -> Result<T, NoCost> {
     if !task.has_checkpoint {
         return Err(NoCost::NoCheckpoint);
     }
-    Ok(Cost::nothing()
+    Ok(T::nothing()
         .with(Part::LostWork, task.since_checkpoint.known()?)
         .with_fixed(Part::RestoreStart, node.restore_start.known())
         .with(Part::Read, moved(&task.full.known()?, &node.read)?))
@@ -35,5 +43,9 @@ pub fn rollback(task: &Task, node: &NodeFigures) -> Result<Cost, NoCost> {
 ///
 /// [`NoCost`] if the remaining time is not known.
 pub fn wait(task: &Task) -> Result<Cost, NoCost> {
-    Ok(Cost::nothing().with(Part::Wait, task.remaining.known()?))
+    wait_as(task)
+}
+
+pub(crate) fn wait_as<T: Tally>(task: &Task) -> Result<T, NoCost> {
+    Ok(T::nothing().with(Part::Wait, task.remaining.known()?))
 }

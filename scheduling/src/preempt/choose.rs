@@ -7,17 +7,18 @@ use thiserror::Error;
 
 use crate::TaskId;
 use crate::cost::{
-    self, Copies, Cost, Dump, Mechanism, NoCost, NodeFigures, Replica, Spread, Swap, Task,
+    self, Copies, Cost, Dump, Mechanism, NoCost, NodeFigures, Replica, Spread, Sums, Swap, Tally,
+    Task,
 };
-use crate::quantity::{Ratio, Seconds};
+use crate::quantity::{Bytes, Ratio, Seconds};
 
 /// Where a victim runs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Site {
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Site<'a> {
     /// The tier that would take its dump.
-    pub node: NodeFigures,
+    pub node: &'a NodeFigures,
     /// The node that would take a copy.
-    pub replica: Option<Replica>,
+    pub replica: Option<Replica<'a>>,
     /// Swap of the machine; none where nothing is to be suspended in memory.
     pub swap: Option<Swap>,
 }
@@ -75,15 +76,19 @@ impl Terms {
     /// Overhead plus weighted delay.
     #[must_use]
     pub fn score(&self, cost: &Cost) -> Seconds {
-        let overhead = self.by.of(cost.overhead());
-        let delay = self.by.of(cost.delay());
+        self.score_of(cost.sums())
+    }
+
+    fn score_of(&self, sums: &Sums) -> Seconds {
+        let overhead = self.by.of(sums.overhead);
+        let delay = self.by.of(sums.delay);
         overhead.plus(delay.times(self.delay_weight))
     }
 
-    fn allows(&self, mechanism: Mechanism, cost: &Cost) -> bool {
+    fn allows(&self, mechanism: Mechanism, sums: &Sums) -> bool {
         let in_time = self
             .longest_delay
-            .is_none_or(|longest| cost.delay().p95 <= longest);
+            .is_none_or(|longest| sums.delay.p95 <= longest);
         in_time && (self.may_wait || mechanism != Mechanism::Wait)
     }
 }
@@ -142,33 +147,61 @@ pub enum Verdict {
 /// All mechanisms with their costs, or why they have none. Where two come to the same the earlier is taken: as in
 /// Algorithm 1, a checkpoint must be *cheaper* than a kill.
 #[must_use]
-pub fn options(task: &Task, site: &Site, copies: Copies) -> Vec<(Mechanism, Result<Cost, NoCost>)> {
-    let mut all = Vec::with_capacity(7);
-    each_option(task, site, copies, |mechanism, cost| {
-        all.push((mechanism, cost));
-    });
-    all
+pub fn options(
+    task: &Task,
+    site: &Site<'_>,
+    copies: Copies,
+) -> Vec<(Mechanism, Result<Cost, NoCost>)> {
+    let all = mechanisms(copies).into_iter();
+    all.map(|mechanism| (mechanism, cost_of(task, site, mechanism)))
+        .collect()
 }
 
-/// The same, one after another: a decision keeps none but the best.
-fn each_option(
+/// What one mechanism costs.
+///
+/// # Errors
+///
+/// [`NoCost`] says why it has none.
+pub fn cost_of(task: &Task, site: &Site<'_>, mechanism: Mechanism) -> Result<Cost, NoCost> {
+    option(task, site, Bytes::ZERO, mechanism)
+}
+
+/// In the order in which they are preferred where they cost the same.
+const fn mechanisms(copies: Copies) -> [Mechanism; 7] {
+    const fn dump(dump: Dump, copies: Copies) -> Mechanism {
+        Mechanism::Checkpoint { dump, copies }
+    }
+    [
+        Mechanism::Wait,
+        Mechanism::Kill,
+        Mechanism::Rollback,
+        Mechanism::SuspendInMemory,
+        dump(Dump::Incremental, copies),
+        dump(Dump::Full, copies),
+        dump(Dump::PreCopied, copies),
+    ]
+}
+
+/// The same, as much of it as is wanted, behind `ahead` more than is in the queues by their figures.
+fn option<T: Tally>(
     task: &Task,
-    site: &Site,
-    copies: Copies,
-    mut each: impl FnMut(Mechanism, Result<Cost, NoCost>),
-) {
-    let in_memory = match &site.swap {
-        // Whoever comes instead may need as much as the victim held.
-        Some(swap) => cost::in_memory(task, task.holds.memory, swap),
-        None => Err(NoCost::NoSwap),
-    };
-    each(Mechanism::Wait, cost::wait(task));
-    each(Mechanism::Kill, cost::kill(task));
-    each(Mechanism::Rollback, cost::rollback(task, &site.node));
-    each(Mechanism::SuspendInMemory, in_memory);
-    for dump in [Dump::Incremental, Dump::Full, Dump::PreCopied] {
-        let cost = cost::checkpoint(task, dump, copies, &site.node, site.replica.as_ref());
-        each(Mechanism::Checkpoint { dump, copies }, cost);
+    site: &Site<'_>,
+    ahead: Bytes,
+    mechanism: Mechanism,
+) -> Result<T, NoCost> {
+    match mechanism {
+        Mechanism::Wait => cost::wait_as(task),
+        Mechanism::Kill => cost::kill_as(task),
+        Mechanism::Rollback => cost::rollback_as(task, site.node),
+        Mechanism::SuspendInMemory => match &site.swap {
+            // Whoever comes instead may need as much as the victim held.
+            Some(swap) => cost::in_memory_as(task, task.holds.memory, swap),
+            None => Err(NoCost::NoSwap),
+        },
+        Mechanism::Checkpoint { dump, copies } => {
+            let replica = site.replica.as_ref();
+            cost::checkpoint_behind(task, dump, copies, site.node, replica, ahead)
+        }
     }
 }
 
@@ -180,20 +213,20 @@ pub(super) struct Least {
     pub(super) queued: Option<Seconds>,
 }
 
-pub(super) fn least(task: &Task, site: &Site, terms: &Terms) -> Least {
+pub(super) fn least(task: &Task, site: &Site<'_>, terms: &Terms) -> Least {
     let mut least = Least::default();
-    each_option(task, site, terms.copies, |mechanism, cost| {
+    for mechanism in mechanisms(terms.copies) {
         let of = match mechanism {
             Mechanism::Wait | Mechanism::Kill | Mechanism::Rollback => &mut least.alone,
             Mechanism::SuspendInMemory | Mechanism::Checkpoint { .. } => &mut least.queued,
         };
-        if let Ok(cost) = cost
-            && terms.allows(mechanism, &cost)
+        if let Ok(sums) = option::<Sums>(task, site, Bytes::ZERO, mechanism)
+            && terms.allows(mechanism, &sums)
         {
-            let score = terms.score(&cost);
+            let score = terms.score_of(&sums);
             *of = Some(of.map_or(score, |other| other.min(score)));
         }
-    });
+    }
     least
 }
 
@@ -205,12 +238,44 @@ pub(super) fn least(task: &Task, site: &Site, terms: &Terms) -> Least {
 /// # Errors
 ///
 /// [`Undecided`] if no mechanism is left, with the reasons.
-pub fn choose(task: &Task, site: &Site, terms: &Terms) -> Result<Choice, Undecided> {
-    let mut best: Option<Choice> = None;
-    let mut next: Option<(Mechanism, Seconds)> = None;
+pub fn choose(task: &Task, site: &Site<'_>, terms: &Terms) -> Result<Choice, Undecided> {
+    choose_behind(task, site, Bytes::ZERO, terms)
+}
+
+/// The same behind `ahead` more than is in the queues by their figures.
+pub(super) fn choose_behind(
+    task: &Task,
+    site: &Site<'_>,
+    ahead: Bytes,
+    terms: &Terms,
+) -> Result<Choice, Undecided> {
+    let best = best::<Cost>(task, site, ahead, terms)?;
+    Ok(Choice {
+        mechanism: best.mechanism,
+        cost: best.cost,
+        score: best.score,
+        next: best.next,
+    })
+}
+
+/// A mechanism, with as much of its cost as is wanted.
+pub(super) struct Best<T> {
+    mechanism: Mechanism,
+    cost: T,
+    pub(super) score: Seconds,
+    next: Option<(Mechanism, Seconds)>,
+}
+
+pub(super) fn best<T: Tally>(
+    task: &Task,
+    site: &Site<'_>,
+    ahead: Bytes,
+    terms: &Terms,
+) -> Result<Best<T>, Undecided> {
+    let mut best: Option<Best<T>> = None;
     let (mut kill, mut dump) = (Verdict::TooLong, Verdict::TooLong);
-    each_option(task, site, terms.copies, |mechanism, cost| {
-        let cost = match cost {
+    for mechanism in mechanisms(terms.copies) {
+        let cost: T = match option(task, site, ahead, mechanism) {
             Ok(cost) => cost,
             Err(no_cost) => {
                 match mechanism {
@@ -220,39 +285,35 @@ pub fn choose(task: &Task, site: &Site, terms: &Terms) -> Result<Choice, Undecid
                     } => dump = Verdict::NoCost(no_cost),
                     _ => {}
                 }
-                return;
+                continue;
             }
         };
-        if !terms.allows(mechanism, &cost) {
-            return;
+        if !terms.allows(mechanism, cost.sums()) {
+            continue;
         }
-        let score = terms.score(&cost);
+        let score = terms.score_of(cost.sums());
         match &mut best {
             Some(least) if score >= least.score => {
-                if next.is_none_or(|(_, other)| score < other) {
-                    next = Some((mechanism, score));
+                if least.next.is_none_or(|(_, other)| score < other) {
+                    least.next = Some((mechanism, score));
                 }
             }
             best => {
-                next = best
-                    .as_ref()
-                    .map(|least| (least.mechanism, least.score))
-                    .or(next);
-                *best = Some(Choice {
+                let next = best.as_ref().map(|least| (least.mechanism, least.score));
+                *best = Some(Best {
                     mechanism,
                     cost,
                     score,
-                    next: None,
+                    next,
                 });
             }
         }
-    });
-    let choice = best.ok_or(Undecided {
+    }
+    best.ok_or(Undecided {
         task: task.id,
         kill,
         dump,
-    })?;
-    Ok(Choice { next, ..choice })
+    })
 }
 
 #[cfg(test)]
@@ -272,14 +333,18 @@ mod tests {
         Figure::given(Seconds::from_millis(n * 1000))
     }
 
-    fn site(bytes_per_s: f64) -> Site {
+    fn node(bytes_per_s: f64) -> NodeFigures {
+        NodeFigures {
+            write: rate(bytes_per_s),
+            read: rate(bytes_per_s),
+            write_queue: Figure::given(Bytes::ZERO),
+            ..NodeFigures::unknown(NodeId(1))
+        }
+    }
+
+    fn site(node: &NodeFigures) -> Site<'_> {
         Site {
-            node: NodeFigures {
-                write: rate(bytes_per_s),
-                read: rate(bytes_per_s),
-                write_queue: Figure::given(Bytes::ZERO),
-                ..NodeFigures::unknown(NodeId(1))
-            },
+            node,
             replica: None,
             swap: None,
         }
@@ -304,7 +369,7 @@ mod tests {
     fn the_papers_job_is_killed_at_low_bandwidth_and_dumped_at_high() {
         // 10 GB altogether in 30 s: the two are even at a third of a GB a second.
         let at = |bandwidth| {
-            choose(&k_means(), &site(bandwidth), &Terms::default())
+            choose(&k_means(), &site(&node(bandwidth)), &Terms::default())
                 .unwrap()
                 .mechanism
         };
@@ -322,7 +387,7 @@ mod tests {
             ..k_means()
         };
         // Full: 2 × 16.7 s. Incremental: 1.7 s and 16.7 s.
-        let choice = choose(&task, &site(0.3e9), &Terms::default()).unwrap();
+        let choice = choose(&task, &site(&node(0.3e9)), &Terms::default()).unwrap();
         assert!(matches!(
             choice.mechanism,
             Mechanism::Checkpoint {
@@ -340,13 +405,14 @@ mod tests {
             since_checkpoint: seconds(1),
             ..k_means()
         };
-        let choice = choose(&task, &site(0.5e9), &Terms::default()).unwrap();
+        let choice = choose(&task, &site(&node(0.5e9)), &Terms::default()).unwrap();
         assert_eq!(choice.mechanism, Mechanism::Rollback);
         assert_eq!(choice.score.value(), 11.0);
     }
 
     #[test]
     fn memory_is_the_cheapest_where_there_is_room() {
+        let node = node(1e9);
         let site = Site {
             swap: Some(Swap {
                 free_memory: Bytes::new(6_000_000_000),
@@ -354,7 +420,7 @@ mod tests {
                 write: Figure::given(BytesPerSecond::new(1e8).unwrap()),
                 read: Figure::given(BytesPerSecond::new(1e8).unwrap()),
             }),
-            ..site(1e9)
+            ..site(&node)
         };
         let task = Task {
             resident: Figure::given(Bytes::new(5_000_000_000)),
@@ -377,7 +443,7 @@ mod tests {
             delay_weight: Ratio::ONE,
             ..Terms::default()
         };
-        let choice = choose(&task, &site(1e9), &terms).unwrap();
+        let choice = choose(&task, &site(&node(1e9)), &terms).unwrap();
         assert_eq!(choice.mechanism, Mechanism::Wait);
         // At its start it is killed.
         let task = Task {
@@ -386,7 +452,7 @@ mod tests {
             ..k_means()
         };
         assert_eq!(
-            choose(&task, &site(1e9), &terms).unwrap().mechanism,
+            choose(&task, &site(&node(1e9)), &terms).unwrap().mechanism,
             Mechanism::Kill
         );
     }
@@ -397,7 +463,7 @@ mod tests {
             longest_delay: Some(Seconds::from_millis(longest)),
             ..Terms::default()
         };
-        let at = |longest| choose(&k_means(), &site(1e9), &terms(longest)).unwrap();
+        let at = |longest| choose(&k_means(), &site(&node(1e9)), &terms(longest)).unwrap();
         assert_eq!(at(5000).mechanism, FULL);
         assert_eq!(at(4999).mechanism, Mechanism::Kill);
     }
@@ -405,7 +471,7 @@ mod tests {
     #[test]
     fn without_figures_nothing_is_recommended_and_the_reasons_are_given() {
         let task = Task::unknown(TaskId(7), Resources::ZERO);
-        let undecided = choose(&task, &site(1e9), &Terms::default()).unwrap_err();
+        let undecided = choose(&task, &site(&node(1e9)), &Terms::default()).unwrap_err();
         assert_eq!(
             undecided.to_string(),
             "task 7 cannot be decided on: kill: the task's progress was not given; \
@@ -415,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_choice_says_what_the_second_best_would_have_come_to() {
-        let choice = choose(&k_means(), &site(1e9), &Terms::default()).unwrap();
+        let choice = choose(&k_means(), &site(&node(1e9)), &Terms::default()).unwrap();
         let words = choice.to_string();
         assert!(words.starts_with("full dump: 10.0 s (p95 10.0 s): write 5.0 s + read 5.0 s"));
         assert!(

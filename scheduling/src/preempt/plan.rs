@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use serde::Serialize;
 
-use super::choose::{Choice, Site, Terms, Undecided, choose, least};
-use crate::cost::{Copies, Dump, Mechanism, Resources, Task};
+use super::choose::{Choice, Site, Terms, Undecided, best, choose, choose_behind, least};
+use crate::cost::{Dump, Mechanism, Resources, Sums, Task};
 use crate::figure::Figure;
 use crate::quantity::{Bytes, Seconds};
 use crate::{NodeId, TaskId};
@@ -64,15 +64,17 @@ struct Place {
 }
 
 /// A node's candidates, the last one best.
-struct Line {
+struct Line<'a> {
     node: NodeId,
-    site: Site,
+    site: Site<'a>,
+    /// Bytes of the dumps that were decided on: they go before those that follow, here and on the replica.
+    ahead: Bytes,
     /// By what they cost whatever else the node does.
     alone: Vec<Place>,
     /// By what they cost with the queue and the swap as they were at first.
     queued: Vec<Place>,
     /// The best, as it was looked at last.
-    best: Option<(Place, Choice)>,
+    best: Option<Place>,
 }
 
 /// Victims among `candidates` that free what is `wanted`, wherever they run: whoever needs it on one node passes the
@@ -81,7 +83,7 @@ struct Line {
 pub fn plan(
     wanted: Resources,
     candidates: &[Candidate],
-    sites: &BTreeMap<NodeId, Site>,
+    sites: &BTreeMap<NodeId, Site<'_>>,
     terms: &Terms,
 ) -> Plan {
     let mut planning = Planning {
@@ -113,8 +115,8 @@ pub fn plan(
                 _ => {}
             }
         }
-        if let Some((place, choice)) = line.best.take() {
-            planning.take(place, choice, line);
+        if let Some(place) = line.best.take() {
+            planning.take(place, line);
             heap.extend(planning.look(line).map(|place| Reverse((place, at))));
         }
     }
@@ -139,8 +141,8 @@ impl Planning<'_> {
     }
 
     /// Candidates by node, sorted.
-    fn lines(&mut self, sites: &BTreeMap<NodeId, Site>) -> Vec<Line> {
-        let mut lines: BTreeMap<NodeId, Line> = BTreeMap::new();
+    fn lines<'s>(&mut self, sites: &BTreeMap<NodeId, Site<'s>>) -> Vec<Line<'s>> {
+        let mut lines: BTreeMap<NodeId, Line<'s>> = BTreeMap::new();
         for (index, candidate) in self.candidates.iter().enumerate() {
             let (node, task) = (candidate.node, &candidate.task);
             let Some(site) = sites.get(&node) else {
@@ -154,6 +156,7 @@ impl Planning<'_> {
             let line = lines.entry(node).or_insert_with(|| Line {
                 node,
                 site: *site,
+                ahead: Bytes::ZERO,
                 alone: Vec::new(),
                 queued: Vec::new(),
                 best: None,
@@ -172,7 +175,7 @@ impl Planning<'_> {
                 self.plan.undecided.push(undecided);
             }
         }
-        let mut lines: Vec<Line> = lines.into_values().collect();
+        let mut lines: Vec<Line<'_>> = lines.into_values().collect();
         for line in &mut lines {
             for order in [&mut line.alone, &mut line.queued] {
                 order.sort_unstable_by(|a, b| b.cmp(a));
@@ -187,22 +190,22 @@ impl Planning<'_> {
     }
 
     /// Looks for the best of a node now.
-    fn look(&mut self, line: &mut Line) -> Option<Place> {
-        let alone = self.first(&mut line.alone, &line.site);
-        let queued = self.first(&mut line.queued, &line.site);
+    fn look(&mut self, line: &mut Line<'_>) -> Option<Place> {
+        let alone = self.first(&mut line.alone, &line.site, line.ahead);
+        let queued = self.first(&mut line.queued, &line.site, line.ahead);
         line.best = match (alone, queued) {
-            (Some(alone), Some(queued)) if queued.0 < alone.0 => Some(queued),
+            (Some(alone), Some(queued)) => Some(alone.min(queued)),
             (alone, queued) => alone.or(queued),
         };
-        line.best.map(|(place, _)| place)
+        line.best
     }
 
     /// The first in this order that can still be taken, at what it costs now.
-    fn first(&mut self, order: &mut Vec<Place>, site: &Site) -> Option<(Place, Choice)> {
+    fn first(&mut self, order: &mut Vec<Place>, site: &Site<'_>, ahead: Bytes) -> Option<Place> {
         while let Some(&place) = order.last() {
             let candidate = self.candidates.get(place.index);
             if let (Some(candidate), Some(false)) = (candidate, self.over.get(place.index)) {
-                match self.now(candidate, place, site) {
+                match self.now(candidate, place, site, ahead) {
                     Ok(Some(best)) => return Some(best),
                     Ok(None) => {}
                     Err(undecided) => self.plan.undecided.push(undecided),
@@ -219,30 +222,37 @@ impl Planning<'_> {
         &self,
         candidate: &Candidate,
         place: Place,
-        site: &Site,
-    ) -> Result<Option<(Place, Choice)>, Undecided> {
+        site: &Site<'_>,
+        ahead: Bytes,
+    ) -> Result<Option<Place>, Undecided> {
         let share = share(candidate.task.holds.least(self.left()), self.wanted);
         if share == 0.0 {
             return Ok(None);
         }
-        let choice = choose(&candidate.task, site, self.terms)?;
-        let key = Seconds::clamped(choice.score.value() / share);
-        Ok(Some((Place { key, ..place }, choice)))
+        let best = best::<Sums>(&candidate.task, site, ahead, self.terms)?;
+        let key = Seconds::clamped(best.score.value() / share);
+        Ok(Some(Place { key, ..place }))
     }
 
-    fn take(&mut self, place: Place, choice: Choice, line: &mut Line) {
+    fn take(&mut self, place: Place, line: &mut Line<'_>) {
         self.end(place.index);
         let Some(candidate) = self.candidates.get(place.index) else {
             return;
         };
-        occupy(&mut line.site, &candidate.task, choice.mechanism);
-        self.plan.frees = self.plan.frees.plus(candidate.task.holds);
-        self.plan.victims.push(Victim {
-            task: candidate.task.id,
-            node: line.node,
-            frees: candidate.task.holds,
-            choice,
-        });
+        // The same as it was looked at by, now with its parts.
+        match choose_behind(&candidate.task, &line.site, line.ahead, self.terms) {
+            Ok(choice) => {
+                occupy(line, &candidate.task, choice.mechanism);
+                self.plan.frees = self.plan.frees.plus(candidate.task.holds);
+                self.plan.victims.push(Victim {
+                    task: candidate.task.id,
+                    node: line.node,
+                    frees: candidate.task.holds,
+                    choice,
+                });
+            }
+            Err(undecided) => self.plan.undecided.push(undecided),
+        }
     }
 
     fn end(&mut self, index: usize) {
@@ -264,22 +274,19 @@ fn share(holds: Resources, wanted: Resources) -> f64 {
 }
 
 /// What a decision takes of its node.
-fn occupy(site: &mut Site, task: &Task, mechanism: Mechanism) {
+fn occupy(line: &mut Line<'_>, task: &Task, mechanism: Mechanism) {
     let size = |figure: Figure<Bytes>| figure.known().map_or(Bytes::ZERO, |size| size.p50);
     match mechanism {
-        Mechanism::Checkpoint { dump, copies } => {
+        Mechanism::Checkpoint { dump, .. } => {
             let bytes = match dump {
                 Dump::Incremental => size(task.incremental),
                 // A pre-copied one writes at least the whole.
                 _ => size(task.full),
             };
-            site.node = site.node.with_queued(bytes);
-            if let (Copies::Replicated, Some(replica)) = (copies, &mut site.replica) {
-                replica.node = replica.node.with_queued(bytes);
-            }
+            line.ahead = line.ahead.plus(bytes);
         }
         Mechanism::SuspendInMemory => {
-            if let Some(swap) = &mut site.swap {
+            if let Some(swap) = &mut line.site.swap {
                 swap.free_swap = swap.free_swap.less(size(task.resident));
                 swap.free_memory = swap.free_memory.less(task.holds.memory);
             }
@@ -322,20 +329,23 @@ mod tests {
     const GB: u64 = 1_000_000_000;
 
     /// Reads and writes 1 GB/s.
-    fn site(node: u32) -> (NodeId, Site) {
+    fn node(node: u32) -> NodeFigures {
         let rate = SizedRates::uniform(Figure::given(BytesPerSecond::new(1e9).unwrap()));
-        let node = NodeFigures {
+        NodeFigures {
             write: rate,
             read: rate,
             write_queue: Figure::given(Bytes::ZERO),
             ..NodeFigures::unknown(NodeId(node))
-        };
-        let site = Site {
+        }
+    }
+
+    fn sites(nodes: &[NodeFigures]) -> BTreeMap<NodeId, Site<'_>> {
+        let site = |node| Site {
             node,
             replica: None,
             swap: None,
         };
-        (node.node, site)
+        nodes.iter().map(|node| (node.node, site(node))).collect()
     }
 
     fn candidate(task: u64, node: u32, gb: u64, progress: u64) -> Candidate {
@@ -366,7 +376,8 @@ mod tests {
 
     #[test]
     fn the_cheapest_go_first_each_by_its_own_mechanism() {
-        let sites = BTreeMap::from([site(1)]);
+        let nodes = [node(1)];
+        let sites = sites(&nodes);
         let candidates = [
             candidate(1, 1, 50, 1000),
             candidate(2, 1, 2, 1000),
@@ -381,7 +392,8 @@ mod tests {
 
     #[test]
     fn dumps_of_one_node_queue_and_the_next_victim_is_elsewhere() {
-        let sites = BTreeMap::from([site(1), site(2)]);
+        let nodes = [node(1), node(2)];
+        let sites = sites(&nodes);
         let candidates = [
             candidate(1, 1, 10, 1000),
             candidate(2, 1, 10, 1000),
@@ -394,7 +406,8 @@ mod tests {
 
     #[test]
     fn a_dump_behind_many_becomes_a_kill() {
-        let sites = BTreeMap::from([site(1)]);
+        let nodes = [node(1)];
+        let sites = sites(&nodes);
         let candidates: Vec<_> = (0..4).map(|n| candidate(n, 1, 10, 35)).collect();
         let plan = plan(cpus(4), &candidates, &sites, &Terms::default());
         let kills = plan.victims.iter();
@@ -405,7 +418,8 @@ mod tests {
 
     #[test]
     fn a_victim_that_a_larger_one_made_superfluous_is_spared() {
-        let sites = BTreeMap::from([site(1)]);
+        let nodes = [node(1)];
+        let sites = sites(&nodes);
         let wanted = Resources {
             cpu_millis: 0,
             memory: Bytes::new(10 * GB),
@@ -417,7 +431,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_or_decided_is_said() {
-        let sites = BTreeMap::from([site(1)]);
+        let nodes = [node(1)];
+        let sites = sites(&nodes);
         let unknown = Candidate {
             task: Task::unknown(TaskId(2), cpus(1)),
             ..candidate(2, 1, 1, 1)
@@ -432,7 +447,8 @@ mod tests {
 
     #[test]
     fn nothing_wanted_is_nothing_done() {
-        let sites = BTreeMap::from([site(1)]);
+        let nodes = [node(1)];
+        let sites = sites(&nodes);
         let nothing = plan(
             Resources::ZERO,
             &[candidate(1, 1, 1, 1)],

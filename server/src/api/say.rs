@@ -1,5 +1,7 @@
 //! Figures and costs in the words of the API.
 
+use std::fmt::{self, Write as _};
+
 use permafrost_protocol::api;
 use permafrost_protocol::api::figure::{Figure, Known};
 use permafrost_scheduling::cost::{self, Cost, Dump, Mechanism, Part, Spread};
@@ -54,6 +56,30 @@ fn spread(of: Spread) -> api::cost::Spread {
 
 /// A cost, as much of it as is wanted.
 pub(super) fn cost(of: &Cost, detail: api::cost::Detail, world_age_s: f64) -> api::cost::Cost {
+    api::cost::Cost {
+        reason: reason(of, detail),
+        ..cost_alone(of, detail, world_age_s)
+    }
+}
+
+/// Something in words, unless only sums are wanted.
+pub(super) fn reason(of: &impl fmt::Display, detail: api::cost::Detail) -> Option<String> {
+    if detail != api::cost::Detail::Full {
+        return None;
+    }
+    // Most are shorter: it need not grow again and again.
+    let mut words = String::with_capacity(256);
+    // Writing to a string does not fail.
+    let _ = write!(words, "{of}");
+    Some(words)
+}
+
+/// A cost without its reason.
+pub(super) fn cost_alone(
+    of: &Cost,
+    detail: api::cost::Detail,
+    world_age_s: f64,
+) -> api::cost::Cost {
     let full = detail == api::cost::Detail::Full;
     let parts = || {
         let parts = of.parts().map(|(which, time)| api::cost::PartOfCost {
@@ -70,7 +96,7 @@ pub(super) fn cost(of: &Cost, detail: api::cost::Detail, world_age_s: f64) -> ap
         parts: full.then(parts),
         age_s: rounded(of.age().value() + world_age_s),
         omits: of.omits().map(|missing| missing.to_string()),
-        reason: full.then(|| of.to_string()),
+        reason: None,
     }
 }
 
@@ -108,6 +134,20 @@ pub(super) const fn mechanism(mechanism: Mechanism) -> api::cost::Mechanism {
             Dump::PreCopied => Said::PreCopiedDump,
         },
     }
+}
+
+pub(super) const fn way(mechanism: api::cost::Mechanism, copies: cost::Copies) -> Mechanism {
+    use api::cost::Mechanism as Said;
+    let dump = match mechanism {
+        Said::Wait => return Mechanism::Wait,
+        Said::Kill => return Mechanism::Kill,
+        Said::Rollback => return Mechanism::Rollback,
+        Said::SuspendInMemory => return Mechanism::SuspendInMemory,
+        Said::IncrementalDump => Dump::Incremental,
+        Said::FullDump => Dump::Full,
+        Said::PreCopiedDump => Dump::PreCopied,
+    };
+    Mechanism::Checkpoint { dump, copies }
 }
 
 pub(super) const fn copies(copies: api::cost::Copies) -> cost::Copies {

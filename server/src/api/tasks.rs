@@ -157,26 +157,31 @@ pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps
 }
 
 /// A node, the one that would take copies from it, and the swap of the machine.
-pub(super) fn site(asked: &Asked<'_>, node: NodeId, copies: Copies, swaps: &Swaps) -> Option<Site> {
+pub(super) fn site<'a>(
+    asked: &Asked<'a>,
+    node: NodeId,
+    copies: Copies,
+    swaps: &Swaps,
+) -> Option<Site<'a>> {
     let world = asked.world;
     let replica = match copies {
         Copies::Local => None,
         Copies::Replicated => world.replica(node),
     };
     Some(Site {
-        node: *world.figures(node)?,
+        node: world.figures(node)?,
         replica,
         swap: swaps.get(&node).copied(),
     })
 }
 
 /// Those of the nodes that are named, and of no others.
-pub(super) fn sites(
-    asked: &Asked<'_>,
+pub(super) fn sites<'a>(
+    asked: &Asked<'a>,
     nodes: impl Iterator<Item = NodeId>,
     copies: Copies,
     swaps: &Swaps,
-) -> BTreeMap<NodeId, Site> {
+) -> BTreeMap<NodeId, Site<'a>> {
     let mut sites = BTreeMap::new();
     for node in nodes {
         if let std::collections::btree_map::Entry::Vacant(vacant) = sites.entry(node)

@@ -9,8 +9,8 @@ use permafrost_protocol::api::cost::{Detail, Mechanism};
 use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer, Estimated};
 use permafrost_protocol::api::text::Text;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{Copies, NodeFigures};
-use permafrost_scheduling::preempt::{Site, options};
+use permafrost_scheduling::cost::{Copies, Cost, NoCost, NodeFigures};
+use permafrost_scheduling::preempt::{Site, cost_of};
 
 use crate::api::body::{Asked, Stop, answered, parse, to_json};
 use crate::api::caller::Caller;
@@ -70,21 +70,16 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
             Some(named) => named,
             None => {
                 let node = tasks::node_of(asked, task);
-                own = vec![place(asked, node, task.node.as_ref(), copies, &swaps)];
-                &own
+                own = place(asked, node, task.node.as_ref(), copies, &swaps);
+                std::slice::from_ref(&own)
             }
         };
         for place in places {
-            let costs = options(&known, &place.site, copies);
             for &mechanism in mechanisms {
-                answers.push(estimated(
-                    asked,
-                    &task.id,
-                    place,
-                    mechanism,
-                    request.detail,
-                    &costs,
-                ));
+                let way = say::way(mechanism, copies);
+                let cost = cost_of(&known, &place.site, way);
+                let (task, detail) = (&task.id, request.detail);
+                answers.push(estimated(asked, task, place, mechanism, detail, cost));
             }
         }
     }
@@ -101,11 +96,14 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     Ok(to_json(&answer, 256 + count * each)?)
 }
 
+/// What is known of a node that nobody has named.
+static NOWHERE: NodeFigures = NodeFigures::unknown(NodeId(u32::MAX));
+
 /// Where a task would be dumped.
 struct Place<'a> {
     /// None if nobody said.
     name: Option<Text<'a>>,
-    site: Site,
+    site: Site<'a>,
     /// Why there is no such place.
     missing: Option<&'static str>,
 }
@@ -128,7 +126,7 @@ fn place<'a>(
         name: name.map(Text::borrowed).or(own_name),
         // What needs no node has its cost without one.
         site: site.unwrap_or(Site {
-            node: NodeFigures::unknown(NodeId(u32::MAX)),
+            node: &NOWHERE,
             replica: None,
             swap: None,
         }),
@@ -136,31 +134,20 @@ fn place<'a>(
     }
 }
 
-type Costs = [(
-    permafrost_scheduling::cost::Mechanism,
-    Result<permafrost_scheduling::cost::Cost, permafrost_scheduling::cost::NoCost>,
-)];
-
 fn estimated<'a>(
     asked: &Asked<'a>,
     task: &'a Text<'_>,
     place: &Place<'a>,
     mechanism: Mechanism,
     detail: Detail,
-    costs: &Costs,
+    cost: Result<Cost, NoCost>,
 ) -> Estimated<'a> {
-    let of = costs
-        .iter()
-        .find(|(of, _)| say::mechanism(*of) == mechanism);
     // To wait or to kill takes no node: what is missing then is something else.
     let takes_a_node = !matches!(mechanism, Mechanism::Wait | Mechanism::Kill);
-    let (cost, unknown) = match of {
-        Some((_, Ok(cost))) => (Some(say::cost(cost, detail, asked.world.age_s())), None),
-        Some((_, Err(_))) if takes_a_node && place.missing.is_some() => {
-            (None, place.missing.map(Text::from))
-        }
-        Some((_, Err(why))) => (None, Some(Text::from(why.to_string()))),
-        None => (None, Some(Text::from("there is no such way"))),
+    let (cost, unknown) = match cost {
+        Ok(cost) => (Some(say::cost(&cost, detail, asked.world.age_s())), None),
+        Err(_) if takes_a_node && place.missing.is_some() => (None, place.missing.map(Text::from)),
+        Err(why) => (None, Some(Text::from(why.to_string()))),
     };
     Estimated {
         task: task.borrowed(),

@@ -107,7 +107,7 @@ fn terms(request: &Preempt<'_>) -> Terms {
 }
 
 /// How each would be preempted, were it alone.
-fn each(candidates: &[Candidate], sites: &BTreeMap<NodeId, Site>, terms: &Terms) -> Plan {
+fn each(candidates: &[Candidate], sites: &BTreeMap<NodeId, Site<'_>>, terms: &Terms) -> Plan {
     let mut plan = Plan::default();
     for candidate in candidates {
         let Some(site) = sites.get(&candidate.node) else {
@@ -186,21 +186,20 @@ impl<'a> Said<'a> {
         } = &victim.choice;
         let task = self.task(victim.task)?;
         let world = self.asked.world;
-        let mut cost = say::cost(cost, self.detail, world.age_s());
-        // The reason for the choice has that of the cost in it.
-        let reason = cost.reason.take().map(|_| victim.choice.to_string());
+        let said = say::cost_alone(cost, self.detail, world.age_s());
         Some(Victim {
             task: task.id.borrowed(),
             node: world.name(victim.node).into(),
             mechanism: say::mechanism(*mechanism),
             frees: task.holds,
             score_s: say::rounded(score.value()),
-            cost,
+            cost: said,
             next: next.map(|(mechanism, score)| Next {
                 mechanism: say::mechanism(mechanism),
                 score_s: say::rounded(score.value()),
             }),
-            reason,
+            // That of the cost is in it.
+            reason: say::reason(&victim.choice, self.detail),
         })
     }
 }

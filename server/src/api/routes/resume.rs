@@ -32,6 +32,11 @@ use crate::api::{Api, limits, say, tasks};
 /// Nodes that are looked at beyond those that are answered: how fast an image comes to them is not in their order.
 const MORE: usize = 8;
 
+/// The way from nowhere.
+static NO_HOLDER: SizedRates = SizedRates::uniform(Figure::Unknown {
+    why: Missing::NodeGone,
+});
+
 /// Where each checkpoint is best resumed: the nodes that hold it, and the quickest of the others.
 #[utoipa::path(
     post,
@@ -279,7 +284,7 @@ impl Image {
             bytes = bytes.less(self.of_parent_bytes);
         }
         let rate = |link: &SizedRates| link.of(bytes).known().map(|rate| rate.p50);
-        let mut best: Option<(BytesPerSecond, SizedRates)> = None;
+        let mut best: Option<(BytesPerSecond, &SizedRates)> = None;
         let mut first = None;
         for holder in &self.holders {
             if !asked
@@ -290,15 +295,17 @@ impl Image {
                 continue;
             }
             let link = asked.world.link(*holder, node);
-            match rate(&link) {
+            match rate(link) {
                 Ok(rate) if best.is_none_or(|(other, _)| rate > other) => best = Some((rate, link)),
                 _ => {}
             }
             first = first.or(Some(link));
         }
-        let no_holder = SizedRates::uniform(Missing::NodeGone.into());
-        let link = best.map(|(_, link)| link).or(first).unwrap_or(no_holder);
-        Some(MissingPages { bytes, link })
+        let link = best.map(|(_, link)| link).or(first);
+        Some(MissingPages {
+            bytes,
+            link: *link.unwrap_or(&NO_HOLDER),
+        })
     }
 }
 

@@ -28,13 +28,14 @@ pub(in crate::api) struct Jobs {
 pub(in crate::api) struct Job {
     /// By generation.
     pub(in crate::api) checkpoints: Vec<Checkpoint>,
+    /// The place of the newest that can be resumed.
+    last: Option<usize>,
 }
 
 impl Job {
     /// The newest that can be resumed.
     pub(in crate::api) fn last(&self) -> Option<&Checkpoint> {
-        let mut newest_first = self.checkpoints.iter().rev();
-        newest_first.find(|checkpoint| is_resumable(checkpoint))
+        self.checkpoints.get(self.last?)
     }
 
     pub(in crate::api) fn generation(&self, generation: u64) -> Option<&Checkpoint> {
@@ -69,6 +70,7 @@ impl Jobs {
                 .sort_by_key(|checkpoint| checkpoint.generation);
             job.checkpoints
                 .dedup_by_key(|checkpoint| checkpoint.generation);
+            job.last = job.checkpoints.iter().rposition(is_resumable);
         }
         let jobs: Vec<(Arc<str>, Job)> = by_name
             .into_iter()

@@ -26,6 +26,13 @@ use super::source::NodeEntry;
 /// each node, made when it is first asked for. 1 GiB: where bandwidth rules, and most tasks lie.
 const TYPICAL_COPY: Bytes = Bytes::mib(1024);
 
+/// A link that nobody has told of.
+static UNKNOWN_LINK: SizedRates = SizedRates::uniform(Figure::Unknown {
+    why: Missing::NotMeasured {
+        what: What::LinkBandwidth,
+    },
+});
+
 /// A snapshot. Nothing in it changes.
 #[derive(Debug)]
 pub struct World {
@@ -131,22 +138,19 @@ impl World {
     }
 
     /// Bandwidth from one node to another, by the report of either.
-    pub(super) fn link(&self, from: NodeId, to: NodeId) -> SizedRates {
+    pub(super) fn link(&self, from: NodeId, to: NodeId) -> &SizedRates {
         let measured = |by: NodeId, other: NodeId| {
             let links = &self.node(by)?.entry.links;
-            let link = links.get(self.name(other)).copied()?;
+            let link = links.get(self.name(other))?;
             link.sustained().known().is_ok().then_some(link)
         };
         measured(from, to)
             .or_else(|| measured(to, from))
-            .unwrap_or_else(|| {
-                let what = What::LinkBandwidth;
-                SizedRates::uniform(Missing::NotMeasured { what }.into())
-            })
+            .unwrap_or(&UNKNOWN_LINK)
     }
 
     /// The node that takes copies of what is dumped on `node`.
-    pub(super) fn replica(&self, node: NodeId) -> Option<Replica> {
+    pub(super) fn replica(&self, node: NodeId) -> Option<Replica<'_>> {
         let choose = || {
             let wanted = Wanted {
                 size: TYPICAL_COPY,
@@ -162,7 +166,7 @@ impl World {
         let other = chosen?;
         Some(Replica {
             link: self.link(node, other),
-            node: *self.figures(other)?,
+            node: self.figures(other)?,
         })
     }
 
