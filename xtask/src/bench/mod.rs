@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: real dumps of real processes, side by side with CRIU's own ways, in one run.
 
+mod clients;
 mod contenders;
 mod figures;
 mod predictions;
@@ -29,6 +30,8 @@ enum Bench {
     Repair(replicas::repair::Options),
     /// What dumps and restores were predicted to take, against what they took
     Predictions(predictions::Options),
+    /// Dumps beside clients that ask the HTTP API without pause
+    Clients(clients::Options),
 }
 
 /// What to measure.
@@ -90,6 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(Bench::Replicas(options)) => replicas::run(options),
         Some(Bench::Repair(options)) => replicas::repair::run(options),
         Some(Bench::Predictions(options)) => predictions::run(options),
+        Some(Bench::Clients(options)) => clients::run(options),
     }
 }
 
