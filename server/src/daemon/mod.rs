@@ -18,6 +18,7 @@ use permafrost_client::host::{self, Bound, Host, HostError, make_private_dir};
 use permafrost_client::identity::{CriuTls, ReloadingIdentity};
 use permafrost_client::peer::{self, Endpoint, Handler};
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use self::answers::Answers;
 use self::backend::Local;
@@ -37,11 +38,15 @@ pub use startup::StartError;
 /// shortest retention.
 const EXPIRY_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
+/// How often what was measured is written down: that much of it is lost in a crash.
+const FIGURES_PERIOD: Duration = Duration::from_secs(5);
+
 /// A running daemon.
 pub struct Daemon {
     store: Arc<Store>,
     queues: Arc<Queues>,
     expiry: tokio::task::JoinHandle<()>,
+    keeping: Keeping,
     host: Host<Local>,
     peers: Option<Endpoint>,
     member: Option<Member>,
@@ -133,10 +138,16 @@ impl Daemon {
             .map(|address| address.map_or_else(String::new, |address| address.to_string())),
         }));
         let expiry = tokio::spawn(expire(Arc::clone(store), config.retention));
+        let (end, ended) = oneshot::channel();
+        let keeping = Keeping {
+            end,
+            task: tokio::spawn(keep_figures(Arc::clone(store), ended)),
+        };
         Ok(Self {
             store: Arc::clone(store),
             queues,
             expiry,
+            keeping,
             host,
             peers,
             member,
@@ -200,9 +211,9 @@ impl Daemon {
         if let Some(member) = self.member {
             member.leave().await;
         }
-        if let Some(Err(error)) = self.store.costs().map(|costs| costs.save()) {
-            let error = in_full(&error);
-            tracing::warn!(error, "figures are measured anew after the next start");
+        drop(self.keeping.end);
+        if self.keeping.task.await.is_err() {
+            tracing::error!("figures were not written down");
         }
         self.store.close()
     }
@@ -300,5 +311,43 @@ async fn expire(store: Arc<Store>, retention: Retention) {
         {
             tracing::error!("expiry failed");
         }
+    }
+}
+
+/// What writes down figures, until its end is dropped.
+struct Keeping {
+    end: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+/// Writes down what was measured when there is more of it, and at the end.
+async fn keep_figures(store: Arc<Store>, mut ended: oneshot::Receiver<()>) {
+    let mut ticks = tokio::time::interval(FIGURES_PERIOD);
+    let mut kept = 0;
+    let mut goes_on = true;
+    while goes_on {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = &mut ended => goes_on = false,
+        }
+        let samples = store.costs().map_or(0, |costs| costs.numbers().samples);
+        if goes_on && samples == kept {
+            continue;
+        }
+        kept = samples;
+        let store = Arc::clone(&store);
+        if tokio::task::spawn_blocking(move || save_figures(&store))
+            .await
+            .is_err()
+        {
+            tracing::error!("writing down figures failed");
+        }
+    }
+}
+
+fn save_figures(store: &Store) {
+    if let Some(Err(error)) = store.costs().map(|costs| costs.save()) {
+        let error = in_full(&error);
+        tracing::warn!(error, "what was measured is lost when the daemon ends");
     }
 }
