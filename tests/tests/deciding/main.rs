@@ -6,6 +6,7 @@
 mod common;
 
 mod asking;
+mod cluster;
 mod places;
 mod port;
 mod shell;
