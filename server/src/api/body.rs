@@ -80,6 +80,11 @@ pub(super) async fn answered(
 ) -> Result<Response, Failure> {
     let since = Instant::now();
     let body = read(request).await?;
+    let turn = match api.source.is_moving() {
+        true => Some(api.pace.turn().await),
+        false => None,
+    };
+    let begun = Instant::now();
     let world = api.world().ok_or_else(no_world)?;
     let mut question = Question {
         api,
@@ -90,6 +95,9 @@ pub(super) async fn answered(
         answer,
     };
     let mut made = question.answered().await;
+    if let Some(turn) = turn {
+        turn.over(Instant::now(), begun.elapsed());
+    }
     if matches!(made, Err(Stop::Unlisted)) {
         question.world = question.api.listed_since(since).await?;
         made = question.answered().await;

@@ -23,6 +23,7 @@ pub mod source;
 pub mod world;
 
 mod body;
+mod pace;
 mod say;
 mod tasks;
 
@@ -34,6 +35,7 @@ use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
 pub use routes::router;
 
+use pace::Pace;
 use problem::Failure;
 use source::Source;
 use world::{Builder, Jobs, World};
@@ -72,6 +74,8 @@ pub struct Api {
     /// Nobody keeps it up: it has looked once.
     looks_no_more: bool,
     events: broadcast::Sender<Event>,
+    /// While something moves here.
+    pace: Pace,
     /// Long batches at once.
     long: Arc<Semaphore>,
     /// Requests that are with the source.
@@ -101,6 +105,7 @@ impl Api {
             wanted: Arc::default(),
             looks_no_more: false,
             events: broadcast::channel(limits::EVENTS_KEPT).0,
+            pace: Pace::default(),
             long: Arc::new(Semaphore::new(limits::LONG_AT_ONCE)),
             asking: Arc::new(Semaphore::new(limits::ASKING_AT_ONCE)),
             readers: Arc::new(Semaphore::new(limits::EVENT_READERS)),

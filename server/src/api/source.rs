@@ -145,6 +145,11 @@ pub trait Source: Send + Sync + 'static {
     /// Name of this node.
     fn own_name(&self) -> String;
 
+    /// Whether a dump or a restore runs here, to which answers give way. Asked before each batch: must not wait.
+    fn is_moving(&self) -> bool {
+        false
+    }
+
     /// All nodes, this one included.
     fn nodes(&self) -> Vec<NodeEntry>;
 

@@ -122,6 +122,7 @@ impl Costs {
             since: Instant::now(),
         });
         drop(state);
+        self.under_way.fetch_add(1, Ordering::Relaxed);
         Ticket {
             costs: Arc::clone(self),
             number,
@@ -150,6 +151,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        self.costs.under_way.fetch_sub(1, Ordering::Relaxed);
         let number = self.number;
         self.costs
             .state()

@@ -10,7 +10,7 @@
 //! memory and stores little of it. Its bandwidth is that of comparing, and has figures of its own.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -178,6 +178,8 @@ pub struct Costs {
     pub(super) counted: Counted,
     /// Bytes given to restores.
     pub(super) read_bytes: AtomicU64,
+    /// Dumps and restores under way.
+    pub(super) under_way: AtomicUsize,
     events: broadcast::Sender<Event>,
     state: Mutex<State>,
 }
@@ -212,6 +214,7 @@ impl Costs {
             queues: OnceLock::new(),
             counted: Counted::default(),
             read_bytes: AtomicU64::new(0),
+            under_way: AtomicUsize::new(0),
             events: broadcast::Sender::new(EVENTS),
             state: Mutex::new(State {
                 estimator: Estimator::default(),
@@ -465,6 +468,12 @@ impl Costs {
     /// knows it. False if it is known already.
     pub fn set_queues(&self, ask: impl Fn() -> [QueueReport; 2] + Send + Sync + 'static) -> bool {
         self.queues.set(Box::new(ask)).is_ok()
+    }
+
+    /// Whether a dump or a restore is under way. Costs a load.
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
+        self.under_way.load(Ordering::Relaxed) > 0
     }
 
     /// Everything that happens from now on.

@@ -17,7 +17,7 @@ use crate::config::ApiOptions;
 use crate::store::StoreError;
 
 /// Threads that read questions and write answers. Those who ask share them, however many they are: dumps have the rest
-/// of the machine.
+/// of the machine, and batches give way to them.
 const THREADS: usize = 2;
 
 /// How much later than the rest of the daemon they are scheduled where there are too few processors: a task that is

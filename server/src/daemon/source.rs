@@ -187,6 +187,10 @@ impl Source for OfDaemon {
         self.own.name.clone()
     }
 
+    fn is_moving(&self) -> bool {
+        self.costs.is_moving()
+    }
+
     fn nodes(&self) -> Vec<NodeEntry> {
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         match &self.others {

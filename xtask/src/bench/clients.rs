@@ -127,6 +127,11 @@ fn measure(
     })?;
     let questions = Question::all(daemon, &options.tasks)?;
     let stand_in = StandIn::start(&dir.join("stand-in.sock"), daemon, &questions)?;
+    // How long the clients of the API wait beside a dump, before the first run.
+    let load = Load::start(&api_of(daemon), options.clients, &questions)?;
+    let warmed = dump(daemon, &task, true);
+    stand_in.as_slow_as(&load.stop()?);
+    warmed?;
     for run in 0..options.runs {
         for turn in 0..ALL.len() {
             interrupt.check()?;
@@ -143,6 +148,9 @@ fn measure(
             let measured = [true, false].map(|full| dump(daemon, &task, full));
             if let Some(load) = load {
                 of.tally.add(load.stop()?);
+                if let Beside::Api = ALL[index] {
+                    stand_in.as_slow_as(&of.tally);
+                }
             }
             let [full, incremental] = measured;
             of.full_s.push(full?);

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,11 @@ impl Tally {
         self.latencies_s.extend(other.latencies_s);
         self.tasks += other.tasks;
         self.elapsed += other.elapsed;
+    }
+
+    fn mean(&self) -> Duration {
+        let count = as_f64(self.latencies_s.len().max(1) as u64);
+        Duration::from_secs_f64(self.latencies_s.iter().sum::<f64>() / count)
     }
 
     pub(super) fn answers(&self) -> usize {
@@ -216,9 +221,12 @@ fn length(head: &str) -> Option<usize> {
     length.trim().parse().ok()
 }
 
-/// Answers each question with what the daemon has said to it once.
+/// Answers each question with what the daemon has said to it once, after as long as the daemon takes: its clients ask as
+/// often as the daemon's.
 pub(super) struct StandIn {
     path: PathBuf,
+    /// Before each answer, microseconds.
+    pause_us: Arc<AtomicU64>,
 }
 
 impl StandIn {
@@ -232,19 +240,28 @@ impl StandIn {
             recorded.push((question.request.clone(), client.answer));
         }
         let recorded = Arc::new(recorded);
+        let pause_us = Arc::<AtomicU64>::default();
+        let pause = Arc::clone(&pause_us);
         let listener = UnixListener::bind(path).context("listen in the daemon's stead")?;
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let recorded = Arc::clone(&recorded);
+                let (recorded, pause) = (Arc::clone(&recorded), Arc::clone(&pause));
                 std::thread::spawn(move || {
                     yield_to_others()?;
-                    answer(stream, &recorded)
+                    answer(stream, &recorded, &pause)
                 });
             }
         });
         Ok(Self {
             path: path.to_owned(),
+            pause_us,
         })
+    }
+
+    /// From now on its clients wait as long as those did in the mean.
+    pub(super) fn as_slow_as(&self, seen: &Tally) {
+        let pause = u64::try_from(seen.mean().as_micros()).unwrap_or(u64::MAX);
+        self.pause_us.store(pause, Ordering::Relaxed);
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -253,7 +270,7 @@ impl StandIn {
 }
 
 /// Until the client goes.
-fn answer(stream: UnixStream, recorded: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+fn answer(stream: UnixStream, recorded: &[(Vec<u8>, Vec<u8>)], pause_us: &AtomicU64) -> Result<()> {
     let mut to = stream.try_clone()?;
     let mut from = BufReader::new(stream);
     loop {
@@ -268,6 +285,7 @@ fn answer(stream: UnixStream, recorded: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
         // They differ in length or path, which both stand in the head.
         let question = |(asked, _): &&(Vec<u8>, Vec<u8>)| asked.starts_with(request.as_bytes());
         let (_, answer) = recorded.iter().find(question).context("never asked")?;
+        std::thread::sleep(Duration::from_micros(pause_us.load(Ordering::Relaxed)));
         to.write_all(answer)?;
     }
 }
