@@ -132,6 +132,18 @@ impl Api {
         world.clone()
     }
 
+    /// Waits for the first snapshot, but no longer than that. Whether there is one.
+    pub async fn looked_within(&self, time: Duration) -> bool {
+        let mut published = self.published.subscribe();
+        let looked = async {
+            while self.world().is_none() {
+                // The sender is our own.
+                let _ = published.changed().await;
+            }
+        };
+        tokio::time::timeout(time, looked).await.is_ok()
+    }
+
     /// A snapshot whose checkpoints were listed after `since`: only such a one tells that there is no checkpoint of a
     /// name. Lists them if need be, which takes milliseconds and as long as the daemon.
     ///

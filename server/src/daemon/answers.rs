@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use permafrost_client::identity::ReloadingIdentity;
 use tokio::runtime::{Builder, Runtime};
@@ -23,6 +24,9 @@ const THREADS: usize = 2;
 /// How much later than the rest of the daemon they are scheduled where there are too few processors: a task that is
 /// frozen waits for its dump, a scheduler can wait for a millisecond.
 const NICE: i32 = 10;
+
+/// How long the first look around may take before the daemon is ready.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// The API, served.
 pub(super) struct Answers {
@@ -62,6 +66,9 @@ impl Answers {
             let api = Api::new(source);
             let refresher = refresh::start(&api, ApiConfig::default())
                 .map_err(StoreError::io("start a thread"))?;
+            // Who asks as soon as the daemon says that it is ready is to be answered. A registry that does not come holds
+            // nobody up.
+            api.looked_within(FIRST_LOOK).await;
             let server = serve::serve(serving, kubernetes::beside(router(api))).await?;
             Ok::<_, StartError>((server, refresher))
         });
