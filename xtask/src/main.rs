@@ -102,6 +102,7 @@ fn guest(scenarios: &[String]) -> anyhow::Result<()> {
 }
 
 fn check_schema(examples: u32, seed: u64) -> anyhow::Result<()> {
+    schema::build()?;
     let count = schema::run(examples, seed)?;
     if count.passed == 0 {
         anyhow::bail!("the OpenAPI document was not found true");

@@ -80,6 +80,21 @@ fn works(program: &Path) -> bool {
         .is_ok_and(|status| status.success())
 }
 
+/// Builds the daemon that is asked. Not needed where everything was built.
+///
+/// # Errors
+/// The build fails.
+pub(crate) fn build() -> Result<()> {
+    let built = ci::cargo_command()
+        .args(["build", "--quiet", "--workspace", "--bins"])
+        .status()
+        .context("run cargo")?;
+    if !built.success() {
+        bail!("the build fails ({built})");
+    }
+    Ok(())
+}
+
 /// Checks the document with so many requests for each route. Passed or failed as one; skipped where schemathesis cannot
 /// be had.
 ///
@@ -100,13 +115,6 @@ pub(crate) fn run(examples: u32, seed: u64) -> Result<Count> {
             });
         }
     };
-    let built = ci::cargo_command()
-        .args(["build", "--quiet", "--workspace", "--bins"])
-        .status()
-        .context("run cargo")?;
-    if !built.success() {
-        bail!("the build fails ({built})");
-    }
     let dir = tempfile::tempdir().context("create a directory")?;
     let tokens = dir.path().join("tokens");
     let token = new_token(&tokens)?;
