@@ -41,8 +41,13 @@ impl std::error::Error for Unavailable {}
 /// # Errors
 /// Says of each candidate why not.
 pub fn find() -> Result<Criu, Unavailable> {
-    static FOUND: OnceLock<Result<Criu, Unavailable>> = OnceLock::new();
-    FOUND.get_or_init(look_for).clone()
+    static FOUND: OnceLock<Criu> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Ok(found.clone());
+    }
+    // What is not there may be fetched meanwhile.
+    let found = look_for()?;
+    Ok(FOUND.get_or_init(|| found).clone())
 }
 
 fn look_for() -> Result<Criu, Unavailable> {
