@@ -113,7 +113,7 @@ fn measure(
     let mut task = Workload::start(dir, &wanted)?;
     // What the answers are made of: dumps of both kinds, and restores.
     for full in [true, true, false, false] {
-        dump(daemon, &task, full)?;
+        dump(daemon, &task, full, None)?;
     }
     for _ in 0..2 {
         task.kill();
@@ -128,8 +128,8 @@ fn measure(
     let questions = Question::all(daemon, &options.tasks)?;
     let stand_in = StandIn::start(&dir.join("stand-in.sock"), daemon, &questions)?;
     // How long the clients of the API wait beside a dump, before the first run.
-    let load = Load::start(&api_of(daemon), options.clients, &questions)?;
-    let warmed = dump(daemon, &task, true);
+    let mut load = Load::start(&api_of(daemon), options.clients, &questions)?;
+    let warmed = dump(daemon, &task, true, Some(&mut load));
     stand_in.as_slow_as(&load.stop()?);
     warmed?;
     for run in 0..options.runs {
@@ -144,8 +144,8 @@ fn measure(
                 Beside::Api => Some(api_of(daemon)),
             };
             let load = place.map(|place| Load::start(&place, options.clients, &questions));
-            let load = load.transpose()?;
-            let measured = [true, false].map(|full| dump(daemon, &task, full));
+            let mut load = load.transpose()?;
+            let measured = [true, false].map(|full| dump(daemon, &task, full, load.as_mut()));
             if let Some(load) = load {
                 of.tally.add(load.stop()?);
                 if let Beside::Api = ALL[index] {
@@ -177,14 +177,18 @@ fn api_of(daemon: &Daemon) -> std::path::PathBuf {
 }
 
 /// Seconds that one takes. The one before it goes.
-fn dump(daemon: &Daemon, task: &Workload, full: bool) -> Result<f64> {
+fn dump(daemon: &Daemon, task: &Workload, full: bool, load: Option<&mut Load>) -> Result<f64> {
     task.modify()?;
     let pid = task.pid().to_string();
     let mut arguments = vec!["dump", "--leave-running", "--job", JOB, "--pid", &pid];
     if full {
         arguments.push("--full");
     }
-    let dumped = daemon.json(&arguments)?;
+    let run = || daemon.json(&arguments);
+    let dumped = match load {
+        Some(load) => load.beside(run),
+        None => run(),
+    }?;
     let compared = dumped["checkpoint"]["parent_bytes"].as_u64() > Some(0);
     if compared == full {
         bail!("asked for a dump that is full: {full}, and got {dumped}");

@@ -2,6 +2,7 @@
 //!
 //! One thread reads for half of the clients: each has a question on its way, whose answer is read when it has come.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -26,10 +27,12 @@ const NICE: i32 = 19;
 /// Before the first dump beside them.
 const UNDER_WAY: Duration = Duration::from_millis(300);
 
-/// What clients saw.
+/// What clients saw while dumps ran.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     latencies_s: Vec<f64>,
+    /// Of each question, by the length of its request: answers, and the sum of their latencies.
+    of_each: BTreeMap<usize, (u64, Duration)>,
     tasks: usize,
     elapsed: Duration,
 }
@@ -45,13 +48,25 @@ pub(super) struct Rates {
 impl Tally {
     pub(super) fn add(&mut self, other: Self) {
         self.latencies_s.extend(other.latencies_s);
+        for (question, (count, sum)) in other.of_each {
+            let all = self.of_each.entry(question).or_default();
+            *all = (all.0 + count, all.1 + sum);
+        }
         self.tasks += other.tasks;
         self.elapsed += other.elapsed;
     }
 
-    fn mean(&self) -> Duration {
-        let count = as_f64(self.latencies_s.len().max(1) as u64);
-        Duration::from_secs_f64(self.latencies_s.iter().sum::<f64>() / count)
+    fn took(&mut self, question: &Question, latency: Duration) {
+        self.latencies_s.push(latency.as_secs_f64());
+        self.tasks += question.tasks;
+        let all = self.of_each.entry(question.request.len()).or_default();
+        *all = (all.0 + 1, all.1 + latency);
+    }
+
+    /// How long the answer to a request of this length took in the mean.
+    fn mean(&self, request: usize) -> Duration {
+        let (count, sum) = self.of_each.get(&request).copied().unwrap_or_default();
+        sum.div_f64(as_f64(count.max(1)))
     }
 
     pub(super) fn answers(&self) -> usize {
@@ -75,7 +90,9 @@ impl Tally {
 /// Clients that ask until they are stopped.
 pub(super) struct Load {
     over: Arc<AtomicBool>,
-    began: Instant,
+    /// Only what is answered meanwhile counts.
+    dumping: Arc<AtomicBool>,
+    dumped: Duration,
     threads: Vec<JoinHandle<Result<Tally>>>,
 }
 
@@ -89,25 +106,36 @@ impl Load {
             let share = client / questions.len() % THREADS;
             shares[share].push(Client::connect(place, question)?);
         }
-        let began = Instant::now();
+        let dumping = Arc::<AtomicBool>::default();
         let threads = shares.map(|clients| {
-            let over = Arc::clone(&over);
+            let (over, dumping) = (Arc::clone(&over), Arc::clone(&dumping));
             std::thread::spawn(move || {
                 yield_to_others()?;
-                ask_on(clients, &over)
+                ask_on(clients, &over, &dumping)
             })
         });
         std::thread::sleep(UNDER_WAY);
         Ok(Self {
             over,
-            began,
+            dumping,
+            dumped: Duration::ZERO,
             threads: threads.into(),
         })
     }
 
+    /// Beside a dump.
+    pub(super) fn beside<T>(&mut self, dump: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        self.dumping.store(true, Ordering::Relaxed);
+        let dumped = dump();
+        self.dumping.store(false, Ordering::Relaxed);
+        self.dumped += began.elapsed();
+        dumped
+    }
+
     /// Has them take the last answers; what all of them saw.
     pub(super) fn stop(self) -> Result<Tally> {
-        let elapsed = self.began.elapsed();
+        let elapsed = self.dumped;
         self.over.store(true, Ordering::Relaxed);
         let mut tally = Tally::default();
         for thread in self.threads {
@@ -123,7 +151,7 @@ fn yield_to_others() -> Result<()> {
     rustix::process::setpriority_process(None, NICE).context("go behind the others")
 }
 
-fn ask_on(mut clients: Vec<Client>, over: &AtomicBool) -> Result<Tally> {
+fn ask_on(mut clients: Vec<Client>, over: &AtomicBool, dumping: &AtomicBool) -> Result<Tally> {
     let mut tally = Tally::default();
     for client in &mut clients {
         client.ask()?;
@@ -143,10 +171,10 @@ fn ask_on(mut clients: Vec<Client>, over: &AtomicBool) -> Result<Tally> {
             let Some(latency) = client.take()? else {
                 continue;
             };
-            // Those that come when all is over are right, too, but nobody dumps any more.
+            if dumping.load(Ordering::Relaxed) {
+                tally.took(&client.question, latency);
+            }
             if !over.load(Ordering::Relaxed) {
-                tally.latencies_s.push(latency.as_secs_f64());
-                tally.tasks += client.question.tasks;
                 client.ask()?;
             }
         }
@@ -225,8 +253,8 @@ fn length(head: &str) -> Option<usize> {
 /// often as the daemon's.
 pub(super) struct StandIn {
     path: PathBuf,
-    /// Before each answer, microseconds.
-    pause_us: Arc<AtomicU64>,
+    /// Before each answer, microseconds, and to what question, by the length of its request.
+    pauses_us: Arc<Vec<(usize, AtomicU64)>>,
 }
 
 impl StandIn {
@@ -240,28 +268,32 @@ impl StandIn {
             recorded.push((question.request.clone(), client.answer));
         }
         let recorded = Arc::new(recorded);
-        let pause_us = Arc::<AtomicU64>::default();
-        let pause = Arc::clone(&pause_us);
+        let lengths = questions.iter().map(|question| question.request.len());
+        let pauses_us: Vec<_> = lengths.map(|length| (length, AtomicU64::new(0))).collect();
+        let pauses_us = Arc::new(pauses_us);
+        let pauses = Arc::clone(&pauses_us);
         let listener = UnixListener::bind(path).context("listen in the daemon's stead")?;
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let (recorded, pause) = (Arc::clone(&recorded), Arc::clone(&pause));
+                let (recorded, pauses) = (Arc::clone(&recorded), Arc::clone(&pauses));
                 std::thread::spawn(move || {
                     yield_to_others()?;
-                    answer(stream, &recorded, &pause)
+                    answer(stream, &recorded, &pauses)
                 });
             }
         });
         Ok(Self {
             path: path.to_owned(),
-            pause_us,
+            pauses_us,
         })
     }
 
     /// From now on its clients wait as long as those did in the mean.
     pub(super) fn as_slow_as(&self, seen: &Tally) {
-        let pause = u64::try_from(seen.mean().as_micros()).unwrap_or(u64::MAX);
-        self.pause_us.store(pause, Ordering::Relaxed);
+        for (request, pause) in &*self.pauses_us {
+            let mean = u64::try_from(seen.mean(*request).as_micros()).unwrap_or(u64::MAX);
+            pause.store(mean, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -270,7 +302,11 @@ impl StandIn {
 }
 
 /// Until the client goes.
-fn answer(stream: UnixStream, recorded: &[(Vec<u8>, Vec<u8>)], pause_us: &AtomicU64) -> Result<()> {
+fn answer(
+    stream: UnixStream,
+    recorded: &[(Vec<u8>, Vec<u8>)],
+    pauses_us: &[(usize, AtomicU64)],
+) -> Result<()> {
     let mut to = stream.try_clone()?;
     let mut from = BufReader::new(stream);
     loop {
@@ -284,8 +320,10 @@ fn answer(stream: UnixStream, recorded: &[(Vec<u8>, Vec<u8>)], pause_us: &Atomic
         from.read_exact(&mut body)?;
         // They differ in length or path, which both stand in the head.
         let question = |(asked, _): &&(Vec<u8>, Vec<u8>)| asked.starts_with(request.as_bytes());
-        let (_, answer) = recorded.iter().find(question).context("never asked")?;
-        std::thread::sleep(Duration::from_micros(pause_us.load(Ordering::Relaxed)));
+        let (asked, answer) = recorded.iter().find(question).context("never asked")?;
+        let pause = pauses_us.iter().find(|(length, _)| *length == asked.len());
+        let pause = pause.map_or(0, |(_, pause)| pause.load(Ordering::Relaxed));
+        std::thread::sleep(Duration::from_micros(pause));
         to.write_all(answer)?;
     }
 }
@@ -309,6 +347,7 @@ mod tests {
             latencies_s: (1..=100).map(f64::from).collect(),
             tasks: 1000,
             elapsed: Duration::from_secs(10),
+            ..Tally::default()
         };
         let rates = tally.rates().unwrap();
         assert_eq!((rates.p50_s, rates.p99_s), (50.0, 99.0));
