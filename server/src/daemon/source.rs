@@ -1,7 +1,7 @@
 //! The daemon, as the HTTP API sees it: its own figures, what is believed of the other nodes' reports, the checkpoints
 //! that are listed, and the queues.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,8 @@ pub(super) struct OfDaemon {
     own: NodeFacts,
     others: Option<Others>,
     reports: Mutex<Reports>,
+    /// When each node of the cluster was last there.
+    seen: Mutex<HashMap<String, Instant>>,
     events: broadcast::Sender<Event>,
     telling: JoinHandle<()>,
 }
@@ -92,6 +94,7 @@ impl OfDaemon {
             own,
             others,
             reports: Mutex::new(Reports::counted_by(Arc::clone(costs))),
+            seen: Mutex::default(),
             events,
             telling,
         }
@@ -164,10 +167,17 @@ impl OfDaemon {
                 ..self.entry(&node.facts, reports, node.state)
             })
             .collect();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.retain(|name, _| view.members.iter().any(|member| member.name == *name));
+        if let Some(now) = Instant::now().checked_sub(view.age) {
+            let there = live.keys().map(|name| ((*name).to_owned(), now));
+            seen.extend(there);
+        }
         let gone = |member: &&cluster::Member| !live.contains_key(member.name.as_str());
         entries.extend(view.members.iter().filter(gone).map(|member| NodeEntry {
             state: state_of(member.state),
             live: false,
+            age: seen.get(&member.name).map(Instant::elapsed),
             ..NodeEntry::unknown(&member.name)
         }));
         let names: Vec<&str> = live.into_keys().collect();

@@ -135,6 +135,8 @@ fn each_answers_for_all_and_a_dead_ones_figures_are_not_gone_by() {
         let by = cluster.node(by);
         let dead = wait_seen(by, "node-2", "its death", |node| node["live"] == false);
         assert_eq!(write(&dead)["unknown"], "the node is not there");
+        let unseen = number(&dead["age_s"]);
+        assert!((0.0..300.0).contains(&unseen), "{dead}");
         // Its copies are elsewhere, too.
         assert_plans_go_on(by, "of-2");
         let placed = told(by, &["plan", "place", "--size", "8M", "--copies", "3"]);
