@@ -10,6 +10,7 @@ mod cli;
 mod context;
 mod cost;
 mod delivery;
+mod descriptors;
 mod dump;
 mod failure;
 mod human;

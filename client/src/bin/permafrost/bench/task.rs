@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,22 +10,12 @@ use rustix::process::Signal;
 
 use super::workload::{Contents, REPORT, Report};
 use super::{child, machine};
+use crate::descriptors::without_inherited;
 use crate::failure::{Code, Failure};
 use crate::interrupt::Interrupts;
 
 /// How often a report is looked for.
 const POLL: Duration = Duration::from_millis(2);
-/// `O_CLOEXEC` in `/proc/PID/fdinfo/N`.
-const CLOEXEC: u32 = 0o2_000_000;
-/// Closes what was open when the benchmark was started, and becomes the program given: CRIU refuses descriptors of files
-/// from outside of the mount namespace, and pipes whose other end is not in the tree.
-const CLOSE_INHERITED: &str = r#"
-for fd in /proc/$$/fd/*; do
-    fd=${fd##*/}
-    [ "$fd" -le 2 ] || eval "exec $fd>&-"
-done
-exec "$@"
-"#;
 
 /// What a task is to do.
 #[derive(Clone, Copy, Debug)]
@@ -69,13 +59,7 @@ impl Task {
             .map_err(|errno| Failure::new(Code::Internal, format!("adopt orphans: {errno}")))?;
         remove(&dir.join(REPORT))?;
         let program = child::own_program()?;
-        let mut command = if inherits_descriptors() {
-            let mut command = Command::new("bash");
-            command.args(["-c", CLOSE_INHERITED, "bash"]).arg(program);
-            command
-        } else {
-            Command::new(program)
-        };
+        let mut command = without_inherited(program);
         let contents = match work.contents {
             Contents::Random => "random",
             Contents::Heap => "heap",
@@ -245,20 +229,4 @@ fn remove(path: &Path) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
-}
-
-/// Whether this process has anything open that a program it starts would have, too.
-fn inherits_descriptors() -> bool {
-    let Ok(entries) = fs::read_dir("/proc/self/fdinfo") else {
-        return true;
-    };
-    entries.flatten().any(|entry| {
-        let number = entry.file_name().to_string_lossy().parse::<u32>();
-        // The directory's own is gone by now, or closed on exec.
-        let info = fs::read_to_string(entry.path()).unwrap_or_default();
-        let flags = info
-            .lines()
-            .find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
-        number.is_ok_and(|number| number > 2) && flags.is_some_and(|flags| flags & CLOEXEC == 0)
-    })
 }

@@ -1,7 +1,6 @@
 //! Outside of the namespace: what slurmstepd knows. It starts the inside, hands on the signals that come, and ends as
 //! that ends.
 
-use std::fs;
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ChildStdin, Command, Stdio};
@@ -12,23 +11,11 @@ use signal_hook::iterator::Signals;
 
 use super::job::Job;
 use super::{RunArguments, inside, task};
+use crate::descriptors::without_inherited;
 use crate::failure::{Code, Failure};
 
 /// Signals that are not ours alone to die of.
 const HANDED_ON: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-
-/// `O_CLOEXEC` as fdinfo shows it, octal.
-const CLOSE_ON_EXEC: u32 = 0o2_000_000;
-
-/// Closes what the batch script's surroundings have left open, and becomes the program given: CRIU refuses descriptors
-/// whose file is outside the mount namespace or whose other end is outside the tree.
-const CLOSE_INHERITED: &str = r#"
-for fd in /proc/$$/fd/*; do
-    fd=${fd##*/}
-    [ "$fd" -le 2 ] || eval "exec $fd>&-"
-done
-exec "$@"
-"#;
 
 /// Starts the inside, and gives its exit code.
 pub(super) fn run(arguments: &RunArguments) -> Result<u8, Failure> {
@@ -60,13 +47,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<u8, Failure> {
 fn command() -> Result<Command, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::new(Code::Internal, format!("find this program: {error}")))?;
-    let mut command = if leaked_descriptors() {
-        let mut command = Command::new("bash");
-        command.args(["-c", CLOSE_INHERITED, "bash", "unshare"]);
-        command
-    } else {
-        Command::new("unshare")
-    };
+    let mut command = without_inherited("unshare");
     command.args(["--pid", "--fork", "--kill-child=SIGKILL"]);
     command.args(["--mount", "--propagation", "slave", "--mount-proc", "--"]);
     command.arg(own).args(std::env::args_os().skip(1));
@@ -86,27 +67,4 @@ fn hand_on(mut signals: Signals, mut inside: ChildStdin) {
             }
         }
     });
-}
-
-/// Whether a child would inherit more than the standard streams.
-fn leaked_descriptors() -> bool {
-    let Ok(entries) = fs::read_dir("/proc/self/fdinfo") else {
-        return true;
-    };
-    entries.flatten().any(|entry| {
-        let number: Option<u32> = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok());
-        let Ok(info) = fs::read_to_string(entry.path()) else {
-            // The listing's own, gone by now.
-            return false;
-        };
-        let flags = info
-            .lines()
-            .find_map(|line| line.strip_prefix("flags:"))
-            .and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-        number.is_none_or(|number| number > 2)
-            && flags.is_none_or(|flags| flags & CLOSE_ON_EXEC == 0)
-    })
 }
