@@ -18,7 +18,7 @@ use permafrost_tests::workload::{self, Workload};
 
 use crate::ci::{self, Count};
 use crate::setup::{self, Criu};
-use crate::{paths, ui};
+use crate::{paths, tools, ui};
 
 /// Release of schemathesis.
 const RELEASE: &str = "4.32.5";
@@ -36,7 +36,7 @@ pub(crate) const CI_SEED: u64 = 1;
 fn schemathesis() -> Result<PathBuf> {
     let dir = paths::target().join("schemathesis").join(RELEASE);
     let program = dir.join("bin/schemathesis");
-    if works(&program) {
+    if tools::says_version(&program) {
         return Ok(program);
     }
     let task = ui::Task::begin("install schemathesis");
@@ -63,21 +63,11 @@ fn schemathesis() -> Result<PathBuf> {
         "--quiet",
         &format!("schemathesis=={RELEASE}"),
     ]))?;
-    if !works(&program) {
+    if !tools::says_version(&program) {
         bail!("schemathesis was installed and does not run");
     }
     task.done(&format!("{}", program.display()));
     Ok(program)
-}
-
-fn works(program: &Path) -> bool {
-    Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
 }
 
 /// Builds the daemon that is asked. Not needed where everything was built.

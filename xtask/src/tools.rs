@@ -151,7 +151,8 @@ fn remove_libc(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn says_version(program: &Path) -> bool {
+/// Whether a program runs here.
+pub(crate) fn says_version(program: &Path) -> bool {
     Command::new(program)
         .arg("--version")
         .stdin(Stdio::null())
