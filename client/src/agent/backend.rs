@@ -97,7 +97,7 @@ impl Remote {
         }
     }
 
-    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+    pub(super) fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -490,49 +490,7 @@ impl Backend for Remote {
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
-        let mut sessions: Vec<_> = self
-            .sessions()
-            .values()
-            .filter(|session| !session.is_done())
-            .map(|session| session.status())
-            .collect();
-        sessions.sort_by(|a, b| {
-            b.age_s
-                .cmp(&a.age_s)
-                .then_with(|| a.session.cmp(&b.session))
-        });
-        let mut status = control::ServerStatus {
-            agent: true,
-            sessions,
-            ..control::ServerStatus::default()
-        };
-        let until = self.nodes.until();
-        let mut words = Vec::new();
-        for node in self.nodes.in_order() {
-            let body = request::Body::Status(request::Status {});
-            let asked = match self.nodes.reach(&node, true) {
-                Ok(()) => self.nodes.ask(&node, body, until),
-                Err(error) => Err(refusal(&error)),
-            };
-            match asked {
-                Ok(reply::Body::Status(of_node)) => {
-                    words.push(node.clone());
-                    status
-                        .regions
-                        .extend(of_node.regions.into_iter().map(|region| {
-                            let path = format!("{node}:{}", region.path);
-                            control::RegionStatus { path, ..region }
-                        }));
-                    status.checkpoints = status.checkpoints.max(of_node.checkpoints);
-                    status.parked = status.parked.max(of_node.parked);
-                    status.park_ttl_s = status.park_ttl_s.max(of_node.park_ttl_s);
-                }
-                Ok(_) => words.push(format!("{node} (odd)")),
-                Err(error) => words.push(format!("{node} ({})", error.message)),
-            }
-        }
-        status.catalog = format!("none: an agent of {}", words.join(", "));
-        Ok(status)
+        Ok(self.status_of_all())
     }
 
     fn nodes(&self, nodes: &request::Nodes) -> Result<control::NodeList, control::Error> {

@@ -14,6 +14,7 @@ mod backend;
 mod images;
 mod nodes;
 mod session;
+mod status;
 mod turns;
 
 use std::net::SocketAddr;

@@ -10,6 +10,7 @@
 //! made up for at the commit: the dump is sealed here, and another node pulls it.
 
 mod links;
+mod others;
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +27,6 @@ use tokio::runtime::Handle;
 
 use self::links::Links;
 use super::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
-use crate::cluster::placement::{Wanted, place};
 use crate::cluster::{LiveNode, NodeClass};
 use crate::costs::Costs;
 use crate::store::StoreError;
@@ -48,9 +48,6 @@ const SLOWEST: u64 = 32 << 20;
 
 /// Once enough copies are durable, how long the others get at the least. They get as long as the enough took.
 const STRAGGLE: Duration = Duration::from_millis(500);
-
-/// How long a word that nobody waits for is tried.
-const AFTERWARDS: Duration = Duration::from_secs(10);
 
 /// The nodes as they are now.
 pub trait View: Send + Sync {
@@ -123,48 +120,6 @@ impl FanOut {
     #[must_use]
     pub fn stats(&self) -> Arc<FanOutStats> {
         Arc::clone(&self.shared.stats)
-    }
-}
-
-impl Shared {
-    /// Nodes for so many copies besides those that hold one, without those that have failed.
-    fn choose(&self, more: usize, holders: &[String], without: &[String]) -> Vec<LiveNode> {
-        let live = self.view.live();
-        let mut taken = vec![self.node.clone()];
-        taken.extend_from_slice(holders);
-        let placement = place(
-            &live,
-            &Wanted {
-                local: &self.node,
-                copies: taken.len() + more,
-                size_bytes: 0,
-                holders: &taken,
-                without,
-            },
-        );
-        let chosen = placement.nodes.into_iter().take(more);
-        chosen
-            .filter_map(|name| live.iter().find(|node| node.facts.name == name).cloned())
-            .collect()
-    }
-
-    /// Says something to nodes without waiting.
-    fn tell(&self, nodes: &[String], body: &request::Body) {
-        for node in nodes {
-            let (network, node, body) = (self.network.clone(), node.clone(), body.clone());
-            self.runtime.spawn(async move {
-                let until = Instant::now() + AFTERWARDS;
-                if let Err(error) = network.call_async(&node, body, until).await {
-                    tracing::info!(node, %error, "not told; it finds out when it asks what is listed");
-                }
-            });
-        }
-    }
-
-    fn roll_back(&self, checkpoint: &str, nodes: &[String]) {
-        let checkpoint = checkpoint.to_owned();
-        let body = request::Body::Rollback(request::Rollback { checkpoint });
-        self.tell(nodes, &body);
     }
 }
 

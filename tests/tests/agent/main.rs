@@ -1,6 +1,8 @@
 //! A compute node without storage: dumps go through an agent to a storage node, and come back through it.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod tasks;
 
 use std::io::{IoSlice, Read as _};
 use std::mem::MaybeUninit;
@@ -18,10 +20,8 @@ use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::pageserver::{Dialect, SpaceId};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_tests::binaries;
-use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::process::wait_for;
-use permafrost_tests::workload::{self, Workload};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// Storage nodes, an authority that all trust, and agents.
@@ -573,56 +573,4 @@ fn a_dump_through_an_agent_waits_for_its_turn_at_the_node_and_can_be_given_up() 
     assert_eq!(refused.status.code(), Some(9));
     let token = reserved["token"].as_str().unwrap();
     agent.run(&["reserve", "--cancel", token]).unwrap();
-}
-
-#[test]
-fn a_task_is_dumped_and_restored_through_an_agent() {
-    if criu::for_test("a_task_is_dumped_and_restored_through_an_agent").is_none() {
-        return;
-    }
-    let site = Site::new(1);
-    let agent = site.agent("compute", "*", &[]);
-    let options = workload::Options {
-        size_mib: 24,
-        ..workload::Options::default()
-    };
-    let mut workload = Workload::start(site.work(), &options).unwrap();
-    let mut counter = 0;
-    for generation in 1..=3_u64 {
-        let modified = workload.modify().unwrap();
-        let pid = workload.pid().to_string();
-        let dumped = agent
-            .json(&["dump", "--pid", &pid, "--job", "tasks/one"])
-            .unwrap();
-        assert_eq!(dumped["checkpoint"]["generation"], generation, "{dumped}");
-        workload.wait_until_gone().unwrap();
-        let restored = agent.json(&["restore", "tasks/one"]).unwrap();
-        assert_eq!(restored["streamed"], true, "{restored}");
-        let after = workload.verify().unwrap();
-        assert!(after.is_sound(), "generation {generation}: {after:?}");
-        assert_eq!(after.generation, modified.generation);
-        assert!(after.counter > counter, "the counter goes on");
-        counter = after.counter;
-    }
-    // And from an images directory.
-    workload.kill();
-    agent
-        .run(&["restore", "--no-stream", "tasks/one@3"])
-        .unwrap();
-    assert!(workload.verify().unwrap().is_sound());
-}
-
-#[test]
-fn a_dump_whose_node_is_gone_leaves_the_task_alive() {
-    if criu::for_test("a_dump_whose_node_is_gone_leaves_the_task_alive").is_none() {
-        return;
-    }
-    let mut site = Site::new(1);
-    let agent = site.agent("compute", "*", &["--deadline", "4s"]);
-    let workload = Workload::start(site.work(), &workload::Options::default()).unwrap();
-    let pid = workload.pid().to_string();
-    site.nodes[0].take().unwrap().kill().unwrap();
-    let (code, said) = refusal(&agent, &["dump", "--pid", &pid, "--job", "tasks/two"]);
-    assert_eq!(code, 11, "{said}");
-    assert!(workload.verify().unwrap().is_sound());
 }

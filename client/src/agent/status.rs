@@ -1,0 +1,55 @@
+//! How the agent and its nodes stand.
+
+use permafrost_protocol::control::{self, reply, request};
+
+use super::backend::Remote;
+use super::nodes::refusal;
+
+impl Remote {
+    /// The agent's own sessions, and the regions of the nodes that answer.
+    pub(super) fn status_of_all(&self) -> control::ServerStatus {
+        let mut sessions: Vec<_> = self
+            .sessions()
+            .values()
+            .filter(|session| !session.is_done())
+            .map(|session| session.status())
+            .collect();
+        sessions.sort_by(|a, b| {
+            b.age_s
+                .cmp(&a.age_s)
+                .then_with(|| a.session.cmp(&b.session))
+        });
+        let mut status = control::ServerStatus {
+            agent: true,
+            sessions,
+            ..control::ServerStatus::default()
+        };
+        let until = self.nodes.until();
+        let mut words = Vec::new();
+        for node in self.nodes.in_order() {
+            let body = request::Body::Status(request::Status {});
+            let asked = match self.nodes.reach(&node, true) {
+                Ok(()) => self.nodes.ask(&node, body, until),
+                Err(error) => Err(refusal(&error)),
+            };
+            match asked {
+                Ok(reply::Body::Status(of_node)) => {
+                    words.push(node.clone());
+                    status
+                        .regions
+                        .extend(of_node.regions.into_iter().map(|region| {
+                            let path = format!("{node}:{}", region.path);
+                            control::RegionStatus { path, ..region }
+                        }));
+                    status.checkpoints = status.checkpoints.max(of_node.checkpoints);
+                    status.parked = status.parked.max(of_node.parked);
+                    status.park_ttl_s = status.park_ttl_s.max(of_node.park_ttl_s);
+                }
+                Ok(_) => words.push(format!("{node} (odd)")),
+                Err(error) => words.push(format!("{node} ({})", error.message)),
+            }
+        }
+        status.catalog = format!("none: an agent of {}", words.join(", "));
+        status
+    }
+}
