@@ -217,6 +217,12 @@ impl BytesPerSecond {
         Self(self.0.min(other.0))
     }
 
+    /// The faster of two.
+    #[must_use]
+    pub fn faster(self, other: Self) -> Self {
+        Self(self.0.max(other.0))
+    }
+
     pub(crate) fn clamped(value: f64) -> Self {
         Self(within(value, Self::MIN.0, Self::MAX.0))
     }

@@ -65,6 +65,8 @@ prop_compose! {
         read in figure(rate()),
         write_queue in figure(bytes()),
         read_queue in figure(bytes()),
+        write_drain in figure(rate()),
+        read_drain in figure(rate()),
         dump_start in figure(seconds()),
         restore_start in figure(seconds()),
     ) -> NodeFigures {
@@ -75,6 +77,8 @@ prop_compose! {
             read: SizedRates::uniform(read),
             write_queue,
             read_queue,
+            write_drain,
+            read_drain,
             dump_start,
             restore_start,
         }
@@ -216,7 +220,10 @@ proptest! {
     #[test]
     fn a_longer_queue_never_lowers_a_cost(task in task(), site in site(), more in bytes()) {
         let mut longer = site;
-        longer.node = site.node.with_queued(more);
+        if let Figure::Known(queued) = &mut longer.node.write_queue {
+            queued.p50 = queued.p50.plus(more);
+            queued.p95 = queued.p95.plus(more);
+        }
         let (site, longer) = (site.site(), longer.site());
         for ((mechanism, before), (_, after)) in options(&task, &site, Copies::Local)
             .into_iter()

@@ -139,8 +139,10 @@ pub struct RateOfSize {
 /// A queue of dumps or of restores. Counts are missing while the node does not report them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Queue {
-    /// Bytes that are still to be moved.
+    /// Bytes that are moved before whoever comes last begins: nothing while a place is free.
     pub bytes: Figure<u64>,
+    /// What empties it: what all that run at once move together, their starts included.
+    pub bytes_per_s: Figure<f64>,
     /// How many run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u32>,
@@ -153,7 +155,8 @@ pub struct Queue {
     /// How many may run at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// Time until it is empty, seconds: what it holds over what the medium does.
+    /// Time until whoever comes last begins, seconds: the one over the other, or over what a single transfer moves where
+    /// nobody has measured what several move together.
     pub time_s: Figure<f64>,
 }
 

@@ -67,7 +67,8 @@ pub struct QueueStatus {
     /// That many is what was found best; otherwise an operator has said so.
     #[prost(bool, tag = "7")]
     pub automatic: bool,
-    /// What those that run at once have moved together of late, bytes a second; none before anything was measured.
+    /// What empties it, bytes a second: what those that run at once move together, by what turns of their size have
+    /// taken of late, starts included; none before anything was measured.
     #[prost(double, optional, tag = "8")]
     pub bytes_per_s: Option<f64>,
 }

@@ -19,7 +19,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use node::{NodeFigures, Replica, Swap, queue_time};
+pub use node::{NodeFigures, Replica, Swap};
 pub use resume::{Lazy, Missing as MissingPages, full as resume, lazy as resume_lazily};
 pub use suspend::{checkpoint, in_memory};
 pub use task::{Resources, Task};

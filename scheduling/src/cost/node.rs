@@ -19,10 +19,15 @@ pub struct NodeFigures {
     pub compare: SizedRates,
     /// Bandwidth of restores.
     pub read: SizedRates,
-    /// Bytes that wait to be written, what is running and what is reserved counted.
+    /// Bytes that are written before whoever comes last begins, what is running and what is reserved counted.
     pub write_queue: Figure<Bytes>,
-    /// Bytes that wait to be read.
+    /// The same to be read.
     pub read_queue: Figure<Bytes>,
+    /// What empties the queue of dumps: what all that run at once write together, the time counted in which they only
+    /// start. Unknown, it is taken to be what one writes.
+    pub write_drain: Figure<BytesPerSecond>,
+    /// The same of restores.
+    pub read_drain: Figure<BytesPerSecond>,
     /// What a dump takes whatever its size.
     pub dump_start: Figure<Seconds>,
     /// What a restore takes whatever its size.
@@ -40,6 +45,8 @@ impl NodeFigures {
             read: SizedRates::uniform(Figure::not_given(What::ReadBandwidth)),
             write_queue: Figure::not_given(What::Queue),
             read_queue: Figure::not_given(What::Queue),
+            write_drain: Figure::not_given(What::WriteBandwidth),
+            read_drain: Figure::not_given(What::ReadBandwidth),
             dump_start: Figure::not_given(What::Latency),
             restore_start: Figure::not_given(What::Latency),
         }
@@ -54,11 +61,72 @@ impl NodeFigures {
         }
     }
 
-    /// The same with `bytes` more in the queue of dumps; an unknown queue stays unknown.
-    #[must_use]
-    pub fn with_queued(mut self, bytes: Bytes) -> Self {
-        self.write_queue = longer(self.write_queue, bytes);
-        self
+    /// How long a dump waits for its turn behind what the queue holds, and behind `ahead` more.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`] if the queue is not known, or what empties it.
+    pub fn write_wait(&self, ahead: Bytes) -> Result<Estimate<Seconds>, Missing> {
+        wait(&self.write_queue, ahead, &self.write_drain, &self.write)
+    }
+
+    /// How long a restore waits for its turn.
+    ///
+    /// # Errors
+    ///
+    /// As of [`write_wait`](Self::write_wait).
+    pub fn read_wait(&self) -> Result<Estimate<Seconds>, Missing> {
+        wait(&self.read_queue, Bytes::ZERO, &self.read_drain, &self.read)
+    }
+}
+
+/// How long a queue takes: what it really holds in bytes over what the tier really does. Paper 000, §5.2.2, counts its
+/// containers; those differ in size by orders of magnitude. An empty queue takes no time at any rate, known or not.
+fn wait(
+    queued: &Figure<Bytes>,
+    ahead: Bytes,
+    drain: &Figure<BytesPerSecond>,
+    alone: &SizedRates,
+) -> Result<Estimate<Seconds>, Missing> {
+    let queued = queued.known()?;
+    let mut time = Estimate {
+        p50: Seconds::ZERO,
+        p95: Seconds::ZERO,
+        age: queued.age,
+        samples: queued.samples,
+    };
+    let (alone, drain) = (alone.sustained().known(), drain.known());
+    if queued.p50 > Bytes::ZERO || queued.p95 > Bytes::ZERO {
+        time = queued.at(&drain.or(alone)?);
+    }
+    if ahead > Bytes::ZERO {
+        // Turns of the size that is queued may be mostly start; several move no less than one.
+        let rate = match (alone, drain) {
+            (Ok(alone), Ok(drain)) => faster(alone, drain),
+            (one, other) => one.or(other)?,
+        };
+        let more = Estimate {
+            p50: ahead,
+            p95: ahead,
+            ..queued
+        }
+        .at(&rate);
+        time = Estimate {
+            p50: time.p50.plus(more.p50),
+            p95: time.p95.plus(more.p95),
+            age: time.age.max(more.age),
+            samples: time.samples.min(more.samples),
+        };
+    }
+    Ok(time)
+}
+
+fn faster(a: Estimate<BytesPerSecond>, b: Estimate<BytesPerSecond>) -> Estimate<BytesPerSecond> {
+    Estimate {
+        p50: a.p50.faster(b.p50),
+        p95: a.p95.faster(b.p95),
+        age: a.age.max(b.age),
+        samples: a.samples.min(b.samples),
     }
 }
 
@@ -84,37 +152,6 @@ pub struct Swap {
     pub read: Figure<BytesPerSecond>,
 }
 
-/// How long a queue takes: what it really holds in bytes over what the tier really does. Paper 000, §5.2.2, counts its
-/// containers; those differ in size by orders of magnitude.
-///
-/// # Errors
-///
-/// [`Missing`] if either is not known; an empty queue takes no time at any rate.
-pub fn queue_time(
-    queued: &Figure<Bytes>,
-    rates: &SizedRates,
-) -> Result<Estimate<Seconds>, Missing> {
-    let queued = queued.known()?;
-    if queued.p50 == Bytes::ZERO && queued.p95 == Bytes::ZERO {
-        return Ok(Estimate {
-            p50: Seconds::ZERO,
-            p95: Seconds::ZERO,
-            age: queued.age,
-            samples: queued.samples,
-        });
-    }
-    Ok(queued.at(&rates.sustained().known()?))
-}
-
-/// A queue with `bytes` more in it; an unknown one stays unknown.
-pub(super) fn longer(mut queue: Figure<Bytes>, bytes: Bytes) -> Figure<Bytes> {
-    if let Figure::Known(queue) = &mut queue {
-        queue.p50 = queue.p50.plus(bytes);
-        queue.p95 = queue.p95.plus(bytes);
-    }
-    queue
-}
-
 /// Time to move `size` by these rates.
 pub(super) fn moved(
     size: &Estimate<Bytes>,
@@ -127,23 +164,36 @@ pub(super) fn moved(
 mod tests {
     use super::*;
 
+    fn rate(value: f64) -> Figure<BytesPerSecond> {
+        Figure::given(BytesPerSecond::new(value).unwrap())
+    }
+
     #[test]
-    fn queue_time_is_bytes_over_bandwidth() {
-        let rates = SizedRates::uniform(Figure::given(BytesPerSecond::new(500e6).unwrap()));
-        let queued = Figure::given(Bytes::new(10_000_000_000));
-        assert_eq!(queue_time(&queued, &rates).unwrap().p50.value(), 20.0);
+    fn a_queue_takes_its_bytes_over_bandwidth() {
+        let mut node = NodeFigures {
+            write: SizedRates::uniform(rate(500e6)),
+            write_queue: Figure::given(Bytes::new(10_000_000_000)),
+            ..NodeFigures::unknown(NodeId(1))
+        };
+        let wait = |node: &NodeFigures, ahead| node.write_wait(Bytes::new(ahead)).unwrap().p50;
+        assert_eq!(wait(&node, 0).value(), 20.0);
+        assert_eq!(wait(&node, 5_000_000_000).value(), 30.0);
+        // Four at once write twice as much together.
+        node.write_drain = rate(1e9);
+        assert_eq!(wait(&node, 0).value(), 10.0);
+        assert_eq!(wait(&node, 5_000_000_000).value(), 15.0);
+        // What it holds is small, and mostly start.
+        node.write_drain = rate(100e6);
+        assert_eq!(wait(&node, 5_000_000_000).value(), 110.0);
     }
 
     #[test]
     fn an_unknown_queue_is_not_an_empty_one() {
-        let unknown = NodeFigures::unknown(NodeId(1));
-        let missing = queue_time(&unknown.write_queue, &unknown.write);
-        assert_eq!(missing, Err(Missing::NotGiven { what: What::Queue }));
-        let none = Figure::given(Bytes::ZERO);
-        assert_eq!(
-            queue_time(&none, &unknown.write).unwrap().p95,
-            Seconds::ZERO
-        );
-        assert_eq!(unknown.with_queued(Bytes::mib(1)), unknown);
+        let mut node = NodeFigures::unknown(NodeId(1));
+        let missing = Err(Missing::NotGiven { what: What::Queue });
+        assert_eq!(node.write_wait(Bytes::mib(1)), missing);
+        assert_eq!(node.read_wait(), missing);
+        node.read_queue = Figure::given(Bytes::ZERO);
+        assert_eq!(node.read_wait().unwrap().p95, Seconds::ZERO);
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::node::{NodeFigures, moved, queue_time};
+use super::node::{NodeFigures, moved};
 use super::{Cost, NoCost, Part, Tally};
 use crate::estimator::SizedRates;
 use crate::figure::{Estimate, Figure};
@@ -67,7 +67,7 @@ fn resumed(
     lacks: Option<&Missing>,
 ) -> Result<Cost, NoCost> {
     let mut cost = Cost::nothing()
-        .with(Part::ReadQueue, queue_time(&node.read_queue, &node.read)?)
+        .with(Part::ReadQueue, node.read_wait()?)
         .with_fixed(Part::RestoreStart, node.restore_start.known());
     if let Some(lacks) = lacks {
         let bytes = lacks.bytes.min(whole).min(size);

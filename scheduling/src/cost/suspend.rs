@@ -1,6 +1,6 @@
 //! Suspending: to a medium, to a medium and another node, in memory.
 
-use super::node::{NodeFigures, Replica, Swap, longer, moved, queue_time};
+use super::node::{NodeFigures, Replica, Swap, moved};
 use super::{Copies, Cost, Dump, NoCost, Part, Spread, Tally, Task};
 use crate::figure::{Estimate, Missing};
 use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
@@ -48,7 +48,7 @@ pub(crate) fn checkpoint_behind<T: Tally>(
         Copies::Local => None,
         Copies::Replicated => Some(replica.ok_or(NoCost::NoReplica)?),
     };
-    let queue = queue_time(&longer(node.write_queue, ahead), &node.write)?;
+    let queue = node.write_wait(ahead)?;
     let mut cost = T::nothing()
         .with(Part::WriteQueue, queue)
         .with_fixed(Part::DumpStart, node.dump_start.known())
@@ -76,10 +76,7 @@ pub(crate) fn checkpoint_behind<T: Tally>(
     cost = cost.with(Part::Write, write);
     if let Some(replica) = replica {
         let here = Spread::of(&queue).plus(Spread::of(&write));
-        let queue = queue_time(
-            &longer(replica.node.write_queue, ahead),
-            &replica.node.write,
-        )?;
+        let queue = replica.node.write_wait(ahead)?;
         let write = written.at(&rate_to(replica, written.p50)?);
         cost.aged(queue.age.max(write.age));
         let there = Spread::of(&queue).plus(Spread::of(&write));

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use crate::NodeId;
-use crate::cost::{NodeFigures, queue_time};
+use crate::cost::NodeFigures;
 use crate::figure::Missing;
 use crate::quantity::{Bytes, Seconds};
 use tree::{Line, Tree};
@@ -268,7 +268,7 @@ impl Places {
 }
 
 fn line(figures: &NodeFigures, free: Bytes) -> Result<Line, Missing> {
-    let queue = queue_time(&figures.write_queue, &figures.write)?;
+    let queue = figures.write_wait(Bytes::ZERO)?;
     let rate = figures.write.sustained().known()?;
     // A fixed time that nobody measured is the same everywhere: nothing.
     let fixed = figures.dump_start.known().map_or(0.0, |t| t.p50.value());

@@ -175,16 +175,6 @@ impl Concurrency {
         self.settled
     }
 
-    /// What all moved together of late when `running` ran at once, or as near to that as was measured.
-    #[must_use]
-    pub fn throughput(&self, running: usize) -> Option<BytesPerSecond> {
-        let measured = self.levels.iter().zip(1_usize..);
-        let nearest = measured
-            .filter(|(level, _)| !level.samples.is_empty())
-            .min_by_key(|(_, number)| number.abs_diff(running))?;
-        Some(BytesPerSecond::clamped(nearest.0.weighed().0.exp()))
-    }
-
     /// Learns from a turn. One that moved nothing, or whose figures are none, tells nothing. O(1).
     pub fn finished(&mut self, turn: &FinishedTurn) {
         let Some((level, sample)) = self.sample(turn) else {

@@ -22,7 +22,7 @@ use thiserror::Error;
 use crate::quantity::{Bytes, Moment, Seconds};
 
 pub use concurrency::{Concurrency, ConcurrencyConfig, FinishedTurn};
-pub use pace::Pace;
+pub use pace::{Ahead, Pace};
 
 /// From 0, the lowest, to [`MAX`](Self::MAX).
 #[derive(

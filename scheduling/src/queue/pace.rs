@@ -1,11 +1,17 @@
 //! How long those before one take: what turns have taken of late, by their sizes.
 //!
-//! A turn takes a start that does not depend on its size, and its bytes: `elapsed = start + bytes × slope`, fitted to the
-//! last turns by least squares. Where all are about the same size, or noise hides the slope, the mean takes its place.
+//! **What a turn takes from the others.** One that ran for `elapsed` while on average `beside` ran, itself included, had
+//! 1/`beside` of what the medium gives: `elapsed / beside` is its part of the time. The parts of many add up to the time
+//! that all of them take, however many run at once, on a medium that is used up by one as well as on one that serves
+//! several side by side.
+//!
+//! A part is a start that does not depend on the size, and the bytes: `part = start + bytes × slope`, fitted to the last
+//! turns by least squares. Where all are about the same size, or noise hides the slope, the mean takes its place.
 
 use std::collections::VecDeque;
 
-use crate::quantity::{Bytes, Seconds};
+use super::FinishedTurn;
+use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 
 /// As many turns are remembered.
 const REMEMBERED: usize = 32;
@@ -13,62 +19,149 @@ const REMEMBERED: usize = 32;
 /// Nothing is said of sizes so many times the largest that was seen.
 const BEYOND: f64 = 8.0;
 
+/// So many turns that ran with as many beside them as may run now are enough to go by them alone.
+const ENOUGH: usize = 4;
+
+/// Those that go before one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// How many of them run.
+    pub running: usize,
+    /// How many have not begun.
+    pub waiting: usize,
+    /// What all of them still have to move.
+    pub bytes: Bytes,
+}
+
+impl Ahead {
+    /// Turns that are still to be done: those that run are half done, as far as anybody knows.
+    fn turns(&self) -> f64 {
+        self.running as f64 / 2.0 + self.waiting as f64
+    }
+
+    /// How much of all that is done when the one behind it begins, while `at_once` may run: all of it with one at a
+    /// time, nothing where a place is free. In between, `at_once - 1` run beside the one that begins, half done by then.
+    #[must_use]
+    pub fn share_before(&self, at_once: usize) -> Ratio {
+        let at_once = at_once.max(1);
+        if self.running + self.waiting < at_once {
+            return Ratio::ZERO;
+        }
+        let beside = (at_once - 1) as f64 / 2.0;
+        Ratio::clamped(1.0 - beside / self.turns())
+    }
+}
+
 /// What turns take.
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
-    /// Bytes and seconds, the latest last.
-    turns: VecDeque<(f64, f64)>,
+    /// The latest last.
+    turns: VecDeque<Turn>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    bytes: f64,
+    /// Its part of the time, seconds.
+    part: f64,
+    /// How many ran at once.
+    beside: f64,
+}
+
+/// What turns take: seconds each, and seconds a byte; neither is negative.
+#[derive(Clone, Copy, Debug)]
+struct Fit {
+    start: f64,
+    slope: f64,
+    /// Of the turns that it rests on, the mean and the largest size, bytes.
+    mean: f64,
+    largest: f64,
 }
 
 impl Pace {
-    /// Learns from a turn.
-    pub fn finished(&mut self, bytes: Bytes, elapsed: Seconds) {
+    /// Learns from a turn. One of which it is not known how many ran beside it counts as if it had been alone.
+    pub fn finished(&mut self, turn: &FinishedTurn) {
         if self.turns.len() >= REMEMBERED {
             self.turns.pop_front();
         }
-        self.turns
-            .push_back((bytes.count() as f64, elapsed.value()));
+        // `max` takes the other one where one is not a number.
+        let beside = turn.beside.max(1.0);
+        self.turns.push_back(Turn {
+            bytes: turn.bytes.count() as f64,
+            part: turn.elapsed.value() / beside,
+            beside,
+        });
     }
 
-    /// When one could start that has `count` before it with `bytes` to move, while `at_once` run at once. `None` before
-    /// anything was measured, and for sizes far beyond what was. O(1).
+    /// When one could begin behind `ahead`, while `at_once` run at once. `None` before anything was measured, and for
+    /// sizes far beyond what was. O(1).
     #[must_use]
-    pub fn time(&self, count: usize, bytes: Bytes, at_once: usize) -> Option<Seconds> {
-        if count == 0 {
+    pub fn time(&self, ahead: &Ahead, at_once: usize) -> Option<Seconds> {
+        let share = ahead.share_before(at_once);
+        if share == Ratio::ZERO {
             return Some(Seconds::ZERO);
         }
-        let (count, bytes) = (count as f64, bytes.count() as f64);
-        let largest = self.turns.iter().map(|turn| turn.0).fold(0.0, f64::max);
-        if self.turns.is_empty() || bytes > count * largest * BEYOND {
+        let fit = self.fit(at_once)?;
+        let (turns, bytes) = (ahead.turns(), ahead.bytes.count() as f64);
+        if bytes > turns * fit.largest * BEYOND {
             return None;
         }
-        let (start, slope) = self.fit();
-        let time = (count * start + bytes * slope) / at_once.max(1) as f64;
+        let time = share.value() * (turns * fit.start + bytes * fit.slope);
         Some(Seconds::clamped(time))
     }
 
-    /// Seconds a turn, and seconds a byte: neither is negative.
-    fn fit(&self) -> (f64, f64) {
-        let count = self.turns.len() as f64;
-        let mean = |of: fn(&(f64, f64)) -> f64| self.turns.iter().map(of).sum::<f64>() / count;
-        let (bytes, elapsed) = (mean(|turn| turn.0), mean(|turn| turn.1));
-        let (mut varied, mut together) = (0.0, 0.0);
-        for turn in &self.turns {
-            varied += (turn.0 - bytes).powi(2);
-            together += (turn.0 - bytes) * (turn.1 - elapsed);
+    /// What turns move together while `at_once` run at once, their starts included: turns of `size`, or of the size that
+    /// they had of late. `None` as of [`time`](Self::time). O(1).
+    #[must_use]
+    pub fn drain(&self, size: Option<Bytes>, at_once: usize) -> Option<BytesPerSecond> {
+        let fit = self.fit(at_once)?;
+        let size = size.map_or(fit.mean, |size| size.count() as f64);
+        if size > fit.largest * BEYOND {
+            return None;
         }
-        // Sizes within a tenth of each other tell of noise.
-        let spread = (varied / count).sqrt() > bytes / 10.0;
-        let slope = together / varied;
-        let start = elapsed - slope * bytes;
-        if spread && slope > 0.0 && start >= 0.0 {
-            return (start, slope);
-        }
-        if spread && slope > 0.0 {
-            return (0.0, elapsed / bytes.max(1.0));
-        }
-        (elapsed, 0.0)
+        BytesPerSecond::new(size / (fit.start + size * fit.slope)).ok()
     }
+
+    fn fit(&self, at_once: usize) -> Option<Fit> {
+        // Another number at once may move more, or less.
+        let alike = |turn: &&Turn| (turn.beside - at_once as f64).abs() <= 0.5;
+        if self.turns.iter().filter(alike).count() >= ENOUGH {
+            return fit(self.turns.iter().filter(alike));
+        }
+        fit(self.turns.iter())
+    }
+}
+
+fn fit<'a>(turns: impl Iterator<Item = &'a Turn> + Clone) -> Option<Fit> {
+    let count = turns.clone().count() as f64;
+    if count == 0.0 {
+        return None;
+    }
+    let mean = |of: fn(&Turn) -> f64| turns.clone().map(of).sum::<f64>() / count;
+    let (bytes, part) = (mean(|turn| turn.bytes), mean(|turn| turn.part));
+    let (mut varied, mut together, mut largest) = (0.0, 0.0, 0.0_f64);
+    for turn in turns {
+        varied += (turn.bytes - bytes).powi(2);
+        together += (turn.bytes - bytes) * (turn.part - part);
+        largest = largest.max(turn.bytes);
+    }
+    // Sizes within a tenth of each other tell of noise.
+    let spread = (varied / count).sqrt() > bytes / 10.0;
+    let slope = together / varied;
+    let start = part - slope * bytes;
+    let (start, slope) = if spread && slope > 0.0 && start >= 0.0 {
+        (start, slope)
+    } else if spread && slope > 0.0 {
+        (0.0, part / bytes.max(1.0))
+    } else {
+        (part, 0.0)
+    };
+    Some(Fit {
+        start,
+        slope,
+        mean: bytes,
+        largest,
+    })
 }
 
 #[cfg(test)]
@@ -77,53 +170,132 @@ mod tests {
 
     use super::*;
 
-    fn seconds(value: f64) -> Seconds {
-        Seconds::new(value).unwrap()
+    fn turn(bytes: u64, elapsed: f64, beside: f64) -> FinishedTurn {
+        FinishedTurn {
+            bytes: Bytes::new(bytes),
+            elapsed: Seconds::clamped(elapsed),
+            beside,
+        }
+    }
+
+    fn ahead(running: usize, waiting: usize, bytes: u64) -> Ahead {
+        Ahead {
+            running,
+            waiting,
+            bytes: Bytes::new(bytes),
+        }
+    }
+
+    fn time(pace: &Pace, ahead: &Ahead, at_once: usize) -> f64 {
+        let time = pace.time(ahead, at_once).unwrap();
+        (time.value() * 1e6).round() / 1e6
+    }
+
+    #[test]
+    fn of_what_goes_before_as_much_is_done_as_must_be() {
+        let share = |running, waiting, at_once| {
+            let share = ahead(running, waiting, 0).share_before(at_once).value();
+            (share * 1e6).round() / 1e6
+        };
+        // One at a time: all.
+        assert_eq!([share(1, 0, 1), share(1, 3, 1), share(0, 1, 1)], [1.0; 3]);
+        // Of two that run, one; of two and a half turns, all but half a turn.
+        assert_eq!([share(2, 0, 2), share(1, 2, 2)], [0.5, 0.8]);
+        // A place is free.
+        assert_eq!([share(1, 0, 2), share(0, 0, 1), share(3, 0, 16)], [0.0; 3]);
+        // More run than may.
+        assert_eq!(share(4, 0, 2), 0.75);
     }
 
     #[test]
     fn a_start_and_a_rate_are_told_apart() {
         let mut pace = Pace::default();
-        assert_eq!(pace.time(1, Bytes::new(1), 1), None);
-        assert_eq!(pace.time(0, Bytes::ZERO, 1), Some(Seconds::ZERO));
+        let waiting = |count, bytes| ahead(0, count, bytes);
+        assert_eq!(pace.time(&waiting(1, 1), 1), None);
+        assert_eq!(pace.drain(None, 1), None);
+        assert_eq!(pace.time(&waiting(0, 0), 1), Some(Seconds::ZERO));
         for megabytes in [1_u64, 10, 100, 1000] {
             // Half a second, and 1 GB/s.
-            let elapsed = seconds(0.5 + megabytes as f64 / 1e3);
-            pace.finished(Bytes::new(megabytes * 1_000_000), elapsed);
+            let elapsed = 0.5 + megabytes as f64 / 1e3;
+            pace.finished(&turn(megabytes * 1_000_000, elapsed, 1.0));
         }
-        let time = |count, bytes, at_once| {
-            let time = pace.time(count, Bytes::new(bytes), at_once).unwrap();
-            (time.value() * 1e6).round() / 1e6
-        };
-        assert_eq!(time(1, 500_000_000, 1), 1.0);
-        assert_eq!(time(4, 2_000_000_000, 2), 2.0);
-        assert_eq!(pace.time(1, Bytes::new(1 << 40), 1), None);
+        assert_eq!(time(&pace, &waiting(1, 500_000_000), 1), 1.0);
+        assert_eq!(time(&pace, &waiting(4, 2_000_000_000), 1), 4.0);
+        assert_eq!(pace.time(&waiting(1, 1 << 40), 1), None);
+        let drain = pace.drain(Some(Bytes::new(500_000_000)), 1).unwrap();
+        assert_eq!(drain.value().round(), 500e6);
+        assert_eq!(pace.drain(Some(Bytes::new(1 << 40)), 1), None);
     }
 
     #[test]
     fn of_one_size_the_mean_is_taken() {
         let mut pace = Pace::default();
         for elapsed in [0.9, 1.1] {
-            pace.finished(Bytes::new(1000), seconds(elapsed));
+            pace.finished(&turn(1000, elapsed, 1.0));
         }
-        assert_eq!(pace.time(3, Bytes::new(3000), 1), Some(seconds(3.0)));
+        assert_eq!(time(&pace, &ahead(0, 3, 3000), 1), 3.0);
+        assert_eq!(pace.drain(None, 1).unwrap().value().round(), 1000.0);
+    }
+
+    /// 16 turns of 1 GB, on a medium that does 1 GB/s and on one that does so for each that runs.
+    #[test]
+    fn a_queue_takes_as_long_as_all_of_it_does_whoever_runs_at_once() {
+        let queue = ahead(4, 14, 16_000_000_000);
+        let (mut used_up, mut wide) = (Pace::default(), Pace::default());
+        for _ in 0..8 {
+            used_up.finished(&turn(1_000_000_000, 4.0, 4.0));
+            wide.finished(&turn(1_000_000_000, 1.0, 4.0));
+        }
+        // All but the one and a half turns that run on.
+        assert_eq!(time(&used_up, &queue, 4), 14.5);
+        assert_eq!(time(&wide, &queue, 4), 14.5 / 4.0);
+        assert_eq!(used_up.drain(None, 4).unwrap().value().round(), 1e9);
+        assert_eq!(wide.drain(None, 4).unwrap().value().round(), 4e9);
+        // Those alone tell the same of the medium that is used up; of the other, what four do together counts.
+        for _ in 0..8 {
+            used_up.finished(&turn(1_000_000_000, 1.0, 1.0));
+            wide.finished(&turn(1_000_000_000, 1.0, 1.0));
+        }
+        assert_eq!(time(&used_up, &queue, 4), 14.5);
+        assert_eq!(time(&wide, &queue, 4), 14.5 / 4.0);
     }
 
     proptest! {
         #[test]
         fn any_turns_give_a_time_or_none(
-            turns in prop::collection::vec((any::<u64>(), 0.0_f64..1e12), 0..100),
-            count in any::<usize>(),
+            turns in prop::collection::vec((any::<u64>(), 0.0_f64..1e12, any::<f64>()), 0..100),
+            (running, waiting) in any::<(u32, u32)>(),
             bytes in any::<u64>(),
             at_once in any::<usize>(),
         ) {
             let mut pace = Pace::default();
-            for (moved, elapsed) in turns {
-                pace.finished(Bytes::new(moved), seconds(elapsed));
+            for (moved, elapsed, beside) in turns {
+                pace.finished(&turn(moved, elapsed, beside));
             }
-            if let Some(time) = pace.time(count, Bytes::new(bytes), at_once) {
+            let ahead = ahead(running as usize, waiting as usize, bytes);
+            if let Some(time) = pace.time(&ahead, at_once) {
                 prop_assert!(time.value().is_finite());
             }
+            for size in [None, Some(Bytes::new(bytes))] {
+                if let Some(drain) = pace.drain(size, at_once) {
+                    prop_assert!(drain.value().is_finite() && drain.value() > 0.0);
+                }
+            }
+        }
+
+        #[test]
+        fn one_more_before_it_never_makes_one_begin_sooner(
+            (running, waiting) in (0_usize..40, 0_usize..40),
+            bytes in 0_u64..1 << 40,
+            more in 0_u64..1 << 40,
+            at_once in 1_usize..20,
+        ) {
+            let done = |ahead: Ahead| ahead.share_before(at_once).value() * ahead.bytes.count() as f64;
+            let (now, then) = (
+                done(ahead(running, waiting, bytes)),
+                done(ahead(running, waiting + 1, bytes + more)),
+            );
+            prop_assert!(then >= now);
         }
     }
 }

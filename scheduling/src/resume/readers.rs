@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::NodeId;
-use crate::cost::{NodeFigures, queue_time};
+use crate::cost::NodeFigures;
 use crate::figure::Missing;
 use crate::place::tree::{Line, Tree};
 use crate::quantity::{Bytes, Seconds};
@@ -58,7 +58,7 @@ impl Readers {
 }
 
 fn line(figures: &NodeFigures) -> Result<Line, Missing> {
-    let queue = queue_time(&figures.read_queue, &figures.read)?;
+    let queue = figures.read_wait()?;
     let rate = figures.read.sustained().known()?;
     // A fixed time that nobody measured is the same everywhere: nothing.
     let fixed = figures.restore_start.known().map_or(0.0, |t| t.p50.value());

@@ -25,7 +25,7 @@ pub(crate) use lenient::report as lenient_report;
 const WORTH_TELLING: f64 = 0.05;
 
 /// How long a queue is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueReport {
     /// Bytes still to be moved: of what runs, waits and is reserved. Those that a newcomer waits for are fewer, where
@@ -39,6 +39,9 @@ pub struct QueueReport {
     pub reserved: u32,
     /// How many may run at once; 0 where nothing limits them.
     pub slots: u32,
+    /// What empties it, bytes a second: what those that run at once move together; none before that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_s: Option<f64>,
 }
 
 /// What a node says of itself.

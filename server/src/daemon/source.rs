@@ -371,6 +371,7 @@ const fn told(queue: queues::QueueReport) -> QueueReport {
         waiting: queue.waiting,
         reserved: queue.reserved,
         slots: queue.slots,
+        bytes_per_s: queue.bytes_per_s,
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use permafrost_client::host::Waits;
 use permafrost_protocol::control;
-use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use permafrost_scheduling::queue::{
-    Concurrency, ConcurrencyConfig, Event, FinishedTurn, Pace, Queue, QueueConfig, Request, Ticket,
-    Token,
+    Ahead, Concurrency, ConcurrencyConfig, Event, FinishedTurn, Pace, Queue, QueueConfig, Request,
+    Ticket, Token,
 };
 
 use super::{
@@ -314,7 +314,7 @@ impl Lane {
             reserved: count(reserved),
             slots: count(slots),
             automatic: self.at_once.is_none(),
-            bytes_per_s: (inner.concurrency.throughput(slots)).map(|rate| rate.value()),
+            bytes_per_s: inner.drain(slots).map(BytesPerSecond::value),
         }
     }
 
@@ -455,12 +455,24 @@ impl Inner {
             return;
         }
         let elapsed = now.saturating_duration_since(turn.began);
-        self.pace.finished(Bytes::new(moved), seconds(elapsed));
-        self.concurrency.finished(&FinishedTurn {
+        let turn = FinishedTurn {
             bytes: Bytes::new(moved),
             elapsed: seconds(elapsed),
             beside: (self.run_s - turn.run_s) / elapsed.as_secs_f64(),
-        });
+        };
+        self.pace.finished(&turn);
+        self.concurrency.finished(&turn);
+    }
+
+    /// What empties the queue: by the whole size of what is in it, which is not what is left of those that run.
+    fn drain(&self, slots: usize) -> Option<BytesPerSecond> {
+        let (running, held_up) = self.queue.lengths();
+        let left = self.queue.queued_bytes();
+        let moved = (self.turns.values()).map(|turn| turn.seen.min(turn.expected));
+        let whole = left.plus(Bytes::new(moved.sum()));
+        let count = u64::try_from(running + held_up).unwrap_or(u64::MAX);
+        let each = (whole.count().checked_div(count)).filter(|each| *each > 0);
+        self.pace.drain(each.map(Bytes::new), slots)
     }
 
     /// Looks at all turns, unless that was done within `period`: what is left of each, who gives way and who goes on;
@@ -511,11 +523,13 @@ impl Inner {
     }
 
     fn starts_in_ms(&self, lane: &Lane, before: usize, bytes_before: u64) -> Option<u64> {
-        let (slots, bytes) = (lane.slots(self), Bytes::new(bytes_before));
-        if before < slots {
-            return Some(0);
-        }
-        let time = self.pace.time(before, bytes, slots)?;
+        let running = self.queue.lengths().0.min(before);
+        let ahead = Ahead {
+            running,
+            waiting: before - running,
+            bytes: Bytes::new(bytes_before),
+        };
+        let time = self.pace.time(&ahead, lane.slots(self))?;
         Some(whole_ms(time))
     }
 }

@@ -179,7 +179,8 @@ pub struct QueueReport {
     pub slots: u32,
     /// That many was found best; otherwise an operator has said so.
     pub automatic: bool,
-    /// What those that run at once have moved together of late, bytes a second.
+    /// What empties it, bytes a second: what those that run at once move together, by what turns of their size have
+    /// taken of late, starts included.
     pub bytes_per_s: Option<f64>,
 }
 

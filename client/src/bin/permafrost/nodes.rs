@@ -253,6 +253,7 @@ mod tests {
     fn idle() -> Queue {
         Queue {
             bytes: known(0, 0, 1),
+            bytes_per_s: Figure::unknown("not measured"),
             running: Some(0),
             waiting: Some(0),
             reserved: Some(0),
@@ -327,6 +328,7 @@ mod tests {
         assert_eq!(rate(&known(2048.0, 1024.0, 0)), "2.0 KiB/s (given)");
         let unknown = Queue {
             bytes: Figure::unknown("not reported"),
+            bytes_per_s: Figure::unknown("not reported"),
             running: None,
             waiting: None,
             reserved: None,

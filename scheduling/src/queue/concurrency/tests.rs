@@ -160,14 +160,6 @@ fn without_anyone_waiting_nothing_is_tried() {
         });
     }
     assert_eq!((concurrency.limit(), concurrency.settled()), (2, 2));
-    let rate = concurrency.throughput(2).unwrap().value();
-    assert!((rate / f64::from(1 << 30) - 1.0).abs() < 1e-9, "{rate}");
-}
-
-#[test]
-fn nothing_is_known_before_anything_ran() {
-    let concurrency = Concurrency::new(ConcurrencyConfig::default());
-    assert_eq!(concurrency.throughput(1), None);
 }
 
 proptest! {

@@ -9,10 +9,9 @@ use permafrost_protocol::api::nodes::{
     Link, Node, NodesAnswer, NodesQuery, Queue, RateOfSize, Tier,
 };
 use permafrost_protocol::api::problem::{Kind, Problem};
-use permafrost_scheduling::cost::queue_time;
 use permafrost_scheduling::estimator::SizedRates;
-use permafrost_scheduling::figure::Figure;
-use permafrost_scheduling::quantity::Bytes;
+use permafrost_scheduling::figure::{Estimate, Figure, Missing};
+use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
 use super::paging;
 use crate::api::body::no_world;
@@ -114,11 +113,18 @@ fn tier(entry: &NodeEntry, age_s: f64) -> Tier {
         restore_start_s: say::time(&figures.restore_start, age_s),
         write_queue: queue(
             &figures.write_queue,
-            &figures.write,
+            &figures.write_drain,
+            figures.write_wait(Bytes::ZERO),
             entry.write_queue,
             age_s,
         ),
-        read_queue: queue(&figures.read_queue, &figures.read, entry.read_queue, age_s),
+        read_queue: queue(
+            &figures.read_queue,
+            &figures.read_drain,
+            figures.read_wait(),
+            entry.read_queue,
+            age_s,
+        ),
     }
 }
 
@@ -132,16 +138,15 @@ fn by_size(rates: &SizedRates, age_s: f64) -> Vec<RateOfSize> {
 
 fn queue(
     queued: &Figure<Bytes>,
-    rates: &SizedRates,
+    drain: &Figure<BytesPerSecond>,
+    wait: Result<Estimate<Seconds>, Missing>,
     length: Option<QueueLength>,
     age_s: f64,
 ) -> Queue {
-    let time = match queue_time(queued, rates) {
-        Ok(time) => Figure::Known(time),
-        Err(why) => Figure::Unknown { why },
-    };
+    let time = wait.map_or_else(Figure::from, Figure::from);
     Queue {
         bytes: say::bytes(queued, age_s),
+        bytes_per_s: say::rate(drain, age_s),
         running: length.map(|length| length.running),
         waiting: length.map(|length| length.waiting),
         reserved: length.map(|length| length.reserved),

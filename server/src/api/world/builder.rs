@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use permafrost_protocol::api::nodes::NodeClass;
-use permafrost_scheduling::cost::{NodeFigures, queue_time};
-use permafrost_scheduling::figure::{Figure, Missing};
+use permafrost_scheduling::cost::NodeFigures;
+use permafrost_scheduling::figure::{Estimate, Figure, Missing};
 use permafrost_scheduling::place::{self, Domain, Places};
 use permafrost_scheduling::quantity::{Bytes, Seconds};
 use permafrost_scheduling::resume::Readers;
@@ -117,17 +117,19 @@ impl Builder {
     /// Puts a node into the indexes if it has changed there: most have not.
     fn update(&mut self, node: &Node, domain: Domain) {
         let figures = &node.entry.figures;
-        let line = |queue: &Figure<Bytes>, rates: &SizedRates, start: &Figure<Seconds>| {
-            let queue = queue_time(queue, rates).ok()?.p50.value();
+        type Wait = Result<Estimate<Seconds>, Missing>;
+        let line = |wait: Wait, rates: &SizedRates, start: &Figure<Seconds>| {
+            let wait = wait.ok()?.p50.value();
             let rate = rates.sustained().known().ok()?.p50.value();
             Some((
-                queue + start.known().map_or(0.0, |time| time.p50.value()),
+                wait + start.known().map_or(0.0, |time| time.p50.value()),
                 rate,
             ))
         };
+        let write_wait = figures.write_wait(Bytes::ZERO);
         let now = Indexed {
-            write: line(&figures.write_queue, &figures.write, &figures.dump_start),
-            read: line(&figures.read_queue, &figures.read, &figures.restore_start),
+            write: line(write_wait, &figures.write, &figures.dump_start),
+            read: line(figures.read_wait(), &figures.read, &figures.restore_start),
             class: node.entry.class,
             domain,
             free: node.entry.free_bytes,
@@ -178,6 +180,8 @@ fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
         read: rates,
         write_queue: Missing::NodeGone.into(),
         read_queue: Missing::NodeGone.into(),
+        write_drain: Missing::NodeGone.into(),
+        read_drain: Missing::NodeGone.into(),
         dump_start: Missing::NodeGone.into(),
         restore_start: Missing::NodeGone.into(),
     }

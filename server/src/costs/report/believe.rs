@@ -9,6 +9,7 @@ use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::estimator::{EstimatorConfig, SizedRates};
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+use permafrost_scheduling::queue::Ahead;
 
 use super::super::measure::{Costs, seconds};
 use super::{NodeReport, QueueReport};
@@ -88,13 +89,16 @@ pub fn believe(
         report = previous;
     }
     let (write, read) = (What::WriteBandwidth, What::ReadBandwidth);
+    let (dumps, restores) = ("queue of dumps", "queue of restores");
     let figures = NodeFigures {
         node: id,
         write: judge.rates("bandwidth for writing", write, &report.write),
         compare: judge.rates("bandwidth for comparing", write, &report.compare),
         read: judge.rates("bandwidth for reading", read, &report.read),
-        write_queue: judge.queue("queue of dumps", &report.write_queue),
-        read_queue: judge.queue("queue of restores", &report.read_queue),
+        write_queue: judge.queue(dumps, &report.write_queue),
+        read_queue: judge.queue(restores, &report.read_queue),
+        write_drain: judge.drain(dumps, write, &report.write_queue, &report.write),
+        read_drain: judge.drain(restores, read, &report.read_queue, &report.read),
         dump_start: judge.start("time before a dump", &report.dump_start),
         restore_start: judge.start("time before a restore", &report.restore_start),
     };
@@ -149,10 +153,8 @@ impl Judge {
         what: What,
         figure: Figure<BytesPerSecond>,
     ) -> Figure<BytesPerSecond> {
-        let limits = EstimatorConfig::default();
-        let plausible = |rate: BytesPerSecond| rate >= limits.slowest && rate <= limits.fastest;
         match figure {
-            Figure::Known(known) if !plausible(known.p50) => {
+            Figure::Known(known) if !is_plausible(known.p50) => {
                 self.refuse(what, format!("its {name} cannot be {}", known.p50))
             }
             // The slow end may be anything: what was never seen is kept wide.
@@ -203,8 +205,36 @@ impl Judge {
         }
         Figure::Known(Estimate {
             age: self.age,
-            ..Estimate::given(Bytes::new(before_a_newcomer(queue)))
+            ..Estimate::given(before_a_newcomer(queue))
         })
+    }
+
+    /// What empties a queue: one number, spread as wide as what one transfer `alone` does.
+    fn drain(
+        &mut self,
+        name: &str,
+        what: What,
+        queue: &QueueReport,
+        alone: &SizedRates,
+    ) -> Figure<BytesPerSecond> {
+        let Some(told) = queue.bytes_per_s else {
+            return Missing::NotMeasured { what }.into();
+        };
+        let rate = BytesPerSecond::new(told).ok();
+        let Some(p50) = rate.filter(|rate| is_plausible(*rate)) else {
+            return self.refuse(what, format!("its {name} cannot move {told} B/s"));
+        };
+        let slow = alone.sustained().known().map_or(1.0, |alone| {
+            (alone.p95.value() / alone.p50.value()).min(1.0)
+        });
+        let p95 = BytesPerSecond::new(told * slow).unwrap_or(p50);
+        self.aged(
+            what,
+            Estimate {
+                p95,
+                ..Estimate::given(p50)
+            },
+        )
     }
 
     fn links(&mut self, links: &BTreeMap<String, SizedRates>) -> BTreeMap<String, SizedRates> {
@@ -240,19 +270,27 @@ impl Judge {
     }
 }
 
-/// Bytes that go before whoever comes last begins. Of n transfers, of which k may run at once, n - k + 1 have to end: with
-/// one at a time that is all there is, and while one more may run it is nothing.
-fn before_a_newcomer(queue: &QueueReport) -> u64 {
-    let places = u64::from(queue.slots);
-    let all = [queue.running, queue.waiting, queue.reserved].map(u64::from);
-    let all: u64 = all.iter().sum();
-    if places == 0 || all == 0 {
+/// Bytes that are moved before whoever comes last begins.
+fn before_a_newcomer(queue: &QueueReport) -> Bytes {
+    let bytes = Bytes::new(queue.bytes);
+    let [running, waiting, reserved, slots] =
+        [queue.running, queue.waiting, queue.reserved, queue.slots].map(|count| count as usize);
+    let ahead = Ahead {
+        running,
+        waiting: waiting + reserved,
+        bytes,
+    };
+    if slots == 0 || ahead.running + ahead.waiting == 0 {
         // Nobody said how many may run, or what there is has not been counted.
-        return queue.bytes;
+        return bytes;
     }
-    let to_end = (all + 1).saturating_sub(places);
-    let bytes = u128::from(queue.bytes) * u128::from(to_end) / u128::from(all);
-    u64::try_from(bytes).unwrap_or(queue.bytes)
+    bytes.times(ahead.share_before(slots))
+}
+
+/// Whether anything moves so many bytes a second.
+fn is_plausible(rate: BytesPerSecond) -> bool {
+    let limits = EstimatorConfig::default();
+    rate >= limits.slowest && rate <= limits.fastest
 }
 
 /// The last report of each node, and when it came.

@@ -134,6 +134,35 @@ fn a_bad_end_that_is_better_than_the_median_is_a_lie() {
 }
 
 #[test]
+fn what_empties_a_queue_is_believed_if_it_can_be() {
+    let told = |bytes_per_s| {
+        let report = changed(&measured().report(), |value| {
+            value["write_queue"]["bytes_per_s"] = bytes_per_s;
+        });
+        judged(&report)
+    };
+    let believed = told(json!(2e9));
+    let (drain, alone) = (believed.figures.write_drain, believed.figures.write);
+    let (drain, alone) = (drain.known().unwrap(), alone.sustained().known().unwrap());
+    assert_eq!(drain.p50.value(), 2e9);
+    // As wide as what one transfer does.
+    let width = |rate: Estimate<BytesPerSecond>| rate.p95.value() / rate.p50.value();
+    assert!((width(drain) - width(alone)).abs() < 1e-9);
+    assert!(believed.doubts.is_empty());
+
+    for lie in [0.0, -1.0, 1e18, 1.0] {
+        let believed = told(json!(lie));
+        assert!(believed.figures.write_drain.known().is_err(), "{lie}");
+        assert!(believed.doubts[0].contains("queue of dumps"), "{lie}");
+        // What one transfer moves is still known.
+        assert!(believed.figures.write_wait(Bytes::mib(1)).is_ok(), "{lie}");
+    }
+    let silent = told(json!(null));
+    assert!(silent.figures.write_drain.known().is_err());
+    assert!(silent.doubts.is_empty());
+}
+
+#[test]
 fn an_absurd_queue_is_unknown_and_not_short() {
     for queue in [
         json!({"bytes": u64::MAX}),
@@ -296,6 +325,10 @@ proptest! {
                 }
             }
         }
+        for drain in [believed.figures.write_drain, believed.figures.read_drain] {
+            let plausible = |rate: f64| (1e3..=1e12).contains(&rate);
+            prop_assert!(drain.known().map_or(true, |drain| plausible(drain.p50.value())));
+        }
         for queue in [believed.figures.write_queue, believed.figures.read_queue] {
             prop_assert!(queue.known().map_or(true, |queue| queue.p50 <= Bytes::new(1 << 50)));
         }
@@ -322,9 +355,9 @@ fn who_comes_last_waits_for_those_that_have_to_end_before() {
         let believed = believe(None, &report, Duration::ZERO, NodeId(1));
         believed.figures.write_queue.known().unwrap().p50.count()
     };
-    // One at a time: all there is. Two: one of two, two of three. A free place: nothing.
+    // One at a time: all there is. Two: half of two that run, three quarters of these and one more. A free place: nothing.
     assert_eq!([before(1, 1, 0), before(1, 1, 3)], [1200, 1200]);
-    assert_eq!([before(2, 2, 0), before(2, 2, 1)], [600, 800]);
+    assert_eq!([before(2, 2, 0), before(2, 2, 1)], [600, 900]);
     assert_eq!([before(2, 1, 0), before(4, 3, 0)], [0, 0]);
     assert_eq!(before(0, 2, 0), 1200, "nobody says how many may run");
 }
