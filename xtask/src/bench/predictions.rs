@@ -44,7 +44,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 2)]
     workers: usize,
     /// Least and largest size of a process, MiB.
-    #[arg(long, value_delimiter = ',', num_args = 2, default_values_t = [16, 512])]
+    #[arg(long, value_delimiter = ',', default_values_t = [16, 512])]
     sizes: Vec<u64>,
     /// Print JSON instead of a table.
     #[arg(long)]
