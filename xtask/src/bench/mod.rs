@@ -4,6 +4,7 @@ mod clients;
 mod contenders;
 mod figures;
 mod predictions;
+mod queues;
 mod recovery;
 mod replicas;
 mod report;
@@ -30,6 +31,8 @@ enum Bench {
     Repair(replicas::repair::Options),
     /// What dumps and restores were predicted to take, against what they took
     Predictions(predictions::Options),
+    /// How long queues were said to take, against how long they took
+    Queues(queues::Options),
     /// Dumps beside clients that ask the HTTP API without pause
     Clients(clients::Options),
 }
@@ -93,6 +96,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(Bench::Replicas(options)) => replicas::run(options),
         Some(Bench::Repair(options)) => replicas::repair::run(options),
         Some(Bench::Predictions(options)) => predictions::run(options),
+        Some(Bench::Queues(options)) => queues::run(options),
         Some(Bench::Clients(options)) => clients::run(options),
     }
 }
