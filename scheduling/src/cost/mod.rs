@@ -206,7 +206,7 @@ impl fmt::Display for Part {
 pub struct Spread {
     /// Median.
     pub p50: Seconds,
-    /// 95 of 100 take no longer; never below the median.
+    /// 95 of 100 take no longer. Of a sum it is never below the median.
     pub p95: Seconds,
 }
 
@@ -220,13 +220,14 @@ impl Spread {
     }
 
     fn plus(self, other: Self) -> Self {
-        Self {
-            p50: self.p50.plus(other.p50),
-            p95: self.p95.plus(other.p95),
-        }
+        let p50 = self.p50.plus(other.p50);
+        // What `beyond` took off and this adds again may come back smaller by a rounding.
+        let p95 = self.p95.plus(other.p95).max(p50);
+        Self { p50, p95 }
     }
 
-    /// What this is longer than `other`.
+    /// What this is longer than `other`. Where that one's bad end is further off than this one's, the bad end of the
+    /// difference is below its median, and the sum of both right again.
     fn beyond(self, other: Self) -> Self {
         Self {
             p50: self.p50.less(other.p50),
