@@ -166,7 +166,7 @@ impl Tree {
             tree: self,
             size,
             next: None,
-            heap: BinaryHeap::new(),
+            heap: BinaryHeap::with_capacity(USUALLY_LATER),
             visited: 0,
         };
         quickest.next = quickest.bound(1);
@@ -196,6 +196,9 @@ fn spread(lines: &mut [Line], slots: &mut [Option<Line>], by_start: bool) {
     spread(high, high_slots, !by_start);
 }
 
+/// Places that a search for some nodes usually leaves for later: room is made for them at once.
+const USUALLY_LATER: usize = 64;
+
 /// A place and the least time below. Of equal ones the higher place is greater, which is a leaf sooner: nodes that are
 /// all alike are not all looked at.
 type Bounded = (Reverse<Seconds>, usize);
@@ -222,7 +225,9 @@ impl Quickest<'_> {
     /// The better of the two places below and of what is left; the others are left for later.
     fn below(&mut self, place: usize) -> Option<Bounded> {
         let (one, other) = (self.bound(2 * place), self.bound(2 * place + 1));
-        self.heap.extend(one.min(other));
+        if let Some(later) = one.min(other) {
+            self.heap.push(later);
+        }
         match (one.max(other), self.heap.peek_mut()) {
             // The greatest one, and put in its place what is less.
             (Some(better), Some(mut later)) if *later > better => {
