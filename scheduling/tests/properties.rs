@@ -136,6 +136,7 @@ prop_compose! {
         dirty_rate in figure(rate()),
         (progress, since_checkpoint) in (figure(seconds()), figure(seconds())),
         (remaining, start) in (figure(seconds()), figure(seconds())),
+        grace in prop::option::of(seconds()),
     ) -> Task {
         Task {
             id: TaskId(1),
@@ -149,6 +150,7 @@ prop_compose! {
             since_checkpoint,
             remaining,
             start,
+            grace,
         }
     }
 }
@@ -260,7 +262,8 @@ proptest! {
         for (_, cost) in &known {
             check_sums(cost);
         }
-        match choose(&task, &site, &free) {
+        let unhurried = Task { grace: None, ..task };
+        match choose(&unhurried, &site, &free) {
             Ok(choice) => for (mechanism, cost) in known {
                 if mechanism != Mechanism::Wait || terms.may_wait {
                     prop_assert!(choice.score <= terms.score(&cost), "{choice} against {mechanism}");
@@ -269,8 +272,10 @@ proptest! {
             Err(_) => prop_assert!(known.iter().all(|(mechanism, _)| *mechanism == Mechanism::Wait)),
         }
         // With a grace time it is kept, whatever else.
-        if let (Ok(choice), Some(longest)) = (choose(&task, &site, &terms), terms.longest_delay) {
-            prop_assert!(choice.cost.delay().p95 <= longest);
+        if let Ok(choice) = choose(&task, &site, &terms) {
+            for longest in [terms.longest_delay, task.grace].into_iter().flatten() {
+                prop_assert!(choice.cost.delay().p95 <= longest);
+            }
         }
     }
 

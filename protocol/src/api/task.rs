@@ -56,6 +56,10 @@ pub struct Task<'a> {
     /// What it needs to start up before it works, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_s: Option<Seconds>,
+    /// How long it is left to end before it is killed, seconds: what takes longer at the 95th percentile is no way of
+    /// preempting it. Any time if left out. An estimate does not look at it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_s: Option<Seconds>,
     /// What becomes free when it stops; nothing if left out.
     #[serde(default)]
     pub holds: Resources,

@@ -88,6 +88,9 @@ pub struct Task {
     pub remaining: Figure<Seconds>,
     /// What it needs to start up before it works.
     pub start: Figure<Seconds>,
+    /// How long it is left to end before it is killed. A way of preempting it whose bad end takes longer is none. Any
+    /// time if there is none.
+    pub grace: Option<Seconds>,
 }
 
 impl Task {
@@ -106,6 +109,7 @@ impl Task {
             since_checkpoint: Figure::not_given(What::WorkSinceCheckpoint),
             remaining: Figure::not_given(What::RemainingTime),
             start: Figure::not_given(What::StartTime),
+            grace: None,
         }
     }
 }

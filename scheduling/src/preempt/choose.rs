@@ -85,11 +85,10 @@ impl Terms {
         overhead.plus(delay.times(self.delay_weight))
     }
 
-    fn allows(&self, mechanism: Mechanism, sums: &Sums) -> bool {
-        let in_time = self
-            .longest_delay
-            .is_none_or(|longest| sums.delay.p95 <= longest);
-        in_time && (self.may_wait || mechanism != Mechanism::Wait)
+    fn allows(&self, task: &Task, mechanism: Mechanism, sums: &Sums) -> bool {
+        let limits = [self.longest_delay, task.grace];
+        let in_time = |longest: &Seconds| sums.delay.p95 <= *longest;
+        limits.iter().flatten().all(in_time) && (self.may_wait || mechanism != Mechanism::Wait)
     }
 }
 
@@ -221,7 +220,7 @@ pub(super) fn least(task: &Task, site: &Site<'_>, terms: &Terms) -> Least {
             Mechanism::SuspendInMemory | Mechanism::Checkpoint { .. } => &mut least.queued,
         };
         if let Ok(sums) = option::<Sums>(task, site, Bytes::ZERO, mechanism)
-            && terms.allows(mechanism, &sums)
+            && terms.allows(task, mechanism, &sums)
         {
             let score = terms.score_of(&sums);
             *of = Some(of.map_or(score, |other| other.min(score)));
@@ -288,7 +287,7 @@ pub(super) fn best<T: Tally>(
                 continue;
             }
         };
-        if !terms.allows(mechanism, cost.sums()) {
+        if !terms.allows(task, mechanism, cost.sums()) {
             continue;
         }
         let score = terms.score_of(cost.sums());
@@ -466,6 +465,20 @@ mod tests {
         let at = |longest| choose(&k_means(), &site(&node(1e9)), &terms(longest)).unwrap();
         assert_eq!(at(5000).mechanism, FULL);
         assert_eq!(at(4999).mechanism, Mechanism::Kill);
+        // The task's own; the shorter one counts.
+        let of = |grace, longest| {
+            let task = Task {
+                grace: Some(Seconds::from_millis(grace)),
+                ..k_means()
+            };
+            let chosen = choose(&task, &site(&node(1e9)), &terms(longest));
+            chosen.unwrap().mechanism
+        };
+        assert_eq!([of(5000, 5000), of(9000, 5000)], [FULL; 2]);
+        assert_eq!(
+            [of(4999, 5000), of(9000, 4999), of(0, 9000)],
+            [Mechanism::Kill; 3]
+        );
     }
 
     #[test]

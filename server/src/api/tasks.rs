@@ -102,6 +102,7 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
         since_checkpoint,
         remaining: given(task.remaining_s, time, What::RemainingTime),
         start: given(task.start_s, time, What::StartTime),
+        grace: task.grace_s.map(time),
     }
 }
 

@@ -16,7 +16,7 @@ const POSTS: [&str; 6] = [
 ];
 
 /// Names of fields that mean something somewhere, and one that does not.
-const FIELDS: [&str; 38] = [
+const FIELDS: [&str; 39] = [
     "tasks",
     "candidates",
     "checkpoints",
@@ -47,6 +47,7 @@ const FIELDS: [&str; 38] = [
     "since_checkpoint_s",
     "remaining_s",
     "start_s",
+    "grace_s",
     "holds",
     "cpu_millis",
     "memory_bytes",

@@ -91,6 +91,7 @@ fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
         program: pod.program().map(Into::into),
         resident_bytes: resident.and_then(|bytes| Bytes::new(bytes).ok()),
         progress_s: progress.and_then(Result::ok),
+        grace_s: Seconds::new(pod.grace_s()).ok(),
         ..Task::default()
     }
 }

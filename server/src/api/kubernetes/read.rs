@@ -12,6 +12,9 @@ pub(super) const JOB: &str = "permafrost.io/job";
 /// Kind of the job: jobs of a kind have dumps that are alike.
 pub(super) const PROGRAM: &str = "permafrost.io/program";
 
+/// Seconds that a pod has to end when it does not say: what the API server fills in (`DefaultTerminationGracePeriodSeconds`).
+const GRACE_S: i64 = 30;
+
 /// `required`: the pod is not started where its checkpoint cannot be read.
 pub(super) const RESUME: &str = "permafrost.io/resume";
 
@@ -44,6 +47,13 @@ impl Pod {
             sum = sum.checked_add(quantity(requested)?)?;
         }
         (sum > 0).then_some(sum)
+    }
+
+    /// How long it is left to end when it is preempted, seconds. A negative time is one second, as for the API server.
+    pub(super) fn grace_s(&self) -> f64 {
+        let told = self.spec.termination_grace_period_seconds;
+        let seconds = told.unwrap_or(GRACE_S);
+        if seconds < 0 { 1.0 } else { seconds as f64 }
     }
 
     /// Time since it was started, by this machine's clock; 0 if that is behind.

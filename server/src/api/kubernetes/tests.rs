@@ -314,6 +314,31 @@ async fn costly_victims_are_spared() {
 }
 
 #[tokio::test]
+async fn a_dump_that_does_not_fit_the_grace_period_saves_nothing() {
+    // 1 GiB takes a second on n1 and four on machine-2.
+    let with = |uid: &str, started: &str, grace: Value| {
+        let mut pod = victim(uid, started, 0, Some("other"));
+        pod["spec"]["terminationGracePeriodSeconds"] = grace;
+        json!({"Pods": [pod], "NumPDBViolations": 0})
+    };
+    let kept = |grace: Value| async {
+        preempted(json!({
+            "n1": with("a", LATER, json!(0)),
+            "machine-2": with("b", LONG_AGO, grace),
+        }))
+        .await
+    };
+    assert_eq!(kept(json!(5)).await, ["machine-2"]);
+    // 30 s, where it is not said.
+    assert_eq!(kept(Value::Null).await, ["machine-2"]);
+    // Years are lost of one, and fewer of the other.
+    assert_eq!(kept(json!(3)).await, ["n1"]);
+    assert_eq!(kept(json!(0)).await, ["n1"]);
+    // Taken as a second.
+    assert_eq!(kept(json!(-7)).await, ["n1"]);
+}
+
+#[tokio::test]
 async fn budgets_and_priorities_go_before_costs() {
     let dear = || victim("a", LONG_AGO, 0, None);
     let cheap = |priority| victim("b", LATER, priority, Some("train"));

@@ -63,10 +63,12 @@ pub(super) struct Metadata {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct PodSpec {
     pub(super) priority: Option<i64>,
     pub(super) containers: Option<Vec<Container>>,
+    /// Seconds.
+    pub(super) termination_grace_period_seconds: Option<i64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
