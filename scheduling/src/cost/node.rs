@@ -89,36 +89,40 @@ fn wait(
     alone: &SizedRates,
 ) -> Result<Estimate<Seconds>, Missing> {
     let queued = queued.known()?;
-    let mut time = Estimate {
-        p50: Seconds::ZERO,
-        p95: Seconds::ZERO,
-        age: queued.age,
-        samples: queued.samples,
-    };
-    let (alone, drain) = (alone.sustained().known(), drain.known());
-    if queued.p50 > Bytes::ZERO || queued.p95 > Bytes::ZERO {
-        time = queued.at(&drain.or(alone)?);
-    }
-    if ahead > Bytes::ZERO {
-        // Turns of the size that is queued may be mostly start; several move no less than one.
-        let rate = match (alone, drain) {
-            (Ok(alone), Ok(drain)) => faster(alone, drain),
-            (one, other) => one.or(other)?,
-        };
-        let more = Estimate {
-            p50: ahead,
-            p95: ahead,
+    let Ok(drain) = drain.known() else {
+        let all = Estimate {
+            p50: queued.p50.plus(ahead),
+            p95: queued.p95.plus(ahead),
             ..queued
-        }
-        .at(&rate);
-        time = Estimate {
-            p50: time.p50.plus(more.p50),
-            p95: time.p95.plus(more.p95),
-            age: time.age.max(more.age),
-            samples: time.samples.min(more.samples),
         };
+        if all.p50 == Bytes::ZERO && all.p95 == Bytes::ZERO {
+            return Ok(Estimate {
+                p50: Seconds::ZERO,
+                p95: Seconds::ZERO,
+                age: queued.age,
+                samples: queued.samples,
+            });
+        }
+        return Ok(all.at(&alone.sustained().known()?));
+    };
+    let time = queued.at(&drain);
+    if ahead == Bytes::ZERO {
+        return Ok(time);
     }
-    Ok(time)
+    // Turns of the size that is queued may be mostly start; several move no less than one.
+    let rate = alone.sustained().known();
+    let rate = rate.map_or(drain, |alone| faster(alone, drain));
+    let more = Estimate {
+        p50: ahead,
+        p95: ahead,
+        ..queued
+    }
+    .at(&rate);
+    Ok(Estimate {
+        p50: time.p50.plus(more.p50),
+        p95: time.p95.plus(more.p95),
+        ..more
+    })
 }
 
 fn faster(a: Estimate<BytesPerSecond>, b: Estimate<BytesPerSecond>) -> Estimate<BytesPerSecond> {
