@@ -243,7 +243,7 @@ proptest! {
         node in node(), size in bytes(), link in figure(rate()), less in bytes(), more in bytes(),
     ) {
         let link = SizedRates::uniform(link);
-        let time = |bytes| resume(size, &node, Some(&MissingPages { bytes, link }));
+        let time = |bytes| resume(size, &node, Some(&MissingPages { bytes, link: &link }));
         if let (Ok(less), Ok(more)) = (time(less.min(more)), time(less.max(more))) {
             check_sums(&more);
             prop_assert!(no_more(less.until_running().p50, more.until_running().p50));

@@ -9,12 +9,12 @@ use crate::figure::{Estimate, Figure};
 use crate::quantity::{Bytes, BytesPerSecond};
 
 /// What a node lacks of an image, and how it would come there.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Missing {
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Missing<'a> {
     /// Bytes it lacks; less than the image if it has the parent.
     pub bytes: Bytes,
     /// Bandwidth of the link from the nearest holder.
-    pub link: SizedRates,
+    pub link: &'a SizedRates,
 }
 
 /// How an image is restored lazily.
@@ -33,7 +33,7 @@ pub struct Lazy {
 /// # Errors
 ///
 /// [`NoCost`] if a figure is missing. A node that lacks nothing needs no link.
-pub fn full(size: Bytes, node: &NodeFigures, lacks: Option<&Missing>) -> Result<Cost, NoCost> {
+pub fn full(size: Bytes, node: &NodeFigures, lacks: Option<&Missing<'_>>) -> Result<Cost, NoCost> {
     resumed(size, size, node, lacks)
 }
 
@@ -47,7 +47,7 @@ pub fn full(size: Bytes, node: &NodeFigures, lacks: Option<&Missing>) -> Result<
 pub fn lazy(
     size: Bytes,
     node: &NodeFigures,
-    lacks: Option<&Missing>,
+    lacks: Option<&Missing<'_>>,
     lazy: &Lazy,
 ) -> Result<Cost, NoCost> {
     let eager = lazy.eager.min(size);
@@ -64,7 +64,7 @@ fn resumed(
     size: Bytes,
     whole: Bytes,
     node: &NodeFigures,
-    lacks: Option<&Missing>,
+    lacks: Option<&Missing<'_>>,
 ) -> Result<Cost, NoCost> {
     let mut cost = Cost::nothing()
         .with(Part::ReadQueue, node.read_wait()?)
@@ -72,7 +72,7 @@ fn resumed(
     if let Some(lacks) = lacks {
         let bytes = lacks.bytes.min(whole).min(size);
         if bytes > Bytes::ZERO {
-            cost = cost.with(Part::Transfer, moved(&Estimate::given(bytes), &lacks.link)?);
+            cost = cost.with(Part::Transfer, moved(&Estimate::given(bytes), lacks.link)?);
         }
     }
     if size > Bytes::ZERO {
@@ -103,16 +103,12 @@ mod tests {
         }
     }
 
-    fn lacks(bytes: Bytes) -> Missing {
-        Missing {
-            bytes,
-            link: SizedRates::uniform(rate(0.5)),
-        }
-    }
-
     #[test]
     fn a_node_that_has_the_parent_is_sent_the_difference() {
-        let time = |lacks: Option<&Missing>| full(gb(10), &node(), lacks).unwrap().until_running();
+        let link = SizedRates::uniform(rate(0.5));
+        let lacks = |bytes| Missing { bytes, link: &link };
+        let time =
+            |lacks: Option<&Missing<'_>>| full(gb(10), &node(), lacks).unwrap().until_running();
         assert_eq!(time(None).p50.value(), 2.0 + 5.0);
         assert_eq!(time(Some(&lacks(gb(1)))).p50.value(), 2.0 + 2.0 + 5.0);
         assert_eq!(time(Some(&lacks(gb(10)))).p50.value(), 2.0 + 20.0 + 5.0);
@@ -141,9 +137,10 @@ mod tests {
 
     #[test]
     fn a_node_that_lacks_nothing_needs_no_link() {
+        let link = SizedRates::uniform(Figure::not_given(What::LinkBandwidth));
         let unknown = Missing {
             bytes: Bytes::ZERO,
-            link: SizedRates::uniform(Figure::not_given(What::LinkBandwidth)),
+            link: &link,
         };
         assert!(full(gb(1), &node(), Some(&unknown)).is_ok());
         let some = Missing {

@@ -14,7 +14,7 @@ pub struct Offer<'a> {
     /// What is known of it.
     pub node: &'a NodeFigures,
     /// What it lacks of the image; none if it holds all of it, and is local.
-    pub lacks: Option<MissingPages>,
+    pub lacks: Option<MissingPages<'a>>,
     /// How it would restore lazily; none for all at once.
     pub lazy: Option<Lazy>,
 }
@@ -76,6 +76,8 @@ pub fn rank(size: Bytes, offers: &[Offer<'_>], preference: Preference) -> Rankin
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::estimator::SizedRates;
     use crate::figure::Figure;
@@ -96,10 +98,13 @@ mod tests {
         }
     }
 
+    /// 0.5 GB/s.
+    static LINK: LazyLock<SizedRates> = LazyLock::new(|| rate(0.5));
+
     fn offer(node: &NodeFigures, lacks_gb: u64) -> Offer<'_> {
         let lacks = MissingPages {
             bytes: Bytes::new(lacks_gb * GB),
-            link: rate(0.5),
+            link: &LINK,
         };
         Offer {
             node,

@@ -18,7 +18,7 @@ use crate::api::body::no_world;
 use crate::api::openapi::Unasked;
 use crate::api::problem::Failure;
 use crate::api::source::{NodeEntry, QueueLength};
-use crate::api::world::World;
+use crate::api::world::{self, World};
 use crate::api::{Api, say};
 
 /// The nodes that keep images: how fast they are, how long their queues are, and how fresh that is.
@@ -57,7 +57,7 @@ pub(in crate::api) async fn nodes(
     Ok(Json(NodesAnswer {
         answered_by: world.own_name().to_owned(),
         age_s,
-        nodes: nodes.map(|node| told(&node.entry, &world)).collect(),
+        nodes: nodes.map(|node| told(node, &world)).collect(),
         next,
     }))
 }
@@ -70,10 +70,11 @@ fn page<'a, I: Copy>(
     (page.into_iter().map(|(_, id)| id).collect(), next)
 }
 
-fn told(entry: &NodeEntry, world: &World) -> Node {
+fn told(node: &world::Node, world: &World) -> Node {
+    let entry = &node.entry;
     let age_s = world.age_s();
-    let links = entry.links.iter().map(|(to, rates)| Link {
-        to: to.clone(),
+    let links = node.links.named().map(|(to, rates)| Link {
+        to: to.to_owned(),
         bytes_per_s: say::rate(&rates.sustained(), age_s),
     });
     Node {

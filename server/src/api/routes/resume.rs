@@ -1,6 +1,5 @@
 //! `POST /v1/resume`.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -230,12 +229,17 @@ impl<'a> Ranking<'a> {
                 .iter()
                 .filter(|node| !image.holders.contains(node)),
         );
-        let first: HashSet<NodeId> = nodes.iter().copied().collect();
-        let quickest = self.asked.world.readers().quickest(image.size);
-        let others = quickest
-            .map(|(node, _)| node)
-            .filter(|node| !first.contains(node));
-        nodes.extend(others.take(self.limit + MORE));
+        let first = nodes.len();
+        let mut quickest = self.asked.world.readers().quickest(image.size);
+        while nodes.len() - first < self.limit + MORE {
+            let Some((node, _)) = quickest.next() else {
+                break;
+            };
+            // A few at most.
+            if !nodes.iter().take(first).any(|holder| *holder == node) {
+                nodes.push(node);
+            }
+        }
         nodes
     }
 }
@@ -275,7 +279,7 @@ impl Image {
     }
 
     /// What a node lacks, over the way from the holder that it comes from soonest.
-    fn lacks(&self, asked: &Asked<'_>, node: NodeId) -> Option<MissingPages> {
+    fn lacks<'a>(&self, asked: &Asked<'a>, node: NodeId) -> Option<MissingPages<'a>> {
         if self.holders.contains(&node) {
             return None;
         }
@@ -304,7 +308,7 @@ impl Image {
         let link = best.map(|(_, link)| link).or(first);
         Some(MissingPages {
             bytes,
-            link: *link.unwrap_or(&NO_HOLDER),
+            link: link.unwrap_or(&NO_HOLDER),
         })
     }
 }
@@ -327,7 +331,7 @@ fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
 }
 
 /// Pages that are waited for come one by one: at the rate of the smallest transfers, the slower of medium and link.
-fn lazy(how: api::resume::Lazy, read: &SizedRates, lacks: Option<&MissingPages>) -> Lazy {
+fn lazy(how: api::resume::Lazy, read: &SizedRates, lacks: Option<&MissingPages<'_>>) -> Lazy {
     let page = Bytes::new(4096);
     let slower = |a: Figure<BytesPerSecond>, b: Figure<BytesPerSecond>| match (a.known(), b.known())
     {

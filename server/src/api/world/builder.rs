@@ -13,7 +13,7 @@ use permafrost_scheduling::resume::Readers;
 use permafrost_scheduling::{NodeId, estimator::SizedRates};
 
 use super::names::{Names, Numbers};
-use super::{Jobs, Node, World};
+use super::{Jobs, Links, Node, World};
 use crate::api::source::{NodeEntry, Source};
 use crate::store::StoreError;
 
@@ -91,11 +91,19 @@ impl Builder {
                 nodes.resize_with(place + 1, || None);
             }
             let domain = self.domain(&entry);
-            let node = Node { entry };
+            let node = Node {
+                entry,
+                links: Links::default(),
+            };
             self.update(&node, domain);
             if let Some(slot) = nodes.get_mut(place) {
                 *slot = Some(node);
             }
+        }
+        // All have their numbers by now.
+        for node in nodes.iter_mut().flatten() {
+            let links = std::mem::take(&mut node.entry.links);
+            node.links = Links::new(links, |name| self.nodes.get(name).map(NodeId));
         }
         nodes
     }

@@ -2,6 +2,7 @@
 
 mod builder;
 mod jobs;
+mod links;
 mod names;
 
 use std::sync::{Arc, OnceLock};
@@ -20,6 +21,7 @@ pub(super) use builder::Builder;
 pub(super) use jobs::{Job, Jobs, is_resumable};
 pub(super) use names::Names;
 
+use self::links::Links;
 use super::source::NodeEntry;
 
 /// A copy goes to the node that would have one of this size soonest, whatever the size of the dump is: one choice for
@@ -53,6 +55,8 @@ pub struct World {
 pub(super) struct Node {
     /// What was told of it; the figures have its number, and say so if they do not hold.
     pub(super) entry: NodeEntry,
+    /// Taken out of the entry.
+    pub(super) links: Links,
 }
 
 impl Node {
@@ -139,11 +143,7 @@ impl World {
 
     /// Bandwidth from one node to another, by the report of either.
     pub(super) fn link(&self, from: NodeId, to: NodeId) -> &SizedRates {
-        let measured = |by: NodeId, other: NodeId| {
-            let links = &self.node(by)?.entry.links;
-            let link = links.get(self.name(other))?;
-            link.sustained().known().is_ok().then_some(link)
-        };
+        let measured = |by: NodeId, other: NodeId| self.node(by)?.links.to(other);
         measured(from, to)
             .or_else(|| measured(to, from))
             .unwrap_or(&UNKNOWN_LINK)
@@ -189,7 +189,8 @@ impl World {
                     *queue = too_old(What::Queue).into();
                 }
             }
-            let node = Node { entry };
+            let links = node.as_ref()?.links.clone();
+            let node = Node { entry, links };
             builder::index(
                 &node,
                 builder::domain_of_nothing(),

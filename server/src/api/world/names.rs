@@ -71,6 +71,15 @@ impl<K: std::hash::Hash + Eq + Clone> Numbers<K> {
         number
     }
 
+    /// The number of a name that has one.
+    pub(super) fn get<Q>(&self, name: &Q) -> Option<u32>
+    where
+        K: std::borrow::Borrow<Q>,
+        Q: std::hash::Hash + Eq + ?Sized,
+    {
+        self.of.get(name).copied()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.of.len()
     }
