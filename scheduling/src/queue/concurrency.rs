@@ -110,16 +110,11 @@ impl Level {
         self.samples.push_back(sample);
     }
 
-    /// The weighted mean, and the sum of the weights.
-    fn weighed(&self) -> (f64, f64) {
-        let sum = self.samples.iter().map(|sample| sample.1).sum::<f64>();
-        let mean = self.samples.iter().map(|(sample, weight)| sample * weight);
-        (mean.sum::<f64>() / sum, sum)
-    }
-
-    /// The mean, and the square of its standard error; none of too few.
+    /// The weighted mean, and the square of its standard error; none of too few.
     fn mean(&self) -> Option<(f64, f64)> {
-        let (mean, sum) = self.weighed();
+        let sum = self.samples.iter().map(|sample| sample.1).sum::<f64>();
+        let weighed = self.samples.iter().map(|(sample, weight)| sample * weight);
+        let mean = weighed.sum::<f64>() / sum;
         let squares = self.samples.iter().map(|sample| sample.1.powi(2));
         let effective = sum * sum / squares.sum::<f64>();
         // It is no number where nothing was measured.

@@ -10,6 +10,37 @@ pub(super) fn median(sorted: &[f64]) -> Option<f64> {
     }
 }
 
+/// Of sorted values the one that `percent` of a hundred do not exceed: the nearest rank.
+pub(super) fn percentile(sorted: &[f64], percent: usize) -> Option<f64> {
+    let rank = (sorted.len() * percent).div_ceil(100).checked_sub(1)?;
+    sorted.get(rank).copied()
+}
+
+/// What was said beforehand, and what it was.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Compared {
+    pub(super) predicted_s: f64,
+    pub(super) measured_s: f64,
+}
+
+impl Compared {
+    pub(super) fn ratio(&self) -> f64 {
+        self.predicted_s / self.measured_s
+    }
+
+    /// Part of what was measured that the prediction was off by.
+    pub(super) fn error(&self) -> f64 {
+        (self.ratio() - 1.0).abs()
+    }
+
+    /// A value of each, sorted.
+    pub(super) fn sorted(all: &[Self], value: impl FnMut(&Self) -> f64) -> Vec<f64> {
+        let mut values: Vec<f64> = all.iter().map(value).collect();
+        values.sort_unstable_by(f64::total_cmp);
+        values
+    }
+}
+
 /// Median, least and most of sorted values.
 pub(super) fn spread(sorted: &[f64]) -> String {
     let (Some(median), Some(least), Some(most)) = (median(sorted), sorted.first(), sorted.last())
@@ -46,6 +77,16 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[1.0, 2.0, 9.0]), Some(2.0));
         assert_eq!(median(&[1.0, 2.0]), Some(1.5));
+        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
+        let at = |percent| percentile(&hundred, percent);
+        assert_eq!(
+            [at(5), at(95), at(100)],
+            [Some(5.0), Some(95.0), Some(100.0)]
+        );
+        assert_eq!(
+            [percentile(&[], 95), percentile(&[3.0], 5)],
+            [None, Some(3.0)]
+        );
         assert_eq!(spread(&[]), "–");
         assert_eq!(spread(&[1.0, 2.0, 9.0]), "2.00 (1.00–9.00)");
         assert_eq!(spread(&[10.0, 20.4]), "15 (10–20)");

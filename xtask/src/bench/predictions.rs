@@ -17,7 +17,7 @@ use permafrost_tests::random::Random;
 use permafrost_tests::workload::{self, Workload};
 use serde_json::{Value, json};
 
-use super::figures::median;
+use super::figures::{Compared, median, percentile};
 use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 use crate::{table, ui};
@@ -49,20 +49,6 @@ pub(crate) struct Options {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-}
-
-/// What was said beforehand, and what it was.
-#[derive(Clone, Copy, Debug)]
-struct Compared {
-    predicted_s: f64,
-    measured_s: f64,
-}
-
-impl Compared {
-    /// Part of what was measured that the prediction was off by.
-    fn error(self) -> f64 {
-        (self.predicted_s - self.measured_s).abs() / self.measured_s
-    }
 }
 
 #[derive(Default)]
@@ -313,22 +299,15 @@ struct Line {
 
 impl Line {
     fn of(what: &'static str, compared: &[Compared]) -> Self {
-        let sorted = |value: fn(&Compared) -> f64| {
-            let mut values: Vec<f64> = compared.iter().map(value).collect();
-            values.sort_unstable_by(f64::total_cmp);
-            values
-        };
-        let errors = sorted(|one| one.error());
+        let errors = Compared::sorted(compared, Compared::error);
         let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
-        // The 95th of a hundred: nearest rank.
-        let rank = (errors.len() * 95).div_ceil(100).saturating_sub(1);
         Self {
             what,
             count: compared.len(),
-            measured_s: middle(&sorted(|one| one.measured_s)),
+            measured_s: middle(&Compared::sorted(compared, |one| one.measured_s)),
             error_p50: middle(&errors),
-            error_p95: errors.get(rank).copied().unwrap_or(f64::NAN),
-            bias: middle(&sorted(|one| one.predicted_s / one.measured_s)),
+            error_p95: percentile(&errors, 95).unwrap_or(f64::NAN),
+            bias: middle(&Compared::sorted(compared, Compared::ratio)),
         }
     }
 }

@@ -13,7 +13,7 @@ use permafrost_tests::daemon::{self, Daemon};
 use permafrost_tests::workload::{self, Workload};
 use serde_json::{Value, json};
 
-use super::figures::median;
+use super::figures::{Compared, median, percentile};
 use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 use crate::{table, ui};
@@ -50,13 +50,6 @@ struct Said {
     /// When the node looked.
     at: Instant,
     wait_s: f64,
-}
-
-/// A wait that was predicted, and what it was.
-#[derive(Clone, Copy, Debug)]
-struct Compared {
-    predicted_s: f64,
-    measured_s: f64,
 }
 
 /// Runs it and prints what it found.
@@ -235,21 +228,12 @@ struct Line {
 
 impl Line {
     fn of(compared: &[Compared]) -> Self {
-        let sorted = |value: fn(&Compared) -> f64| {
-            let mut values: Vec<f64> = compared.iter().map(value).collect();
-            values.sort_unstable_by(f64::total_cmp);
-            values
-        };
         let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
-        let ratios = sorted(|one| one.predicted_s / one.measured_s);
-        // Nearest rank.
-        let at = |percent: usize| {
-            let rank = (ratios.len() * percent).div_ceil(100).saturating_sub(1);
-            ratios.get(rank).copied().unwrap_or(f64::NAN)
-        };
+        let ratios = Compared::sorted(compared, Compared::ratio);
+        let at = |percent| percentile(&ratios, percent).unwrap_or(f64::NAN);
         Self {
             count: compared.len(),
-            measured_s: middle(&sorted(|one| one.measured_s)),
+            measured_s: middle(&Compared::sorted(compared, |one| one.measured_s)),
             ratios: [at(5), middle(&ratios), at(95)],
         }
     }

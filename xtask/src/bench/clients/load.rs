@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use permafrost_tests::daemon::Daemon;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::super::figures::as_f64;
+use super::super::figures::{as_f64, percentile};
 use super::questions::Question;
 
 /// Threads of the clients.
@@ -76,13 +76,12 @@ impl Tally {
     pub(super) fn rates(&self) -> Option<Rates> {
         let mut sorted = self.latencies_s.clone();
         sorted.sort_unstable_by(f64::total_cmp);
-        let rank = |part: usize| sorted.get((sorted.len() * part).div_ceil(100).checked_sub(1)?);
         let seconds = self.elapsed.as_secs_f64();
         Some(Rates {
             requests_per_s: as_f64(sorted.len() as u64) / seconds,
             tasks_per_s: as_f64(self.tasks as u64) / seconds,
-            p50_s: *rank(50)?,
-            p99_s: *rank(99)?,
+            p50_s: percentile(&sorted, 50)?,
+            p99_s: percentile(&sorted, 99)?,
         })
     }
 }
