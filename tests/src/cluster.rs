@@ -312,7 +312,11 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-fn pki(arguments: &[&str]) -> Result<()> {
+/// Runs `permafrost pki`.
+///
+/// # Errors
+/// It cannot be run, or fails: with its words.
+pub fn pki(arguments: &[&str]) -> Result<()> {
     let output = Command::new(binaries::path("permafrost")?)
         .arg("pki")
         .args(arguments)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::listing;
-use permafrost_tests::binaries;
+use permafrost_tests::cluster::pki;
 use permafrost_tests::criu::{self, Criu};
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::net;
@@ -18,7 +18,7 @@ struct Authority(PathBuf);
 
 impl Authority {
     fn new(dir: &Path) -> Self {
-        pki(&["init", "--dir", text(dir)]);
+        pki(&["init", "--dir", text(dir)]).unwrap();
         Self(dir.to_owned())
     }
 
@@ -27,18 +27,9 @@ impl Authority {
         let mut all = vec!["issue", "--dir", text(&self.0), "--name", name];
         all.extend(["--out", text(&out)]);
         all.extend(arguments);
-        pki(&all);
+        pki(&all).unwrap();
         out
     }
-}
-
-fn pki(arguments: &[&str]) {
-    let output = Command::new(binaries::path("permafrost").unwrap())
-        .arg("pki")
-        .args(arguments)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "pki {arguments:?}: {output:?}");
 }
 
 fn text(path: &Path) -> &str {

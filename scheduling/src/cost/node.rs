@@ -81,7 +81,7 @@ impl NodeFigures {
 }
 
 /// How long a queue takes: what it really holds in bytes over what the tier really does. Paper 000, §5.2.2, counts its
-/// containers; those differ in size by orders of magnitude. An empty queue takes no time at any rate, known or not.
+/// containers; those differ in size by orders of magnitude.
 fn wait(
     queued: &Figure<Bytes>,
     ahead: Bytes,
@@ -89,39 +89,40 @@ fn wait(
     alone: &SizedRates,
 ) -> Result<Estimate<Seconds>, Missing> {
     let queued = queued.known()?;
-    let Ok(drain) = drain.known() else {
-        let all = Estimate {
-            p50: queued.p50.plus(ahead),
-            p95: queued.p95.plus(ahead),
-            ..queued
-        };
-        if all.p50 == Bytes::ZERO && all.p95 == Bytes::ZERO {
-            return Ok(Estimate {
-                p50: Seconds::ZERO,
-                p95: Seconds::ZERO,
-                age: queued.age,
-                samples: queued.samples,
-            });
-        }
-        return Ok(all.at(&alone.sustained().known()?));
-    };
-    let time = queued.at(&drain);
-    if ahead == Bytes::ZERO {
-        return Ok(time);
-    }
-    // Turns of the size that is queued may be mostly start; several move no less than one.
-    let rate = alone.sustained().known();
-    let rate = rate.map_or(drain, |alone| faster(alone, drain));
+    let (drain, alone) = (drain.known(), alone.sustained().known());
+    let held = over(&queued, drain.or(alone))?;
     let more = Estimate {
         p50: ahead,
         p95: ahead,
         ..queued
-    }
-    .at(&rate);
+    };
+    // Turns of the size that is queued may be mostly start; several move no less than one.
+    let rate = match (drain, alone) {
+        (Ok(drain), Ok(alone)) => Ok(faster(drain, alone)),
+        (one, other) => one.or(other),
+    };
+    let more = over(&more, rate)?;
     Ok(Estimate {
-        p50: time.p50.plus(more.p50),
-        p95: time.p95.plus(more.p95),
-        ..more
+        p50: held.p50.plus(more.p50),
+        p95: held.p95.plus(more.p95),
+        age: held.age.max(more.age),
+        samples: held.samples.min(more.samples),
+    })
+}
+
+/// Nothing takes no time at any rate, known or not.
+fn over(
+    bytes: &Estimate<Bytes>,
+    rate: Result<Estimate<BytesPerSecond>, Missing>,
+) -> Result<Estimate<Seconds>, Missing> {
+    if bytes.p50 > Bytes::ZERO || bytes.p95 > Bytes::ZERO {
+        return Ok(bytes.at(&rate?));
+    }
+    Ok(Estimate {
+        p50: Seconds::ZERO,
+        p95: Seconds::ZERO,
+        age: bytes.age,
+        samples: bytes.samples,
     })
 }
 

@@ -466,11 +466,12 @@ impl Inner {
 
     /// What empties the queue: by the whole size of what is in it, which is not what is left of those that run.
     fn drain(&self, slots: usize) -> Option<BytesPerSecond> {
-        let (running, held_up) = self.queue.lengths();
         let left = self.queue.queued_bytes();
         let moved = (self.turns.values()).map(|turn| turn.seen.min(turn.expected));
         let whole = left.plus(Bytes::new(moved.sum()));
-        let count = u64::try_from(running + held_up).unwrap_or(u64::MAX);
+        // Turns that give way have their bytes in it, too.
+        let (_, held_up) = self.queue.lengths();
+        let count = u64::try_from(self.turns.len() + held_up).unwrap_or(u64::MAX);
         let each = (whole.count().checked_div(count)).filter(|each| *each > 0);
         self.pace.drain(each.map(Bytes::new), slots)
     }

@@ -9,7 +9,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -19,7 +18,7 @@ use permafrost_protocol::control;
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::pageserver::{Dialect, SpaceId};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
-use permafrost_tests::binaries;
+use permafrost_tests::cluster::pki;
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::process::wait_for;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -33,7 +32,7 @@ struct Site {
 impl Site {
     fn new(nodes: usize) -> Self {
         let work = tempfile::tempdir().unwrap();
-        pki(&["init", "--dir", text(&work.path().join("ca"))]);
+        pki(&["init", "--dir", text(&work.path().join("ca"))]).unwrap();
         let mut site = Self {
             work,
             nodes: Vec::new(),
@@ -75,7 +74,7 @@ impl Site {
         if let Some(namespace) = namespace {
             arguments.extend(["--namespace", namespace]);
         }
-        pki(&arguments);
+        pki(&arguments).unwrap();
         out
     }
 
@@ -110,15 +109,6 @@ fn name(n: usize) -> String {
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
-}
-
-fn pki(arguments: &[&str]) {
-    let output = Command::new(binaries::path("permafrost").unwrap())
-        .arg("pki")
-        .args(arguments)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "pki {arguments:?}: {output:?}");
 }
 
 /// What a command is refused with.

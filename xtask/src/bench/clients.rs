@@ -22,7 +22,6 @@ use self::load::{Load, StandIn, Tally};
 use self::questions::Question;
 use super::figures::{as_f64, median};
 use crate::rig::{self, Interrupt};
-use crate::setup::{self, Criu};
 use crate::{table, ui};
 
 /// The job that is dumped.
@@ -75,9 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.runs == 0 || options.clients == 0 || options.tasks.is_empty() {
         bail!("--runs, --clients and --tasks take at least 1");
     }
-    if let Criu::CannotRun(why) = setup::criu()? {
-        bail!("there is nothing to measure without CRIU, and it cannot run here: {why}");
-    }
+    super::criu()?;
     rig::build_release()?;
     let interrupt = Interrupt::catch()?;
     let region_mib = options.size * 4 + 256;
@@ -91,12 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut dumps = [(); 3].map(|()| Dumps::default());
     measure(options, &daemon, dir.path(), &interrupt, &mut dumps)?;
     daemon.stop()?;
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&json(options, &dumps))?);
-    } else {
-        print!("{}", text(&dumps));
-    }
-    Ok(())
+    super::show(options.json, || json(options, &dumps), || text(&dumps))
 }
 
 fn measure(

@@ -9,6 +9,7 @@ mod recovery;
 mod replicas;
 mod report;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +17,7 @@ use permafrost_tests::contents::Contents;
 use permafrost_tests::daemon::{self, Daemon};
 use permafrost_tests::process;
 use permafrost_tests::workload::{self, Workload};
+use serde_json::Value;
 
 use self::contenders::{Contender, Sample};
 use crate::rig::{self, Interrupt};
@@ -66,6 +68,26 @@ struct Measured {
     samples: Vec<(Contender, Vec<Sample>)>,
 }
 
+/// The CRIU that is measured, and measured with.
+fn criu() -> Result<PathBuf> {
+    match setup::criu()? {
+        Criu::Works(path) => Ok(path),
+        Criu::CannotRun(why) => {
+            bail!("there is nothing to measure without CRIU, and it cannot run here: {why}")
+        }
+    }
+}
+
+/// Prints what was found.
+fn show(as_json: bool, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) -> Result<()> {
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&json())?);
+    } else {
+        print!("{}", text());
+    }
+    Ok(())
+}
+
 /// Waits until the daemon has nothing to do: it maps its region's pages in the background after it has started,
 /// and on two processors that would be measured too.
 fn settle(daemon: &Daemon) -> Result<()> {
@@ -102,12 +124,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn one_machine(options: &Options) -> Result<()> {
-    let criu = match setup::criu()? {
-        Criu::Works(path) => path,
-        Criu::CannotRun(why) => {
-            bail!("there is nothing to measure without CRIU, and it cannot run here: {why}")
-        }
-    };
+    let criu = criu()?;
     rig::build_release()?;
     let interrupt = Interrupt::catch()?;
     let largest = options.sizes.iter().max().copied().unwrap_or(0);
@@ -167,10 +184,5 @@ fn one_machine(options: &Options) -> Result<()> {
         measured: &measured,
         recovery,
     };
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&report.json())?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    show(options.json, || report.json(), || report.text())
 }

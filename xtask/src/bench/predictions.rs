@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 
 use super::figures::{Compared, median, percentile};
 use crate::rig::{self, Interrupt};
-use crate::setup::{self, Criu};
 use crate::{table, ui};
 
 /// Dumps of one process, each after it has modified its memory.
@@ -78,9 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         [least, largest] if 0 < least && least <= largest => (least, largest),
         _ => bail!("--sizes takes the least and the largest size, as in 16,512"),
     };
-    if let Criu::CannotRun(why) = setup::criu()? {
-        bail!("there is nothing to measure without CRIU, and it cannot run here: {why}");
-    }
+    super::criu()?;
     rig::build_release()?;
     let interrupt = Interrupt::catch()?;
     let region_mib = largest * (options.workers as u64) * 2 + 512;
@@ -116,12 +113,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ("restores", &results.restores),
     ]
     .map(|(what, compared)| Line::of(what, compared));
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&json(options, &report))?);
-    } else {
-        print!("{}", text(&report));
-    }
-    Ok(())
+    super::show(options.json, || json(options, &report), || text(&report))
 }
 
 impl Bench<'_> {

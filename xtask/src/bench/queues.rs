@@ -6,6 +6,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,7 +16,6 @@ use serde_json::{Value, json};
 
 use super::figures::{Compared, median, percentile};
 use crate::rig::{self, Interrupt};
-use crate::setup::{self, Criu};
 use crate::{table, ui};
 
 /// Between two questions.
@@ -67,9 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             most + 1
         );
     }
-    if let Criu::CannotRun(why) = setup::criu()? {
-        bail!("there is nothing to measure without CRIU, and it cannot run here: {why}");
-    }
+    super::criu()?;
     rig::build_release()?;
     let interrupt = Interrupt::catch()?;
     let images_mib = options.size * options.tasks;
@@ -100,12 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         task.kill();
     }
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&json(options, &lines))?);
-    } else {
-        print!("{}", text(&lines));
-    }
-    Ok(())
+    super::show(options.json, || json(options, &lines), || text(&lines))
 }
 
 fn measure(
@@ -159,22 +152,21 @@ fn one_round(daemon: &Daemon, at_once: usize, tasks: &[Workload]) -> Result<Vec<
         });
         let dumps: Vec<_> = dumps.collect();
         let watching = scope.spawn(|| watch(daemon, at_once, &ended));
-        let dumps = dumps.into_iter().map(|dump| dump.join());
-        let failed = dumps
-            .filter_map(|dump| dump.map_or_else(|_| None, Result::err))
-            .next();
+        let dumped: Vec<_> = dumps.into_iter().map(joined).collect();
         ended.store(true, Ordering::Relaxed);
-        let watched = watching.join();
-        match (failed, watched) {
-            (Some(error), _) => Err(error),
-            (None, Ok(compared)) => compared,
-            (None, Err(_)) => bail!("the watching thread panicked"),
-        }
+        let compared = joined(watching);
+        dumped.into_iter().collect::<Result<Vec<_>>>()?;
+        compared
     })?;
     for job in &jobs {
         daemon.run(&["rm", job, "--all"])?;
     }
     Ok(compared)
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    let end = thread.join();
+    end.unwrap_or_else(|_| bail!("a thread panicked"))
 }
 
 /// What is said until nobody waits any more and a place is free.

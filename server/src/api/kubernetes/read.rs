@@ -12,11 +12,11 @@ pub(super) const JOB: &str = "permafrost.io/job";
 /// Kind of the job: jobs of a kind have dumps that are alike.
 pub(super) const PROGRAM: &str = "permafrost.io/program";
 
-/// Seconds that a pod has to end when it does not say: what the API server fills in (`DefaultTerminationGracePeriodSeconds`).
-const GRACE_S: i64 = 30;
-
 /// `required`: the pod is not started where its checkpoint cannot be read.
 pub(super) const RESUME: &str = "permafrost.io/resume";
+
+/// Seconds that a pod has to end when it does not say: what the API server fills in (`DefaultTerminationGracePeriodSeconds`).
+const GRACE_S: i64 = 30;
 
 impl Pod {
     fn annotation(&self, name: &str) -> Option<&str> {

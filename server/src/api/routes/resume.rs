@@ -229,17 +229,13 @@ impl<'a> Ranking<'a> {
                 .iter()
                 .filter(|node| !image.holders.contains(node)),
         );
-        let first = nodes.len();
-        let mut quickest = self.asked.world.readers().quickest(image.size);
-        while nodes.len() - first < self.limit + MORE {
-            let Some((node, _)) = quickest.next() else {
-                break;
-            };
-            // A few at most.
-            if !nodes.iter().take(first).any(|holder| *holder == node) {
-                nodes.push(node);
-            }
-        }
+        let quickest = self.asked.world.readers().quickest(image.size);
+        let others: Vec<NodeId> = quickest
+            .map(|(node, _)| node)
+            .filter(|node| !nodes.contains(node))
+            .take(self.limit + MORE)
+            .collect();
+        nodes.extend(others);
         nodes
     }
 }

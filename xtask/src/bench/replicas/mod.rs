@@ -13,7 +13,7 @@ mod site;
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use permafrost_tests::contents::Contents;
 use permafrost_tests::workload::{self, Workload};
 
@@ -21,7 +21,6 @@ use self::contenders::{Contender, Sample};
 use self::progress::Progress;
 use self::site::{Site, Size};
 use crate::rig::{self, Interrupt};
-use crate::setup::{self, Criu};
 
 const ABOUT: &str = "\
 Contenders, in turn:
@@ -114,12 +113,7 @@ impl Options {
 /// Fails where CRIU, etcd or network namespaces cannot be had, and when a dump fails or a process that was restored
 /// from the other host's copy is not sound.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let criu = match setup::criu()? {
-        Criu::Works(path) => path,
-        Criu::CannotRun(why) => {
-            bail!("there is nothing to measure without CRIU, and it cannot run here: {why}")
-        }
-    };
+    let criu = super::criu()?;
     ensure!(options.runs > 0, "no runs: nothing to measure");
     rig::build_release()?;
     let interrupt = Interrupt::catch()?;
@@ -134,11 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         mbit: options.mbit,
         measured: &measured,
     };
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&report.json())?);
-    } else {
-        print!("{}", report.text());
-    }
+    super::show(options.json, || report.json(), || report.text())?;
     outcome
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use permafrost_tests::contents::Contents;
 use permafrost_tests::process;
 use permafrost_tests::workload::{self, Workload};
@@ -15,7 +15,6 @@ use super::contenders;
 use super::site::{self, Nodes, Site, Size};
 use crate::bench::figures::{as_f64, median, spread};
 use crate::rig::{self, Interrupt};
-use crate::setup::{self, Criu};
 use crate::{table, ui};
 
 /// A region that grew by so much has begun to take copies, bytes.
@@ -69,12 +68,7 @@ struct Found {
 /// # Errors
 /// As `bench replicas`, and when the copies are not made.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let criu = match setup::criu()? {
-        Criu::Works(path) => path,
-        Criu::CannotRun(why) => {
-            bail!("there is nothing to measure without CRIU, and it cannot run here: {why}")
-        }
-    };
+    let criu = crate::bench::criu()?;
     ensure!(
         options.runs > 0 && options.each > 0 && options.size >= options.each,
         "nothing to measure"
@@ -98,12 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let found = cluster.measure().with_context(|| cluster.nodes.logs())?;
     site.stop()?;
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&found.json(options))?);
-    } else {
-        print!("{}", found.text(options));
-    }
-    Ok(())
+    crate::bench::show(options.json, || found.json(options), || found.text(options))
 }
 
 struct Cluster<'a> {
