@@ -293,7 +293,7 @@ impl Cluster {
             "the nodes to see each other",
             Duration::from_secs(60),
             || {
-                let listed = asked.json(&["node", "ls"])?;
+                let listed = asked.json_patiently(&["node", "ls"])?;
                 let nodes = listed["nodes"].as_array().cloned().unwrap_or_default();
                 let up = nodes.iter().filter(|node| node["live"] == true).count();
                 Ok((up == live).then_some(()))

@@ -4,12 +4,18 @@ use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 
 use crate::{binaries, process};
+
+/// The exit code of `permafrost` where the cluster's registry, or a node, is not to be had.
+const UNAVAILABLE: i32 = 11;
+
+/// How long [`Daemon::run_patiently`] asks: longer than any number of elections in a row that is still luck.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How to start it.
 #[derive(Clone, Debug)]
@@ -260,21 +266,22 @@ impl Daemon {
     /// # Errors
     /// Fails with what it said when it exits non-zero.
     pub fn run<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<String> {
-        let output = self.try_run(arguments)?;
-        let line: Vec<_> = arguments
-            .iter()
-            .map(|argument| argument.as_ref().to_string_lossy())
-            .collect();
-        if !output.status.success() {
-            bail!(
-                "`permafrost {}` failed ({}):\n{}{}",
-                line.join(" "),
-                output.status,
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
+        outcome(arguments, &self.try_run(arguments)?)
+    }
+
+    /// As [`Self::run`], but asks again while the daemon answers that the cluster's registry is not to be had: where
+    /// members of etcd come and go, they choose a leader more than once.
+    ///
+    /// # Errors
+    /// As [`Self::run`], or the registry is not to be had for a minute.
+    pub fn run_patiently<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<String> {
+        let mut output = self.try_run(arguments)?;
+        let began = Instant::now();
+        while output.status.code() == Some(UNAVAILABLE) && began.elapsed() < PATIENCE {
+            std::thread::sleep(process::POLL);
+            output = self.try_run(arguments)?;
         }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        outcome(arguments, &output)
     }
 
     /// Runs `permafrost --json` and parses its standard output.
@@ -282,11 +289,15 @@ impl Daemon {
     /// # Errors
     /// Fails when it exits non-zero or prints something else.
     pub fn json<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<serde_json::Value> {
-        let mut all = vec![OsStr::new("--json")];
-        all.extend(arguments.iter().map(AsRef::as_ref));
-        let said = self.run(&all)?;
-        serde_json::from_str(&said)
-            .with_context(|| format!("parse the output of `permafrost`: {said}"))
+        parse(&self.run(&for_scripts(arguments))?)
+    }
+
+    /// As [`Self::json`], as patiently as [`Self::run_patiently`].
+    ///
+    /// # Errors
+    /// Fails when it exits non-zero or prints something else.
+    pub fn json_patiently<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<serde_json::Value> {
+        parse(&self.run_patiently(&for_scripts(arguments))?)
     }
 
     /// Whether it still runs.
@@ -323,6 +334,33 @@ impl Drop for Daemon {
             let _ = self.child.wait();
         }
     }
+}
+
+fn for_scripts<A: AsRef<OsStr>>(arguments: &[A]) -> Vec<&OsStr> {
+    let json = std::iter::once(OsStr::new("--json"));
+    json.chain(arguments.iter().map(AsRef::as_ref)).collect()
+}
+
+fn parse(said: &str) -> Result<serde_json::Value> {
+    serde_json::from_str(said).with_context(|| format!("parse the output of `permafrost`: {said}"))
+}
+
+/// The standard output of a run that succeeded; of another, an error with all it said.
+fn outcome<A: AsRef<OsStr>>(arguments: &[A], output: &Output) -> Result<String> {
+    let line: Vec<_> = arguments
+        .iter()
+        .map(|argument| argument.as_ref().to_string_lossy())
+        .collect();
+    if !output.status.success() {
+        bail!(
+            "`permafrost {}` failed ({}):\n{}{}",
+            line.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The value of `key=value` in a line of such words.

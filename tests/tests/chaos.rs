@@ -9,6 +9,7 @@ use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use permafrost_tests::cluster::{Cluster, Setup, name};
+use permafrost_tests::daemon::Daemon;
 use permafrost_tests::random::{Random, from_env};
 use permafrost_tests::workload::{self, Workload};
 use permafrost_tests::{criu, process};
@@ -275,14 +276,12 @@ impl Chaos {
                         "round {round}: {}@{generation} is there, not acknowledged",
                         victim.job
                     );
-                    node.run(&["rm", &format!("{}@{generation}", victim.job)])
-                        .unwrap();
+                    victim.remove(node, generation);
                 }
             }
             while victim.acknowledged.len() > KEPT {
                 let (oldest, _) = victim.acknowledged.pop_first().unwrap();
-                node.run(&["rm", &format!("{}@{oldest}", victim.job)])
-                    .unwrap();
+                victim.remove(node, oldest);
             }
             if !victim.task.is_running() {
                 victim.thaw(&self.cluster, round);
@@ -294,7 +293,7 @@ impl Chaos {
     fn finish(mut self, rounds: u64) {
         let asked = self.cluster.node(0);
         process::wait_for("all copies to be there", WHOLE, || {
-            let nodes = asked.json(&["node", "ls"])?;
+            let nodes = asked.json_patiently(&["node", "ls"])?;
             Ok((nodes["under_replicated"] == 0).then_some(()))
         })
         .unwrap_or_else(|error| {
@@ -314,7 +313,7 @@ impl Chaos {
             for (generation, &modified) in &victim.acknowledged {
                 let reference = format!("{}@{generation}", victim.job);
                 let node = self.cluster.node(victim.node);
-                node.run(&["restore", &reference]).unwrap();
+                node.run_patiently(&["restore", &reference]).unwrap();
                 let state = victim.task.verify().unwrap();
                 assert!(state.is_sound(), "{reference}: {state:?}");
                 assert_eq!(state.generation, modified, "{reference}");
@@ -326,13 +325,22 @@ impl Chaos {
 }
 
 impl Victim {
+    /// Removes a checkpoint. Once more when nobody knows whether it is removed: then it may be gone already.
+    fn remove(&self, node: &Daemon, generation: u64) {
+        let reference = format!("{}@{generation}", self.job);
+        let removed = node.run_patiently(&["rm", &reference]);
+        if listed(node, &self.job).contains(&generation) {
+            removed.unwrap();
+        }
+    }
+
     /// Brings the task back.
     fn thaw(&mut self, cluster: &Cluster, round: u64) {
         let (generation, modified) = self.acknowledged.last_key_value().unwrap();
         let reference = format!("{}@{generation}", self.job);
         cluster
             .node(self.node)
-            .run(&["restore", &reference])
+            .run_patiently(&["restore", &reference])
             .unwrap();
         let state = self.task.verify().unwrap();
         assert!(state.is_sound(), "round {round}: {reference}: {state:?}");
@@ -340,8 +348,8 @@ impl Victim {
     }
 }
 
-fn listed(node: &permafrost_tests::daemon::Daemon, job: &str) -> Vec<u64> {
-    let listed = node.json(&["ls"]).unwrap();
+fn listed(node: &Daemon, job: &str) -> Vec<u64> {
+    let listed = node.json_patiently(&["ls"]).unwrap();
     let checkpoints = listed["checkpoints"].as_array().unwrap().iter();
     checkpoints
         .filter(|checkpoint| checkpoint["job"] == job)

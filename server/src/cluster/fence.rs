@@ -92,6 +92,12 @@ impl Fence {
         self.registration_at(Tick::now())
     }
 
+    /// Whether a closed fence may open again by itself, for the same registration: it is closed only because etcd has
+    /// not answered.
+    pub(crate) fn may_open(&self) -> bool {
+        self.state().registration.is_some()
+    }
+
     fn registration_at(&self, now: Tick) -> Result<Registration, StoreError> {
         let state = self.state();
         let why = match state.registration {
@@ -151,6 +157,7 @@ mod tests {
         fence.extend(FIRST, at(1000), TTL);
         assert_eq!(fence.registration_at(at(4999)).unwrap(), FIRST);
         assert!(fence.registration_at(at(5000)).is_err());
+        assert!(fence.may_open());
         // The lease was not lost after all: nobody could take the place.
         fence.extend(FIRST, at(5500), TTL);
         assert!(fence.registration_at(at(9000)).is_ok());
@@ -171,6 +178,7 @@ mod tests {
         fence.lose("gone");
         let error = fence.registration_at(at(1)).unwrap_err();
         assert!(error.to_string().contains("gone"), "{error}");
+        assert!(!fence.may_open());
         let second = Registration { token: 9, lease: 2 };
         fence.extend(second, at(10), TTL);
         assert_eq!(fence.registration_at(at(11)).unwrap(), second);

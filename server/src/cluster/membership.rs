@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -194,20 +196,27 @@ impl Keeper {
         mut registration: Option<Registration>,
         mut stopped: watch::Receiver<bool>,
     ) {
-        let mut ticks = tokio::time::interval(self.ttl / 3);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut since_refresh = 0;
-        loop {
-            tokio::select! {
-                _ = stopped.wait_for(|stop| *stop) => break,
-                _ = ticks.tick() => {}
+        let stay = async {
+            loop {
+                let own = match registration {
+                    Some(own) => own,
+                    None => self.register_at_last().await,
+                };
+                registration = Some(own);
+                // Beside each other: an election that waits for a silent member holds no sign of life up.
+                let why = tokio::select! {
+                    why = self.stay_alive(own) => why,
+                    why = self.serve(own) => why,
+                };
+                tracing::error!("{why}; registering again");
+                self.fence.lose(why);
+                registration = None;
             }
-            let work = self.tick(&mut registration, &mut since_refresh);
-            // A call that waits for etcd does not keep a daemon from stopping.
-            tokio::select! {
-                _ = stopped.wait_for(|stop| *stop) => break,
-                () = work => {}
-            }
+        };
+        // A call that waits for etcd does not keep a daemon from stopping.
+        tokio::select! {
+            _ = stopped.wait_for(|stop| *stop) => {}
+            () = stay => {}
         }
         self.fence.lose("it has left the cluster");
         if let Some(registration) = registration {
@@ -215,14 +224,16 @@ impl Keeper {
         }
     }
 
-    async fn tick(&mut self, registration: &mut Option<Registration>, since_refresh: &mut u32) {
-        let Some(own) = *registration else {
+    /// Registers, however often that is refused.
+    async fn register_at_last(&mut self) -> Registration {
+        let mut ticks = self.ticks();
+        loop {
+            ticks.tick().await;
             match self.register().await {
                 Ok(own) => {
                     tracing::info!(token = own.token, "registered in the cluster");
                     self.refused = None;
-                    *registration = Some(own);
-                    self.campaign(own).await;
+                    return own;
                 }
                 Err(refusal) => {
                     let why = refusal.to_string();
@@ -234,38 +245,56 @@ impl Keeper {
                     self.refused = Some(why);
                 }
             }
-            return;
-        };
-        match self.keep_alive(own).await {
-            Ok(()) => {}
-            Err(Failure::Refused(error)) => {
-                tracing::error!(%error, "the cluster has given this node up; registering again");
-                self.fence.lose("its lease was lost");
-                *registration = None;
-                return;
-            }
-            Err(failure) => {
-                // The lease may be lost or not; the fence closes by itself, and opens again if it was not.
-                tracing::warn!(%failure, "no sign of life reached the registry");
-                return;
+        }
+    }
+
+    /// Sends signs of life until the lease is lost, and says how it was. Each is a stream of its own, and waits for no
+    /// earlier one: one that hangs hinders no other.
+    async fn stay_alive(&self, own: Registration) -> &'static str {
+        let mut ticks = self.ticks();
+        let mut sent = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => sent.push(self.keep_alive(own)),
+                Some(answer) = sent.next() => match answer {
+                    Ok(()) => {}
+                    Err(Failure::Refused(error)) => {
+                        tracing::error!(%error, "a sign of life was refused");
+                        return "its lease was lost";
+                    }
+                    // The lease may be lost or not; the fence closes by itself, and opens again if it was not.
+                    Err(failure) => tracing::warn!(%failure, "no sign of life reached the registry"),
+                },
             }
         }
-        *since_refresh += 1;
-        let has_changed = self.facts.has_changed().unwrap_or(false);
-        if has_changed || *since_refresh >= REFRESH_EVERY {
-            *since_refresh = 0;
-            match self.refresh(own).await {
-                Ok(true) => {}
-                Ok(false) => {
-                    tracing::error!("someone has taken this node's registration away");
-                    self.fence.lose("its registration was taken away");
-                    *registration = None;
-                    return;
+    }
+
+    /// Keeps the facts fresh, and leads if nobody does, until the registration is gone; says how it went.
+    async fn serve(&self, own: Registration) -> &'static str {
+        let mut ticks = self.ticks();
+        let mut facts = self.facts.clone();
+        let mut since_refresh = 0;
+        loop {
+            ticks.tick().await;
+            since_refresh += 1;
+            if facts.has_changed().unwrap_or(false) || since_refresh >= REFRESH_EVERY {
+                since_refresh = 0;
+                let told = facts.borrow_and_update().clone();
+                match self.refresh(own, told).await {
+                    Ok(true) => {}
+                    Ok(false) => return "its registration was taken away",
+                    Err(failure) => tracing::warn!(%failure, "facts not refreshed"),
                 }
-                Err(failure) => tracing::warn!(%failure, "facts not refreshed"),
             }
+            self.campaign(own).await;
         }
-        self.campaign(own).await;
+    }
+
+    /// Three in a lease's time.
+    fn ticks(&self) -> tokio::time::Interval {
+        let mut ticks = tokio::time::interval(self.ttl / 3);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        ticks
     }
 
     fn value(&self, facts: NodeFacts) -> Vec<u8> {
@@ -310,11 +339,9 @@ impl Keeper {
     }
 
     async fn keep_alive(&self, own: Registration) -> Result<(), Failure> {
-        // Each sign of life is a stream of its own: one that hangs hinders no other. Given up before the next.
-        let limit = self.ttl / 3;
         let sent = self
             .etcd
-            .call(limit, |mut client| async move {
+            .call(self.ttl, |mut client| async move {
                 let sent = Tick::now();
                 // Returns when the first answer is in, and fails when the lease is not there.
                 client.lease_keep_alive(own.lease).await?;
@@ -326,8 +353,7 @@ impl Keeper {
     }
 
     /// Writes the facts; `false`: the registration is gone.
-    async fn refresh(&mut self, own: Registration) -> Result<bool, Failure> {
-        let facts = self.facts.borrow_and_update().clone();
+    async fn refresh(&self, own: Registration, facts: NodeFacts) -> Result<bool, Failure> {
         let key = self.keys.node(&facts.name);
         let put = Txn::new()
             .when([Compare::create_revision(

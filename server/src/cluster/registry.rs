@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use super::config::ClusterConfig;
 use super::data::Mark;
 use super::etcd::{Etcd, Failure, Outcome};
-use super::fence::{Fence, Registration};
+use super::fence::{Fence, Registration, Tick};
 use super::keys::{Keys, end_of};
 use super::values::Entry;
 use super::{JobLock, Registered, Registry};
@@ -56,6 +56,13 @@ struct Inner {
 /// How long a read is tried while this node's registration is over: then etcd has most likely not answered for a
 /// lease's time, its members are tried all the while, and whoever reads can go by what is known here.
 const LIMIT_WHILE_AWAY: Duration = Duration::from_secs(2);
+
+/// How long a change waits for a registration that may hold after all: an election of etcd takes one to three seconds,
+/// some of which have passed when the fence closes.
+const ELECTION: Duration = Duration::from_secs(3);
+
+/// How often it looks meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 impl EtcdRegistry {
     pub(crate) fn new(
@@ -140,6 +147,20 @@ impl Inner {
             .await
     }
 
+    /// This node's registration. One that counts as lost only because etcd has not answered is waited for: most often
+    /// etcd chooses a leader, and the lease outlives that. That it did, each transaction asks of etcd anyway.
+    async fn own(&self) -> Result<Registration, StoreError> {
+        let until = Tick::now().plus(ELECTION);
+        loop {
+            match self.fence.registration() {
+                Err(_) if self.fence.may_open() && Tick::now() < until => {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+                known => return known,
+            }
+        }
+    }
+
     /// The compare that stops a node that is registered no longer.
     fn still(&self, own: Registration) -> Compare {
         Compare::create_revision(self.keys.node(&self.node), CompareOp::Equal, own.token)
@@ -200,7 +221,7 @@ impl Inner {
     ) -> Result<(), StoreError> {
         let checkpoint = &registered.checkpoint;
         let key = self.key_of(checkpoint);
-        let own = self.fence.registration()?;
+        let own = self.own().await?;
         let lock_key = self.keys.lock(&checkpoint.job);
         // Held here, or by nobody: 0 is the create revision of a key that is not there.
         let lock = self
@@ -281,7 +302,7 @@ impl Inner {
 
     async fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         let key = self.key_of(checkpoint);
-        let own = self.fence.registration()?;
+        let own = self.own().await?;
         let lease = self.month().await?;
         let for_a_month = PutOptions::new().with_lease(lease);
         loop {
@@ -333,7 +354,7 @@ impl Inner {
         change: impl Fn(&mut Registered) -> bool,
     ) -> Result<(), StoreError> {
         let key = self.key_of(checkpoint);
-        let own = self.fence.registration()?;
+        let own = self.own().await?;
         loop {
             let Some((mut present, revision)) = self.entry_of(checkpoint).await? else {
                 return Err(StoreError::NotFound {

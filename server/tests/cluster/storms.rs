@@ -147,3 +147,45 @@ fn publishing_outlives_leaders_that_die_and_links_that_are_cut() {
     }
     println!("{} checkpoints", all.len());
 }
+
+/// etcd chooses a leader anew, again and again: what is asked of the registry meanwhile takes longer, and is done.
+#[test]
+fn an_election_of_etcd_refuses_nothing() {
+    const BLOWS: usize = 4;
+    let Some(mut bench) = Bench::new("cluster elections", 3) else {
+        return;
+    };
+    // Shorter than usual: it runs out in an election.
+    let cluster = bench.join("n1");
+    let registry = cluster.registry();
+    let stop = AtomicBool::new(false);
+    let blows = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !stop.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                registry.reserve_generation("job").unwrap();
+                longest = longest.max(begun.elapsed());
+            }
+            longest
+        });
+        let blows = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..BLOWS {
+                // Not one that only falls silent: an etcd before 3.4.31 or 3.5.13 that wakes up and does not know yet that
+                // another leads ends leases whose time has passed meanwhile.
+                let leads = leader(&bench);
+                bench.etcd.kill(leads).unwrap();
+                leader(&bench);
+                bench.etcd.restart(leads).unwrap();
+                // It may make the others choose once more.
+                std::thread::sleep(Duration::from_secs(2));
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        println!("the longest took {:?}", asking.join().unwrap());
+        blows
+    });
+    if let Err(panic) = blows {
+        std::panic::resume_unwind(panic);
+    }
+}

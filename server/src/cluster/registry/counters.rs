@@ -9,7 +9,7 @@ use crate::store::StoreError;
 impl Inner {
     pub(super) async fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
         let key = self.keys.generation(job);
-        let own = self.fence.registration()?;
+        let own = self.own().await?;
         loop {
             let (last, revision) = self.counter(&key).await?;
             // A counter that was lost does not hand numbers out that are listed.
@@ -37,7 +37,7 @@ impl Inner {
         generation: u64,
     ) -> Result<(), StoreError> {
         let key = self.keys.generation(job);
-        let own = self.fence.registration()?;
+        let own = self.own().await?;
         loop {
             let (last, revision) = self.counter(&key).await?;
             if last.is_some_and(|last| last >= generation)

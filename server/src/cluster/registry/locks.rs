@@ -29,7 +29,7 @@ impl Inner {
 
     pub(super) async fn lock_job(&self, job: &str) -> Result<Holder, StoreError> {
         let key = self.keys.lock(job);
-        let own = self.fence.registration()?;
+        let own = self.own().await?;
         let holder = Holder {
             v: VERSION,
             node: self.node.clone(),

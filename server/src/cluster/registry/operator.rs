@@ -82,7 +82,7 @@ impl EtcdRegistry {
         let node = node.to_owned();
         self.wait(|inner| async move {
             let key = inner.keys.member(&node);
-            let own = inner.fence.registration()?;
+            let own = inner.own().await?;
             loop {
                 let found = inner.get(key.clone(), None).await?;
                 let Some(kv) = found.kvs().first() else {
