@@ -1,7 +1,7 @@
 //! `permafrost-api-load`: how fast the HTTP API answers, over TCP on loopback, with nodes that are simulated.
 //!
-//! The server is the daemon's own: its sockets, its token check, its routes, over a [`Simulated`] cluster, on a runtime of
-//! two threads in this process. Clients are threads that ask one request after another. The first tenth of the answers
+//! The server is the daemon's own: its sockets, its token check, its routes, over a [`Simulated`] cluster that is looked at
+//! every second, on a runtime of two threads in this process. Clients are threads that ask one request after another. The first tenth of the answers
 //! is left out.
 #![forbid(unsafe_code)]
 
@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use permafrost_benches::api::{Client, Question, Simulated, request};
 use permafrost_server::api::serve::{self, Limits, Rate};
-use permafrost_server::api::{Api, router};
+use permafrost_server::api::{Api, ApiConfig, refresh, router};
 use sha2::{Digest as _, Sha256};
+use tokio::runtime::Runtime;
 
 /// How fast the HTTP API answers.
 #[derive(Parser)]
@@ -56,9 +57,20 @@ fn main() -> Result<()> {
         );
     }
     for &nodes in &options.nodes {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("start a runtime")?;
         let before = resident_bytes();
         let begun = Instant::now();
-        let api = Api::looked_once(Simulated::new(nodes, options.jobs));
+        let api = Api::new(Simulated::new(nodes, options.jobs));
+        // As in the daemon: the picture is made anew every second, beside the answers.
+        let kept_up = runtime.block_on(async { refresh::start(&api, ApiConfig::default()) });
+        let _kept_up = kept_up.context("start to look at the cluster")?;
+        if !runtime.block_on(api.looked_within(Duration::from_secs(60))) {
+            bail!("{nodes} nodes are not seen within a minute");
+        }
         let (made, grown) = (begun.elapsed(), resident_bytes().saturating_sub(before));
         if options.json {
             let line = serde_json::json!({
@@ -73,19 +85,14 @@ fn main() -> Result<()> {
                 made.as_secs_f64() * 1e3
             );
         }
-        over(&options, nodes, api)?;
+        over(&options, nodes, api, &runtime)?;
     }
     Ok(())
 }
 
 /// All that is asked of one cluster.
-fn over(options: &Options, nodes: u32, api: Arc<Api>) -> Result<()> {
+fn over(options: &Options, nodes: u32, api: Arc<Api>, runtime: &Runtime) -> Result<()> {
     let dir = tempfile::tempdir().context("create a directory")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start a runtime")?;
     let tokens = dir.path().join("tokens");
     write_tokens(&tokens)?;
     let server = runtime.block_on(serve::serve(

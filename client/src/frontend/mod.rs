@@ -4,9 +4,11 @@
 //! that pages go straight from the socket into them.
 
 mod pageserver;
+mod pipe;
 mod sink;
 mod streamer;
 
 pub use pageserver::{Outcome, ServeError, serve};
+pub use pipe::Pipe;
 pub use sink::{PageSink, SinkError};
-pub use streamer::{ImageError, ImageSource, Pipe, StreamError, Streamed, Wanted, accept, stream};
+pub use streamer::{ImageError, ImageSource, StreamError, Streamed, Wanted, accept, stream};

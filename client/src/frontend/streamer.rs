@@ -4,9 +4,8 @@
 //! CRIU reads the pages of each process from a pipe of its own, in order, and several processes at once: each
 //! file is written by a thread of its own, which lives until CRIU has read it or has closed its end.
 
-use std::fs::File;
-use std::io::{self, ErrorKind, Write};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,14 +16,8 @@ use permafrost_protocol::manifest::{AddressSpace, Manifest};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::pipe::Pipe;
 use crate::framing::{self, FramingError};
-
-/// Asked for each pipe; the default of 64 KiB makes the two sides take turns. What a user without
-/// privileges may have (fs.pipe-max-size).
-const PIPE_BYTES: usize = 1 << 20;
-
-/// What zero pages are written from.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What CRIU asks for, as places in a checkpoint's manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,83 +65,6 @@ pub trait ImageSource: Sync {
     /// # Errors
     /// See [`ImageError`].
     fn write(&self, image: &Self::Image, pipe: &mut Pipe) -> Result<u64, ImageError<Self::Error>>;
-}
-
-/// What CRIU reads an image from.
-pub struct Pipe {
-    end: File,
-    capacity_bytes: u64,
-    /// Counts what is written.
-    served: Arc<AtomicU64>,
-}
-
-impl Pipe {
-    fn new(end: OwnedFd, served: Arc<AtomicU64>) -> io::Result<Self> {
-        // A user's pipes may be at their limit already; the size it has is then good enough.
-        if let Err(error) = rustix::pipe::fcntl_setpipe_size(&end, PIPE_BYTES) {
-            tracing::debug!(%error, "pipe left at its default size");
-        }
-        let capacity = rustix::pipe::fcntl_getpipe_size(&end)?;
-        Ok(Self {
-            end: File::from(end),
-            capacity_bytes: capacity as u64,
-            served,
-        })
-    }
-
-    /// How much can be in the pipe, unread.
-    #[must_use]
-    pub fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
-    }
-
-    /// Lets the pipe refer to `len_bytes` bytes at `at` of `file`, without copying them: they must not change
-    /// until CRIU has read them. That is so, at the latest, when [`Pipe::capacity_bytes`] more bytes have been
-    /// written.
-    ///
-    /// # Errors
-    /// CRIU has closed its end, or `file` ends early.
-    pub fn splice(&mut self, file: BorrowedFd<'_>, at: u64, len_bytes: u64) -> io::Result<()> {
-        let (mut at, end) = (at, at + len_bytes);
-        while at < end {
-            let len = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let flags = rustix::pipe::SpliceFlags::empty();
-            match rustix::pipe::splice(file, Some(&mut at), &self.end, None, len, flags) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(bytes) => {
-                    self.served.fetch_add(bytes as u64, Ordering::Relaxed);
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes so many zeros.
-    ///
-    /// # Errors
-    /// CRIU has closed its end.
-    pub fn write_zeros(&mut self, mut bytes: u64) -> io::Result<()> {
-        while bytes > 0 {
-            let chunk = usize::try_from(bytes).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
-            self.write_all(&ZEROS[..chunk])?;
-            bytes -= chunk as u64;
-        }
-        Ok(())
-    }
-}
-
-impl Write for Pipe {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.end.write(bytes)?;
-        self.served.fetch_add(written as u64, Ordering::Relaxed);
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Why an image could not be given.
@@ -289,8 +205,10 @@ fn give<S: ImageSource>(
     pipe: OwnedFd,
     served: Arc<AtomicU64>,
 ) -> Result<(), StreamError<S::Error>> {
-    match source.write(image, &mut Pipe::new(pipe, served)?) {
-        Ok(_) => Ok(()),
+    let mut pipe = Pipe::new(pipe, served)?;
+    let written = source.write(image, &mut pipe);
+    match written.and_then(|_| Ok(pipe.flush()?)) {
+        Ok(()) => Ok(()),
         Err(ImageError::Source(error)) => Err(StreamError::Source(error)),
         // CRIU reads no further than it needs: the head of an inventory, nothing of a file it only asked for.
         Err(ImageError::Out(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

@@ -19,6 +19,10 @@ use super::{Progress, Store, StoreError};
 /// How long CRIU may take to connect once it has been promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Runs of pages that are shorter are copied into the pipe, many at once: a splice of each would cost more, and wake
+/// CRIU up for it.
+const SPLICED_BYTES: u64 = 64 << 10;
+
 impl Store {
     /// Serves a checkpoint to the CRIU that connects to `listener`, until it hangs up. Every page is verified
     /// before it is given; one that is not here, or damaged here, comes from another node. Where there is none the
@@ -127,7 +131,8 @@ fn write_own(
         written += bytes;
         // Spliced pages are the region's own, which may change hands once the checkpoint is let go. So the last
         // ones, a pipe full, are copied: when they are in, CRIU has read all that were not.
-        let spliced = if total.saturating_sub(written) >= pipe.capacity_bytes() {
+        let is_last = total.saturating_sub(written) < pipe.capacity_bytes();
+        let spliced = if bytes >= SPLICED_BYTES && !is_last {
             map.splice_source(&run)
         } else {
             Ok(None)

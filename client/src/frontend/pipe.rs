@@ -1,0 +1,342 @@
+//! The pipe that a restoring CRIU reads an image from.
+//!
+//! A write copies into the pipe under its lock; CRIU's read copies out of it under the same lock, and meanwhile faults the
+//! memory in that it restores. The two then wait for each other more than they copy, and where pieces are short each wakes
+//! the other up for every one of them. So a pipe is made to *refer* to pages (`splice`), which holds the lock for no
+//! longer than that takes: to the pages of a file, and of what has no file to a copy in a memory of the pipe's own.
+
+use std::fs::File;
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::MemfdFlags;
+use rustix::pipe::SpliceFlags;
+
+/// Asked for each pipe; the default of 64 KiB makes the two sides take turns. What a user without privileges may have
+/// (fs.pipe-max-size).
+const PIPE_BYTES: usize = 1 << 20;
+
+/// Short pieces are gathered until there are so many bytes.
+const GATHERED_BYTES: usize = 64 << 10;
+
+/// Most bytes that are copied at once before the pipe refers to them.
+const COPIED_BYTES: usize = 256 << 10;
+
+/// Less is written into the pipe directly: most images are that small, and need no memory for it.
+const STAGED_BYTES: usize = 32 << 10;
+
+/// A page takes one place of a pipe, however much of it is used.
+const PAGE_BYTES: u64 = 4096;
+
+/// What zero pages are written from where there are few of them.
+static ZEROS: [u8; GATHERED_BYTES] = [0; GATHERED_BYTES];
+
+/// What CRIU reads an image from. Nothing is sure to be in it before [`Write::flush`].
+pub struct Pipe {
+    end: BufWriter<End>,
+}
+
+impl Pipe {
+    pub(super) fn new(pipe: OwnedFd, served: Arc<AtomicU64>) -> io::Result<Self> {
+        // A user's pipes may be at their limit already; the size it has is then good enough.
+        if let Err(error) = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE_BYTES) {
+            tracing::debug!(%error, "pipe left at its default size");
+        }
+        let capacity = rustix::pipe::fcntl_getpipe_size(&pipe)?;
+        let end = End {
+            pipe: File::from(pipe),
+            capacity_bytes: capacity as u64,
+            served,
+            staging: None,
+        };
+        Ok(Self {
+            end: BufWriter::with_capacity(GATHERED_BYTES, end),
+        })
+    }
+
+    /// How much can be in the pipe, unread.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.end.get_ref().capacity_bytes
+    }
+
+    /// Lets the pipe refer to `len_bytes` bytes at `at` of `file`, without copying them: they must not change until CRIU
+    /// has read them. That is so, at the latest, when [`Pipe::capacity_bytes`] more bytes have been written and flushed.
+    ///
+    /// # Errors
+    /// CRIU has closed its end, or `file` ends early.
+    pub fn splice(&mut self, file: BorrowedFd<'_>, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.end.flush()?;
+        self.end.get_ref().refer(file, at, len_bytes)
+    }
+
+    /// Writes so many zeros. Many are not copied.
+    ///
+    /// # Errors
+    /// CRIU has closed its end.
+    pub fn write_zeros(&mut self, bytes: u64) -> io::Result<()> {
+        if let Some(zeros) = usize::try_from(bytes).ok().and_then(|len| ZEROS.get(..len)) {
+            return self.end.write_all(zeros);
+        }
+        self.end.flush()?;
+        self.end.get_mut().refer_to_zeros(bytes)
+    }
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.end.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.end.flush()
+    }
+}
+
+/// The end of the pipe that is written to.
+struct End {
+    pipe: File,
+    capacity_bytes: u64,
+    /// Counts what is in the pipe, or was.
+    served: Arc<AtomicU64>,
+    staging: Option<Staging>,
+}
+
+impl End {
+    fn refer(&self, file: impl AsFd, mut at: u64, len_bytes: u64) -> io::Result<()> {
+        let end = at + len_bytes;
+        while at < end {
+            let left = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let flags = SpliceFlags::empty();
+            match rustix::pipe::splice(&file, Some(&mut at), &self.pipe, None, left, flags) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => {
+                    self.served.fetch_add(bytes as u64, Ordering::Relaxed);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn refer_to_zeros(&mut self, mut bytes: u64) -> io::Result<()> {
+        self.staging()?;
+        while bytes > 0 {
+            let some = bytes.min(Staging::ZERO_BYTES);
+            if let Some(staging) = &self.staging {
+                self.refer(&staging.memory, 0, some)?;
+            }
+            bytes -= some;
+        }
+        Ok(())
+    }
+
+    fn staging(&mut self) -> io::Result<&mut Staging> {
+        match &mut self.staging {
+            Some(staging) => Ok(staging),
+            none => Ok(none.insert(Staging::new(self.capacity_bytes)?)),
+        }
+    }
+}
+
+impl Write for End {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() < STAGED_BYTES {
+            let written = self.pipe.write(bytes)?;
+            self.served.fetch_add(written as u64, Ordering::Relaxed);
+            return Ok(written);
+        }
+        let (at, len) = self.staging()?.copy(bytes)?;
+        if let Some(staging) = &self.staging {
+            self.refer(&staging.memory, at, len as u64)?;
+        }
+        Ok(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Memory that the pipe refers to: zeros, and behind them a ring of what was copied last. Where the ring comes round to,
+/// everything has been read, as more than a pipe full has gone into the pipe since it was copied there.
+struct Staging {
+    memory: File,
+    next: u64,
+    end: u64,
+}
+
+impl Staging {
+    /// Zeros at its beginning. They are a hole: no memory at all on kernels from 6.5 on.
+    const ZERO_BYTES: u64 = COPIED_BYTES as u64;
+
+    fn new(pipe_bytes: u64) -> io::Result<Self> {
+        let memory = rustix::fs::memfd_create("permafrost-restore", MemfdFlags::CLOEXEC)?;
+        let memory = File::from(memory);
+        // Up to one copy's length is left out at the end of each round, and one is being made.
+        let end = Self::ZERO_BYTES + pipe_bytes + 2 * COPIED_BYTES as u64;
+        memory.set_len(end)?;
+        Ok(Self {
+            memory,
+            next: Self::ZERO_BYTES,
+            end,
+        })
+    }
+
+    /// Copies some of `bytes`: to where, and how many.
+    fn copy(&mut self, bytes: &[u8]) -> io::Result<(u64, usize)> {
+        let some = bytes.get(..COPIED_BYTES).unwrap_or(bytes);
+        if self.next + some.len() as u64 > self.end {
+            self.next = Self::ZERO_BYTES;
+        }
+        let at = self.next;
+        self.memory.write_all_at(some, at)?;
+        // Whole pages: a place of the pipe refers to no more than one.
+        self.next = (at + some.len() as u64).next_multiple_of(PAGE_BYTES);
+        Ok((at, some.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _};
+
+    use super::*;
+
+    /// Bytes that differ from place to place.
+    fn bytes(place: usize, len: usize) -> Vec<u8> {
+        (place..place + len)
+            .map(|at| (at ^ (at >> 8) ^ (at >> 16)).to_le_bytes()[0])
+            .collect()
+    }
+
+    /// What `write` writes, as a reader gets it who takes `at_once` at a time; and what was counted.
+    fn read(
+        at_once: usize,
+        pipe_bytes: usize,
+        write: impl FnOnce(&mut Pipe) -> io::Result<()> + Send,
+    ) -> (Vec<u8>, u64) {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let served = Arc::new(AtomicU64::new(0));
+        let mut pipe = Pipe::new(writer, Arc::clone(&served)).unwrap();
+        rustix::pipe::fcntl_setpipe_size(&reader, pipe_bytes).unwrap();
+        let got = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                write(&mut pipe).unwrap();
+                pipe.flush().unwrap();
+            });
+            let mut reader = File::from(reader);
+            let (mut got, mut buffer) = (Vec::new(), vec![0; at_once]);
+            loop {
+                match reader.read(&mut buffer).unwrap() {
+                    0 => return got,
+                    some => got.extend_from_slice(&buffer[..some]),
+                }
+            }
+        });
+        (got, served.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn pieces_of_all_lengths_arrive_in_order() {
+        const FILE: usize = 3 << 20;
+        let mut file = a_file();
+        file.write_all(&bytes(7, FILE)).unwrap();
+        // Far more than the ring, so that it comes round several times.
+        let lengths = [
+            1,
+            4096,
+            12_288,
+            GATHERED_BYTES - 1,
+            GATHERED_BYTES,
+            GATHERED_BYTES + 1,
+            COPIED_BYTES + 5,
+            3 * COPIED_BYTES,
+            40_000,
+        ];
+        let mut wanted = Vec::new();
+        let mut steps = Vec::new();
+        for round in 0..40 {
+            let len = lengths[round % lengths.len()];
+            let zeros = lengths[(round * 5 + 2) % lengths.len()];
+            let (at, spliced) = (round * 4096, lengths[(round * 7 + 3) % lengths.len()]);
+            wanted.extend(bytes(round * 31, len));
+            wanted.resize(wanted.len() + zeros, 0);
+            wanted.extend(bytes(7 + at, spliced));
+            steps.push((round, len, zeros, at as u64, spliced as u64));
+        }
+        for (at_once, pipe_bytes) in [(1 << 20, PIPE_BYTES), (4096, PIPE_BYTES), (100_000, 65_536)]
+        {
+            let (got, served) = read(at_once, pipe_bytes, |pipe| {
+                for &(round, len, zeros, at, spliced) in &steps {
+                    pipe.write_all(&bytes(round * 31, len))?;
+                    pipe.write_zeros(zeros as u64)?;
+                    pipe.splice(file.as_fd(), at, spliced)?;
+                }
+                Ok(())
+            });
+            assert_eq!(served, wanted.len() as u64);
+            assert!(got == wanted, "read {at_once} at once");
+        }
+    }
+
+    /// The reader takes nothing until the writer waits for it: whatever is in the pipe then is what was written.
+    #[test]
+    fn nothing_that_is_still_in_the_pipe_changes() {
+        let wanted: Vec<u8> = bytes(3, 16 << 20);
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let pipe = Pipe::new(writer, Arc::default()).unwrap();
+        let capacity = pipe.capacity_bytes();
+        let got = std::thread::scope(|scope| {
+            let written = Arc::clone(&pipe.end.get_ref().served);
+            scope.spawn(|| {
+                let mut pipe = pipe;
+                // No multiple of anything.
+                for piece in wanted.chunks(50_021) {
+                    pipe.write_all(piece).unwrap();
+                }
+                pipe.flush().unwrap();
+            });
+            let mut reader = File::from(reader);
+            let (mut got, mut page) = (Vec::new(), [0; 4096]);
+            loop {
+                // The most that can be ahead of the reader: a pipe whose places are all full, or all that is left. Not
+                // reached where pages are not filled up, so only waited for a little.
+                let full = (got.len() as u64 + capacity).min(wanted.len() as u64);
+                for _ in 0..20 {
+                    if written.load(Ordering::Relaxed) >= full {
+                        break;
+                    }
+                    std::thread::yield_now();
+                }
+                match reader.read(&mut page).unwrap() {
+                    0 => return got,
+                    some => got.extend_from_slice(&page[..some]),
+                }
+            }
+        });
+        assert!(got == wanted);
+    }
+
+    #[test]
+    fn a_file_that_ends_early_is_told() {
+        let mut file = a_file();
+        file.write_all(&[1; 5000]).unwrap();
+        file.rewind().unwrap();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let mut pipe = Pipe::new(writer, Arc::default()).unwrap();
+        let error = pipe.splice(file.as_fd(), 0, 8192).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        drop(reader);
+        let error = pipe.write_zeros(1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    }
+
+    fn a_file() -> File {
+        File::from(rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap())
+    }
+}
