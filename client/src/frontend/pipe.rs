@@ -163,7 +163,8 @@ impl Write for End {
 }
 
 /// Memory that the pipe refers to: zeros, and behind them a ring of what was copied last. Where the ring comes round to,
-/// everything has been read, as more than a pipe full has gone into the pipe since it was copied there.
+/// everything has been read, as more than a pipe full has gone into the pipe since it was copied there. Takes what is copied,
+/// and at most half a MiB more than the pipe holds, while an image is given.
 struct Staging {
     memory: File,
     next: u64,
