@@ -1,8 +1,8 @@
 //! `permafrost-api-load`: how fast the HTTP API answers, over TCP on loopback, with nodes that are simulated.
 //!
 //! The server is the daemon's own: its sockets, its token check, its routes, over a [`Simulated`] cluster that is looked at
-//! every second, on a runtime of two threads in this process. Clients are threads that ask one request after another. The first tenth of the answers
-//! is left out.
+//! every second, on a runtime of two threads in this process. Clients are threads that ask one request after another. The
+//! first tenth of the answers is left out.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;

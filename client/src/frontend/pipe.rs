@@ -47,10 +47,13 @@ impl Pipe {
         }
         let capacity = rustix::pipe::fcntl_getpipe_size(&pipe)?;
         let end = End {
-            pipe: File::from(pipe),
+            out: Out {
+                pipe: File::from(pipe),
+                served,
+            },
             capacity_bytes: capacity as u64,
-            served,
             staging: None,
+            failed: false,
         };
         Ok(Self {
             end: BufWriter::with_capacity(GATHERED_BYTES, end),
@@ -70,7 +73,7 @@ impl Pipe {
     /// CRIU has closed its end, or `file` ends early.
     pub fn splice(&mut self, file: BorrowedFd<'_>, at: u64, len_bytes: u64) -> io::Result<()> {
         self.end.flush()?;
-        self.end.get_ref().refer(file, at, len_bytes)
+        self.end.get_ref().out.refer(file, at, len_bytes)
     }
 
     /// Writes so many zeros. Many are not copied.
@@ -96,16 +99,23 @@ impl Write for Pipe {
     }
 }
 
-/// The end of the pipe that is written to.
+/// The end of the pipe that is written to, and what it is written from.
 struct End {
-    pipe: File,
+    out: Out,
     capacity_bytes: u64,
-    /// Counts what is in the pipe, or was.
-    served: Arc<AtomicU64>,
     staging: Option<Staging>,
+    /// What was being written may be in the pipe in part. It must not follow once more, which a `BufWriter` tries when it
+    /// is dropped: the image then ends early, and the restore fails.
+    failed: bool,
 }
 
-impl End {
+struct Out {
+    pipe: File,
+    /// Counts what is in the pipe, or was.
+    served: Arc<AtomicU64>,
+}
+
+impl Out {
     fn refer(&self, file: impl AsFd, mut at: u64, len_bytes: u64) -> io::Result<()> {
         let end = at + len_bytes;
         while at < end {
@@ -123,38 +133,51 @@ impl End {
         Ok(())
     }
 
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.pipe.write(bytes)?;
+        self.served.fetch_add(written as u64, Ordering::Relaxed);
+        Ok(written)
+    }
+}
+
+impl End {
     fn refer_to_zeros(&mut self, mut bytes: u64) -> io::Result<()> {
-        self.staging()?;
+        let (out, staging) = self.staged()?;
         while bytes > 0 {
             let some = bytes.min(Staging::ZERO_BYTES);
-            if let Some(staging) = &self.staging {
-                self.refer(&staging.memory, 0, some)?;
-            }
+            out.refer(&staging.memory, 0, some)?;
             bytes -= some;
         }
         Ok(())
     }
 
-    fn staging(&mut self) -> io::Result<&mut Staging> {
-        match &mut self.staging {
-            Some(staging) => Ok(staging),
-            none => Ok(none.insert(Staging::new(self.capacity_bytes)?)),
-        }
+    fn write_staged(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (out, staging) = self.staged()?;
+        let (at, len) = staging.copy(bytes)?;
+        out.refer(&staging.memory, at, len as u64)?;
+        Ok(len)
+    }
+
+    fn staged(&mut self) -> io::Result<(&Out, &mut Staging)> {
+        let staging = match &mut self.staging {
+            Some(staging) => staging,
+            none => none.insert(Staging::new(self.capacity_bytes)?),
+        };
+        Ok((&self.out, staging))
     }
 }
 
 impl Write for End {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.failed {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
         if bytes.len() < STAGED_BYTES {
-            let written = self.pipe.write(bytes)?;
-            self.served.fetch_add(written as u64, Ordering::Relaxed);
-            return Ok(written);
+            return self.out.write(bytes);
         }
-        let (at, len) = self.staging()?.copy(bytes)?;
-        if let Some(staging) = &self.staging {
-            self.refer(&staging.memory, at, len as u64)?;
-        }
-        Ok(len)
+        let written = self.write_staged(bytes);
+        self.failed = written.is_err();
+        written
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -293,7 +316,7 @@ mod tests {
         let pipe = Pipe::new(writer, Arc::default()).unwrap();
         let capacity = pipe.capacity_bytes();
         let got = std::thread::scope(|scope| {
-            let written = Arc::clone(&pipe.end.get_ref().served);
+            let written = Arc::clone(&pipe.end.get_ref().out.served);
             scope.spawn(|| {
                 let mut pipe = pipe;
                 // No multiple of anything.
@@ -321,6 +344,26 @@ mod tests {
             }
         });
         assert!(got == wanted);
+    }
+
+    /// A pipe that takes no more, instead of waiting, breaks a write off in its middle.
+    #[test]
+    fn nothing_follows_what_went_in_in_part() {
+        let wanted = bytes(5, 4 << 20);
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let mut pipe = Pipe::new(writer, Arc::default()).unwrap();
+        // Gathered pieces are not of a size that fills the pipe exactly.
+        let failed = wanted
+            .chunks(9_000)
+            .find_map(|piece| pipe.write_all(piece).err());
+        assert_eq!(failed.unwrap().kind(), ErrorKind::WouldBlock);
+        let mut reader = File::from(reader);
+        let mut got = vec![0; 512 << 10];
+        reader.read_exact(&mut got).unwrap();
+        drop(pipe);
+        reader.read_to_end(&mut got).unwrap();
+        assert!(wanted.starts_with(&got), "{} bytes", got.len());
     }
 
     #[test]
