@@ -11,8 +11,11 @@ use rustix::process::Signal;
 
 use crate::{binaries, process};
 
+/// The exit code of `permafrost` where what was named is not there.
+pub const NOT_FOUND: i32 = 3;
+
 /// The exit code of `permafrost` where the cluster's registry, or a node, is not to be had.
-const UNAVAILABLE: i32 = 11;
+pub const UNAVAILABLE: i32 = 11;
 
 /// How long [`Daemon::run_patiently`] asks: longer than any number of elections in a row that is still luck.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -275,13 +278,21 @@ impl Daemon {
     /// # Errors
     /// As [`Self::run`], or the registry is not to be had for a minute.
     pub fn run_patiently<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<String> {
+        outcome(arguments, &self.try_run_patiently(arguments)?)
+    }
+
+    /// As [`Self::try_run`], as patiently as [`Self::run_patiently`].
+    ///
+    /// # Errors
+    /// Fails when it does not start.
+    pub fn try_run_patiently<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Result<Output> {
         let mut output = self.try_run(arguments)?;
         let began = Instant::now();
         while output.status.code() == Some(UNAVAILABLE) && began.elapsed() < PATIENCE {
             std::thread::sleep(process::POLL);
             output = self.try_run(arguments)?;
         }
-        outcome(arguments, &output)
+        Ok(output)
     }
 
     /// Runs `permafrost --json` and parses its standard output.

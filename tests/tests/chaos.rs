@@ -9,7 +9,7 @@ use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use permafrost_tests::cluster::{Cluster, Setup, name};
-use permafrost_tests::daemon::Daemon;
+use permafrost_tests::daemon::{Daemon, NOT_FOUND, UNAVAILABLE};
 use permafrost_tests::random::{Random, from_env};
 use permafrost_tests::workload::{self, Workload};
 use permafrost_tests::{criu, process};
@@ -325,13 +325,22 @@ impl Chaos {
 }
 
 impl Victim {
-    /// Removes a checkpoint. Once more when nobody knows whether it is removed: then it may be gone already.
+    /// Removes a checkpoint.
     fn remove(&self, node: &Daemon, generation: u64) {
         let reference = format!("{}@{generation}", self.job);
-        let removed = node.run_patiently(&["rm", &reference]);
-        if listed(node, &self.job).contains(&generation) {
-            removed.unwrap();
+        let mut removed = node.try_run(&["rm", &reference]).unwrap();
+        if removed.status.code() == Some(UNAVAILABLE) {
+            // Whether it is removed may not be known: then the next attempt may not find it any more.
+            removed = node.try_run_patiently(&["rm", &reference]).unwrap();
+            if removed.status.code() == Some(NOT_FOUND) {
+                return;
+            }
         }
+        assert!(
+            removed.status.success(),
+            "rm {reference}: {}",
+            said(&removed)
+        );
     }
 
     /// Brings the task back.
