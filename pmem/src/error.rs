@@ -263,6 +263,40 @@ pub enum PageError {
     Io(#[from] io::Error),
 }
 
+/// A damaged page was not written anew.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HealError {
+    /// Its map or its checksum cannot be read.
+    #[error(transparent)]
+    Page(#[from] PageError),
+    /// The map has no such page, or it is one of zeros, which is not stored.
+    #[error("page {index:#x} is not stored")]
+    NotStored {
+        /// Its index in the map.
+        index: u64,
+    },
+    /// The bytes offered are not those that were sealed.
+    #[error("page {index:#x} is offered with CRC32 {found:08x} instead of {expected:08x}")]
+    OtherContent {
+        /// Its index in the map.
+        index: u64,
+        /// Sealed.
+        expected: u32,
+        /// Offered.
+        found: u32,
+    },
+    /// The medium takes no write there.
+    #[error("write page anew")]
+    Write(#[source] io::Error),
+    /// The medium took the write, and has something else.
+    #[error("page {index:#x} was written anew, and is damaged again")]
+    NotKept {
+        /// Its index in the map.
+        index: u64,
+    },
+}
+
 /// Copying a blob out failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -269,6 +269,11 @@ impl Change {
         }
     }
 
+    /// Whether it seals under an id that another checkpoint has, and keeps.
+    fn is_taken(self, known: impl Fn(CheckpointId) -> bool) -> bool {
+        matches!(self, Self::Seal { id, replaces, .. } if replaces != Some(id) && known(id))
+    }
+
     fn touches(self) -> Option<CheckpointId> {
         match self {
             Self::Attrs { id, .. } => Some(id),

@@ -47,8 +47,8 @@ mod superblock;
 
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, Checkpoint};
 pub use error::{
-    BlobError, CloseError, FormatError, JournalError, JournalFault, MapFault, MediumError,
-    OpenError, PageError, SealError, ShadowError, SuperblockFault,
+    BlobError, CloseError, FormatError, HealError, JournalError, JournalFault, MapFault,
+    MediumError, OpenError, PageError, SealError, ShadowError, SuperblockFault,
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, Run, RunKind, Runs};

@@ -11,8 +11,8 @@ use crate::root;
 use crate::shadow::Shadow;
 
 impl Shadow {
-    /// Makes the shadow a checkpoint named `id`; `replaces` is deleted in the same instant. On `Ok` it
-    /// is durable. Two fences, whatever was flushed before.
+    /// Makes the shadow a checkpoint named `id`; `replaces`, which may have the same name, is deleted in the same
+    /// instant. On `Ok` it is durable. Two fences, whatever was flushed before.
     ///
     /// # Errors
     /// [`SealError`]: nothing was sealed, and the shadow's segments are free again; except after
@@ -50,7 +50,7 @@ impl Shadow {
         // 2. Take the journal. From here to the end no other operation decides anything, so what is
         //    checked now still holds at step 5.
         let mut journal = region.journal();
-        if journal.live().contains_key(&id) {
+        if replaces != Some(id) && journal.live().contains_key(&id) {
             return Err(SealError::Exists { id });
         }
         let change = Change::Seal {

@@ -91,7 +91,7 @@ pub(crate) fn replay(
                 .into_iter()
                 .chain(change.touches())
                 .all(known)
-                && !matches!(change, Change::Seal { id, .. } if known(*id))
+                && !change.is_taken(known)
         });
         let change = change.ok_or_else(|| corrupt(JournalFault::Senseless { record: slot }))?;
         apply(&mut live, next_order, change);

@@ -7,6 +7,7 @@
 
 mod cursor;
 mod digest;
+mod heal;
 mod node;
 mod pieces;
 mod reader;

@@ -21,7 +21,7 @@ static ZEROS: [u8; 16 * PAGE_SIZE] = [0; 16 * PAGE_SIZE];
 /// A page map of a checkpoint, for reading. Cheap to clone.
 #[derive(Clone)]
 pub struct PageMap {
-    checkpoint: Arc<Checkpoint>,
+    pub(super) checkpoint: Arc<Checkpoint>,
     root: MapRoot,
 }
 
@@ -210,7 +210,7 @@ impl PageMap {
     }
 
     /// The page checksums of a stored run, and where its pages are.
-    fn verified_checksums(
+    pub(super) fn verified_checksums(
         &self,
         location: PageNo,
         pages: u32,

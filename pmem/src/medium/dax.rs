@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -13,7 +14,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::populate::Mapping;
 use super::raw::RawBytes;
 use super::{Guarantee, Medium, MediumKind};
-use crate::convert::to_usize;
+use crate::PAGE_SIZE;
+use crate::convert::{to_u64, to_usize};
 use crate::cpu::{self, FlushInstruction};
 
 /// A DAX mapping of a whole file.
@@ -22,8 +24,8 @@ pub(super) struct Dax {
     mapping: Arc<DaxMapping>,
     instruction: FlushInstruction,
     guarantee: Guarantee,
-    /// Keeps the lock on the region.
-    _file: File,
+    /// Keeps the lock on the region, and takes pages that the mapping has lost.
+    file: File,
 }
 
 /// What `mmap` gave; unmapped when dropped.
@@ -85,7 +87,7 @@ impl Dax {
                     instruction: Some(instruction.name()),
                     emulated: None,
                 },
-                _file: file,
+                file,
             }),
             Err(errno) => Err((file, errno.raw_os_error())),
         }
@@ -139,5 +141,11 @@ impl Medium for Dax {
     fn fence(&self) -> io::Result<()> {
         cpu::store_fence();
         Ok(())
+    }
+
+    unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
+        self.raw.range(at, to_u64(PAGE_SIZE))?;
+        self.file.write_all_at(page, at)?;
+        self.file.sync_data()
     }
 }

@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Guarantee, Medium};
-use crate::PAGE_BYTES;
 use crate::convert::{to_u64, to_usize};
+use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// Work that a device may have before it, beyond which a flush waits.
 const QUEUE: Duration = Duration::from_millis(100);
@@ -369,6 +369,13 @@ impl Medium for Emulated {
         // SAFETY: the caller's promise.
         unsafe { self.below.write_streaming(at, from) }?;
         self.mark_written(at, from.len());
+        Ok(())
+    }
+
+    unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.below.rewrite_page(at, page) }?;
+        self.mark_written(at, page.len());
         Ok(())
     }
 

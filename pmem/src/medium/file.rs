@@ -7,14 +7,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapRaw;
 
 use super::raw::RawBytes;
 use super::{Guarantee, Medium};
-use crate::PAGE_BYTES;
 use crate::convert::to_usize;
+use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// Past so many separate ranges one `fdatasync` is cheaper than an `msync` each: every one of either
 /// ends with a flush of the device's cache.
@@ -151,6 +152,14 @@ impl Medium for MappedFile {
         let result = self.sync(&coalesce(taken));
         *failed = result.is_err();
         result
+    }
+
+    unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
+        self.raw.range(at, PAGE_BYTES)?;
+        self.file.write_all_at(page, at)?;
+        // A device that refuses the write-back refuses it for good, like any other.
+        self.flush(at, PAGE_BYTES)?;
+        self.fence()
     }
 }
 

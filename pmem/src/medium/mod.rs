@@ -16,6 +16,8 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use crate::PAGE_SIZE;
+
 pub use emulated::{Emulation, NoDevice, emulate};
 pub use open::{OpenOptions, create_medium_in_memory, open_medium};
 
@@ -160,4 +162,15 @@ pub trait Medium: Send + Sync {
     /// # Errors
     /// A failing device; what is durable is then unknown.
     fn fence(&self) -> io::Result<()>;
+
+    /// Writes a whole page that the medium has lost, durably. Where there is a file this is a system call: a store
+    /// would first have to read the lost page, and clears no poison of persistent memory.
+    ///
+    /// # Errors
+    /// A range outside the medium, or a page that takes no write.
+    ///
+    /// # Safety
+    /// Nobody else writes to the page. Whoever reads it or has borrowed any of it relies on nothing but bytes that equal
+    /// `page`.
+    unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()>;
 }

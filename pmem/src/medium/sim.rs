@@ -26,6 +26,7 @@ use memmap2::{MmapMut, MmapRaw};
 
 use super::raw::{RawBytes, check_streaming};
 use super::{Guarantee, Medium, MediumKind};
+use crate::PAGE_SIZE;
 use crate::convert::{to_u64, to_usize};
 
 /// Bytes that are written atomically.
@@ -240,6 +241,13 @@ impl Medium for SimMedium {
         state.record(Event::Fence);
         state.fences += 1;
         Ok(())
+    }
+
+    unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
+        // SAFETY: the caller's promise. Other threads' reads are of memory that they verify.
+        unsafe { self.write(at, page)? };
+        self.flush(at, to_u64(PAGE_SIZE))?;
+        self.fence()
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
 mod faults;
+mod healing;
 mod model;
 mod scenario;
 

@@ -63,19 +63,26 @@ pub(crate) fn recover(image: &[u8], allowed: &[&State]) -> Result<Recovered, Str
         .iter()
         .map(|c| (c.id(), c.attrs()))
         .collect();
-    let which = allowed.iter().position(|state| {
+    let has_ids = |state: &&State| {
         state.as_ref().is_some_and(|s| {
             s.iter()
                 .map(|(id, c)| (*id, c.attrs))
                 .collect::<BTreeMap<_, _>>()
                 == ids
         })
-    });
-    let Some(which) = which else {
-        return Err(format!("found {ids:x?}"));
     };
-    check(&region, allowed[which])?;
-    Ok((Some(region), which, medium))
+    let mut why = format!("found {ids:x?}");
+    // Two states may have the same ids: before and after one took its own place.
+    for (which, state) in allowed.iter().enumerate() {
+        if !has_ids(state) {
+            continue;
+        }
+        match check(&region, state) {
+            Ok(()) => return Ok((Some(region), which, medium)),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
 }
 
 /// Compares all content, and the allocation.

@@ -190,12 +190,14 @@ impl Player {
 
     fn seal(&mut self, shadow: Shadow, manifest: Vec<u8>, objects: Vec<Pages>) {
         let mut state = self.current();
-        let id = CheckpointId::new(u128::from(self.rng.next()));
         let replaces = if self.rng.one_in(4) {
             self.pick()
         } else {
             None
         };
+        // A fresh copy of a damaged checkpoint has its name.
+        let own = replaces.filter(|_| self.rng.one_in(2));
+        let id = own.unwrap_or_else(|| CheckpointId::new(u128::from(self.rng.next())));
         match shadow.seal(id, &manifest, replaces) {
             Ok(_) => {
                 if let Some(replaced) = replaces {

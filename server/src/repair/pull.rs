@@ -83,12 +83,11 @@ impl Puller {
     }
 
     /// Gets a fresh copy of a checkpoint that is damaged here, whole and without its parent's pages, and puts it in
-    /// the place of the damaged one; that stays until the fresh one is durable. Marks and pin stay. A crash between
-    /// the removal of the one and the seal of the other leaves none here: the sweep then takes this node off the
-    /// list of its holders.
+    /// the place of the damaged one in the instant in which it is sealed: at every moment one of them is here. Marks and
+    /// pin stay.
     ///
     /// # Errors
-    /// As [`Puller::pull`]; it is not here. The damaged copy is as it was, unless the region failed in the last step.
+    /// As [`Puller::pull`]; it is not here. The damaged copy is as it was.
     pub fn pull_again(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
         let _turn = self.under_way.begin(&request.checkpoint)?;
         if !self.store.holds(&request.checkpoint) {

@@ -285,12 +285,11 @@ impl Store {
         self.seal_locked(&mut index, shadow, contents, numbering, attrs, digest, None)
     }
 
-    /// Seals a whole copy in the place of one of the same id that is damaged; marks and pin stay. A region names a
-    /// checkpoint once, so this takes two records of the journal: a crash between them leaves neither, and other
-    /// nodes have it. Not the other way round, which would take another id.
+    /// Seals a whole copy in the place of one of the same id that is damaged; marks and pin stay. One record of the
+    /// journal does both: a crash leaves the one or the other, and a failure leaves the damaged one.
     ///
     /// # Errors
-    /// There is none of that id. As [`Store::seal_numbered`], then the damaged one may be gone.
+    /// There is none of that id. As [`Store::seal_numbered`].
     pub(super) fn seal_again(
         &self,
         shadow: Shadow,
@@ -301,25 +300,28 @@ impl Store {
         let mut index = self.index();
         index.check()?;
         let damaged = self.checkpoint(&numbering.id.to_string())?;
-        let attrs = damaged.attrs();
-        self.region.delete(damaged.id())?;
-        drop(damaged);
-        let place = control::Checkpoint {
-            job: contents.job.clone(),
-            generation: numbering.generation,
-            session: contents.session.clone(),
-            id: numbering.id.to_string(),
-            ..control::Checkpoint::default()
+        let replaced = Replaced {
+            id: damaged.id(),
+            record: control::Checkpoint {
+                job: contents.job.clone(),
+                generation: numbering.generation,
+                session: contents.session.clone(),
+                id: numbering.id.to_string(),
+                ..control::Checkpoint::default()
+            },
+            added_bytes: 0,
         };
-        let sealed = self.seal_locked(&mut index, shadow, contents, numbering, attrs, digest, None);
-        if sealed.is_err()
-            && self
-                .catalogued(&place)?
-                .is_some_and(|row| row.id == place.id)
-        {
-            self.catalog.remove(&place)?;
-        }
-        sealed
+        let attrs = damaged.attrs();
+        drop(damaged);
+        self.seal_locked(
+            &mut index,
+            shadow,
+            contents,
+            numbering,
+            attrs,
+            digest,
+            Some(replaced),
+        )
     }
 
     #[expect(
@@ -360,6 +362,8 @@ impl Store {
         let summary = self.summary(&sealed, &manifest);
         match (self.catalog.put(&summary), &replaced) {
             (Ok(()), None) => {}
+            // The row was written anew.
+            (Ok(()), Some(replaced)) if replaced.id == id => {}
             (Ok(()), Some(replaced)) => {
                 // A row too many reads as "not found", and goes at the next start.
                 if let Err(error) = self.catalog.remove(&replaced.record) {
