@@ -117,8 +117,8 @@ impl Shadow {
         self.refer(w, first_index, pages, Some(flags), parent)
     }
 
-    /// Appends pages of zeros, without anybody having to bring them. Costs a few nanoseconds a page for the
-    /// digest, so a stranger's number is to be bounded by the caller.
+    /// Appends pages of zeros, without anybody having to bring them. The cost does not depend on their number, but
+    /// for a run for each 2^32 pages.
     ///
     /// # Errors
     /// As [`append`](Self::append).

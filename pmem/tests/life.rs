@@ -509,11 +509,22 @@ fn a_maps_digest_is_that_of_its_content() {
     let region = region(8 << 20);
     let bytes = pages(&[1, 0, 2, 3, 0, 0, 4]);
     let mut expected = Sha256::new();
-    for (page, index) in bytes.chunks(PAGE_SIZE).zip(100_u64..) {
+    let mut entry = |index: u64, crc: u32| {
         expected.update(index.to_le_bytes());
         expected.update(5_u16.to_le_bytes());
-        expected.update(crc32fast::hash(page).to_le_bytes());
+        expected.update(crc.to_le_bytes());
+    };
+    let page = |at: usize| crc32fast::hash(&bytes[at * PAGE_SIZE..][..PAGE_SIZE]);
+    entry(100, page(0));
+    for index in [102, 101] {
+        entry(index, 0); // A run of zeros: its end, its beginning.
     }
+    entry(102, page(2));
+    entry(103, page(3));
+    for index in [106, 104] {
+        entry(index, 0);
+    }
+    entry(106, page(6));
     let expected: [u8; 32] = expected.finalize().into();
 
     let mut shadow = region.begin();
@@ -563,6 +574,39 @@ fn a_maps_digest_is_that_of_its_content() {
         let stats = shadow_map(&region, first_index, flags, &bytes);
         assert_ne!(stats.digest, expected);
     }
+}
+
+/// 2^45 pages, which is all that an address space can have: a step for each would take days.
+#[test]
+fn a_run_of_zeros_costs_the_same_whatever_its_length() {
+    let region = region(8 << 20);
+    let (first, pages) = (7_u64, (1_u64 << 45) - 7);
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    map.watch();
+    // In two parts, the first of them a page that was sent.
+    shadow
+        .append(&mut map, first, 1, &[0; PAGE_SIZE], None)
+        .unwrap();
+    shadow
+        .append_zeros(&mut map, first + 1, 1, pages - 1)
+        .unwrap();
+    let pieces: Vec<_> = map.pieces().collect();
+    assert_eq!((pieces.len(), pieces[0].pages), (1, pages));
+    let (root, stats) = shadow.finish(map).unwrap();
+    assert_eq!((stats.pages, stats.zero, stats.stored), (pages, pages, 0));
+    let parent = shadow.seal(CheckpointId::random(), b"", None).unwrap();
+    assert_eq!(parent.map(&root).digest().unwrap(), stats.digest);
+
+    // Referred to as the parent's.
+    let mut shadow = region.begin();
+    let mut map = shadow.map();
+    let mut cursor = parent.map(&root).cursor();
+    shadow
+        .reference(&mut map, first, pages, &mut cursor)
+        .unwrap();
+    let (_, again) = shadow.finish(map).unwrap();
+    assert_eq!((again.digest, again.parent), (stats.digest, pages));
 }
 
 fn shadow_map(region: &Arc<Region>, first_index: u64, flags: u16, bytes: &[u8]) -> MapStats {

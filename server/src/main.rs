@@ -12,6 +12,7 @@ use clap::Parser;
 use permafrost_client::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen, parse_size,
 };
+use permafrost_client::host::{STOPPING, end_within};
 use permafrost_pmem::Emulation;
 use permafrost_server::api::serve::Rate;
 use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
@@ -267,7 +268,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("start the runtime")?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("catch SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("catch SIGINT")?;
         let daemon = Daemon::start(config).await?;
@@ -291,8 +292,12 @@ fn run(args: Args) -> anyhow::Result<()> {
             _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
             _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
         }
+        end_within(STOPPING);
         daemon.stop().await.context("mark the region clean")
-    })
+    });
+    // Threads that still serve somebody end with the process.
+    runtime.shutdown_timeout(Duration::ZERO);
+    ended
 }
 
 /// How many run at once. A wrapper, as clap gives an `Option` a meaning of its own.

@@ -10,6 +10,7 @@
 pub mod arguments;
 mod backend;
 mod control;
+mod ending;
 mod endpoints;
 mod run_dir;
 
@@ -28,6 +29,7 @@ use tokio::runtime::Handle;
 use crate::identity::CriuTls;
 
 pub use backend::{Backend, Patiently, Progress, Session, Waits};
+pub use ending::{STOPPING, end_within};
 pub use run_dir::make_private_dir;
 
 /// Where a host listens, and how patiently.

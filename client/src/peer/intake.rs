@@ -37,6 +37,9 @@ pub trait FrameSource: Send {
     /// # Errors
     /// As [`Self::next`].
     fn commit(&mut self) -> Result<Commit, PeerError>;
+
+    /// Ends [`Self::next`] and [`Self::commit`] from another thread, at once and for good.
+    fn canceller(&self) -> Box<dyn FnOnce() + Send>;
 }
 
 /// What a handler answers to a dump. Kept until the dump is over, and said again after a lost connection.
@@ -51,6 +54,9 @@ pub trait Replies: Send {
     fn committed(&mut self, committed: Committed);
 }
 
+/// A frame on its way to the handler; `None` wakes the handler.
+type Queued = Option<(Header, Bytes)>;
+
 struct State {
     receiver: Receiver,
     acknowledge: Option<u64>,
@@ -60,7 +66,9 @@ struct State {
     /// The handler is done: nothing more is said.
     done: bool,
     failed: Option<PeerError>,
-    frames: Option<mpsc::Sender<(Header, Bytes)>>,
+    /// The handler was told to end.
+    cancelled: bool,
+    frames: Option<mpsc::Sender<Queued>>,
     /// Since when no conversation serves it.
     alone_since: Option<Instant>,
 }
@@ -92,9 +100,26 @@ impl Session {
         self.say.notify_one();
     }
 
+    /// Ends the handler's waiting. The peer hears the reason from the handler.
+    fn cancel(&self) {
+        let mut state = self.lock();
+        state.cancelled = true;
+        if let Some(frames) = &state.frames {
+            // A full queue means that the handler does not wait.
+            let _ = frames.try_send(None);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
     fn reply(&self, body: reply::Body) {
         self.lock().replies.push(body);
         self.say.notify_one();
+    }
+
+    fn is_given_up(&self) -> bool {
+        let state = self.lock();
+        state.cancelled || state.failed.is_some()
     }
 
     /// The handler has returned.
@@ -120,7 +145,7 @@ type Key = (String, [u8; 16]);
 /// The handler's end of a session.
 pub(crate) struct Intake {
     session: Arc<Session>,
-    frames: mpsc::Receiver<(Header, Bytes)>,
+    frames: mpsc::Receiver<Queued>,
 }
 
 /// The handler's answers.
@@ -153,6 +178,7 @@ impl Sessions {
                 commit: None,
                 done: false,
                 failed: None,
+                cancelled: false,
                 frames: Some(send),
                 alone_since: None,
             }),
@@ -371,7 +397,7 @@ impl Conversation<'_> {
             if !named || state.receiver.taken().is_err() {
                 return Err(PeerError::protocol(node, "an image that may not come"));
             }
-            place.send((header, payload));
+            place.send(Some((header, payload)));
             if let Some(next) = state.receiver.poll_acknowledge() {
                 state.acknowledge = Some(next);
                 session.say.notify_one();
@@ -428,13 +454,20 @@ impl Conversation<'_> {
 
 impl FrameSource for Intake {
     fn next(&mut self) -> Result<Frame, PeerError> {
-        match self.frames.blocking_recv() {
-            Some((header, payload)) => {
-                let decoded = decode(&self.session.peer, &header, payload);
-                let payload = decoded.inspect_err(|error| self.session.fail(error.clone()))?;
-                Ok(Frame { header, payload })
+        loop {
+            // What is queued is of no use any more.
+            if self.session.is_given_up() {
+                return Err(self.ended());
             }
-            None => Err(self.ended()),
+            match self.frames.blocking_recv() {
+                Some(Some((header, payload))) => {
+                    let decoded = decode(&self.session.peer, &header, payload);
+                    let payload = decoded.inspect_err(|error| self.session.fail(error.clone()))?;
+                    return Ok(Frame { header, payload });
+                }
+                Some(None) => {}
+                None => return Err(self.ended()),
+            }
         }
     }
 
@@ -447,12 +480,20 @@ impl FrameSource for Intake {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
+            if state.cancelled {
+                return Err(PeerError::aborted(&self.session.peer));
+            }
             state = self
                 .session
                 .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn canceller(&self) -> Box<dyn FnOnce() + Send> {
+        let session = Arc::clone(&self.session);
+        Box::new(move || session.cancel())
     }
 }
 

@@ -9,43 +9,73 @@ const PAGE_BYTES: usize = 4096;
 static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PAGE_BYTES]));
 
 /// The digest of a page map in the making (docs/format.md, "Content digest"): over each page, ascending, its index,
-/// flags and CRC32.
+/// flags and CRC32, and over each run of zero pages its end and its beginning.
 #[derive(Clone, Default)]
 pub struct MapDigest {
     hash: Sha256,
     pages: u64,
+    /// Zero pages that are not hashed yet, because the next call may extend them: first index, index after the last,
+    /// flags.
+    zeros: Option<(u64, u64, u16)>,
 }
 
 impl MapDigest {
-    /// Whole pages from `index` on.
+    /// Takes whole pages from `index` on.
     pub fn pages(&mut self, index: u64, flags: u16, bytes: &[u8]) {
         for (page, index) in bytes.chunks_exact(PAGE_BYTES).zip(index..) {
-            self.page(index, flags, crc32fast::hash(page));
+            let crc = crc32fast::hash(page);
+            if crc == *ZERO_PAGE_CRC32 && page.iter().all(|byte| *byte == 0) {
+                self.zeros(index, flags, 1);
+            } else {
+                self.end_zeros();
+                self.entry(index, flags, crc);
+                self.pages += 1;
+            }
         }
     }
 
-    /// Pages of zeros from `index` on.
+    /// Takes zero pages from `index` on. The cost does not depend on their number.
     pub fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
-        let crc = *ZERO_PAGE_CRC32;
-        for index in index..index.saturating_add(pages) {
-            self.page(index, flags, crc);
+        if pages == 0 {
+            return;
+        }
+        self.pages = self.pages.saturating_add(pages);
+        let end = index.saturating_add(pages);
+        match &mut self.zeros {
+            Some((_, open_end, open_flags)) if *open_end == index && *open_flags == flags => {
+                *open_end = end;
+            }
+            _ => {
+                self.end_zeros();
+                self.zeros = Some((index, end, flags));
+            }
         }
     }
 
-    fn page(&mut self, index: u64, flags: u16, crc: u32) {
+    fn end_zeros(&mut self) {
+        if let Some((first, end, flags)) = self.zeros.take() {
+            self.entry(end, flags, 0);
+            self.entry(first, flags, 0);
+        }
+    }
+
+    fn entry(&mut self, index: u64, flags: u16, crc: u32) {
         let mut entry = [0; 14];
         entry[..8].copy_from_slice(&index.to_le_bytes());
         entry[8..10].copy_from_slice(&flags.to_le_bytes());
         entry[10..].copy_from_slice(&crc.to_le_bytes());
         self.hash.update(entry);
-        self.pages += 1;
+    }
+
+    fn finish(mut self) -> [u8; 32] {
+        self.end_zeros();
+        self.hash.finalize().into()
     }
 
     /// Whether that was all, and what the manifest says. One sealed before manifests had digests says how many
     /// pages there are, and nothing else.
     pub(super) fn is(self, pages: u64, map_digest: &[u8]) -> bool {
-        self.pages == pages
-            && (map_digest.is_empty() || self.hash.finalize().as_slice() == map_digest)
+        self.pages == pages && (map_digest.is_empty() || self.finish() == map_digest)
     }
 }
 
@@ -72,7 +102,7 @@ mod tests {
         let digest = |index, flags, bytes: &[u8]| {
             let mut digest = MapDigest::default();
             digest.pages(index, flags, bytes);
-            digest.hash.finalize()
+            digest.finish()
         };
         let expected = digest(5, 1, &pages);
         let mut in_parts = MapDigest::default();
@@ -94,12 +124,31 @@ mod tests {
         assert!(!short.is(2, &[]));
     }
 
+    /// 2^40 pages: hashing each of them would take days.
+    #[test]
+    fn a_run_of_zeros_has_one_digest_however_it_is_split() {
+        let (first, pages) = (3_u64, 1_u64 << 40);
+        let mut whole = MapDigest::default();
+        whole.zeros(first, 1, pages);
+        let mut parts = MapDigest::default();
+        parts.zeros(first, 1, 2);
+        parts.zeros(first + 2, 1, 0);
+        parts.pages(first + 2, 1, &[0; PAGE_BYTES]);
+        parts.zeros(first + 3, 1, pages - 3);
+        assert!(parts.is(pages, &whole.clone().finish()));
+        for (first, flags, pages) in [(first + 1, 1, pages - 1), (first, 2, pages), (first, 1, 5)] {
+            let mut other = MapDigest::default();
+            other.zeros(first, flags, pages);
+            assert_ne!(other.finish(), whole.clone().finish());
+        }
+    }
+
     #[test]
     fn an_images_last_page_is_filled_with_zeros() {
         let mut filled = vec![3; 5000];
         let short = of_image(&filled);
         filled.resize(2 * PAGE_BYTES, 0);
-        let expected = of_image(&filled).hash.finalize();
+        let expected = of_image(&filled).finish();
         assert!(short.is(2, &expected));
         assert!(of_image(&[]).is(0, &Sha256::new().finalize()));
     }

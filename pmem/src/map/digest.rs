@@ -1,12 +1,9 @@
-//! What a map holds, told in 32 bytes: the same wherever and however its pages are stored.
-
-use std::sync::LazyLock;
+//! The digest of a map: 32 bytes that say what it holds, wherever and however its pages are stored.
 
 use sha2::{Digest, Sha256};
 use zerocopy::little_endian::U32;
 
 use super::{PageMap, RunKind};
-use crate::PAGE_SIZE;
 use crate::error::PageError;
 
 /// Bytes hashed for a page: index, flags, CRC32.
@@ -15,14 +12,20 @@ const ENTRY_BYTES: usize = 8 + 2 + 4;
 /// Entries hashed at once; the hash's own buffer would be asked for each of them otherwise.
 const BATCH_BYTES: usize = 64 * ENTRY_BYTES;
 
-/// What stands for a page of zeros, which is stored nowhere.
-static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PAGE_SIZE]));
-
 /// A digest in the making, over pages in ascending order.
 pub(super) struct MapHasher {
     hash: Sha256,
     batch: [u8; BATCH_BYTES],
     filled: usize,
+    /// Zero pages that are not hashed yet, because the next call may extend them.
+    zeros: Option<ZeroRun>,
+}
+
+/// Consecutive zero pages with the same flags.
+struct ZeroRun {
+    first_index: u64,
+    end_index: u64,
+    flags: u16,
 }
 
 impl Default for MapHasher {
@@ -31,27 +34,48 @@ impl Default for MapHasher {
             hash: Sha256::new(),
             batch: [0; BATCH_BYTES],
             filled: 0,
+            zeros: None,
         }
     }
 }
 
 impl MapHasher {
-    /// Pages from `index` on, one for each checksum.
+    /// Pages from `index` on that are not zero, one for each checksum.
     pub(super) fn pages(&mut self, index: u64, flags: u16, crcs: &[U32]) {
+        self.end_zeros();
         for (crc, index) in crcs.iter().zip(index..) {
-            self.page(index, flags, crc.get());
+            self.entry(index, flags, crc.get());
         }
     }
 
-    /// Pages of zeros from `index` on.
+    /// Zero pages from `index` on. The cost does not depend on their number.
     pub(super) fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
-        let crc = *ZERO_PAGE_CRC32;
-        for index in (index..).take(crate::convert::to_usize(pages)) {
-            self.page(index, flags, crc);
+        if pages == 0 {
+            return;
+        }
+        let end_index = index.saturating_add(pages);
+        match &mut self.zeros {
+            Some(run) if run.end_index == index && run.flags == flags => run.end_index = end_index,
+            _ => {
+                self.end_zeros();
+                self.zeros = Some(ZeroRun {
+                    first_index: index,
+                    end_index,
+                    flags,
+                });
+            }
         }
     }
 
-    fn page(&mut self, index: u64, flags: u16, crc: u32) {
+    /// Hashes the open run of zeros: its end before its beginning. Pages ascend, so no pages read like that.
+    fn end_zeros(&mut self) {
+        if let Some(run) = self.zeros.take() {
+            self.entry(run.end_index, run.flags, 0);
+            self.entry(run.first_index, run.flags, 0);
+        }
+    }
+
+    fn entry(&mut self, index: u64, flags: u16, crc: u32) {
         let Some(entry) = self.batch[self.filled..].first_chunk_mut::<ENTRY_BYTES>() else {
             return;
         };
@@ -66,16 +90,18 @@ impl MapHasher {
     }
 
     pub(super) fn finish(mut self) -> [u8; 32] {
+        self.end_zeros();
         self.hash.update(&self.batch[..self.filled]);
         self.hash.finalize().into()
     }
 }
 
 impl PageMap {
-    /// SHA-256 over what the map holds, the same wherever and however its pages are stored: for each page,
-    /// ascending, its index (8 bytes), flags (2) and CRC32 (4), little-endian. A page of zeros has the CRC32 of
-    /// one. Reads map and checksums, verified, but no page: that the pages are what their checksums say is what
-    /// reading them shows.
+    /// Computes a SHA-256 over what the map holds, which does not depend on where and how its pages are stored.
+    /// For each page, ascending: its index (8 bytes), flags (2) and CRC32 (4), little-endian. A longest run of zero
+    /// pages with equal flags counts as two such entries, whatever its length: the index after its last page and the
+    /// index of its first, both with its flags and 0. Reads map and checksums, verified, but no page: that the pages
+    /// are what their checksums say is what reading them shows.
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].

@@ -1,6 +1,7 @@
 //! An agent's dump: its frames as the pages of a session.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use permafrost_client::frontend::{PageSink, SinkError};
 use permafrost_client::identity::Peer;
@@ -14,7 +15,7 @@ use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 use super::spool::Spool;
 use super::{Agents, check_write, refusal};
 use crate::peers::{gone, invalid};
-use crate::store::{SessionSink, StoreError, check_tells_processes};
+use crate::store::{Session, SessionSink, StoreError, check_tells_processes};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -46,15 +47,18 @@ impl Agents {
     fn session(
         &self,
         peer: &Peer,
-        session: &std::sync::Arc<crate::store::Session>,
+        session: &Arc<Session>,
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
         check_write(peer, &session.request.job)?;
         replies.opened(true);
         // It is open, and not receiving, until CRIU sends something.
-        let mut frame = frames.next().map_err(|error| gone(&error))?;
-        let started = session.start(&self.store, Box::new(|| {}));
+        session.expect_from(frames.canceller());
+        let mut frame = frames
+            .next()
+            .map_err(|error| ended(session, gone(&error)))?;
+        let started = session.start(&self.store, frames.canceller());
         let mut sink = started.map_err(|error| refusal(&error))?;
         while frame.header.kind != Kind::Close {
             if let Err(error) = pass(&mut sink, &frame) {
@@ -64,8 +68,9 @@ impl Agents {
             frame = match frames.next() {
                 Ok(frame) => frame,
                 Err(error) => {
+                    let said = ended(session, gone(&error));
                     sink.abort(&error.to_string());
-                    return Err(gone(&error));
+                    return Err(said);
                 }
             };
         }
@@ -79,9 +84,11 @@ impl Agents {
             return Ok(());
         }
         replies.closed(Closed::default());
-        let spool = self.images(frames)?;
+        let spool = self.images(frames);
+        let spool = spool.map_err(|error| ended(session, error))?;
         replies.prepared(Prepared::default());
-        let commit = frames.commit().map_err(|error| gone(&error))?;
+        let commit = frames.commit();
+        let commit = commit.map_err(|error| ended(session, gone(&error)))?;
         if commit.session != session.id {
             return Err(invalid("a commit of another session"));
         }
@@ -224,6 +231,19 @@ fn committed(checkpoint: control::Checkpoint) -> Committed {
     Committed {
         nodes: checkpoint.nodes.clone(),
         checkpoint: Some(checkpoint),
+    }
+}
+
+/// Says why a dump ends early: its session was discarded, or else what `error` says.
+fn ended(session: &Session, error: control::Error) -> control::Error {
+    let reason = session.status().error;
+    if reason.is_empty() {
+        return error;
+    }
+    control::Error {
+        code: ErrorCode::SessionFailed.into(),
+        message: reason,
+        hint: String::new(),
     }
 }
 

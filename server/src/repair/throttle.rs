@@ -30,8 +30,17 @@ const BURST: Duration = Duration::from_millis(20);
 /// Longest time slept before it is looked again whether there is still a reason to.
 const NAP: Duration = Duration::from_millis(50);
 
-/// What a page that is only named takes, in bytes of one that is sent: its place in a map.
-pub(super) const NAMED_PAGE_BYTES: u64 = 16;
+/// Cost of a page that is only named, in bytes of one that is sent: its place in a map.
+const NAMED_PAGE_BYTES: u64 = 16;
+
+/// Cost of the pages that a frame only names. A run of zeros costs as much as one page, whatever its length.
+pub(super) fn named_bytes(kind: Kind, pages: u32) -> u64 {
+    match kind {
+        Kind::Zero => NAMED_PAGE_BYTES,
+        Kind::Parent => u64::from(pages) * NAMED_PAGE_BYTES,
+        _ => 0,
+    }
+}
 
 /// How fast repair may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,8 +270,7 @@ impl FrameSink for ThrottledSink<'_> {
         // Not the time in which the peer is waited for.
         let busy = self.since.elapsed();
         self.frames.push(kind, flags, pages, index, payload)?;
-        let named = if payload.is_empty() { pages } else { 0 };
-        let bytes = payload.len() as u64 + u64::from(named) * NAMED_PAGE_BYTES;
+        let bytes = payload.len() as u64 + named_bytes(kind, pages);
         self.throttle.took(bytes, busy);
         self.since = Instant::now();
         Ok(())

@@ -10,6 +10,7 @@ use permafrost_pmem::{
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 use permafrost_protocol::pageserver::SpaceId;
+use tokio::sync::watch;
 
 use super::{StoreError, digest};
 use crate::replication::{ContentDigest, Copies};
@@ -71,6 +72,8 @@ pub(super) struct DumpBuilder {
     spaces: Vec<AddressSpace>,
     /// Copies on other nodes: they get what this one gets.
     copies: Option<Box<dyn Copies>>,
+    /// Turns true when the session is over: long work for it then ends.
+    ended: Option<watch::Receiver<bool>>,
 }
 
 struct Current {
@@ -111,6 +114,16 @@ impl DumpBuilder {
             current: None,
             spaces: Vec::new(),
             copies,
+            ended: None,
+        }
+    }
+
+    /// Ends long work early once `ended` turns true.
+    #[must_use]
+    pub(super) fn until(self, ended: watch::Receiver<bool>) -> Self {
+        Self {
+            ended: Some(ended),
+            ..self
         }
     }
 
@@ -223,7 +236,7 @@ impl DumpBuilder {
                     _ if copies.takes_parent() => {
                         copies.parent(piece.first_index, piece.flags, piece.pages);
                     }
-                    _ => copy_from_parent(copies, parent, piece)?,
+                    _ => copy_from_parent(copies, parent, piece, self.ended.as_ref())?,
                 }
             }
         }
@@ -357,10 +370,17 @@ fn copy_from_parent(
     copies: &mut dyn Copies,
     parent: &mut MapCursor,
     piece: Piece,
+    ended: Option<&watch::Receiver<bool>>,
 ) -> Result<(), StoreError> {
     let end = piece.first_index + piece.pages;
     let mut index = piece.first_index;
     while index < end {
+        if ended.is_some_and(|ended| *ended.borrow()) {
+            return Err(StoreError::Conflict {
+                message: "the session is over".to_owned(),
+                hint: "",
+            });
+        }
         // They were there a moment ago, or there would be no piece.
         let Some(run) = parent.lookup(index).map_err(ShadowError::from)? else {
             return Err(ShadowError::MissingInParent { index }.into());

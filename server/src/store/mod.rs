@@ -450,7 +450,8 @@ impl Store {
     ) -> control::Checkpoint {
         let page = permafrost_pmem::PAGE_SIZE as u64;
         let sum = |of: fn(&permafrost_protocol::manifest::AddressSpace) -> u64| {
-            manifest.spaces.iter().map(of).sum::<u64>() * page
+            let pages = manifest.spaces.iter().map(of);
+            pages.fold(0, u64::saturating_add).saturating_mul(page)
         };
         let processes = manifest
             .spaces

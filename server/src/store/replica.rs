@@ -190,7 +190,7 @@ impl ReplicaDump {
         Ok(())
     }
 
-    /// Takes pages of zeros. Costs some ten nanoseconds a page.
+    /// Takes pages of zeros. The cost does not depend on their number.
     ///
     /// # Errors
     /// As [`ReplicaDump::pages`].

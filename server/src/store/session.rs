@@ -215,13 +215,25 @@ impl Session {
         state.enter(Phase::Receiving);
         state.hang_up = Some(hang_up);
         state.measured.begun();
-        let builder = DumpBuilder::new(store.region(), state.parent.take(), state.copies.take());
+        let builder = DumpBuilder::new(store.region(), state.parent.take(), state.copies.take())
+            .until(self.ended());
         Ok(SessionSink {
             store: Arc::clone(store),
             session: Arc::clone(self),
             builder: Some(builder),
             failure: ErrorCode::SessionFailed,
         })
+    }
+
+    /// Registers what ends the connection that is going to bring the pages, before it brings any.
+    pub fn expect_from(&self, hang_up: Box<dyn FnOnce() + Send>) {
+        let mut state = self.state();
+        if matches!(state.phase, Phase::Failed { .. }) {
+            drop(state);
+            hang_up();
+        } else {
+            state.hang_up = Some(hang_up);
+        }
     }
 
     /// Ends a session from outside: frees what it holds and hangs up on whoever brings its pages. False when it

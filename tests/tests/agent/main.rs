@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod hostile;
 mod tasks;
 
 use std::io::{IoSlice, Read as _};

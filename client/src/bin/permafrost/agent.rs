@@ -11,6 +11,7 @@ use permafrost_client::host;
 use permafrost_client::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
 };
+use permafrost_client::host::{STOPPING, end_within};
 use permafrost_client::peer;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -91,7 +92,7 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| internal("start the runtime", &error))?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let catch = |kind| signal(kind).map_err(|error| internal("catch a signal", &error));
         let mut terminate = catch(SignalKind::terminate())?;
         let mut interrupt = catch(SignalKind::interrupt())?;
@@ -112,9 +113,13 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
             _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
             _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
         }
+        end_within(STOPPING);
         agent.stop().await;
         Ok(())
-    })
+    });
+    // Threads that still serve somebody end with the process.
+    runtime.shutdown_timeout(Duration::ZERO);
+    ended
 }
 
 fn internal(doing: &str, error: &std::io::Error) -> Failure {

@@ -6,7 +6,7 @@ use permafrost_client::peer::Frame;
 use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::wire::frame::Kind;
 
-use super::super::throttle::{NAMED_PAGE_BYTES, Throttle};
+use super::super::throttle::{Throttle, named_bytes};
 use crate::peers::apply;
 use crate::replication::ContentDigest;
 use crate::store::{ReplicaDump, StoreError};
@@ -51,10 +51,7 @@ impl<'a> Intake<'a> {
         let header = &frame.header;
         self.put(frame)?;
         if let Some(throttle) = self.throttle {
-            let named = match header.kind {
-                Kind::Zero | Kind::Parent => u64::from(header.pages) * NAMED_PAGE_BYTES,
-                _ => 0,
-            };
+            let named = named_bytes(header.kind, header.pages);
             throttle.took(frame.payload.len() as u64 + named, began.elapsed());
         }
         Ok(())
