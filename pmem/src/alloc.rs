@@ -74,6 +74,10 @@ impl Allocator {
         }
     }
 
+    pub(crate) fn is_free(&self, segment: SegmentNo) -> bool {
+        self.holders(segment) == 0
+    }
+
     fn holders(&self, segment: SegmentNo) -> u32 {
         self.holders[crate::convert::to_usize(u64::from(segment.0))]
     }
@@ -195,20 +199,28 @@ impl Holdings {
 
     /// A free segment.
     pub(crate) fn allocate(&mut self) -> Result<SegmentNo, ShadowError> {
+        if let Some(failure) = self.space.failure.get() {
+            return Err(ShadowError::Failed(failure.clone()));
+        }
         let mut allocator = self
             .space
             .allocator
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let Some(segment) = allocator.take() else {
-            let segment_bytes = u64::from(self.space.geometry.segment_bytes);
-            return Err(ShadowError::Full {
-                needed: segment_bytes,
-                free: u64::from(allocator.free()) * segment_bytes,
-            });
-        };
-        self.segments.insert(segment.0);
-        Ok(segment)
+        loop {
+            let Some(segment) = allocator.take() else {
+                let segment_bytes = u64::from(self.space.geometry.segment_bytes);
+                return Err(ShadowError::Full {
+                    needed: segment_bytes,
+                    free: u64::from(allocator.free()) * segment_bytes,
+                });
+            };
+            // Taken and given to nobody: what is written to a lost page goes nowhere.
+            if !self.space.has_lost_page(segment) {
+                self.segments.insert(segment.0);
+                return Ok(segment);
+            }
+        }
     }
 
     /// Holds a segment that a live checkpoint holds, too.

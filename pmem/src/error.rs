@@ -3,7 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::damage::RegionFailure;
 use crate::ids::{CheckpointId, PageNo, SegmentNo};
+use crate::medium::LostPage;
 
 /// Opening a medium failed.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +103,9 @@ pub enum SuperblockFault {
     /// Intact, yet describes an impossible region.
     #[error("impossible geometry")]
     Geometry,
+    /// The medium returns an error for it.
+    #[error("unreadable")]
+    Unreadable,
 }
 
 /// What is wrong with the journal.
@@ -137,6 +142,17 @@ pub enum JournalFault {
     Senseless {
         /// Its place in the half.
         record: u32,
+    },
+    /// The header of the half with the newest records is damaged: how many of them were compacted is unknown.
+    #[error("the header of the newest half is damaged")]
+    Header,
+    /// The medium returns an error for them, and they come where the next record goes: one of them may be one.
+    #[error("records {first} to {last} cannot be read")]
+    Unreadable {
+        /// The first one.
+        first: u32,
+        /// The last one.
+        last: u32,
     },
 }
 
@@ -215,6 +231,9 @@ pub enum MapFault {
         /// Of the table.
         found: u32,
     },
+    /// The medium returns an error for it.
+    #[error("cannot be read: media error")]
+    Unreadable,
     /// Not a node of the expected level, or its entries do not ascend.
     #[error("not a well-formed node")]
     Malformed,
@@ -250,6 +269,14 @@ pub enum PageError {
         /// Read.
         found: u32,
     },
+    /// The medium cannot give a page.
+    #[error("page {index:#x} at {location} cannot be read: media error")]
+    Lost {
+        /// Its index in the map.
+        index: u64,
+        /// Where it is.
+        location: PageNo,
+    },
     /// A map is damaged.
     #[error("page map at {location} is damaged: {fault}")]
     MapCorrupt {
@@ -261,6 +288,17 @@ pub enum PageError {
     /// The medium failed.
     #[error("read page")]
     Io(#[from] io::Error),
+}
+
+impl PageError {
+    /// The index of the damaged page, if it is a page of the map and not of the region's own.
+    #[must_use]
+    pub const fn index(&self) -> Option<u64> {
+        match self {
+            Self::Corrupt { index, .. } | Self::Lost { index, .. } => Some(*index),
+            Self::MapCorrupt { .. } | Self::Io(_) => None,
+        }
+    }
 }
 
 /// A damaged page was not written anew.
@@ -358,8 +396,11 @@ pub enum ShadowError {
     /// Reading the source of a blob failed.
     #[error("read blob")]
     Source(#[source] io::Error),
+    /// The region takes no writes any more.
+    #[error("the region takes no writes: {0}")]
+    Failed(RegionFailure),
     /// The medium failed.
-    #[error("write shadow")]
+    #[error("write pages")]
     Io(#[from] io::Error),
 }
 
@@ -426,6 +467,17 @@ pub(crate) fn outside(location: PageNo) -> PageError {
     PageError::MapCorrupt {
         location,
         fault: MapFault::Outside,
+    }
+}
+
+/// The failure to read a node or page checksums of a map.
+pub(crate) fn unreadable(location: PageNo, error: io::Error) -> PageError {
+    match LostPage::of(&error) {
+        Some(_) => PageError::MapCorrupt {
+            location,
+            fault: MapFault::Unreadable,
+        },
+        None => PageError::Io(error),
     }
 }
 

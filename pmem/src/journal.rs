@@ -19,11 +19,11 @@ use crate::layout::{
     RECORD_ATTRS, RECORD_BYTES, RECORD_DELETE, RECORD_HEADER, RECORD_REPLACES, RECORD_SEAL,
     RecordCopy,
 };
-use crate::medium::Medium;
+use crate::medium::{Flushed, Medium};
 
 mod replay;
 
-pub(crate) use replay::{REMNANT_BYTES, replay};
+pub(crate) use replay::{REMNANT_BYTES, Replayed, replay};
 
 /// A live checkpoint, as the journal has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,8 @@ pub(crate) enum Change {
 /// A change that has passed all checks and has its place.
 #[must_use]
 pub(crate) struct Prepared {
-    change: Change,
+    /// `None`: a compaction for its own sake.
+    change: Option<Change>,
     place: Place,
 }
 
@@ -80,6 +81,8 @@ pub(crate) struct Journal {
     next: u32,
     live: HashMap<CheckpointId, Live>,
     next_order: u64,
+    /// What was flushed and is for the next fence.
+    flushed: Flushed,
     failed: bool,
     closed: bool,
 }
@@ -91,6 +94,7 @@ impl Journal {
         medium: &dyn Medium,
         geometry: &Geometry,
         uuid: RegionUuid,
+        flushed: &mut Flushed,
     ) -> std::io::Result<()> {
         let zeros = vec![0; PAGE_SIZE];
         let end = geometry.journal_at + 2 * geometry.half_bytes();
@@ -101,7 +105,7 @@ impl Journal {
         let header = encode(uuid, header_record(1, 0));
         // SAFETY: as above.
         unsafe { medium.write(half_at(geometry, 0), &header)? };
-        medium.flush(geometry.journal_at, end - geometry.journal_at)
+        medium.flush(geometry.journal_at, end - geometry.journal_at, flushed)
     }
 
     pub(crate) fn live(&self) -> &HashMap<CheckpointId, Live> {
@@ -139,8 +143,7 @@ impl Journal {
     }
 
     /// Finds a place for the change. If the active half is full, writes the compacted state with the
-    /// change applied to the other one, flushed but not fenced: **a fence must come before
-    /// [`commit`](Self::commit)**.
+    /// change applied to the other one, flushed but not fenced.
     ///
     /// A slot is kept free of seals, so that deleting is possible however full the journal is.
     pub(crate) fn prepare(
@@ -157,12 +160,23 @@ impl Journal {
         let kept_free = u32::from(matches!(change, Change::Seal { .. }));
         if self.next + kept_free < self.geometry.journal_records {
             return Ok(Prepared {
-                change,
+                change: Some(change),
                 place: Place::Append,
             });
         }
+        self.prepare_compaction(medium, Some(change), kept_free)
+    }
+
+    fn prepare_compaction(
+        &mut self,
+        medium: &dyn Medium,
+        change: Option<Change>,
+        kept_free: u32,
+    ) -> Result<Prepared, JournalError> {
         let mut live = self.live.clone();
-        apply(&mut live, self.next_order, change);
+        if let Some(change) = change {
+            apply(&mut live, self.next_order, change);
+        }
         let records = u32::try_from(live.len()).unwrap_or(u32::MAX);
         if records.saturating_add(1 + kept_free) > self.geometry.journal_records {
             return Err(JournalError::Full {
@@ -191,7 +205,7 @@ impl Journal {
         let at = half_at(&self.geometry, 1 - self.half) + to_u64(RECORD_BYTES);
         // SAFETY: under the journal's lock; no slice of the journal is ever lent.
         let written = unsafe { medium.write(at, &bytes) };
-        written.and_then(|()| medium.flush(at, to_u64(bytes.len())))?;
+        written.and_then(|()| medium.flush(at, to_u64(bytes.len()), &mut self.flushed))?;
         Ok(Prepared {
             change,
             place: Place::Flip { epoch, records },
@@ -210,20 +224,21 @@ impl Journal {
             Place::Append => {
                 let at = half_at(&self.geometry, self.half)
                     + u64::from(self.next) * to_u64(RECORD_BYTES);
-                (at, prepared.change.to_record(self.epoch, self.next))
+                let record = prepared.change.map(|c| c.to_record(self.epoch, self.next));
+                (at, record.unwrap_or_else(|| header_record(self.epoch, 0)))
             }
             Place::Flip { epoch, records } => (
                 half_at(&self.geometry, 1 - self.half),
                 header_record(epoch, records),
             ),
         };
-        if let Err(error) = write_durably(medium, at, &encode(self.uuid, record)) {
+        if let Err(error) = self.write_record(medium, prepared, at, record) {
             self.failed = true;
             return Err(error.into());
         }
-        apply(&mut self.live, self.next_order, prepared.change);
-        if matches!(prepared.change, Change::Seal { .. }) {
-            self.next_order += 1;
+        if let Some(change) = prepared.change {
+            apply(&mut self.live, self.next_order, change);
+            self.next_order += u64::from(matches!(change, Change::Seal { .. }));
         }
         match prepared.place {
             Place::Append => self.next += 1,
@@ -237,25 +252,45 @@ impl Journal {
                 // SAFETY: under the journal's lock; no slice of the journal is ever lent.
                 let erased = unsafe { medium.write(old, &[0; RECORD_BYTES]) };
                 // The change has happened: an error shows at the next fence, not here.
-                let _ = erased.and_then(|()| medium.flush(old, to_u64(RECORD_BYTES)));
+                let _ = erased
+                    .and_then(|()| medium.flush(old, to_u64(RECORD_BYTES), &mut self.flushed));
             }
         }
         Ok(())
     }
 
-    /// A change on its own: prepares, fences where a compaction asks for it, commits.
+    fn write_record(
+        &mut self,
+        medium: &dyn Medium,
+        prepared: &Prepared,
+        at: u64,
+        record: RecordCopy,
+    ) -> std::io::Result<()> {
+        if matches!(prepared.place, Place::Flip { .. }) {
+            // The header makes what was compacted count: not before that is durable.
+            medium.fence(&mut self.flushed)?;
+        }
+        let bytes = encode(self.uuid, record);
+        // SAFETY: under the journal's lock; no slice of the journal is ever lent.
+        unsafe { medium.write(at, &bytes)? };
+        medium.flush(at, to_u64(bytes.len()), &mut self.flushed)?;
+        medium.fence(&mut self.flushed)
+    }
+
+    /// A change on its own: prepares and commits.
     pub(crate) fn change(
         &mut self,
         medium: &dyn Medium,
         change: Change,
     ) -> Result<(), JournalError> {
         let prepared = self.prepare(medium, change)?;
-        if matches!(prepared.place, Place::Flip { .. })
-            && let Err(error) = medium.fence()
-        {
-            self.failed = true;
-            return Err(error.into());
-        }
+        self.commit(medium, &prepared)
+    }
+
+    /// Writes the live state to the other half, which is active then: what was damaged in this one no longer counts.
+    pub(crate) fn compact(&mut self, medium: &dyn Medium) -> Result<(), JournalError> {
+        self.check()?;
+        let prepared = self.prepare_compaction(medium, None, 0)?;
         self.commit(medium, &prepared)
     }
 }
@@ -411,11 +446,4 @@ fn half_at(geometry: &Geometry, half: u8) -> u64 {
 
 fn half_len(geometry: &Geometry) -> usize {
     to_usize(geometry.half_bytes())
-}
-
-fn write_durably(medium: &dyn Medium, at: u64, record: &[u8]) -> std::io::Result<()> {
-    // SAFETY: under the journal's lock; no slice of the journal is ever lent.
-    unsafe { medium.write(at, record)? };
-    medium.flush(at, to_u64(record.len()))?;
-    medium.fence()
 }

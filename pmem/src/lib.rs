@@ -29,6 +29,7 @@ mod alloc;
 mod checkpoint;
 mod convert;
 mod cpu;
+mod damage;
 mod error;
 mod geometry;
 mod ids;
@@ -46,6 +47,7 @@ mod space;
 mod superblock;
 
 pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, Checkpoint};
+pub use damage::{DamagedCheckpoint, JournalDamage, RegionFailure};
 pub use error::{
     BlobError, CloseError, FormatError, HealError, JournalError, JournalFault, MapFault,
     MediumError, OpenError, PageError, SealError, ShadowError, SuperblockFault,
@@ -54,10 +56,10 @@ pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
 pub use map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, Run, RunKind, Runs};
 pub use medium::sim;
 pub use medium::{
-    Emulation, Guarantee, Medium, MediumKind, NoDevice, OpenOptions, create_medium_in_memory,
-    emulate, open_medium,
+    Emulation, Flushed, Guarantee, LostPage, Medium, MediumKind, NoDevice, OpenOptions,
+    create_medium_in_memory, emulate, open_medium,
 };
-pub use recover::RecoveryReport;
+pub use recover::{RecoverOptions, RecoveryReport};
 pub use region::{FormatOptions, Region, Usage};
 pub use shadow::Shadow;
 

@@ -1,19 +1,48 @@
 //! Opening a region: what a crash left becomes the sealed set again.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, Lease, to_extents};
 use crate::checkpoint::Checkpoint;
 use crate::convert::to_u64;
-use crate::error::OpenError;
-use crate::ids::CheckpointId;
-use crate::journal::{self, Journal};
-use crate::layout::RECORD_BYTES;
-use crate::medium::Medium;
+use crate::damage::{DamagedCheckpoint, JournalDamage};
+use crate::error::{JournalError, OpenError};
+use crate::ids::{CheckpointId, SegmentNo};
+use crate::journal::{self, Journal, Live, Replayed};
+use crate::layout::{RECORD_BYTES, SegmentHeader};
+use crate::medium::{Flushed, Medium};
 use crate::root;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
+
+/// What to do with damage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecoverOptions {
+    /// Go on writing to a region whose journal is damaged. What was sealed in unreadable records is then lost for good:
+    /// its segments are free. Default: no, such a region is for reading only.
+    pub accept_loss: bool,
+    /// Write nothing, and take no writes. Default: no.
+    pub read_only: bool,
+}
+
+impl RecoverOptions {
+    /// The same with [`RecoverOptions::accept_loss`].
+    #[must_use]
+    pub const fn accept_loss(mut self, accept: bool) -> Self {
+        self.accept_loss = accept;
+        self
+    }
+
+    /// The same with [`RecoverOptions::read_only`].
+    #[must_use]
+    pub const fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+}
 
 /// What opening found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,8 +52,12 @@ pub struct RecoveryReport {
     pub clean: bool,
     /// Times that it was not, this one included.
     pub unsafe_shutdowns: u64,
-    /// Checkpoints found.
+    /// Checkpoints found, without damaged ones.
     pub checkpoints: u64,
+    /// Checkpoints that are listed and cannot be read ([`Region::damaged`](crate::Region::damaged)).
+    pub damaged: u64,
+    /// Bytes of free segments that are kept for those, as they may be theirs.
+    pub withheld_bytes: u64,
     /// The last journal write was cut short: that operation did not happen.
     pub torn_record: bool,
     /// One superblock was unusable; the other one served, and it is written anew.
@@ -39,15 +72,20 @@ pub struct RecoveryReport {
 pub(crate) struct Recovered {
     pub(crate) space: Arc<Space>,
     pub(crate) journal: Journal,
+    pub(crate) journal_damage: Option<JournalDamage>,
     pub(crate) superblock: SuperblockState,
     pub(crate) checkpoints: HashMap<CheckpointId, Arc<Checkpoint>>,
+    pub(crate) damaged: HashMap<CheckpointId, DamagedCheckpoint>,
     pub(crate) report: RecoveryReport,
 }
 
 /// Reads a region and marks it as open. O(checkpoints) page reads, and the journal.
 ///
 /// Everything is read and checked first, so a refusal has written nothing.
-pub(crate) fn recover(medium: Arc<dyn Medium>) -> Result<Recovered, OpenError> {
+pub(crate) fn recover(
+    medium: Arc<dyn Medium>,
+    options: RecoverOptions,
+) -> Result<Recovered, OpenError> {
     // 1. Superblocks; a crash while one was written leaves the other.
     let chosen = superblock::load(&*medium)?;
     let found = chosen.state;
@@ -61,66 +99,164 @@ pub(crate) fn recover(medium: Arc<dyn Medium>) -> Result<Recovered, OpenError> {
 
     // 2. Journal: the live checkpoints. A crash while a record was written has it there or not there;
     //    a crash in a compaction leaves the half that was active before.
-    let replayed = journal::replay(&*medium, &found.geometry, found.uuid)?;
+    let mut replayed = journal::replay(&*medium, &found.geometry, found.uuid)?;
     let space = Arc::new(Space {
         medium,
         geometry: found.geometry,
         uuid: found.uuid,
         allocator: Mutex::new(Allocator::new(found.geometry.segments)),
+        failure: OnceLock::new(),
     });
 
     // 3. Roots: who holds which segments. Segments of shadows that a crash or a shutdown cut short are
     //    in no root and therefore free, with nothing to undo.
-    let mut checkpoints = HashMap::new();
-    let mut root_copies_damaged = 0;
-    for (&id, live) in replayed.journal.live() {
-        let root = root::load(&space, id, live.root, live.root_crc32)?;
-        root_copies_damaged += root.damaged_copies;
-        let lease = root::hold(&space, &root);
-        let manifest = (root.manifest, root.manifest_bytes);
-        let place = (live.root, live.root_crc32);
-        let (attrs, order) = (live.attrs, live.order);
-        let checkpoint = Checkpoint::new(id, &space, lease, place, manifest, attrs, order);
-        checkpoints.insert(id, Arc::new(checkpoint));
-    }
+    let roots = Roots::load(&space, replayed.journal.live())?;
 
-    // 4. Repair records of which a crash left one copy. The same bytes over an intact copy change no
-    //    chunk of it, so a crash here cannot lose it.
-    for (at, record) in &replayed.repairs {
-        // SAFETY: nobody else has the region yet, and no slice of the journal is ever lent.
-        unsafe { space.medium.write(*at, record)? };
-        space.medium.flush(*at, to_u64(RECORD_BYTES))?;
-    }
-
-    // 5. Zero the first chunk of what crashes left of torn records, so that no later record that is
-    //    torn in its turn completes them. A crash here leaves a chunk as it is or zero: still torn.
-    for &at in &replayed.remnants {
-        // SAFETY: as above.
-        unsafe { space.medium.write(at, &[0; journal::REMNANT_BYTES])? };
-        space.medium.flush(at, to_u64(journal::REMNANT_BYTES))?;
-    }
-
-    // 6. Mark the region as open, in the superblock that was not chosen. A crash while it is written
-    //    leaves the chosen one: the next open counts this one as never having happened.
+    // 4. Write what opening changes. A medium that cannot take that can still be read.
     let unsafe_shutdowns = found.unsafe_shutdowns.saturating_add(u64::from(found.open));
-    let superblock = found.next(true, unsafe_shutdowns);
-    // Its fence is for steps 4 and 5, too; nothing is appended before it.
-    superblock.store(&*space.medium)?;
+    let mut superblock = found;
+    let written = if options.read_only {
+        Err(io::Error::other("it was opened for reading only"))
+    } else if let Some(damage) = replayed.damage.as_ref().filter(|_| !options.accept_loss) {
+        // Nothing is written: what is free by this journal may be what the unreadable records sealed.
+        let (records, first) = (damage.records_lost, &damage.faults[0]);
+        Err(io::Error::other(format!(
+            "the journal is damaged ({records} records cannot be read; first: {first})"
+        )))
+    } else {
+        mark_open(&space, &mut replayed, found, unsafe_shutdowns).map(|state| superblock = state)
+    };
+    if let Err(error) = written {
+        space.fail("open the region for writing", &error);
+        replayed.journal.fail();
+    }
 
     let report = RecoveryReport {
         clean: !found.open,
         unsafe_shutdowns,
-        checkpoints: to_u64(checkpoints.len()),
+        checkpoints: to_u64(roots.checkpoints.len()),
+        damaged: to_u64(roots.damaged.len()),
+        withheld_bytes: roots.withheld * u64::from(found.geometry.segment_bytes),
         torn_record: replayed.torn,
         superblock_damaged: chosen.other_damaged,
         records_repaired: to_u64(replayed.repairs.len()),
-        root_copies_damaged,
+        root_copies_damaged: roots.copies_damaged,
     };
     Ok(Recovered {
         space,
         journal: replayed.journal,
+        journal_damage: replayed.damage,
         superblock,
-        checkpoints,
+        checkpoints: roots.checkpoints,
+        damaged: roots.damaged,
         report,
     })
+}
+
+/// The checkpoints that the journal lists.
+#[derive(Default)]
+struct Roots {
+    checkpoints: HashMap<CheckpointId, Arc<Checkpoint>>,
+    damaged: HashMap<CheckpointId, DamagedCheckpoint>,
+    copies_damaged: u64,
+    /// Segments kept for the damaged ones.
+    withheld: u64,
+}
+
+impl Roots {
+    fn load(space: &Arc<Space>, live: &HashMap<CheckpointId, Live>) -> Result<Self, OpenError> {
+        let mut roots = Self::default();
+        for (&id, live) in live {
+            let root = match root::load(space, id, live.root, live.root_crc32) {
+                Ok(root) => root,
+                Err(error @ OpenError::RootCorrupt { .. }) => {
+                    let damaged = DamagedCheckpoint::new(id, live, error);
+                    roots.damaged.insert(id, damaged);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            roots.copies_damaged += root.damaged_copies;
+            let lease = root::hold(space, &root);
+            let manifest = (root.manifest, root.manifest_bytes);
+            let place = (live.root, live.root_crc32);
+            let (attrs, order) = (live.attrs, live.order);
+            let checkpoint = Checkpoint::new(id, space, lease, place, manifest, attrs, order);
+            roots.checkpoints.insert(id, Arc::new(checkpoint));
+        }
+        if !roots.damaged.is_empty() {
+            let withheld = Arc::new(withhold(space));
+            roots.withheld = withheld.segments();
+            for damaged in roots.damaged.values_mut() {
+                damaged.withheld = Some(Arc::clone(&withheld));
+            }
+        }
+        Ok(roots)
+    }
+}
+
+/// Takes hold of the segments that nobody holds and that something may have been written to: those with a header of
+/// this region, or with one that cannot be read. A damaged root does not say which of them are its checkpoint's.
+fn withhold(space: &Arc<Space>) -> Lease {
+    let mut header = [0; std::mem::offset_of!(SegmentHeader, reserved)];
+    let free = {
+        let allocator = space
+            .allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let all = (0..space.geometry.segments).map(SegmentNo);
+        all.filter(|&segment| allocator.is_free(segment))
+            .collect::<Vec<_>>()
+    };
+    let used = free.into_iter().filter(|&segment| {
+        let at = space.geometry.segment_at(segment);
+        space.medium.read(at, &mut header).is_err() || header.iter().any(|&byte| byte != 0)
+    });
+    Lease::recover(space, to_extents(used.map(|segment| segment.0)))
+}
+
+/// Writes what recovery changes: 1. repaired records, 2. remnants, 3. after damage the compacted journal, 4. the
+/// superblock.
+fn mark_open(
+    space: &Space,
+    replayed: &mut Replayed,
+    found: SuperblockState,
+    unsafe_shutdowns: u64,
+) -> io::Result<SuperblockState> {
+    let mut flushed = Flushed::new();
+    // 1. Repair records of which a crash left one copy. The same bytes over an intact copy change no
+    //    chunk of it, so a crash here cannot lose it.
+    for (at, record) in &replayed.repairs {
+        // SAFETY: nobody else has the region yet, and no slice of the journal is ever lent.
+        unsafe { space.medium.write(*at, record)? };
+        space
+            .medium
+            .flush(*at, to_u64(RECORD_BYTES), &mut flushed)?;
+    }
+
+    // 2. Zero the first chunk of what crashes left of torn records, so that no later record that is
+    //    torn in its turn completes them. A crash here leaves a chunk as it is or zero: still torn.
+    for &at in &replayed.remnants {
+        // SAFETY: as above.
+        unsafe { space.medium.write(at, &[0; journal::REMNANT_BYTES])? };
+        let len_bytes = to_u64(journal::REMNANT_BYTES);
+        space.medium.flush(at, len_bytes, &mut flushed)?;
+    }
+
+    // 3. Leave a damaged half behind: what its readable records say, in the other one.
+    if replayed.damage.is_some() {
+        space.medium.fence(&mut flushed)?;
+        let compacted = replayed.journal.compact(&*space.medium);
+        compacted.map_err(|error| match error {
+            JournalError::Io(error) => error,
+            other => io::Error::other(other),
+        })?;
+    }
+
+    // 4. Mark the region as open, in the superblock that was not chosen. A crash while it is written
+    //    leaves the chosen one: the next open counts this one as never having happened.
+    let superblock = found.next(true, unsafe_shutdowns);
+    // Its fence is for steps 1 and 2, too; nothing is appended before it.
+    superblock.store(&*space.medium, &mut flushed)?;
+    Ok(superblock)
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::checkpoint::Checkpoint;
+use crate::damage::{DamagedCheckpoint, JournalDamage, RegionFailure};
 use crate::error::{CloseError, FormatError, JournalError, OpenError};
 use crate::geometry::Geometry;
 use crate::ids::{CheckpointId, RegionUuid};
 use crate::journal::{Change, Journal};
-use crate::medium::Medium;
-use crate::recover::{RecoveryReport, recover};
+use crate::medium::{Flushed, Medium};
+use crate::recover::{RecoverOptions, RecoveryReport, recover};
 use crate::shadow::Shadow;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
@@ -67,11 +68,17 @@ pub struct Region {
     journal: Mutex<Journal>,
     /// Changed with the journal held, and only for an instant.
     checkpoints: RwLock<HashMap<CheckpointId, Arc<Checkpoint>>>,
+    /// Those that cannot be read; as the line above.
+    damaged: RwLock<HashMap<CheckpointId, DamagedCheckpoint>>,
+    journal_damage: Option<JournalDamage>,
     superblock: Mutex<SuperblockState>,
     /// Copies of what the two locks above guard, for [`Region::usage`], which must not wait for a fence.
     journal_records: AtomicU32,
     unsafe_shutdowns: u64,
 }
+
+/// A checkpoint that the tables no longer have, intact or damaged.
+pub(crate) type Forgotten = (Option<Arc<Checkpoint>>, Option<DamagedCheckpoint>);
 
 impl Region {
     /// Makes an empty region of the medium, whatever was in it.
@@ -89,26 +96,44 @@ impl Region {
         // 1. No superblock: a crash from here to step 3 leaves no region, and neither half an old one.
         superblock::erase(medium)?;
         // 2. The journal, durable before a superblock says that it is one.
-        Journal::format(medium, &geometry, uuid)?;
-        medium.fence()?;
+        let mut flushed = Flushed::new();
+        Journal::format(medium, &geometry, uuid, &mut flushed)?;
+        medium.fence(&mut flushed)?;
         // 3. The first superblock makes it a region.
-        SuperblockState::new(uuid, geometry).store(medium)?;
+        SuperblockState::new(uuid, geometry).store(medium, &mut flushed)?;
         Ok(())
     }
 
     /// Opens a region and recovers what a crash left. Reads the superblocks, the journal and a page or
     /// two for every checkpoint.
     ///
+    /// A checkpoint whose root is unreadable is set aside ([`Region::damaged`]) and the rest is opened. A region whose
+    /// journal is damaged ([`Region::journal_damage`]) or cannot be written is opened as well, and takes no writes
+    /// ([`Region::failure`]).
+    ///
     /// # Errors
-    /// [`OpenError`]; nothing was written, except perhaps after [`OpenError::Io`].
+    /// [`OpenError`]; nothing was written.
     pub fn open(medium: Arc<dyn Medium>) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
-        let recovered = recover(medium)?;
+        Self::open_with(medium, RecoverOptions::default())
+    }
+
+    /// As [`Region::open`].
+    ///
+    /// # Errors
+    /// As [`Region::open`].
+    pub fn open_with(
+        medium: Arc<dyn Medium>,
+        options: RecoverOptions,
+    ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
+        let recovered = recover(medium, options)?;
         let region = Self {
             journal_records: AtomicU32::new(recovered.journal.used()),
             unsafe_shutdowns: recovered.report.unsafe_shutdowns,
             space: recovered.space,
             journal: Mutex::new(recovered.journal),
             checkpoints: RwLock::new(recovered.checkpoints),
+            damaged: RwLock::new(recovered.damaged),
+            journal_damage: recovered.journal_damage,
             superblock: Mutex::new(recovered.superblock),
         };
         Ok((Arc::new(region), recovered.report))
@@ -143,6 +168,34 @@ impl Region {
             .cloned()
     }
 
+    /// The checkpoints that are listed and cannot be read, in the order of their seals.
+    #[must_use]
+    pub fn damaged(&self) -> Vec<DamagedCheckpoint> {
+        let damaged = self.damaged.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = damaged.values().cloned().collect();
+        drop(damaged);
+        all.sort_unstable_by_key(|damaged| damaged.order);
+        all
+    }
+
+    /// What could not be read of the journal when the region was opened.
+    #[must_use]
+    pub const fn journal_damage(&self) -> Option<&JournalDamage> {
+        self.journal_damage.as_ref()
+    }
+
+    /// Why the region takes no more writes; `None` while it does.
+    #[must_use]
+    pub fn failure(&self) -> Option<&RegionFailure> {
+        self.space.failure.get()
+    }
+
+    /// Pages that the medium could not give or take since the region was opened.
+    #[must_use]
+    pub fn lost_pages(&self) -> u64 {
+        self.space.medium.lost_pages()
+    }
+
     /// Begins a checkpoint. Any number of shadows may be written to at once.
     #[must_use]
     pub fn begin(self: &Arc<Self>) -> Shadow {
@@ -156,13 +209,9 @@ impl Region {
     /// [`JournalError`].
     pub fn delete(&self, id: CheckpointId) -> Result<(), JournalError> {
         let mut journal = self.journal();
-        journal.change(&*self.space.medium, Change::Delete { id })?;
+        self.note(journal.change(&*self.space.medium, Change::Delete { id }))?;
         self.count_records(&journal);
-        let deleted = self
-            .checkpoints
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&id);
+        let deleted = self.forget(id);
         drop(journal);
         // Last, as it may free many segments; not before the record is durable.
         drop(deleted);
@@ -175,10 +224,14 @@ impl Region {
     /// [`JournalError`].
     pub fn set_attrs(&self, id: CheckpointId, bits: u32) -> Result<(), JournalError> {
         let mut journal = self.journal();
-        journal.change(&*self.space.medium, Change::Attrs { id, bits })?;
+        self.note(journal.change(&*self.space.medium, Change::Attrs { id, bits }))?;
         self.count_records(&journal);
         if let Some(checkpoint) = self.checkpoint(id) {
             checkpoint.store_attrs(bits);
+        }
+        let mut damaged = self.damaged.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(damaged) = damaged.get_mut(&id) {
+            damaged.attrs = bits;
         }
         Ok(())
     }
@@ -231,7 +284,7 @@ impl Region {
         let next = superblock.next(false, superblock.unsafe_shutdowns);
         // After an error, too: the superblock may say so already.
         journal.close();
-        next.store(&*self.space.medium)?;
+        next.store(&*self.space.medium, &mut Flushed::new())?;
         *superblock = next;
         Ok(())
     }
@@ -250,18 +303,37 @@ impl Region {
             .store(journal.used(), Ordering::Relaxed);
     }
 
+    /// Passes a result of the journal on; an error of the medium is the region's failure.
+    pub(crate) fn note<T>(&self, result: Result<T, JournalError>) -> Result<T, JournalError> {
+        if let Err(JournalError::Io(error)) = &result {
+            self.space.fail("write the journal", error);
+        }
+        result
+    }
+
     /// Shows a sealed checkpoint to readers; gives back the one that it replaces, to be dropped.
     pub(crate) fn publish(
         &self,
         checkpoint: Arc<Checkpoint>,
         replaces: Option<CheckpointId>,
-    ) -> Option<Arc<Checkpoint>> {
+    ) -> Option<Forgotten> {
         let mut table = self
             .checkpoints
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let replaced = replaces.and_then(|id| table.remove(&id));
+        let mut damaged = self.damaged.write().unwrap_or_else(PoisonError::into_inner);
+        let replaced = replaces.map(|id| (table.remove(&id), damaged.remove(&id)));
         table.insert(checkpoint.id(), checkpoint);
         replaced
+    }
+
+    /// Takes a checkpoint from the tables, to be dropped by the caller once it holds no lock.
+    fn forget(&self, id: CheckpointId) -> Forgotten {
+        let mut table = self
+            .checkpoints
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut damaged = self.damaged.write().unwrap_or_else(PoisonError::into_inner);
+        (table.remove(&id), damaged.remove(&id))
     }
 }

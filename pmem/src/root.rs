@@ -15,6 +15,7 @@ use crate::error::{OpenError, ShadowError};
 use crate::ids::{CheckpointId, PageNo};
 use crate::layout::{ExtentEntry, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
 use crate::map::MapRoot;
+use crate::medium::LostPage;
 use crate::segment::SegmentWriter;
 use crate::space::Space;
 
@@ -154,7 +155,11 @@ fn load_page(
     let mut found = None;
     let mut intact = 0;
     for copy in [at, at.plus(1)] {
-        let bytes = space.read_page(copy)?;
+        let bytes = match space.read_page(copy) {
+            // As good as damaged: the other copy may do.
+            Err(error) if LostPage::of(&error).is_some() => continue,
+            read => read?,
+        };
         if crc32fast::hash(bytes.as_slice()) != crc32 {
             continue;
         }

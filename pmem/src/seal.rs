@@ -7,12 +7,13 @@ use crate::convert::to_u64;
 use crate::error::{JournalError, SealError, ShadowError};
 use crate::ids::CheckpointId;
 use crate::journal::Change;
+use crate::medium::LostPage;
 use crate::root;
 use crate::shadow::Shadow;
 
 impl Shadow {
     /// Makes the shadow a checkpoint named `id`; `replaces`, which may have the same name, is deleted in the same
-    /// instant. On `Ok` it is durable. Two fences, whatever was flushed before.
+    /// instant. On `Ok` it is durable. Two fences, whatever was flushed before; a third if the journal is compacted.
     ///
     /// # Errors
     /// [`SealError`]: nothing was sealed, and the shadow's segments are free again; except after
@@ -47,8 +48,20 @@ impl Shadow {
         let manifest = (manifest_root, to_u64(manifest.len()));
         let (root, root_crc32) = root::write(&mut self.out, id, &manifest.0, manifest.1)?;
 
-        // 2. Take the journal. From here to the end no other operation decides anything, so what is
-        //    checked now still holds at step 5.
+        // 2. Flush and fence data, maps, manifest, root: everything that the record will refer to is durable. Not
+        //    after step 4: the record may become durable the moment it is stored, long before its own fence,
+        //    and would refer to pages that a crash then loses. Not after step 3: whoever seals a few pages would
+        //    wait for the journal until all of somebody else's are on the medium.
+        if let Err(error) = self.out.flush_and_fence() {
+            if LostPage::of(&error).is_none() {
+                // A failed fence is final for the medium.
+                region.journal().fail();
+            }
+            return Err(ShadowError::Io(error).into());
+        }
+
+        // 3. Take the journal. From here to the end no other operation decides anything, so what is
+        //    checked now still holds at step 4.
         let mut journal = region.journal();
         if replaces != Some(id) && journal.live().contains_key(&id) {
             return Err(SealError::Exists { id });
@@ -61,27 +74,14 @@ impl Shadow {
             replaces,
         };
         //    If the active half is full this writes the other one, which counts for nothing before
-        //    its header is there. Done before the fence of step 4, it needs none of its own.
-        let prepared = journal.prepare(medium, change)?;
-
-        // 3. Flush data, maps, manifest, root. Not after step 4: the fence is for them.
+        //    its header is there.
+        let prepared = region.note(journal.prepare(medium, change))?;
         let order = journal.next_order();
-        let fenced = self.out.flush().and_then(|()| {
-            // 4. Fence: everything that the record will refer to is durable. Not after step 5: the
-            //    record may become durable the moment it is stored, long before its own fence, and
-            //    would refer to pages that a crash then loses.
-            medium.fence()
-        });
-        if let Err(error) = fenced {
-            // A failed fence is final for the medium.
-            journal.fail();
-            return Err(ShadowError::Io(error).into());
-        }
 
-        // 5. Write the record (after a compaction: the header), flush, fence. Now it is sealed. Not
-        //    before step 4, see there.
+        // 4. Write the record (after a compaction: the header), flush, fence. Now it is sealed. Not
+        //    before step 2, see there.
         let lease = self.out.into_holdings().into_lease();
-        if let Err(error) = journal.commit(medium, &prepared) {
+        if let Err(error) = region.note(journal.commit(medium, &prepared)) {
             if matches!(error, JournalError::Io(_)) {
                 // The record may be durable and refer to these segments: nobody else may have them.
                 lease.leak();
@@ -89,7 +89,7 @@ impl Shadow {
             return Err(error.into());
         }
 
-        // 6. Let readers see it, and no longer the one replaced: not before it is durable, as what was
+        // 5. Let readers see it, and no longer the one replaced: not before it is durable, as what was
         //    seen once must not vanish. Segments that were freed are reused from here on, which is
         //    after the record that freed them became durable.
         let checkpoint = Arc::new(Checkpoint::new(

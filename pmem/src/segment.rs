@@ -11,6 +11,7 @@ use crate::convert::to_usize;
 use crate::error::ShadowError;
 use crate::ids::{PageNo, SegmentNo};
 use crate::layout::{SEGMENT_MAGIC, SegmentHeader};
+use crate::medium::{Flushed, LostPage};
 use crate::space::Space;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
@@ -22,9 +23,12 @@ pub(crate) struct SegmentWriter {
     /// Allocated ahead of need, last one first.
     reserved: Vec<SegmentNo>,
     pages_written: u64,
-    /// Something was flushed or is still to be, and no fence came after it.
-    unfenced: bool,
+    /// Flushed, and no fence came after it.
+    flushed: Flushed,
 }
+
+/// Segments in which a page of one append was lost before the medium counts as failed.
+const MAX_LOST_SEGMENTS: u32 = 16;
 
 /// The segment that pages are appended to. Its header stays in DRAM until it is full or flushed.
 struct OpenSegment {
@@ -44,7 +48,7 @@ impl SegmentWriter {
             open: None,
             reserved: Vec::new(),
             pages_written: 0,
-            unfenced: false,
+            flushed: Flushed::new(),
         }
     }
 
@@ -71,23 +75,36 @@ impl SegmentWriter {
         page: &[u8; PAGE_SIZE],
         crc: u32,
     ) -> Result<PageNo, ShadowError> {
-        let place = self.next_place()?;
-        // Proven by `next_place`, which is the only way here without an open segment.
-        let Some(open) = self.open.as_mut() else {
-            return Ok(place);
-        };
-        // SAFETY: the page lies in a segment that this shadow alone holds, behind everything appended
-        // so far; it is referred to, and so read, once this call has returned its place.
-        unsafe {
-            self.space
-                .medium
-                .write_streaming(place.offset_bytes(), page)?
-        };
-        open.header.crcs[to_usize(u64::from(open.next))] = U32::new(crc);
-        open.next += 1;
-        self.pages_written += 1;
-        self.unfenced = true;
-        Ok(place)
+        let mut lost_segments = 0;
+        loop {
+            let place = self.next_place()?;
+            // Proven by `next_place`, which is the only way here without an open segment.
+            let Some(open) = self.open.as_mut() else {
+                return Ok(place);
+            };
+            let medium = &self.space.medium;
+            // SAFETY: the page lies in a segment that this shadow alone holds, behind everything appended
+            // so far; it is referred to, and so read, once this call has returned its place.
+            match unsafe { medium.write_streaming(place.offset_bytes(), page) } {
+                Ok(()) => {
+                    open.header.crcs[to_usize(u64::from(open.next))] = U32::new(crc);
+                    open.next += 1;
+                    self.pages_written += 1;
+                    return Ok(place);
+                }
+                // The next segment will do; the allocator gives this one to nobody again.
+                Err(error)
+                    if LostPage::of(&error).is_some() && lost_segments < MAX_LOST_SEGMENTS =>
+                {
+                    lost_segments += 1;
+                    self.close_segment()?;
+                }
+                Err(error) => {
+                    self.space.fail("write pages", &error);
+                    return Err(error.into());
+                }
+            }
+        }
     }
 
     /// Writes one page twice, side by side in one segment; gives the place of the first.
@@ -128,21 +145,20 @@ impl SegmentWriter {
     }
 
     /// Begins making everything appended durable. To be followed by a fence.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         match self.open.as_mut() {
-            Some(open) => open.flush(&self.space),
+            Some(open) => open.flush(&self.space, &mut self.flushed),
             None => Ok(()),
         }
     }
 
-    /// Whether anything was appended since [`Self::fenced`].
-    pub(crate) fn needs_fence(&self) -> bool {
-        self.unfenced
-    }
-
-    /// To be called after a fence that followed a flush.
-    pub(crate) fn fenced(&mut self) {
-        self.unfenced = false;
+    /// Makes everything appended durable; costs a fence if there is anything that is not.
+    pub(crate) fn flush_and_fence(&mut self) -> io::Result<()> {
+        self.flush()?;
+        if self.flushed.is_empty() {
+            return Ok(());
+        }
+        self.space.fence(&mut self.flushed)
     }
 
     fn next_place(&mut self) -> Result<PageNo, ShadowError> {
@@ -173,7 +189,7 @@ impl SegmentWriter {
     /// Flushes the open segment, so that the medium has work to do while the next one fills.
     fn close_segment(&mut self) -> io::Result<()> {
         match self.open.take() {
-            Some(mut open) => open.flush(&self.space),
+            Some(mut open) => open.flush(&self.space, &mut self.flushed),
             None => Ok(()),
         }
     }
@@ -181,7 +197,7 @@ impl SegmentWriter {
 
 impl OpenSegment {
     /// Writes the header and flushes it and the pages since the last time.
-    fn flush(&mut self, space: &Space) -> io::Result<()> {
+    fn flush(&mut self, space: &Space, flushed: &mut Flushed) -> io::Result<()> {
         if self.flushed == self.next {
             return Ok(());
         }
@@ -193,13 +209,12 @@ impl OpenSegment {
         if self.flushed == 1 {
             space
                 .medium
-                .flush_streamed(at, u64::from(self.next) * PAGE_BYTES)?;
+                .flush_streamed(at, u64::from(self.next) * PAGE_BYTES, flushed)?;
         } else {
-            space.medium.flush_streamed(at, PAGE_BYTES)?;
+            space.medium.flush_streamed(at, PAGE_BYTES, flushed)?;
             let first = at + u64::from(self.flushed) * PAGE_BYTES;
-            space
-                .medium
-                .flush_streamed(first, u64::from(self.next - self.flushed) * PAGE_BYTES)?;
+            let len_bytes = u64::from(self.next - self.flushed) * PAGE_BYTES;
+            space.medium.flush_streamed(first, len_bytes, flushed)?;
         }
         self.flushed = self.next;
         Ok(())

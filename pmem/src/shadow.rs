@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 use crate::checkpoint::Checkpoint;
 use crate::convert::to_u64;
 use crate::cpu;
-use crate::error::{PageError, ShadowError, outside};
+use crate::error::{ShadowError, outside};
 use crate::map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, ParentPage, RunKind};
 use crate::region::Region;
 use crate::segment::SegmentWriter;
@@ -238,12 +238,7 @@ impl Shadow {
     /// # Errors
     /// [`ShadowError::Io`].
     pub fn flush(&mut self) -> Result<(), ShadowError> {
-        if self.out.needs_fence() {
-            self.out.flush()?;
-            self.out.space().medium.fence()?;
-            self.out.fenced();
-        }
-        Ok(())
+        Ok(self.out.flush_and_fence()?)
     }
 
     /// Refers to the parent's page if it equals `page`; tells whether it does. Comparing saves space and no
@@ -277,7 +272,10 @@ impl Shadow {
         let at = location.offset_bytes();
         // SAFETY: the cursor's checkpoint holds the page's segment (checked where its checksums were
         // read) and lives as long as the cursor; sealed segments are not written to.
-        let old = unsafe { self.out.space().medium.bytes(at, PAGE_SIZE) }.map_err(PageError::Io)?;
+        let Ok(old) = (unsafe { self.out.space().medium.bytes(at, PAGE_SIZE) }) else {
+            w.stats.parent_damaged += 1;
+            return Ok(false);
+        };
         if old != page {
             // Another page with the same checksum, or far more likely a damaged one.
             w.stats.parent_damaged += u64::from(crc32fast::hash(old) != crc);

@@ -1,7 +1,7 @@
 //! A region's medium, geometry and allocator: what checkpoints and shadows share.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
@@ -9,11 +9,12 @@ use zerocopy::little_endian::U32;
 use crate::PAGE_SIZE;
 use crate::alloc::Allocator;
 use crate::convert::{to_u64, to_usize};
+use crate::damage::RegionFailure;
 use crate::error::SegmentPlace;
 use crate::geometry::Geometry;
-use crate::ids::{PageNo, RegionUuid};
+use crate::ids::{PageNo, RegionUuid, SegmentNo};
 use crate::layout::SegmentHeader;
-use crate::medium::Medium;
+use crate::medium::{Flushed, LostPage, Medium};
 
 /// Shared by everything that belongs to one open region.
 pub(crate) struct Space {
@@ -21,9 +22,34 @@ pub(crate) struct Space {
     pub(crate) geometry: Geometry,
     pub(crate) uuid: RegionUuid,
     pub(crate) allocator: Mutex<Allocator>,
+    /// The first failure after which nothing written can be believed to be durable.
+    pub(crate) failure: OnceLock<RegionFailure>,
 }
 
 impl Space {
+    /// Waits until what a shadow has flushed is durable. A failure that is not of one page is the region's.
+    pub(crate) fn fence(&self, flushed: &mut Flushed) -> io::Result<()> {
+        let fenced = self.medium.fence(flushed);
+        if let Err(error) = &fenced
+            && LostPage::of(error).is_none()
+        {
+            self.fail("make written pages durable", error);
+        }
+        fenced
+    }
+
+    /// Records why the region takes no more writes; the first reason counts.
+    pub(crate) fn fail(&self, action: &'static str, error: &io::Error) {
+        let _ = self.failure.set(RegionFailure::new(action, error));
+    }
+
+    /// Whether a segment has a lost page: it is not written to again.
+    pub(crate) fn has_lost_page(&self, segment: SegmentNo) -> bool {
+        let at = self.geometry.segment_at(segment);
+        let len_bytes = u64::from(self.geometry.segment_bytes);
+        self.medium.check(at, len_bytes).is_err()
+    }
+
     /// A copy of a page.
     pub(crate) fn read_page(&self, page: PageNo) -> io::Result<Box<[u8; PAGE_SIZE]>> {
         let mut copy = Box::new([0; PAGE_SIZE]);

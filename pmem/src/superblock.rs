@@ -13,7 +13,7 @@ use crate::ids::RegionUuid;
 use crate::layout::{
     FORMAT_VERSION, RECORD_BYTES, STATE_CLEAN, STATE_OPEN, SUPERBLOCK_MAGIC, Superblock,
 };
-use crate::medium::Medium;
+use crate::medium::{Flushed, LostPage, Medium};
 
 /// What the superblocks say, and which of them says it.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,9 @@ impl SuperblockState {
 
     /// Writes the state to its slot and waits until it is durable. A torn write damages this slot
     /// only; the other one has the state before.
-    pub(crate) fn store(&self, medium: &dyn Medium) -> io::Result<()> {
+    ///
+    /// Fences what is in `flushed` before it as well.
+    pub(crate) fn store(&self, medium: &dyn Medium, flushed: &mut Flushed) -> io::Result<()> {
         let mut block = Superblock {
             magic: SUPERBLOCK_MAGIC,
             version: U32::new(FORMAT_VERSION),
@@ -81,8 +83,8 @@ impl SuperblockState {
         // SAFETY: superblocks are read at open and written under the region's lock only, and no slice
         // of one is ever lent.
         unsafe { medium.write(at, block.as_bytes())? };
-        medium.flush(at, to_u64(size_of::<Superblock>()))?;
-        medium.fence()
+        medium.flush(at, to_u64(size_of::<Superblock>()), flushed)?;
+        medium.fence(flushed)
     }
 }
 
@@ -91,8 +93,9 @@ pub(crate) fn erase(medium: &dyn Medium) -> io::Result<()> {
     let zeros = vec![0; to_usize(2 * PAGE_BYTES)];
     // SAFETY: as in `store`; nobody has the region open while it is formatted.
     unsafe { medium.write(0, &zeros)? };
-    medium.flush(0, 2 * PAGE_BYTES)?;
-    medium.fence()
+    let mut flushed = Flushed::new();
+    medium.flush(0, 2 * PAGE_BYTES, &mut flushed)?;
+    medium.fence(&mut flushed)
 }
 
 /// Reads both superblocks and chooses the newer of those that are intact.
@@ -175,7 +178,12 @@ fn load_slot(
     slot: u64,
 ) -> Result<Result<SuperblockState, SuperblockFault>, OpenError> {
     let mut page = vec![0; to_usize(PAGE_BYTES)];
-    medium.read(slot * PAGE_BYTES, &mut page)?;
+    match medium.read(slot * PAGE_BYTES, &mut page) {
+        Err(error) if LostPage::of(&error).is_some() => {
+            return Ok(Err(SuperblockFault::Unreadable));
+        }
+        read => read?,
+    }
     let Ok((block, _)) = Superblock::read_from_prefix(&page) else {
         return Ok(Err(SuperblockFault::Blank));
     };

@@ -13,8 +13,8 @@ use permafrost_pmem::layout::{
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
     CheckpointId, FormatOptions, JournalFault, MapRoot, MapStats, Medium, OpenError, OpenOptions,
-    PAGE_SIZE, PageError, RecoveryReport, Region, RunKind, ShadowError, SuperblockFault,
-    open_medium,
+    PAGE_SIZE, PageError, RecoverOptions, RecoveryReport, Region, RunKind, SealError, ShadowError,
+    SuperblockFault, open_medium,
 };
 
 const FORMAT: FormatOptions = FormatOptions {
@@ -79,6 +79,9 @@ fn sealed() -> (Vec<u8>, [MapRoot; 2]) {
 
 /// Reads everything; what is read without an error must be right. Tells whether all was.
 fn check(region: &Region, roots: &[MapRoot; 2]) -> bool {
+    if region.journal_damage().is_some() || !region.damaged().is_empty() {
+        return false;
+    }
     let found: Vec<_> = region
         .checkpoints()
         .iter()
@@ -397,34 +400,43 @@ fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
     let (image, _) = sealed();
     let slot = |n: usize| 2 * PAGE_SIZE + n * RECORD_BYTES;
     // Header, two seals, attributes.
-    let damage = |n: usize| {
+    let damaged = |n: usize| {
         let mut image = image.clone();
         image[slot(n) + 20] ^= 1;
         image[slot(n) + size_of::<RecordCopy>() + 20] ^= 1;
-        open(&image).map(|(_, report)| report)
+        image
     };
-    let fault = |result| match result {
-        Err(OpenError::JournalCorrupt { at, fault }) => {
-            assert_eq!(at, 2 * PAGE_SIZE as u64);
-            fault
-        }
-        other => panic!("{other:?}"),
+    let damage = |n: usize| open(&damaged(n)).map(|(_, report)| report);
+    let refused_writes = |n: usize| {
+        let (region, _) = open(&damaged(n)).unwrap();
+        assert!(
+            region.failure().is_some()
+                && region
+                    .begin()
+                    .seal(CheckpointId::new(9), b"", None)
+                    .is_err()
+        );
+        let mut now = vec![0; CAPACITY];
+        region.medium().read(0, &mut now).unwrap();
+        assert!(now == damaged(n), "written to");
+        (ids(&region), region.journal_damage().unwrap().clone())
     };
-    assert_eq!(fault(damage(0)), JournalFault::NoHeader);
+    let hole = |record| JournalFault::Hole {
+        record,
+        later: record + 1,
+    };
+    // The header: all records are there. The first seal: what was sealed later. The second: its id is known all the
+    // same, as its attributes were set.
+    let (found, damage_found) = refused_writes(0);
     assert_eq!(
-        fault(damage(1)),
-        JournalFault::Hole {
-            record: 1,
-            later: 2
-        }
+        (found, damage_found.faults),
+        (vec![1, 2], vec![JournalFault::Header])
     );
-    assert_eq!(
-        fault(damage(2)),
-        JournalFault::Hole {
-            record: 2,
-            later: 3
-        }
-    );
+    let (found, damage_found) = refused_writes(1);
+    assert_eq!((found, damage_found.faults), (vec![2], vec![hole(1)]));
+    let (found, damage_found) = refused_writes(2);
+    assert_eq!((found, damage_found.faults), (vec![1], vec![hole(2)]));
+    assert_eq!(damage_found.checkpoints_lost, [CheckpointId::new(2)]);
     // The last one cannot be told from one that a crash tore in both copies.
     assert!(damage(3).unwrap().torn_record);
     // One copy is enough, and is repaired.
@@ -437,19 +449,116 @@ fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
     assert_eq!(repaired, image[slot(3)..slot(4)]);
 }
 
+fn ids(region: &Region) -> Vec<u128> {
+    region
+        .checkpoints()
+        .iter()
+        .map(|c| c.id().value())
+        .collect()
+}
+
 #[test]
-fn a_root_damaged_in_both_copies_is_refused_by_name() {
-    let (image, _) = sealed();
-    let mut damaged = image.clone();
+fn a_damaged_journal_is_left_behind_when_the_loss_is_accepted() {
+    let (mut image, _) = sealed();
+    let slot = |n: usize| 2 * PAGE_SIZE + n * RECORD_BYTES;
+    image[slot(1)..slot(2)].fill(0xa5);
+    let medium = Arc::new(SimMedium::from_image(&image));
+    let options = RecoverOptions::default().accept_loss(true);
+    let (region, _) = Region::open_with(Arc::clone(&medium) as Arc<dyn Medium>, options).unwrap();
+    assert_eq!(region.journal_damage().unwrap().records_lost, 1);
+    region
+        .begin()
+        .seal(CheckpointId::new(9), b"", None)
+        .unwrap();
+    // Whole again, whatever comes: the damaged half is left, and a full journal comes back to it.
+    for id in 100..200 {
+        let sealed = region.begin().seal(CheckpointId::new(id), b"", None);
+        sealed.unwrap();
+        region.delete(CheckpointId::new(id)).unwrap();
+    }
+    let (region, _) = open(&medium.image()).unwrap();
+    assert_eq!(region.journal_damage(), None);
+    assert_eq!(ids(&region), [2, 9]);
+}
+
+/// The image with both copies of a checkpoint's root damaged.
+fn root_lost(image: &[u8], id: usize) -> Vec<u8> {
+    let mut damaged = image.to_vec();
     for at in (0..CAPACITY)
         .step_by(PAGE_SIZE)
         .filter(|&at| image[at..].starts_with(&ROOT_MAGIC))
+        .skip(2 * (id - 1))
         .take(2)
     {
         damaged[at + 8] ^= 1;
     }
-    assert!(
-        matches!(open(&damaged), Err(OpenError::RootCorrupt { id, .. }) if id == CheckpointId::new(1))
+    damaged
+}
+
+#[test]
+fn a_root_damaged_in_both_copies_costs_its_checkpoint_only() {
+    let (image, _) = sealed();
+    let (region, report) = open(&root_lost(&image, 1)).unwrap();
+    assert_eq!((report.checkpoints, report.damaged), (1, 1));
+    assert_eq!(ids(&region), [2]);
+    let damaged = region.damaged();
+    assert_eq!(damaged[0].id, CheckpointId::new(1));
+    assert!(matches!(*damaged[0].reason, OpenError::RootCorrupt { id, .. } if id == damaged[0].id));
+    // It is still listed at the next open, and by a compaction.
+    for id in 100..150 {
+        let sealed = region.begin().seal(CheckpointId::new(id), b"", None);
+        sealed.unwrap();
+        region.delete(CheckpointId::new(id)).unwrap();
+    }
+    assert!(matches!(
+        region.begin().seal(damaged[0].id, b"", None),
+        Err(SealError::Exists { .. })
+    ));
+    region.close().unwrap();
+    let mut image = vec![0; CAPACITY];
+    region.medium().read(0, &mut image).unwrap();
+    let (region, _) = open(&image).unwrap();
+    assert_eq!(region.damaged()[0].id, CheckpointId::new(1));
+    region.delete(CheckpointId::new(1)).unwrap();
+    assert!(region.damaged().is_empty());
+    region
+        .begin()
+        .seal(CheckpointId::new(1), b"", None)
+        .unwrap();
+    assert_eq!(ids(&region), [2, 1]);
+}
+
+#[test]
+fn what_may_belong_to_a_damaged_root_is_not_overwritten_before_it_is_deleted() {
+    let (image, _) = sealed();
+    // The second one's: what the first one has is the first one's.
+    let damaged = root_lost(&image, 2);
+    let (region, report) = open(&damaged).unwrap();
+    assert!(report.withheld_bytes > 0);
+    let mut shadow = region.begin();
+    let full = loop {
+        let mut map = shadow.map();
+        let pages: Vec<u8> = (0..64).flat_map(|n| page(1000 + n)).collect();
+        if let Err(error) = shadow.append(&mut map, 0, 0, &pages, None) {
+            break error;
+        }
+    };
+    assert!(matches!(full, ShadowError::Full { .. }), "{full}");
+    drop(shadow);
+    let free_before = region.usage().free_bytes;
+    let mut now = vec![0; CAPACITY];
+    region.medium().read(0, &mut now).unwrap();
+    let used = |at: usize| image[at..].starts_with(&SEGMENT_MAGIC);
+    for at in (64 << 10..CAPACITY)
+        .step_by(64 << 10)
+        .filter(|&at| used(at))
+    {
+        assert!(now[at..at + (64 << 10)] == damaged[at..at + (64 << 10)]);
+    }
+    region.delete(CheckpointId::new(2)).unwrap();
+    assert_eq!(
+        region.usage().free_bytes,
+        free_before + report.withheld_bytes
     );
 }
 

@@ -66,14 +66,15 @@ impl Pipe {
         self.end.get_ref().capacity_bytes
     }
 
-    /// Lets the pipe refer to `len_bytes` bytes at `at` of `file`, without copying them: they must not change until CRIU
-    /// has read them. That is so, at the latest, when [`Pipe::capacity_bytes`] more bytes have been written and flushed.
+    /// Lets the pipe refer to the bytes of `file` from `at` to `end`, without copying them: they must not change until
+    /// CRIU has read them. That is so, at the latest, when [`Pipe::capacity_bytes`] more bytes have been written and
+    /// flushed. `at` goes along with what the pipe refers to.
     ///
     /// # Errors
-    /// CRIU has closed its end, or `file` ends early.
-    pub fn splice(&mut self, file: BorrowedFd<'_>, at: u64, len_bytes: u64) -> io::Result<()> {
+    /// CRIU has closed its end, or `file` ends early or cannot be read: from `at` on nothing is in the pipe.
+    pub fn splice(&mut self, file: BorrowedFd<'_>, at: &mut u64, end: u64) -> io::Result<()> {
         self.end.flush()?;
-        self.end.get_ref().out.refer(file, at, len_bytes)
+        self.end.get_ref().out.refer(file, at, end)
     }
 
     /// Writes so many zeros. Many are not copied.
@@ -116,12 +117,11 @@ struct Out {
 }
 
 impl Out {
-    fn refer(&self, file: impl AsFd, mut at: u64, len_bytes: u64) -> io::Result<()> {
-        let end = at + len_bytes;
-        while at < end {
-            let left = usize::try_from(end - at).unwrap_or(usize::MAX);
+    fn refer(&self, file: impl AsFd, at: &mut u64, end: u64) -> io::Result<()> {
+        while *at < end {
+            let left = usize::try_from(end - *at).unwrap_or(usize::MAX);
             let flags = SpliceFlags::empty();
-            match rustix::pipe::splice(&file, Some(&mut at), &self.pipe, None, left, flags) {
+            match rustix::pipe::splice(&file, Some(at), &self.pipe, None, left, flags) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(bytes) => {
                     self.served.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl End {
         let (out, staging) = self.staged()?;
         while bytes > 0 {
             let some = bytes.min(Staging::ZERO_BYTES);
-            out.refer(&staging.memory, 0, some)?;
+            out.refer(&staging.memory, &mut 0, some)?;
             bytes -= some;
         }
         Ok(())
@@ -153,8 +153,9 @@ impl End {
 
     fn write_staged(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (out, staging) = self.staged()?;
-        let (at, len) = staging.copy(bytes)?;
-        out.refer(&staging.memory, at, len as u64)?;
+        let (mut at, len) = staging.copy(bytes)?;
+        let end = at + len as u64;
+        out.refer(&staging.memory, &mut at, end)?;
         Ok(len)
     }
 
@@ -299,7 +300,7 @@ mod tests {
                 for &(round, len, zeros, at, spliced) in &steps {
                     pipe.write_all(&bytes(round * 31, len))?;
                     pipe.write_zeros(zeros as u64)?;
-                    pipe.splice(file.as_fd(), at, spliced)?;
+                    pipe.splice(file.as_fd(), &mut { at }, at + spliced)?;
                 }
                 Ok(())
             });
@@ -373,7 +374,7 @@ mod tests {
         file.rewind().unwrap();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let mut pipe = Pipe::new(writer, Arc::default()).unwrap();
-        let error = pipe.splice(file.as_fd(), 0, 8192).unwrap_err();
+        let error = pipe.splice(file.as_fd(), &mut 0, 8192).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
         drop(reader);
         let error = pipe.write_zeros(1 << 20).unwrap_err();

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 
 use zerocopy::FromBytes;
 
-use super::{Change, Journal, apply, checksum, encode, half_at, half_len};
+use super::{Change, Journal, Live, apply, checksum, encode, half_at, half_len};
 use crate::convert::{to_u64, to_usize};
+use crate::damage::JournalDamage;
 use crate::error::{JournalFault, OpenError};
 use crate::geometry::Geometry;
-use crate::ids::RegionUuid;
+use crate::ids::{CheckpointId, RegionUuid};
 use crate::layout::{RECORD_BYTES, RECORD_HEADER, RecordCopy};
-use crate::medium::Medium;
+use crate::medium::{Flushed, LostPage, Medium};
+use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// Bytes to zero of a remnant: the chunk that is written atomically and has the checksum.
 pub(crate) const REMNANT_BYTES: usize = 8;
@@ -26,9 +28,13 @@ pub(crate) struct Replayed {
     /// anything is appended: a later record has chunks in common with the torn one (its epoch and
     /// place), and if a crash kept just those, it would complete the torn one.
     pub(crate) remnants: Vec<u64>,
+    /// What no crash explains. The journal is not to be appended to before it was compacted.
+    pub(crate) damage: Option<JournalDamage>,
 }
 
 /// Reads both halves and replays the active one. Writes nothing.
+///
+/// Damage is gone around: what the readable records say counts, in their order, and the report has the others.
 pub(crate) fn replay(
     medium: &dyn Medium,
     geometry: &Geometry,
@@ -39,86 +45,29 @@ pub(crate) fn replay(
         Half::read(medium, geometry, uuid, 1)?,
     ];
     let last_epoch = halves.iter().map(Half::highest_epoch).max().unwrap_or(0);
-    let headers = [halves[0].header(), halves[1].header()];
-    let half = match &headers {
-        // A crash in a compaction before its header was durable, or none was ever begun: the half with
-        // records after no header does not count.
-        [Some(_), None] => 0,
-        [None, Some(_)] => 1,
-        // A crash after a flip, before the old header's erasure was durable: the newer one counts.
-        [Some(a), Some(b)] if a.epoch.get() > b.epoch.get() => 0,
-        [Some(a), Some(b)] if a.epoch.get() < b.epoch.get() => 1,
-        _ => {
-            return Err(OpenError::JournalCorrupt {
-                at: half_at(geometry, 0),
-                fault: JournalFault::NoHeader,
-            });
-        }
-    };
-    let active = &halves[usize::from(half)];
-    let corrupt = |fault| OpenError::JournalCorrupt {
-        at: half_at(geometry, half),
-        fault,
-    };
-    // Chosen above because it has one.
-    let Some(header) = headers[usize::from(half)] else {
-        return Err(corrupt(JournalFault::NoHeader));
-    };
-    let (epoch, compacted) = (header.epoch.get(), header.attrs.get());
-    let mut live = HashMap::new();
-    let mut next_order = 0;
-    let mut repairs = Vec::new();
-    let mut next = 0;
-    for slot in 0..geometry.journal_records {
-        let Some((record, copies)) = active.record(slot, epoch).map_err(corrupt)? else {
-            break;
-        };
-        next = slot + 1;
-        if copies < 2 {
-            // A crash that tore one copy of the last record, or a damaged one.
-            repairs.push((
-                active.at + to_u64(RECORD_BYTES) * u64::from(slot),
-                encode(uuid, record),
-            ));
-        }
-        if slot == 0 {
-            continue;
-        }
-        let change = Change::from_record(&record).filter(|change| {
-            let known = |id| live.contains_key(&id);
-            change
-                .removes()
-                .into_iter()
-                .chain(change.touches())
-                .all(known)
-                && !change.is_taken(known)
+    let Some(start) = Start::choose(&halves) else {
+        return Err(OpenError::JournalCorrupt {
+            at: half_at(geometry, 0),
+            fault: JournalFault::NoHeader,
         });
-        let change = change.ok_or_else(|| corrupt(JournalFault::Senseless { record: slot }))?;
-        apply(&mut live, next_order, change);
-        next_order += 1;
-    }
-    if next <= compacted {
-        // They were durable before the header was written: no crash explains it.
-        return Err(corrupt(JournalFault::Compacted {
-            record: next,
-            compacted,
-        }));
-    }
-    for later in next..geometry.journal_records {
-        // Every record is durable before the one after it is begun: no crash explains it.
-        if active.record(later, epoch).map_err(corrupt)?.is_some() {
-            return Err(corrupt(JournalFault::Hole {
-                record: next,
-                later,
-            }));
-        }
-    }
+    };
+    let active = &halves[usize::from(start.half)];
+    let mut read = Records::default();
+    read.damage.faults.extend(start.fault);
+    read.all(
+        active,
+        start.epoch,
+        start.compacted,
+        geometry.journal_records,
+    );
+
     // A crash while the next record was written leaves neither a valid copy nor what was there before.
+    let next = read.next;
     let torn = active
         .remnants(next..next.saturating_add(1))
         .next()
         .is_some();
-    let idle = &halves[usize::from(1 - half)];
+    let idle = &halves[usize::from(1 - start.half)];
     let all = 0..geometry.journal_records;
     let remnants = active
         .remnants(next..geometry.journal_records)
@@ -127,21 +76,178 @@ pub(crate) fn replay(
     let journal = Journal {
         uuid,
         geometry: *geometry,
-        half,
-        epoch,
+        half: start.half,
+        epoch: start.epoch,
         last_epoch,
         next,
-        live,
-        next_order,
+        live: read.live,
+        next_order: read.next_order,
+        flushed: Flushed::new(),
         failed: false,
         closed: false,
     };
+    let is_damaged = !read.damage.faults.is_empty();
     Ok(Replayed {
         journal,
-        torn,
-        repairs,
+        torn: torn && !is_damaged,
+        repairs: read.repairs,
         remnants,
+        damage: is_damaged.then_some(read.damage),
     })
+}
+
+/// The half to be replayed.
+struct Start {
+    half: u8,
+    epoch: u32,
+    /// Records that were durable before the header was.
+    compacted: u32,
+    fault: Option<JournalFault>,
+}
+
+impl Start {
+    fn choose(halves: &[Half; 2]) -> Option<Self> {
+        // By header: a crash in a compaction before its header was durable leaves records after none, which do not
+        // count; a crash after a flip, before the old header's erasure was durable, leaves two: the newer one counts.
+        let by_header = (0..2_u8).zip(halves).filter_map(|(half, read)| {
+            let header = read.header()?;
+            Some(Self {
+                half,
+                epoch: header.epoch.get(),
+                compacted: header.attrs.get(),
+                fault: None,
+            })
+        });
+        // Without a header: the half whose header is neither intact nor erased. With one, a header that merely is not
+        // intact was being written when a crash came, and the other half counts; but one that cannot be read may
+        // have been, and stands before the newer records, whether the erasure of the other was lost or not.
+        let some_header = halves.iter().any(|half| half.header().is_some());
+        let by_records = (0..2_u8).zip(halves).filter_map(|(half, read)| {
+            let counts = if some_header {
+                read.is_unreadable(0)
+            } else {
+                read.has_damaged_header()
+            };
+            (counts && read.header().is_none()).then_some(Self {
+                half,
+                epoch: read.highest_epoch(),
+                compacted: 0,
+                fault: Some(JournalFault::Header),
+            })
+        });
+        let mut found: Vec<_> = by_header.chain(by_records).collect();
+        found.sort_by_key(|start| (start.epoch, start.fault.is_none()));
+        let newest = found.pop()?;
+        // No two compactions have one epoch.
+        let doubtful = found
+            .last()
+            .is_some_and(|other| other.epoch == newest.epoch);
+        (!doubtful).then_some(newest)
+    }
+}
+
+/// What the records of a half say.
+#[derive(Default)]
+struct Records {
+    live: HashMap<CheckpointId, Live>,
+    next_order: u64,
+    /// Slot after the last one.
+    next: u32,
+    repairs: Vec<(u64, [u8; RECORD_BYTES])>,
+    damage: JournalDamage,
+}
+
+impl Records {
+    fn all(&mut self, half: &Half, epoch: u32, compacted: u32, slots: u32) {
+        let last = (0..slots).rev().find(|&slot| half.has(slot, epoch));
+        // What a compaction had made durable before its header was there, and no crash takes away.
+        let sure = compacted.saturating_add(1).min(slots);
+        let end = last.map_or(0, |last| last + 1).max(sure);
+        for slot in 0..end {
+            self.record(half, slot, epoch, compacted, last);
+        }
+        self.next = end;
+        // Behind the last record there are none, but where they cannot be read there may be.
+        let unreadable = (end..slots)
+            .take_while(|&slot| half.is_unreadable(slot))
+            .count();
+        if let Ok(unreadable @ 1..) = u32::try_from(unreadable) {
+            self.next = end + unreadable;
+            self.damage.records_lost += u64::from(unreadable);
+            self.damage.faults.push(JournalFault::Unreadable {
+                first: end,
+                last: end + unreadable - 1,
+            });
+        }
+    }
+
+    fn record(&mut self, half: &Half, slot: u32, epoch: u32, compacted: u32, last: Option<u32>) {
+        let (record, copies) = match half.record(slot, epoch) {
+            Ok(Some(found)) => found,
+            // The header: what is wrong with it is known, or it would not be missing here.
+            Ok(None) if slot == 0 => return,
+            Ok(None) => {
+                // Every record is durable before the one after it is begun, and compacted ones before their header: no
+                // crash explains it.
+                let fault = match last.filter(|&last| last > slot) {
+                    Some(_) if slot > compacted => JournalFault::Hole {
+                        record: slot,
+                        later: (slot..)
+                            .find(|&later| half.has(later, epoch))
+                            .unwrap_or(slot),
+                    },
+                    _ => JournalFault::Compacted {
+                        record: slot,
+                        compacted,
+                    },
+                };
+                return self.lose(fault);
+            }
+            Err(fault) => return self.lose(fault),
+        };
+        if copies < 2 {
+            // A crash that tore one copy of the last record, or a damaged one.
+            self.repairs.push((
+                half.at + to_u64(RECORD_BYTES) * u64::from(slot),
+                encode(half.uuid, record),
+            ));
+        }
+        if slot > 0 {
+            self.change(slot, &record);
+        }
+    }
+
+    fn lose(&mut self, fault: JournalFault) {
+        self.damage.records_lost += 1;
+        self.damage.faults.push(fault);
+    }
+
+    /// Applies a record. After lost ones it may name a checkpoint that was sealed or deleted in one of them.
+    fn change(&mut self, slot: u32, record: &RecordCopy) {
+        let Some(change) = Change::from_record(record) else {
+            return self.lose(JournalFault::Senseless { record: slot });
+        };
+        let known = |id: CheckpointId| self.live.contains_key(&id);
+        let unknown = change.removes().into_iter().chain(change.touches());
+        let unknown: Vec<_> = unknown.filter(|&id| !known(id)).collect();
+        let again = change.is_taken(known);
+        if (again || !unknown.is_empty()) && self.damage.records_lost == 0 {
+            self.damage
+                .faults
+                .push(JournalFault::Senseless { record: slot });
+        }
+        match change {
+            Change::Attrs { id, .. } if !unknown.is_empty() => {
+                self.damage.checkpoints_lost.push(id);
+            }
+            _ => {}
+        }
+        if let Some(removed) = change.removes() {
+            self.damage.checkpoints_lost.retain(|&lost| lost != removed);
+        }
+        apply(&mut self.live, self.next_order, change);
+        self.next_order += 1;
+    }
 }
 
 /// One half, as read.
@@ -149,6 +255,8 @@ struct Half {
     at: u64,
     uuid: RegionUuid,
     bytes: Vec<u8>,
+    /// Pages of it that the medium returned an error for, ascending.
+    unreadable: Vec<usize>,
 }
 
 impl Half {
@@ -160,8 +268,38 @@ impl Half {
     ) -> Result<Self, OpenError> {
         let mut bytes = vec![0; half_len(geometry)];
         let at = half_at(geometry, half);
-        medium.read(at, &mut bytes)?;
-        Ok(Self { at, uuid, bytes })
+        let mut unreadable = Vec::new();
+        if let Err(error) = medium.read(at, &mut bytes) {
+            LostPage::of(&error).ok_or(error)?;
+            for (page, bytes) in bytes.chunks_mut(PAGE_SIZE).enumerate() {
+                if let Err(error) = medium.read(at + to_u64(page) * PAGE_BYTES, bytes) {
+                    LostPage::of(&error).ok_or(error)?;
+                    bytes.fill(0);
+                    unreadable.push(page);
+                }
+            }
+        }
+        Ok(Self {
+            at,
+            uuid,
+            bytes,
+            unreadable,
+        })
+    }
+
+    fn is_unreadable(&self, slot: u32) -> bool {
+        let page = to_usize(u64::from(slot)) * RECORD_BYTES / PAGE_SIZE;
+        self.unreadable.binary_search(&page).is_ok()
+    }
+
+    /// Whether a slot has a record of this epoch, damaged in one copy at most or contradicting itself.
+    fn has(&self, slot: u32, epoch: u32) -> bool {
+        !matches!(self.record(slot, epoch), Ok(None))
+    }
+
+    /// Whether the header is neither intact nor erased.
+    fn has_damaged_header(&self) -> bool {
+        self.is_unreadable(0) || self.remnants(0..1).next().is_some()
     }
 
     /// The copies of a slot that are intact, whatever their epoch.

@@ -7,7 +7,7 @@ use super::Run;
 use crate::PAGE_SIZE;
 use crate::checkpoint::Checkpoint;
 use crate::convert::to_usize;
-use crate::error::{MapFault, PageError, outside};
+use crate::error::{MapFault, PageError, outside, unreadable};
 use crate::ids::PageNo;
 use crate::layout::{ChildEntry, INNER_ENTRIES, LEAF_ENTRIES, NODE_MAGIC, NodeHeader, RunEntry};
 
@@ -135,7 +135,9 @@ impl Node {
         if !checkpoint.lease().holds(place.segment) {
             return Err(outside(location));
         }
-        let page = space.read_page(location)?;
+        let page = space
+            .read_page(location)
+            .map_err(|error| unreadable(location, error))?;
         let found = crc32fast::hash(page.as_slice());
         if found != crc32 {
             let fault = MapFault::Checksum {

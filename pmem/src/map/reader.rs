@@ -11,8 +11,9 @@ use super::node::{Node, run_len};
 use super::{MapCursor, MapRoot, Run, RunKind};
 use crate::checkpoint::Checkpoint;
 use crate::convert::{to_u64, to_usize};
-use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside};
+use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside, unreadable};
 use crate::ids::PageNo;
+use crate::medium::LostPage;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// What a blob's zero runs are passed on from, a piece at a time.
@@ -69,7 +70,7 @@ impl PageMap {
     /// CRC32 of all of them.
     ///
     /// # Errors
-    /// [`PageError::Corrupt`] names the first page that is not what was written.
+    /// [`PageError::Corrupt`] or [`PageError::Lost`] names the first page that is not what was written.
     pub fn read(&self, run: &Run) -> Result<&[u8], PageError> {
         self.read_range(run, run.first_index, run.pages)
     }
@@ -96,28 +97,52 @@ impl PageMap {
         let at = self.checkpoint.space().geometry.segment_at(place.segment)
             + u64::from(place.page) * PAGE_BYTES
             + skip * PAGE_BYTES;
+        let medium = &self.checkpoint.space().medium;
         // SAFETY: the pages lie in a segment that the checkpoint's lease holds (`read_checksums` has
         // checked it), which is given back at the earliest when the last reference to the checkpoint
         // goes: not before the slice, which borrows from one. A held segment is written to by the
         // shadow that allocated it only, and sealing has consumed that one.
-        let bytes = unsafe { self.checkpoint.space().medium.bytes(at, run_len(pages))? };
+        let lent = unsafe { medium.bytes(at, run_len(pages)) };
+        let lost = |error| lost_page(error, run.first_index, location);
+        let bytes = lent.map_err(lost)?;
         let expected = crcs.iter().skip(to_usize(skip));
-        for ((page, expected), index) in bytes
+        let mut pages = bytes
             .chunks_exact(PAGE_SIZE)
             .zip(expected)
-            .zip(first_index..)
-        {
+            .zip(first_index..);
+        let damaged = pages.find_map(|((page, expected), index)| {
             let found = crc32fast::hash(page);
-            if found != expected.get() {
-                return Err(PageError::Corrupt {
-                    index,
-                    location: location.plus(index - run.first_index),
-                    expected: expected.get(),
-                    found,
-                });
-            }
+            (found != expected.get()).then(|| PageError::Corrupt {
+                index,
+                location: location.plus(index - run.first_index),
+                expected: expected.get(),
+                found,
+            })
+        });
+        // A page that was lost just now is zeros, which may be what its checksum is of.
+        medium.check(at, to_u64(bytes.len())).map_err(lost)?;
+        match damaged {
+            Some(error) => Err(error),
+            None => Ok(bytes),
         }
-        Ok(bytes)
+    }
+
+    /// Fails if a page that [`read_range`](Self::read_range) lent was lost since. To be asked after the pages were
+    /// copied or passed on, and before that counts: a page that is lost while it is used reads as zeros.
+    ///
+    /// # Errors
+    /// [`PageError::Lost`].
+    pub fn confirm(&self, run: &Run, first_index: u64, pages: u32) -> Result<(), PageError> {
+        let (RunKind::Stored { location, .. }, Some(skip)) =
+            (run.kind, first_index.checked_sub(run.first_index))
+        else {
+            return Ok(());
+        };
+        let at = location.plus(skip).offset_bytes();
+        let medium = &self.checkpoint.space().medium;
+        medium
+            .check(at, u64::from(pages) * PAGE_BYTES)
+            .map_err(|error| lost_page(error, run.first_index, location))
     }
 
     /// Verifies a run's page checksums, and none of its pages: for pages that other maps share, and that were read
@@ -182,7 +207,9 @@ impl PageMap {
             match run.kind {
                 RunKind::Stored { .. } => {
                     let bytes = self.read(&run)?;
-                    sink(&bytes[..to_usize(len)]).map_err(BlobError::Sink)?;
+                    let passed_on = sink(&bytes[..to_usize(len)]);
+                    self.confirm(&run, run.first_index, run.pages)?;
+                    passed_on.map_err(BlobError::Sink)?;
                 }
                 RunKind::Zero => {
                     let mut zeros = len;
@@ -245,8 +272,22 @@ impl PageMap {
         if !self.checkpoint.lease().holds(place.segment) {
             return Err(outside(location));
         }
-        space.read_crcs(place, pages, into)?;
+        space
+            .read_crcs(place, pages, into)
+            .map_err(|error| unreadable(location, error))?;
         Ok(place)
+    }
+}
+
+/// The page of a run that an error of the medium is about; the run begins with `first_index` at `first`.
+fn lost_page(error: io::Error, first_index: u64, first: PageNo) -> PageError {
+    let Some(lost) = LostPage::of(&error) else {
+        return PageError::Io(error);
+    };
+    let location = PageNo(lost.at / PAGE_BYTES);
+    PageError::Lost {
+        index: first_index + location.0.saturating_sub(first.0),
+        location,
     }
 }
 

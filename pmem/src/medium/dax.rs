@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::populate::Mapping;
 use super::raw::RawBytes;
-use super::{Guarantee, Medium, MediumKind};
+use super::{Flushed, Guarantee, Medium, MediumKind};
 use crate::PAGE_SIZE;
 use crate::convert::{to_u64, to_usize};
 use crate::cpu::{self, FlushInstruction};
@@ -74,21 +75,28 @@ impl Dax {
             )
         };
         match mapped {
-            Ok(base) => Ok(Self {
+            Ok(base) => {
+                let mapping = Arc::new(DaxMapping { base, len });
                 // SAFETY: just mapped, readable and writable, as long as `mapping` lives beside it.
-                raw: unsafe { RawBytes::new(base.cast(), len) },
-                mapping: Arc::new(DaxMapping { base, len }),
-                instruction,
-                guarantee: Guarantee {
-                    kind: MediumKind::Dax,
-                    dax_errno: None,
-                    dax_without_sync: false,
-                    volatile: false,
-                    instruction: Some(instruction.name()),
-                    emulated: None,
-                },
-                file,
-            }),
+                let raw = match unsafe { RawBytes::new(base.cast(), len) } {
+                    Ok(raw) => raw,
+                    Err(error) => return Err((file, error.raw_os_error().unwrap_or_default())),
+                };
+                Ok(Self {
+                    raw,
+                    mapping,
+                    instruction,
+                    guarantee: Guarantee {
+                        kind: MediumKind::Dax,
+                        dax_errno: None,
+                        dax_without_sync: false,
+                        volatile: false,
+                        instruction: Some(instruction.name()),
+                        emulated: None,
+                    },
+                    file,
+                })
+            }
             Err(errno) => Err((file, errno.raw_os_error())),
         }
     }
@@ -105,6 +113,14 @@ impl Medium for Dax {
 
     fn guarantee(&self) -> &Guarantee {
         &self.guarantee
+    }
+
+    fn lost_pages(&self) -> u64 {
+        self.raw.lost_pages()
+    }
+
+    fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.raw.check(at, len_bytes)
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
@@ -126,26 +142,37 @@ impl Medium for Dax {
         unsafe { self.raw.write_streaming(at, from) }
     }
 
-    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+    fn flush(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
         let start = self.raw.range(at, len_bytes)?;
         // SAFETY: checked to be inside the mapping; the instruction was detected.
         unsafe { cpu::write_back(start, to_usize(len_bytes), self.instruction) };
-        Ok(())
+        flushed.add(at, len_bytes);
+        self.raw.check(at, len_bytes)
     }
 
-    fn flush_streamed(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+    fn flush_streamed(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
         // Streaming stores have left the cache, or never entered it: the fence orders them.
-        self.raw.range(at, len_bytes).map(|_| ())
+        flushed.add(at, len_bytes);
+        self.raw.check(at, len_bytes)
     }
 
-    fn fence(&self) -> io::Result<()> {
+    fn fence(&self, flushed: &mut Flushed) -> io::Result<()> {
         cpu::store_fence();
+        for &(start, end) in flushed.ranges() {
+            self.raw.check(start, end - start)?;
+        }
+        flushed.clear();
         Ok(())
     }
 
     unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
         self.raw.range(at, to_u64(PAGE_SIZE))?;
         self.file.write_all_at(page, at)?;
-        self.file.sync_data()
+        self.file.sync_data()?;
+        self.raw.restore(
+            at,
+            self.file.as_fd(),
+            libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC,
+        )
     }
 }

@@ -4,8 +4,8 @@
 //! devices'. It models:
 //!
 //! - **Writing.** A flush hands its range to the device, which works it off at `write_bytes_per_s` while the caller goes
-//!   on; with [`QUEUE`] of work in front of it a flush waits, as a full request queue does. A fence waits for all of it,
-//!   and `latency` once.
+//!   on; with [`QUEUE`] of work in front of it a flush waits, as a full request queue does. A fence waits for
+//!   the ranges that it is of and what was in front of them, and `latency` once.
 //! - **Reading.** What is read or lent comes at `read_bytes_per_s`; a read that does not begin where the last one ended
 //!   waits `latency` first.
 //! - **The page cache**, where the device would be behind one (`cached`): what was written or read since the medium was
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Guarantee, Medium};
+use super::{Flushed, Guarantee, Medium};
 use crate::convert::{to_u64, to_usize};
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
@@ -208,8 +208,6 @@ struct Throttle {
     carry: u128,
     /// Where an access goes on from the last one.
     next: u64,
-    /// Something was handed over that no fence has waited for.
-    unfenced: bool,
 }
 
 impl Throttle {
@@ -307,13 +305,12 @@ impl Emulated {
     }
 
     /// Hands a range to the device, and waits if it has too much to do.
-    fn charge_flush(&self, len_bytes: u64) {
+    fn charge_flush(&self, len_bytes: u64, flushed: &mut Flushed) {
         if len_bytes == 0 {
             return;
         }
         let done = {
             let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            writing.unfenced = true;
             writing.give(
                 self.clock.now(),
                 len_bytes,
@@ -321,6 +318,7 @@ impl Emulated {
                 Duration::ZERO,
             )
         };
+        flushed.done_at = done;
         let start = done.saturating_sub(QUEUE);
         if start > self.clock.now() {
             self.clock.wait_until(start);
@@ -344,6 +342,14 @@ impl Medium for Emulated {
     }
 
     // No `file`: what is spliced out of it would pass by.
+
+    fn lost_pages(&self) -> u64 {
+        self.below.lost_pages()
+    }
+
+    fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.below.check(at, len_bytes)
+    }
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         self.below.read(at, into)?;
@@ -379,31 +385,31 @@ impl Medium for Emulated {
         Ok(())
     }
 
-    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()> {
-        self.below.flush(at, len_bytes)?;
-        self.charge_flush(len_bytes);
+    fn flush(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
+        self.below.flush(at, len_bytes, flushed)?;
+        self.charge_flush(len_bytes, flushed);
         Ok(())
     }
 
-    fn flush_streamed(&self, at: u64, len_bytes: u64) -> io::Result<()> {
-        self.below.flush_streamed(at, len_bytes)?;
-        self.charge_flush(len_bytes);
+    fn flush_streamed(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
+        self.below.flush_streamed(at, len_bytes, flushed)?;
+        self.charge_flush(len_bytes, flushed);
         Ok(())
     }
 
-    fn fence(&self) -> io::Result<()> {
-        self.below.fence()?;
-        let done = {
-            let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            if std::mem::take(&mut writing.unfenced) {
-                let latency = self.device.latency;
-                writing.give(self.clock.now(), 0, self.device.write_bytes_per_s, latency)
-            } else {
-                // Another thread's fence may be waiting for what this thread flushed.
-                writing.done_at
-            }
-        };
-        if done > self.clock.now() {
+    fn fence(&self, flushed: &mut Flushed) -> io::Result<()> {
+        let (any, own) = (!flushed.is_empty(), flushed.done_at);
+        self.below.fence(flushed)?;
+        if !any {
+            return Ok(());
+        }
+        let (now, latency) = (self.clock.now(), self.device.latency);
+        // The latency is the device's: whoever comes later waits for it as well.
+        let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        writing.give(now, 0, self.device.write_bytes_per_s, latency);
+        drop(writing);
+        let done = own.max(now.saturating_sub(CREDIT)).saturating_add(latency);
+        if done > now {
             self.clock.wait_until(done);
         }
         Ok(())

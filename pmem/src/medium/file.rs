@@ -2,24 +2,33 @@
 //!
 //! Honest about its grain: the kernel tracks dirtiness by page, so flushing eight bytes writes 4096.
 //! A flush starts write-back at once (`sync_file_range`), so that the device works while the dump still
-//! comes in; the fence then waits for exactly the ranges flushed since the last one (`msync`).
+//! comes in; the fence then waits for exactly the ranges of its own writer (`msync`), whatever others have in flight.
+//!
+//! The kernel reports a failed write-back once to every open file description, and to no matter which of the threads
+//! that wait through it. So that none of them takes the error of another and is told of success, each fence has a
+//! description to itself while it waits. All of them are as old as the medium: none has missed an error.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use memmap2::MmapRaw;
 
+use super::flushed::cover;
 use super::raw::RawBytes;
-use super::{Guarantee, Medium};
+use super::{Flushed, Guarantee, Medium};
 use crate::convert::to_usize;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
-/// Past so many separate ranges one `fdatasync` is cheaper than an `msync` each: every one of either
-/// ends with a flush of the device's cache.
+/// Past so many separate ranges those that are closest are waited for as one: every `msync` ends with a flush of the
+/// device's cache.
 const MAX_MSYNCS: usize = 16;
+
+/// Fences that wait at once; more wait for each other. Each takes a descriptor.
+const MAX_FENCES: usize = 8;
 
 /// A mapping of a whole file.
 pub(super) struct MappedFile {
@@ -30,12 +39,11 @@ pub(super) struct MappedFile {
     /// The same file for reading only, to be lent; `None` where `/proc` is not there to open it by.
     reading: Option<File>,
     guarantee: Guarantee,
-    /// Page-aligned (start, end) flushed and not yet fenced.
-    pending: Mutex<Vec<(u64, u64)>>,
-    /// Held while a fence waits, so that a thread whose ranges another one's fence took up waits too.
-    /// True once a fence has failed: the kernel then forgets which pages were dirty, so nothing after
-    /// it can be believed.
-    failed: Mutex<bool>,
+    /// Mappings through descriptions of their own, those that no fence uses: what is mapped is `msync`ed.
+    fences: Mutex<Vec<Arc<MmapRaw>>>,
+    fence_freed: Condvar,
+    /// A fence has failed: the kernel then forgets which pages were dirty, so nothing after it can be believed.
+    failed: AtomicBool,
 }
 
 impl MappedFile {
@@ -44,18 +52,30 @@ impl MappedFile {
             .len(to_usize(len_bytes))
             .map_raw(&file)?;
         let map = Arc::new(map);
-        let reading = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
+        let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let mut fences = vec![Arc::clone(&map)];
+        while fences.len() < MAX_FENCES && !guarantee.volatile {
+            // Without `/proc` fences wait for each other, and are no less sure.
+            let Ok(again) = File::options().read(true).write(true).open(&itself) else {
+                break;
+            };
+            let options = memmap2::MmapOptions::new()
+                .len(to_usize(len_bytes))
+                .map_raw(&again)?;
+            fences.push(Arc::new(options));
+        }
         Ok(Self {
-            // SAFETY: mapped readable and writable for as long as `map` lives, beside it. The file was
-            // allocated to its length and is locked; who truncates it all the same breaks the contract
-            // of the region (docs/format.md).
-            raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len()) },
+            // SAFETY: mapped readable and writable for as long as `map` lives, beside it, and by this value alone. The
+            // file was allocated to its length and is locked; a page that who truncates it all the same takes away is
+            // a lost one.
+            raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len())? },
             map,
+            reading: File::open(itself).ok(),
             file,
-            reading,
             guarantee,
-            pending: Mutex::default(),
-            failed: Mutex::default(),
+            fences: Mutex::new(fences),
+            fence_freed: Condvar::new(),
+            failed: AtomicBool::new(false),
         })
     }
 
@@ -63,29 +83,52 @@ impl MappedFile {
         &self.map
     }
 
+    /// Waits for the ranges, with a description that nobody else waits through.
     fn sync(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
-        if ranges.len() > MAX_MSYNCS {
-            return self.file.sync_data();
+        let mut free = self.fences.lock().unwrap_or_else(PoisonError::into_inner);
+        let through = loop {
+            match free.pop() {
+                Some(through) => break through,
+                None => {
+                    free = self
+                        .fence_freed
+                        .wait(free)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        };
+        drop(free);
+        let result = self.sync_through(&through, ranges);
+        if result.is_err() {
+            // Before the next one may have the description, which has reported its error.
+            self.failed.store(true, Ordering::SeqCst);
         }
-        for &(start, end) in ranges {
-            self.map
-                .flush_range(to_usize(start), to_usize(end - start))?;
+        self.fences
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(through);
+        self.fence_freed.notify_one();
+        result
+    }
+
+    fn sync_through(&self, through: &MmapRaw, ranges: &[(u64, u64)]) -> io::Result<()> {
+        if self.failed.load(Ordering::SeqCst) {
+            return Err(io::Error::other(
+                "an earlier write-back of this medium failed",
+            ));
+        }
+        // Written back to nowhere otherwise, without an error.
+        if self.file.metadata()?.len() < self.capacity_bytes() {
+            return Err(io::Error::other("the region's file was truncated"));
+        }
+        if self.guarantee.volatile {
+            return Ok(());
+        }
+        for (start, end) in cover(ranges, PAGE_BYTES, MAX_MSYNCS) {
+            through.flush_range(to_usize(start), to_usize(end - start))?;
         }
         Ok(())
     }
-}
-
-/// Joins ranges that touch.
-fn coalesce(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    ranges.sort_unstable();
-    let mut joined: Vec<(u64, u64)> = Vec::new();
-    for (start, end) in ranges {
-        match joined.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => joined.push((start, end)),
-        }
-    }
-    joined
 }
 
 impl Medium for MappedFile {
@@ -99,6 +142,14 @@ impl Medium for MappedFile {
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
         self.reading.as_ref().map(File::as_fd)
+    }
+
+    fn lost_pages(&self) -> u64 {
+        self.raw.lost_pages()
+    }
+
+    fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.raw.check(at, len_bytes)
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
@@ -120,46 +171,38 @@ impl Medium for MappedFile {
         unsafe { self.raw.write_streaming(at, from) }
     }
 
-    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()> {
-        self.raw.range(at, len_bytes)?;
+    fn flush(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
+        self.raw.check(at, len_bytes)?;
         if len_bytes == 0 {
             return Ok(());
         }
         // Streaming stores are weakly ordered; write-back must see them.
         crate::cpu::store_fence();
-        let start = at / PAGE_BYTES * PAGE_BYTES;
-        let end = (at + len_bytes).next_multiple_of(PAGE_BYTES);
         if !self.guarantee.volatile {
+            let start = at / PAGE_BYTES * PAGE_BYTES;
+            let end = (at + len_bytes).next_multiple_of(PAGE_BYTES);
             // Only a head start: its failure is found by the fence, which does not rely on it.
             let _ = start_write_back(&self.file, start, end - start);
         }
-        self.pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push((start, end));
+        flushed.add(at, len_bytes);
         Ok(())
     }
 
-    fn fence(&self) -> io::Result<()> {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if *failed {
-            return Err(io::Error::other(
-                "an earlier write-back of this medium failed",
-            ));
+    fn fence(&self, flushed: &mut Flushed) -> io::Result<()> {
+        for &(start, end) in flushed.ranges() {
+            self.raw.check(start, end - start)?;
         }
-        let taken =
-            std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
-        let result = self.sync(&coalesce(taken));
-        *failed = result.is_err();
-        result
+        self.sync(flushed.ranges())?;
+        flushed.clear();
+        Ok(())
     }
 
     unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
         self.raw.range(at, PAGE_BYTES)?;
         self.file.write_all_at(page, at)?;
         // A device that refuses the write-back refuses it for good, like any other.
-        self.flush(at, PAGE_BYTES)?;
-        self.fence()
+        self.sync(&[(at, at + PAGE_BYTES)])?;
+        self.raw.restore(at, self.file.as_fd(), libc::MAP_SHARED)
     }
 }
 
@@ -174,19 +217,5 @@ fn start_write_back(file: &File, start: u64, len_bytes: u64) -> io::Result<()> {
     } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn touching_ranges_are_joined() {
-        assert_eq!(
-            coalesce(vec![(8, 12), (0, 4), (4, 8), (20, 24), (9, 10)]),
-            [(0, 12), (20, 24)]
-        );
-        assert!(coalesce(Vec::new()).is_empty());
     }
 }

@@ -7,6 +7,8 @@
 mod dax;
 mod emulated;
 mod file;
+mod flushed;
+mod guard;
 mod open;
 mod populate;
 mod raw;
@@ -19,6 +21,8 @@ use std::os::fd::BorrowedFd;
 use crate::PAGE_SIZE;
 
 pub use emulated::{Emulation, NoDevice, emulate};
+pub use flushed::Flushed;
+pub use guard::LostPage;
 pub use open::{OpenOptions, create_medium_in_memory, open_medium};
 
 /// Which medium.
@@ -84,12 +88,13 @@ impl fmt::Display for Guarantee {
 
 /// Memory with explicit durability.
 ///
-/// A range is durable once [`flush`](Self::flush) of it **and** a later [`fence`](Self::fence) have
-/// returned. Before that, on a crash, each aligned 8-byte chunk of it has either its old or its new
+/// A range is durable once [`flush`](Self::flush) of it **and** a later [`fence`](Self::fence) of the same [`Flushed`]
+/// have returned. Before that, on a crash, each aligned 8-byte chunk of it has either its old or its new
 /// value, independently of all others. A failed fence is final: all later ones fail too.
 ///
 /// Offsets are bytes from the medium's start; a range past [`capacity_bytes`](Self::capacity_bytes)
-/// is [`io::ErrorKind::InvalidInput`], never a fault.
+/// is [`io::ErrorKind::InvalidInput`], never a fault. A page that the medium cannot give or take is a [`LostPage`] to
+/// every access from then on, until the medium is opened anew.
 pub trait Medium: Send + Sync {
     /// Usable bytes, a multiple of the page size.
     fn capacity_bytes(&self) -> u64;
@@ -108,16 +113,26 @@ pub trait Medium: Send + Sync {
         None
     }
 
+    /// Pages lost since the medium was opened.
+    fn lost_pages(&self) -> u64;
+
+    /// Fails if a page of the range is lost. To be asked after bytes that [`bytes`](Self::bytes) lent were used: only
+    /// then they count. One atomic load while nothing is lost.
+    ///
+    /// # Errors
+    /// A [`LostPage`], or a range outside the medium.
+    fn check(&self, at: u64, len_bytes: u64) -> io::Result<()>;
+
     /// Copies bytes out.
     ///
     /// # Errors
-    /// A range outside the medium.
+    /// A [`LostPage`], or a range outside the medium.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Lends bytes.
+    /// Lends bytes. A page that is lost while they are used reads as zeros: see [`check`](Self::check).
     ///
     /// # Errors
-    /// A range outside the medium.
+    /// A [`LostPage`], or a range outside the medium.
     ///
     /// # Safety
     /// Nobody writes to the range while the slice lives.
@@ -126,7 +141,7 @@ pub trait Medium: Send + Sync {
     /// Copies bytes in.
     ///
     /// # Errors
-    /// A range outside the medium.
+    /// A [`LostPage`], or a range outside the medium.
     ///
     /// # Safety
     /// Nobody else reads, writes or has borrowed any of the range.
@@ -136,35 +151,36 @@ pub trait Medium: Send + Sync {
     /// 64. To be flushed with [`flush_streamed`](Self::flush_streamed).
     ///
     /// # Errors
-    /// A range outside the medium, or not aligned.
+    /// A [`LostPage`], a range outside the medium, or not aligned.
     ///
     /// # Safety
     /// As [`write`](Self::write).
     unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()>;
 
-    /// Begins making a range durable.
+    /// Begins making a range durable, and adds it to `flushed`.
     ///
     /// # Errors
-    /// A range outside the medium, or a failing device.
-    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()>;
+    /// A [`LostPage`], a range outside the medium, or a failing device.
+    fn flush(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()>;
 
     /// The same for a range that was only ever written by [`write_streaming`](Self::write_streaming):
     /// free on DAX, where such stores are on their way already.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
-    fn flush_streamed(&self, at: u64, len_bytes: u64) -> io::Result<()> {
-        self.flush(at, len_bytes)
+    fn flush_streamed(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
+        self.flush(at, len_bytes, flushed)
     }
 
-    /// Waits until everything this thread flushed before is durable.
+    /// Waits until everything in `flushed` is durable, and for nothing else; `flushed` is empty then. Whoever wrote
+    /// must have handed over to this thread, if it was another one.
     ///
     /// # Errors
-    /// A failing device; what is durable is then unknown.
-    fn fence(&self) -> io::Result<()>;
+    /// A [`LostPage`] among it, or a failing device: what is durable is then unknown.
+    fn fence(&self, flushed: &mut Flushed) -> io::Result<()>;
 
-    /// Writes a whole page that the medium has lost, durably. Where there is a file this is a system call: a store
-    /// would first have to read the lost page, and clears no poison of persistent memory.
+    /// Writes a whole page that the medium has lost, durably; it is lost no longer. Where there is a file this is a system
+    /// call: a store would first have to read the lost page, and clears no poison of persistent memory.
     ///
     /// # Errors
     /// A range outside the medium, or a page that takes no write.

@@ -1,15 +1,17 @@
-//! Bounds-checked access to a mapping; shared by the media.
+//! Bounds-checked, guarded access to a mapping; shared by the media.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
+use super::guard::Guard;
 use crate::convert::{to_u64, to_usize};
-use crate::cpu;
+use crate::{PAGE_BYTES, PAGE_SIZE, cpu};
 
-/// A mapping's address and length. Whoever holds one keeps the mapping alive beside it.
-#[derive(Clone, Copy)]
+/// A mapping's address and length. Whoever holds one keeps the mapping alive beside it, and drops it first.
 pub(super) struct RawBytes {
     base: *mut u8,
     len: usize,
+    guard: Guard,
 }
 
 // SAFETY: plain memory that is not tied to a thread; every access goes through the methods below,
@@ -19,14 +21,65 @@ unsafe impl Send for RawBytes {}
 unsafe impl Sync for RawBytes {}
 
 impl RawBytes {
+    /// # Errors
+    /// The handler for lost pages cannot be installed.
+    ///
     /// # Safety
-    /// `base` is valid for reads and writes of `len` bytes while the value and its copies are used.
-    pub(super) const unsafe fn new(base: *mut u8, len: usize) -> Self {
-        Self { base, len }
+    /// `base` is valid for reads and writes of `len` bytes while the value is used, and a mapping of the caller's own.
+    pub(super) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
+        // SAFETY: the caller's promise; what is lent is checked by whoever uses it (`Medium::check`).
+        let guard = unsafe { Guard::new(base, len)? };
+        Ok(Self { base, len, guard })
     }
 
     pub(super) const fn capacity_bytes(&self) -> u64 {
         to_u64(self.len)
+    }
+
+    pub(super) fn lost_pages(&self) -> u64 {
+        self.guard.lost_pages()
+    }
+
+    /// As [`super::Medium::check`].
+    pub(super) fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.range(at, len_bytes)?;
+        Ok(self.guard.check(at, len_bytes)?)
+    }
+
+    pub(super) fn lose(&self, at: u64, len_bytes: u64) {
+        self.guard.lose(at, len_bytes);
+    }
+
+    /// The page at `at` is there again: nothing has to be mapped.
+    pub(super) fn find_again(&self, at: u64) {
+        self.guard.find_again(at);
+    }
+
+    /// Maps the page at `at` of the file once more in the place of the empty one, if it was lost.
+    pub(super) fn restore(&self, at: u64, file: BorrowedFd<'_>, flags: i32) -> io::Result<()> {
+        let page = self.range(at / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)?;
+        if self.guard.check(at, 1).is_ok() {
+            return Ok(());
+        }
+        let offset = i64::try_from(at / PAGE_BYTES * PAGE_BYTES).map_err(io::Error::other)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the page is part of the mapping that this value has to itself, and what is there is the empty page that
+        // stands for it. Who reads it meanwhile finds it marked as lost.
+        let mapped = unsafe {
+            libc::mmap(
+                page.cast(),
+                PAGE_SIZE,
+                access,
+                flags | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        self.guard.find_again(at);
+        Ok(())
     }
 
     /// The address of a range, once it is known to lie inside.
@@ -47,17 +100,19 @@ impl RawBytes {
     }
 
     pub(super) fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let from = self.range(at, to_u64(into.len()))?;
+        let len = to_u64(into.len());
+        let from = self.range(at, len)?;
         // SAFETY: `range` has checked the source; `into` is a unique borrow and so no part of the
         // mapping; writers promise that nobody reads what they write.
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
-        Ok(())
+        Ok(self.guard.check(at, len)?)
     }
 
     /// # Safety
     /// As [`super::Medium::bytes`].
     pub(super) unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]> {
         let from = self.range(at, to_u64(len))?;
+        self.guard.check(at, to_u64(len))?;
         // SAFETY: `range` has checked it; the caller promises that nobody writes to it.
         Ok(unsafe { std::slice::from_raw_parts(from, len) })
     }
@@ -65,24 +120,25 @@ impl RawBytes {
     /// # Safety
     /// As [`super::Medium::write`].
     pub(super) unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        let to = self.range(at, to_u64(from.len()))?;
+        let len = to_u64(from.len());
+        let to = self.range(at, len)?;
         // SAFETY: `range` has checked the target; the caller promises that it is nobody else's, so
         // `from` is no part of it.
         unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
-        Ok(())
+        Ok(self.guard.check(at, len)?)
     }
 
     /// # Safety
     /// As [`super::Medium::write_streaming`].
     pub(super) unsafe fn write_streaming(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        let to = self.range(at, to_u64(from.len()))?;
+        let len = to_u64(from.len());
+        let to = self.range(at, len)?;
         check_streaming(at, from.len())?;
         // SAFETY: as in `write`; mappings start on a page, so `to` is as aligned as `at`.
         unsafe { cpu::copy_streaming(to, from) };
-        Ok(())
+        Ok(self.guard.check(at, len)?)
     }
 }
-
 /// Streaming copies move whole cache lines.
 pub(super) fn check_streaming(at: u64, len: usize) -> io::Result<()> {
     if at.is_multiple_of(to_u64(cpu::CACHE_LINE)) && len.is_multiple_of(cpu::CACHE_LINE) {

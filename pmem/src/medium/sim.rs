@@ -4,8 +4,8 @@
 //!
 //! There is what the program sees and what is durable. A write changes the former only. For each
 //! aligned 8-byte chunk, the values written since it was last made durable are *pending*. A flush marks
-//! the pending values of a range as flushed; the next fence makes each chunk's last flushed value
-//! durable. On a crash **every chunk independently** has its durable value or any of its pending ones,
+//! the pending values of a range as flushed; a fence of that range makes each chunk's last flushed value
+//! durable, and does nothing for ranges that somebody else has flushed. On a crash **every chunk independently** has its durable value or any of its pending ones,
 //! flushed or not, drawn from a seed: caches evict lines when they like, devices reorder, nothing that
 //! was not fenced may be relied on to be there, or to be missing. Streaming writes are no exception:
 //! here they need their flush, as on a plain file. (The model of verified-storage and of Intel's
@@ -25,7 +25,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use memmap2::{MmapMut, MmapRaw};
 
 use super::raw::{RawBytes, check_streaming};
-use super::{Guarantee, Medium, MediumKind};
+use super::{Flushed, Guarantee, Medium, MediumKind};
 use crate::PAGE_SIZE;
 use crate::convert::{to_u64, to_usize};
 
@@ -49,8 +49,8 @@ pub enum Event {
         /// Length.
         len_bytes: u64,
     },
-    /// A fence.
-    Fence,
+    /// A fence of the ranges (start, end), which were flushed before.
+    Fence(Vec<(u64, u64)>),
     /// The scenario says how far it has got.
     Mark(u64),
 }
@@ -60,7 +60,7 @@ impl Event {
     /// them is pending at the second, and may be lost there as if it had not been written.
     #[must_use]
     pub fn is_cut(&self) -> bool {
-        matches!(self, Self::Flush { .. } | Self::Fence)
+        matches!(self, Self::Flush { .. } | Self::Fence(_))
     }
 }
 
@@ -104,7 +104,8 @@ impl SimMedium {
         let map = MmapRaw::from(map);
         Self {
             // SAFETY: mapped, readable and writable, as long as `_map` lives beside it.
-            raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len()) },
+            raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len()) }
+                .expect("guard memory for the simulator"),
             _map: map,
             guarantee: Guarantee {
                 kind: MediumKind::Simulated,
@@ -156,6 +157,17 @@ impl SimMedium {
         self.state().fail_from = Some(n);
     }
 
+    /// From the next flush or fence on, everything fails.
+    pub fn fail_now(&self) {
+        let mut state = self.state();
+        state.fail_from = Some(state.flushes + state.fences);
+    }
+
+    /// The pages of a range are lost from now on, as by a media error.
+    pub fn lose(&self, at: u64, len_bytes: u64) {
+        self.raw.lose(at, len_bytes);
+    }
+
     /// The n-th flush or fence (counted together, from 0) is claimed and not done. For tests of the
     /// tests: such a medium must be caught.
     pub fn skip(&self, n: u64) {
@@ -181,7 +193,7 @@ impl State {
     fn check(&self) -> io::Result<()> {
         match self.fail_from {
             Some(n) if self.flushes + self.fences >= n => {
-                Err(io::Error::other("the simulated device is gone"))
+                Err(io::Error::from_raw_os_error(libc::EIO))
             }
             _ => Ok(()),
         }
@@ -202,6 +214,14 @@ impl Medium for SimMedium {
 
     fn guarantee(&self) -> &Guarantee {
         &self.guarantee
+    }
+
+    fn lost_pages(&self) -> u64 {
+        self.raw.lost_pages()
+    }
+
+    fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
+        self.raw.check(at, len_bytes)
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
@@ -226,28 +246,35 @@ impl Medium for SimMedium {
         unsafe { self.write(at, from) }
     }
 
-    fn flush(&self, at: u64, len_bytes: u64) -> io::Result<()> {
-        self.raw.range(at, len_bytes)?;
+    fn flush(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
+        self.raw.check(at, len_bytes)?;
         let mut state = self.state();
         state.check()?;
         state.record(Event::Flush { at, len_bytes });
         state.flushes += 1;
+        flushed.add(at, len_bytes);
         Ok(())
     }
 
-    fn fence(&self) -> io::Result<()> {
+    fn fence(&self, flushed: &mut Flushed) -> io::Result<()> {
+        for &(start, end) in flushed.ranges() {
+            self.raw.check(start, end - start)?;
+        }
         let mut state = self.state();
         state.check()?;
-        state.record(Event::Fence);
+        state.record(Event::Fence(flushed.ranges().to_vec()));
         state.fences += 1;
+        flushed.clear();
         Ok(())
     }
 
     unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()> {
+        self.raw.find_again(at);
+        let mut flushed = Flushed::new();
         // SAFETY: the caller's promise. Other threads' reads are of memory that they verify.
         unsafe { self.write(at, page)? };
-        self.flush(at, to_u64(PAGE_SIZE))?;
-        self.fence()
+        self.flush(at, to_u64(PAGE_SIZE), &mut flushed)?;
+        self.fence(&mut flushed)
     }
 }
 
@@ -287,10 +314,18 @@ impl Replay {
                     }
                 }
             }
-            Event::Fence => {
+            Event::Fence(ranges) => {
                 let durable = &mut self.durable;
+                let fenced = |chunk: u64| {
+                    let at = chunk * to_u64(CHUNK);
+                    let overlaps =
+                        |&(start, end): &(u64, u64)| start < at + to_u64(CHUNK) && at < end;
+                    ranges.iter().any(overlaps)
+                };
                 self.pending.retain(|&chunk, values| {
-                    if let Some(last) = values.iter().rposition(|p| p.flushed) {
+                    if fenced(chunk)
+                        && let Some(last) = values.iter().rposition(|p| p.flushed)
+                    {
                         let at = to_usize(chunk) * CHUNK;
                         durable[at..at + CHUNK].copy_from_slice(&values[last].value);
                         values.drain(..=last);
@@ -394,13 +429,17 @@ mod tests {
         write(8, 1);
         step(&mut replay);
         assert_eq!(outcomes(&replay, 0), [0, 1]);
-        medium.flush(0, 8).unwrap();
+        let mut flushed = Flushed::new();
+        medium.flush(0, 8, &mut flushed).unwrap();
         step(&mut replay);
         assert_eq!(outcomes(&replay, 0), [0, 1], "flushed, not fenced");
         write(0, 2);
         step(&mut replay);
         assert_eq!(outcomes(&replay, 0), [0, 1, 2]);
-        medium.fence().unwrap();
+        medium.fence(&mut Flushed::new()).unwrap();
+        step(&mut replay);
+        assert_eq!(outcomes(&replay, 0), [0, 1, 2], "somebody else's fence");
+        medium.fence(&mut flushed).unwrap();
         step(&mut replay);
         assert_eq!(
             outcomes(&replay, 0),
@@ -408,8 +447,8 @@ mod tests {
             "the flush was of the value before"
         );
         assert_eq!(outcomes(&replay, 1), [0, 1], "a fence does not flush");
-        medium.flush(0, 16).unwrap();
-        medium.fence().unwrap();
+        medium.flush(0, 16, &mut flushed).unwrap();
+        medium.fence(&mut flushed).unwrap();
         step(&mut replay);
         assert_eq!(
             (outcomes(&replay, 0), outcomes(&replay, 1)),
@@ -441,8 +480,10 @@ mod tests {
     fn a_failed_medium_stays_failed() {
         let medium = SimMedium::new(4096);
         medium.fail_from(1);
-        medium.flush(0, 8).unwrap();
-        assert!(medium.fence().is_err() && medium.flush(0, 8).is_err());
+        let mut flushed = Flushed::new();
+        medium.flush(0, 8, &mut flushed).unwrap();
+        assert!(medium.fence(&mut flushed).is_err());
+        assert!(medium.flush(0, 8, &mut flushed).is_err());
         // SAFETY: no one else has the medium.
         assert!(unsafe { medium.write(0, &[1]) }.is_err());
         assert_eq!(medium.image(), vec![0; 4096]);

@@ -54,7 +54,7 @@ fn cut_everywhere(
     let mut replay = Replay::new(before);
     let mut mark = 0;
     let mut cuts = 0;
-    let end = Event::Fence;
+    let end = Event::Fence(Vec::new());
     for (n, event) in played.log.iter().chain([&end]).enumerate() {
         if event.is_cut() {
             let draws = if replay.pending_chunks() == 0 {

@@ -58,6 +58,13 @@ pub(crate) fn recover(image: &[u8], allowed: &[&State]) -> Result<Recovered, Str
             .map(|i| (None, i, medium))
             .ok_or("region gone".to_owned());
     };
+    // No crash is damage.
+    if let Some(failure) = region.failure() {
+        return Err(format!("takes no writes: {failure}"));
+    }
+    if let Some(damaged) = region.damaged().first() {
+        return Err(format!("{damaged:?}"));
+    }
     let ids: BTreeMap<_, _> = region
         .checkpoints()
         .iter()

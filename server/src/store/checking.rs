@@ -144,14 +144,14 @@ impl Store {
         };
         match checkpoint.check_root() {
             Ok(0) => {}
-            // One is enough. Without the other the region would not open.
+            // One is enough. Without the other the next start would set the checkpoint aside.
             Ok(copies) => tracing::error!(
                 checkpoint = name,
                 copies,
                 "copies of its root are damaged, and the others intact"
             ),
             Err(error) => check.note(format!(
-                "{name}: {error}; permafrostd would not start with it"
+                "{name}: {error}; it cannot be read after the next start of permafrostd"
             )),
         }
         match manifest_of(&checkpoint) {
@@ -203,10 +203,7 @@ impl Check<'_> {
             };
             let before = self.found.read_bytes;
             if let Err(error) = self.run(&map, &run) {
-                let index = match &error {
-                    PageError::Corrupt { index, .. } => *index,
-                    _ => run.first_index,
-                };
+                let index = error.index().unwrap_or(run.first_index);
                 self.damaged(place, index, &error);
             }
             let pages = u64::from(run.pages);

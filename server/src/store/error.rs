@@ -4,6 +4,7 @@ use std::io;
 
 use permafrost_client::directory::DirectoryError;
 use permafrost_client::frontend::SinkError;
+use permafrost_client::host::arguments::in_full;
 use permafrost_pmem::{CheckpointId, CloseError, JournalError, PageError, SealError, ShadowError};
 use permafrost_protocol::control::{self, ErrorCode};
 
@@ -158,10 +159,23 @@ impl StoreError {
                 "restore an older generation (`permafrost ls`); `permafrost scrub` looks again"
             }
             Self::Corrupt { .. } => "`permafrost verify` lists everything that is damaged",
+            Self::Shadow(ShadowError::Failed(_)) | Self::Journal(JournalError::Failed) => {
+                "`permafrost status` says why; what is stored can still be read"
+            }
             _ if self.code() == ErrorCode::NoSpace => {
                 "remove checkpoints (`permafrost rm`) or start permafrostd with a larger region"
             }
             _ => "",
+        }
+    }
+
+    /// The error with its causes, so that who cannot look into the log is told what the medium says.
+    #[must_use]
+    pub fn message(&self) -> String {
+        match self {
+            Self::Shadow(_) | Self::Seal(_) | Self::Journal(_) | Self::Close(_) => in_full(self),
+            // Their own words have them.
+            _ => self.to_string(),
         }
     }
 
@@ -170,7 +184,7 @@ impl StoreError {
     pub fn to_reply(&self) -> control::Error {
         control::Error {
             code: self.code().into(),
-            message: self.to_string(),
+            message: self.message(),
             hint: self.hint().to_owned(),
         }
     }
@@ -187,7 +201,7 @@ impl StoreError {
             _ => EIO,
         };
         SinkError {
-            message: self.to_string(),
+            message: self.message(),
             status,
         }
     }

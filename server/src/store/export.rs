@@ -149,10 +149,13 @@ fn write_round(
         loop {
             let place = next.fetch_add(1, Ordering::Relaxed);
             let (at, run) = round.get(place)?;
-            let written = map
-                .read(run)
-                .map_err(|source| ReadError::from(reader.corrupt(space, run.first_index, source)))
-                .and_then(|bytes| Ok(file.write_all_at(bytes, *at)?));
+            let damaged = |source| ReadError::from(reader.corrupt(space, run.first_index, source));
+            let written = map.read(run).map_err(damaged).and_then(|bytes| {
+                let written = file.write_all_at(bytes, *at);
+                map.confirm(run, run.first_index, run.pages)
+                    .map_err(damaged)?;
+                Ok(written?)
+            });
             if let Err(error) = written {
                 return Some((place, error));
             }

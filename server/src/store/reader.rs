@@ -61,7 +61,12 @@ impl Reader {
             other => ReadError::Out(io::Error::other(other)),
         };
         map.read_blob(image.len_bytes, |_| Ok(())).map_err(told)?;
-        map.read_blob(image.len_bytes, sink).map_err(told)
+        let passed_on = map.read_blob(image.len_bytes, sink);
+        // Another node's copy cannot go on where this one broke off.
+        passed_on.map_err(|error| match told(error) {
+            ReadError::Source(damage) => ReadError::Out(io::Error::other(damage)),
+            out => out,
+        })
     }
 
     /// This node's copy.
@@ -129,12 +134,12 @@ impl Reader {
         error: &PageError,
     ) -> (u64, &'m [u8]) {
         let nothing = (run.first_index, &[][..]);
-        let PageError::Corrupt { index, .. } = error else {
+        let Some(index) = error.index() else {
             return nothing;
         };
         let pages = u32::try_from(index.saturating_sub(run.first_index)).unwrap_or(0);
         match map.read_range(run, run.first_index, pages) {
-            Ok(bytes) if !bytes.is_empty() => (*index, bytes),
+            Ok(bytes) if !bytes.is_empty() => (index, bytes),
             _ => nothing,
         }
     }
@@ -146,10 +151,7 @@ impl Reader {
         index: u64,
         source: PageError,
     ) -> StoreError {
-        let index = match &source {
-            PageError::Corrupt { index, .. } => *index,
-            _ => index,
-        };
+        let index = source.index().unwrap_or(index);
         let space = match space.space_type() {
             SpaceType::Process => format!("process {}", space.id),
             SpaceType::SharedMemory => format!("shared memory {}", space.id),

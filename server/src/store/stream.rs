@@ -139,7 +139,18 @@ fn write_own(
         };
         let read = match spliced {
             Ok(Some((file, at))) => {
-                pipe.splice(file, at, bytes)?;
+                let mut next = at;
+                if let Err(error) = pipe.splice(file, &mut next, at + bytes) {
+                    let given = next - at;
+                    *next_index = run.first_index + given / PAGE_BYTES;
+                    // A page that was lost since it was verified; the ones before it are in the pipe, whole.
+                    return Err(match map.read_range(&run, *next_index, 1) {
+                        Err(source) if given.is_multiple_of(PAGE_BYTES) => {
+                            reader.corrupt(space, *next_index, source).into()
+                        }
+                        _ => error.into(),
+                    });
+                }
                 *next_index = run.end_index();
                 continue;
             }
@@ -148,7 +159,22 @@ fn write_own(
         };
         match read {
             Ok(_) if matches!(run.kind, RunKind::Zero) => pipe.write_zeros(bytes)?,
-            Ok(pages) => pipe.write_all(pages)?,
+            Ok(pages) if is_last => {
+                // Copied first, as nothing comes after it that could fail.
+                let pages = pages.to_vec();
+                let kept = map.confirm(&run, run.first_index, run.pages);
+                kept.map_err(|source| reader.corrupt(space, *next_index, source))?;
+                pipe.write_all(&pages)?;
+            }
+            Ok(pages) => {
+                let written = pipe.write_all(pages);
+                // What is in the pipe may be zeros, so the image ends here, and the restore fails.
+                map.confirm(&run, run.first_index, run.pages)
+                    .map_err(|source| {
+                        io::Error::other(reader.corrupt(space, *next_index, source))
+                    })?;
+                written?;
+            }
             Err(source) => {
                 let (damaged_index, intact) = Reader::before_damage(&map, &run, &source);
                 pipe.write_all(intact)?;

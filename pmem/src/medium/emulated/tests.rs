@@ -48,11 +48,13 @@ fn time(clock: &Arc<Manual>, action: impl FnOnce()) -> f64 {
     (clock.now() - before).as_secs_f64() * 1e3
 }
 
-fn write(medium: &Emulated, at: usize, len: usize) {
+fn write(medium: &Emulated, at: usize, len: usize, flushed: &mut Flushed) {
     let bytes = vec![7; len];
     // SAFETY: nothing else uses the medium.
     unsafe { medium.write_streaming(to_u64(at), &bytes) }.unwrap();
-    medium.flush_streamed(to_u64(at), to_u64(len)).unwrap();
+    medium
+        .flush_streamed(to_u64(at), to_u64(len), flushed)
+        .unwrap();
 }
 
 /// Within the credit of the first access, and a grain.
@@ -131,11 +133,12 @@ fn it_says_that_it_is_emulated() {
 fn writing_takes_what_its_bandwidth_says_however_it_is_cut() {
     for piece in [MIB, 64 << 10, 4096] {
         let (medium, clock) = medium("100M:100M:0", 0);
+        let mut flushed = Flushed::new();
         let took = time(&clock, || {
             for at in (0..8 * MIB).step_by(piece) {
-                write(&medium, at, piece);
+                write(&medium, at, piece, &mut flushed);
             }
-            medium.fence().unwrap();
+            medium.fence(&mut flushed).unwrap();
         });
         // 8 MiB at 100 MB/s.
         near(took, 83.886);
@@ -145,14 +148,27 @@ fn writing_takes_what_its_bandwidth_says_however_it_is_cut() {
 #[test]
 fn a_flush_waits_only_when_the_queue_is_full() {
     let (medium, clock) = medium("10M:10M:0", 0);
-    let took = time(&clock, || write(&medium, 0, MIB));
+    let mut flushed = Flushed::new();
+    let took = time(&clock, || write(&medium, 0, MIB, &mut flushed));
     // 105 ms of work, of which 100 fit the queue, and 5 were made up for.
     near(took, 5.0);
-    let took = time(&clock, || write(&medium, MIB, MIB));
+    let took = time(&clock, || write(&medium, MIB, MIB, &mut flushed));
     assert!((took - 104.857).abs() < 0.3, "{took}");
-    let took = time(&clock, || medium.fence().unwrap());
+    let took = time(&clock, || medium.fence(&mut flushed).unwrap());
     assert!((took - 100.0).abs() < 0.3, "{took}");
-    assert_eq!(time(&clock, || medium.fence().unwrap()), 0.0);
+    assert_eq!(time(&clock, || medium.fence(&mut flushed).unwrap()), 0.0);
+}
+
+#[test]
+fn a_fence_waits_for_its_own_ranges() {
+    let (medium, clock) = medium("10M:10M:0", 0);
+    let (mut small, mut large) = (Flushed::new(), Flushed::new());
+    write(&medium, 0, 4096, &mut small);
+    write(&medium, MIB, MIB / 2, &mut large);
+    let took = time(&clock, || medium.fence(&mut small).unwrap());
+    assert!(took < 0.5, "{took}");
+    let took = time(&clock, || medium.fence(&mut large).unwrap());
+    assert!(took > 40.0, "{took}");
 }
 
 #[test]
@@ -193,8 +209,9 @@ fn late_sleeps_do_not_add_up() {
 #[test]
 fn a_fence_and_a_seek_wait_for_the_latency() {
     let (medium, clock) = medium("1G:1G:8ms", 0);
-    write(&medium, 0, 4096);
-    let took = time(&clock, || medium.fence().unwrap());
+    let mut flushed = Flushed::new();
+    write(&medium, 0, 4096, &mut flushed);
+    let took = time(&clock, || medium.fence(&mut flushed).unwrap());
     near(took, 8.0);
     let mut into = vec![0; 4096];
     let mut read = |at: u64| time(&clock, || medium.read(at, &mut into).unwrap());
@@ -206,8 +223,9 @@ fn a_fence_and_a_seek_wait_for_the_latency() {
 #[test]
 fn behind_a_page_cache_only_the_first_read_costs() {
     let (medium, clock) = medium("1G:50M:0:cached", 0);
-    write(&medium, 0, MIB);
-    medium.fence().unwrap();
+    let mut flushed = Flushed::new();
+    write(&medium, 0, MIB, &mut flushed);
+    medium.fence(&mut flushed).unwrap();
     let mut into = vec![0; MIB];
     let mut read = |at: usize| time(&clock, || medium.read(to_u64(at), &mut into).unwrap());
     assert_eq!(read(0), 0.0, "written just now");
@@ -224,9 +242,10 @@ fn a_failed_access_costs_nothing_and_what_is_read_is_what_was_written() {
     let (medium, clock) = medium("1G:1G:1s", 0);
     let mut into = [0; 64];
     assert!(medium.read(9 * to_u64(MIB), &mut into).is_err());
-    assert!(medium.flush(9 * to_u64(MIB), 64).is_err());
-    assert_eq!(time(&clock, || medium.fence().unwrap()), 0.0);
-    write(&medium, 128, 64);
+    let mut flushed = Flushed::new();
+    assert!(medium.flush(9 * to_u64(MIB), 64, &mut flushed).is_err());
+    assert_eq!(time(&clock, || medium.fence(&mut flushed).unwrap()), 0.0);
+    write(&medium, 128, 64, &mut flushed);
     medium.read(128, &mut into).unwrap();
     assert_eq!(into, [7; 64]);
 }

@@ -1,0 +1,80 @@
+//! What a region has lost, and why it takes no more writes.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use crate::alloc::Lease;
+use crate::error::{JournalFault, OpenError};
+use crate::ids::CheckpointId;
+use crate::journal::Live;
+
+/// A checkpoint that the journal lists and whose root cannot be read. It stays listed until it is deleted, and as
+/// nobody knows which segments it has, every segment that may be one of them is kept from being reused until then.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct DamagedCheckpoint {
+    /// Its name in the region.
+    pub id: CheckpointId,
+    /// Its attribute bits.
+    pub attrs: u32,
+    /// Why it cannot be read.
+    pub reason: Arc<OpenError>,
+    /// Ascends with every seal.
+    pub(crate) order: u64,
+    /// What is kept for it, and for the others that are damaged.
+    pub(crate) withheld: Option<Arc<Lease>>,
+}
+
+impl DamagedCheckpoint {
+    pub(crate) fn new(id: CheckpointId, live: &Live, reason: OpenError) -> Self {
+        Self {
+            id,
+            attrs: live.attrs,
+            reason: Arc::new(reason),
+            order: live.order,
+            withheld: None,
+        }
+    }
+}
+
+impl fmt::Debug for DamagedCheckpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DamagedCheckpoint")
+            .field("id", &self.id)
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What could not be read of a journal. Checkpoints that were sealed in its unreadable records are missing, and ones
+/// that were deleted there are back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JournalDamage {
+    /// What is wrong, in the order of the records.
+    pub faults: Vec<JournalFault>,
+    /// Records that cannot be read; each may have sealed or deleted a checkpoint.
+    pub records_lost: u64,
+    /// Checkpoints that later records name, and that none of the readable ones seals.
+    pub checkpoints_lost: Vec<CheckpointId>,
+}
+
+/// The reason for which a region takes no more writes until it is opened anew. Reading goes on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{action}: {cause}")]
+#[non_exhaustive]
+pub struct RegionFailure {
+    /// What failed, a verb and a noun.
+    pub action: &'static str,
+    /// The error's own words.
+    pub cause: String,
+}
+
+impl RegionFailure {
+    pub(crate) fn new(action: &'static str, error: &io::Error) -> Self {
+        Self {
+            action,
+            cause: error.to_string(),
+        }
+    }
+}
