@@ -10,8 +10,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::{
-    self, Checkpoint, Checkpoints, Detail, Done, ErrorCode, Exported, NodeList, Progress, Rebuilt,
-    Reply, Request, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified, reply, request,
+    self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, NodeList, Progress,
+    Rebuilt, Reply, Request, Reserved, Scrubbed, ServerStatus, SessionOpened, Verified, reply,
+    request,
 };
 
 use crate::framing::{self, FramingError};
@@ -117,6 +118,7 @@ answers! {
     Rebuilt(Rebuilt),
     Scrubbed(Scrubbed),
     Reserved(Reserved),
+    Denials(Denials),
 }
 
 calls! {
@@ -140,6 +142,7 @@ calls! {
     Reserve -> Reserved,
     CancelReservation -> Done,
     Took -> Done,
+    Deny -> Denials,
 }
 
 /// A connection to the daemon.

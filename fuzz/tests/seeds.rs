@@ -182,6 +182,7 @@ fn manifest() -> Seeds {
         images: vec![image("inventory.img"), image("core-5.img")],
         spaces: vec![space(5, 65_537), space(8, 65_538)],
         session: "0123456789abcdef".repeat(2),
+        commit_deadline_ms: 30_000,
         added_bytes: 4096,
         content_digest: vec![5; 32],
     };

@@ -135,6 +135,8 @@ fn replies() -> Vec<Reply> {
             version: "0".into(),
             peers: "127.0.0.1:7118".into(),
             cluster: Some(ClusterStatus {
+                registry: "etcd".to_owned(),
+                copies_count: true,
                 node: "n1".into(),
                 copies_wanted: 2,
                 ..Default::default()

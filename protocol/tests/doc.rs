@@ -225,6 +225,7 @@ fn requests_and_replies() {
             Q::CancelReservation(Default::default()),
         ),
         ("Took", Q::Took(Default::default())),
+        ("Deny", Q::Deny(Default::default())),
     ];
     let replies = [
         ("Error", R::Error(Default::default())),
@@ -241,6 +242,7 @@ fn requests_and_replies() {
         ("Rebuilt", R::Rebuilt(Default::default())),
         ("Scrubbed", R::Scrubbed(Default::default())),
         ("Reserved", R::Reserved(Default::default())),
+        ("Denials", R::Denials(Default::default())),
     ];
     // A message with nothing but the body begins with the body's key.
     let tag = |encoded: Vec<u8>| {

@@ -61,6 +61,7 @@ fn manifest() -> Manifest {
             space(SpaceType::Process, 1141, 65_539),
         ],
         session: "0123456789abcdef0123456789abcdef".into(),
+        commit_deadline_ms: 30_000,
         added_bytes: 1 << 20,
         content_digest: vec![5; 32],
     }

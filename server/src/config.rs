@@ -98,6 +98,8 @@ pub struct ClusterOptions {
     pub deadline: Duration,
     /// Whether copies here count towards durability. Default reserved.
     pub class: NodeClass,
+    /// Copies here count although the region's medium does not outlast a power failure. Default no.
+    pub count_volatile_copies: bool,
     /// What this node fails with. Default: a machine of its own.
     pub domain: FailureDomain,
     /// Speed of the medium. Default: what the region is on.

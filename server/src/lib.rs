@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod config;
 pub mod costs;
 pub mod daemon;
+pub mod denials;
 pub mod elsewhere;
 pub mod metrics;
 pub mod peers;

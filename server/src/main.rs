@@ -151,6 +151,10 @@ struct ClusterArgs {
     /// reserved: ours to keep. transient: may be taken away at any time, so copies here count for nothing.
     #[arg(long, requires = "catalog", value_name = "CLASS", default_value = "reserved", value_parser = parse_word::<NodeClass>)]
     class: NodeClass,
+    /// Count copies here towards quorum and all although the region is on a medium that does not outlast a power failure
+    /// (tmpfs, ramfs).
+    #[arg(long, requires = "catalog")]
+    count_volatile_copies: bool,
     /// What this node fails with: HOST, RACK/HOST or ZONE/RACK/HOST [default: a machine of its own].
     #[arg(long, requires = "catalog", value_name = "DOMAIN", default_value = "", value_parser = parse_domain)]
     domain: FailureDomain,
@@ -193,6 +197,7 @@ impl ClusterArgs {
             durability: self.durability,
             deadline: self.deadline,
             class: self.class,
+            count_volatile_copies: self.count_volatile_copies,
             domain: self.domain,
             tier: self.tier,
             repair: Limits {
@@ -288,12 +293,20 @@ fn run(args: Args) -> anyhow::Result<()> {
             tracing::debug!("standard output is closed");
         }
         tracing::info!("{ready}");
-        tokio::select! {
-            _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: stopping"),
-        }
+        let failed = tokio::select! {
+            _ = terminate.recv() => {
+                tracing::info!("SIGTERM: stopping");
+                Ok(())
+            }
+            _ = interrupt.recv() => {
+                tracing::info!("SIGINT: stopping");
+                Ok(())
+            }
+            error = daemon.failed() => Err(error),
+        };
         end_within(STOPPING);
-        daemon.stop().await.context("mark the region clean")
+        daemon.stop().await.context("mark the region clean")?;
+        Ok(failed?)
     });
     // Threads that still serve somebody end with the process.
     runtime.shutdown_timeout(Duration::ZERO);
@@ -381,6 +394,7 @@ mod tests {
             "--durability=all",
             "--deadline=1s",
             "--class=transient",
+            "--count-volatile-copies",
             "--domain=h",
             "--tier=pmem",
             "--lease=9s",

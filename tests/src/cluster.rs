@@ -144,6 +144,8 @@ impl Cluster {
             format!("{}:{PEERS_PORT}", host.address()),
             "--identity".to_owned(),
             text(&identity).to_owned(),
+            // Where the scratch directory is in memory.
+            "--count-volatile-copies".to_owned(),
             "--catalog".to_owned(),
             self.etcd.url(),
         ];

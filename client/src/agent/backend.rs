@@ -517,6 +517,10 @@ impl Backend for Remote {
         }
     }
 
+    fn deny(&self, deny: &request::Deny) -> Result<control::Denials, control::Error> {
+        self.deny_on_nodes(deny)
+    }
+
     fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {
         self.reserve_on_node(reserve)
     }

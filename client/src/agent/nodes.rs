@@ -26,6 +26,7 @@ pub struct Node {
 /// The nodes, and the way to them.
 pub(super) struct Nodes {
     pub(super) network: Network,
+    pub(super) identity: Arc<ReloadingIdentity>,
     names: Vec<String>,
     /// The one that answered last: asked first.
     preferred: AtomicUsize,
@@ -52,7 +53,15 @@ impl Nodes {
         };
         let lookup = move |node: &str| addresses.get(node).copied();
         Ok(Self {
-            network: Network::new(runtime, any, identity, "", Arc::new(lookup), transport)?,
+            network: Network::new(
+                runtime,
+                any,
+                Arc::clone(&identity),
+                "",
+                Arc::new(lookup),
+                transport,
+            )?,
+            identity,
             names: nodes.iter().map(|node| node.name.clone()).collect(),
             preferred: AtomicUsize::new(0),
             deadline,

@@ -3,9 +3,45 @@
 use permafrost_protocol::control::{self, reply, request};
 
 use super::backend::Remote;
-use super::nodes::refusal;
+use super::nodes::{odd_answer, refusal};
 
 impl Remote {
+    /// Has the nodes deny certificates, or list who is denied. One node tells the others of a cluster; a denial is
+    /// taken back on each node by itself.
+    pub(super) fn deny_on_nodes(
+        &self,
+        deny: &request::Deny,
+    ) -> Result<control::Denials, control::Error> {
+        let body = request::Body::Deny(deny.clone());
+        if !deny.take_back {
+            return match self.nodes.ask_any(&body)? {
+                (_, reply::Body::Denials(denials)) => Ok(denials),
+                (node, _) => Err(odd_answer(&node)),
+            };
+        }
+        let until = self.nodes.until();
+        let mut all = control::Denials::default();
+        for node in self.nodes.in_order() {
+            match self.nodes.ask(&node, body.clone(), until) {
+                Ok(reply::Body::Denials(denials)) => {
+                    all.changed = all.changed.max(denials.changed);
+                    all.entries.extend(denials.entries);
+                }
+                Ok(_) => return Err(odd_answer(&node)),
+                Err(error) => {
+                    return Err(control::Error {
+                        message: format!("{node}: {}", error.message),
+                        hint: "ask again: every node takes a denial back by itself".to_owned(),
+                        ..error
+                    });
+                }
+            }
+        }
+        all.entries.sort();
+        all.entries.dedup();
+        Ok(all)
+    }
+
     /// The agent's own sessions, and the regions of the nodes that answer.
     pub(super) fn status_of_all(&self) -> control::ServerStatus {
         let mut sessions: Vec<_> = self
@@ -21,6 +57,7 @@ impl Remote {
         });
         let mut status = control::ServerStatus {
             agent: true,
+            certificate: Some(self.nodes.identity.status()),
             sessions,
             ..control::ServerStatus::default()
         };

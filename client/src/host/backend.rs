@@ -214,6 +214,12 @@ pub trait Backend: Send + Sync + 'static {
     /// There is no cluster, or its registry does not answer.
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<control::Rebuilt, control::Error>;
 
+    /// Denies certificates, or takes that back. The list as it is afterwards.
+    ///
+    /// # Errors
+    /// There are no certificates here; an entry makes no sense; the list cannot be written, or not distributed.
+    fn deny(&self, deny: &request::Deny) -> Result<control::Denials, control::Error>;
+
     /// Keeps a place in a queue.
     ///
     /// # Errors

@@ -165,6 +165,7 @@ impl<B: Backend> Handler<'_, B> {
             request::Body::Nodes(nodes) => reply::Body::Nodes(backend.nodes(&nodes)?),
             request::Body::SetNode(set) => reply::Body::Nodes(backend.set_node(&set)?),
             request::Body::Rebuild(rebuild) => reply::Body::Rebuilt(backend.rebuild(&rebuild)?),
+            request::Body::Deny(deny) => reply::Body::Denials(backend.deny(&deny)?),
             request::Body::Reserve(reserve) => reply::Body::Reserved(backend.reserve(&reserve)?),
             request::Body::CancelReservation(cancel) => {
                 backend.cancel_reservation(&cancel)?;

@@ -41,6 +41,44 @@ pub enum IdentityError {
         /// Its owner.
         owner: u32,
     },
+    /// Somebody else can change who is refused.
+    #[error("the list {} can be changed by others (mode {mode:04o}, user {owner}): it has to belong to the user that runs this, or to root; chmod 600 it", path.display())]
+    OpenList {
+        /// The list.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Not a line of a list of denied certificates.
+    #[error("{text:?} denies no certificate: write `serial HEX` or `name ROLE NAME`")]
+    Denial {
+        /// What was given.
+        text: String,
+    },
+    /// Too many.
+    #[error(
+        "at most {limit} certificates can be denied: change the CA, and take denials back (permafrost pki undeny)"
+    )]
+    TooManyDenials {
+        /// Most.
+        limit: usize,
+    },
+    /// A denial that another file repeats.
+    #[error("`{denial}` stands in {} as well: take it out there (permafrost pki undeny --identity)", directory.join(super::DENIED).display())]
+    DeniedBeside {
+        /// The entry.
+        denial: String,
+        /// The identity.
+        directory: PathBuf,
+    },
+    /// A peer's certificate counts no longer.
+    #[error("the peer is refused: {reason}")]
+    Ended {
+        /// Why.
+        reason: String,
+    },
     /// Not PEM, or not what is expected inside of it.
     #[error("{} holds no {expected} in PEM", path.display())]
     Pem {

@@ -87,6 +87,23 @@ pub(crate) fn read_key(path: &Path) -> Result<Vec<u8>, IdentityError> {
     })
 }
 
+/// Reads a list that must be ours alone to change: of this user or root, and not writable by others.
+pub(crate) fn read_ours(path: &Path) -> Result<Vec<u8>, IdentityError> {
+    read_checked(path, |metadata| {
+        let mode = metadata.permissions().mode() & 0o7777;
+        let owner = metadata.uid();
+        let is_ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
+        if mode & 0o022 == 0 && is_ours {
+            return Ok(());
+        }
+        Err(IdentityError::OpenList {
+            path: path.to_owned(),
+            mode,
+            owner,
+        })
+    })
+}
+
 /// The checks are on the file that is open, not on the name, which may change between.
 fn read_checked(
     path: &Path,
@@ -128,15 +145,18 @@ pub(crate) struct Stamp {
 /// Stamps of `names` in `directory`, `None` for those that are not there.
 pub(crate) fn stamps<const N: usize>(directory: &Path, names: [&str; N]) -> [Option<Stamp>; N] {
     let directory = resolve(directory).unwrap_or_else(|_| directory.to_owned());
-    names.map(|name| {
-        let metadata = fs::metadata(directory.join(name)).ok()?;
-        Some(Stamp {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size_bytes: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
+    names.map(|name| stamp(&directory.join(name)))
+}
+
+/// The stamp of a file, `None` if it is not there.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let metadata = fs::metadata(path).ok()?;
+    Some(Stamp {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        size_bytes: metadata.len(),
+        modified: (metadata.mtime(), metadata.mtime_nsec()),
+        changed: (metadata.ctime(), metadata.ctime_nsec()),
     })
 }
 

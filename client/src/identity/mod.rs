@@ -6,12 +6,17 @@
 //! [`Role::may`]. docs/security.md has the whole of it.
 
 mod authority;
+mod deny;
 mod error;
+mod expiry;
 mod files;
 mod peer;
+mod register;
 mod reload;
 mod role;
 mod scope;
+mod statement;
+mod status;
 mod stream;
 mod subject;
 mod tls;
@@ -27,19 +32,23 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 pub use authority::{Authority, DEFAULT_DAYS, Issued, MAX_DAYS, Order, Trusted, trusted};
+pub use deny::{DENIED, Denial, DenyList, MAX_DENIALS};
 pub use error::IdentityError;
 pub use peer::Peer;
+pub use register::Tenure;
 pub use reload::{RELOAD_INTERVAL, ReloadingIdentity};
 pub use role::{
     ALL_NAMESPACES, Action, DEFAULT_NAMESPACE, MAX_NAMESPACE_BYTES, MAX_NAMESPACES, Namespaces,
     Role, namespace_of,
 };
 pub use scope::{NoScope, Scope, Scopes};
+pub use statement::Signed;
 pub use stream::{CriuTls, TlsError, TlsStream, begins_with_tls, looks_like_tls};
 pub use subject::{DOMAIN, MAX_NAME_BYTES, Subject, server_name};
 pub use token::{NoHash, Token, TokenHash};
 
-use tls::{Current, Material};
+use deny::DenyFiles;
+use tls::{Current, Denied, Material};
 
 /// How often files that change while they are read are read again.
 const ATTEMPTS: usize = 5;
@@ -52,17 +61,24 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads `ca.pem`, `cert.pem` and `key.pem` in `directory`, as `permafrost pki issue` writes them.
+    /// Reads `ca.pem`, `cert.pem` and `key.pem` in `directory`, as `permafrost pki issue` writes them, and the list of
+    /// denied certificates beside them, if there is one.
     ///
     /// # Errors
     /// A file is missing or unreadable; the key is not ours, or others may read it; key and certificate do
     /// not match; the certificate is over, of the future, not of this CA, or none of Permafrost's.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self, IdentityError> {
         let directory = directory.as_ref();
+        let denied = DenyFiles::new(directory).load()?;
+        Self::load_with(directory, &Arc::new(Denied::new(denied)))
+    }
+
+    /// As [`Self::load`], refusing whoever is `denied` at the moment of a handshake.
+    fn load_with(directory: &Path, denied: &Arc<Denied>) -> Result<Self, IdentityError> {
         let names = [files::CA, files::CERTIFICATE, files::KEY];
         let mut before = files::stamps(directory, names);
         for _ in 0..ATTEMPTS {
-            let loaded = Material::load(directory);
+            let loaded = Material::load(directory, denied);
             let after = files::stamps(directory, names);
             if loaded.is_ok() || before == after {
                 return loaded.map(Self::from);
@@ -71,7 +87,7 @@ impl Identity {
             before = after;
             std::thread::sleep(Duration::from_millis(20));
         }
-        Material::load(directory).map(Self::from)
+        Material::load(directory, denied).map(Self::from)
     }
 
     /// Key of stateless resets, the same for as long as the private key is.
@@ -145,6 +161,14 @@ impl Identity {
     pub(crate) fn source(&self) -> Arc<dyn Current> {
         self.material.clone()
     }
+}
+
+/// Reads a secret: a file of this user or root that nobody else may read.
+///
+/// # Errors
+/// It cannot be read; [`IdentityError::ReadableKey`] or [`IdentityError::ForeignKey`].
+pub fn read_private(path: &Path) -> Result<Vec<u8>, IdentityError> {
+    files::read_key(path)
 }
 
 /// For HTTP over TLS without a certificate of one's own: trusts the CAs in the file `ca`, and compares the node's

@@ -54,12 +54,17 @@ impl Peer {
         self.subject.role
     }
 
+    /// Serial number of its certificate.
+    pub fn serial(&self) -> &str {
+        &self.subject.serial
+    }
+
     /// What it may touch.
     pub fn namespaces(&self) -> &Namespaces {
         &self.subject.namespaces
     }
 
-    /// When its certificate is over. A connection that is open then stays open unless its owner ends it.
+    /// When its certificate is over. A connection that was [admitted](super::ReloadingIdentity::admit) ends then.
     pub fn not_after(&self) -> SystemTime {
         self.subject.not_after
     }

@@ -3,23 +3,33 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant, SystemTime};
 
+use rustls::pki_types::CertificateDer;
+
+use super::deny::{Denial, DenyFiles, DenyList};
+use super::expiry::warnings_due;
 use super::files::{self, Stamp};
-use super::tls::{self, Current, Material};
-use super::{Identity, IdentityError};
+use super::register::{End, Open, Register, Tenure};
+use super::statement::Signed;
+use super::tls::{self, Current, Denied, Material};
+use super::{Identity, IdentityError, Subject};
 
-/// How often the files are looked at, at most: three `stat`s per interval, and only while connections are
-/// made. A certificate is rotated days before it is over, so seconds do not matter.
+/// How often the files are looked at, at most: five `stat`s per interval. A certificate is rotated days before it is
+/// over, and whoever is denied is cut off within this time.
 pub const RELOAD_INTERVAL: Duration = Duration::from_secs(3);
 
+/// How often open connections are compared with the clock, at most.
+const OVERSIGHT_INTERVAL: Duration = Duration::from_secs(1);
+
 /// An [`Identity`] that is read again when its files change: new connections, of endpoints that are open
-/// already, use the new certificate and trust the new CAs; old connections go on. Files that cannot be used are
-/// reported once, and the identity before stays. Cheap to clone; clones share all.
+/// already, use the new certificate, trust the new CAs and refuse who is denied. Files that cannot be used are
+/// reported once, and what they said before stays. Cheap to clone; clones share all.
 ///
-/// There is no thread: whoever makes or accepts a connection looks at the files first if the last look is
-/// longer ago than the interval.
+/// Connections that are open and were [admitted](Self::admit) end when their peer's certificate is over or denied, or
+/// its CA is no longer trusted. A thread sees to that, and warns before the own certificate is over.
 #[derive(Clone)]
 pub struct ReloadingIdentity {
     shared: Arc<Shared>,
@@ -29,13 +39,23 @@ struct Shared {
     directory: PathBuf,
     interval: Duration,
     current: RwLock<Identity>,
+    denied: Arc<Denied>,
     look: Mutex<Look>,
+    register: Arc<Register>,
+    /// Grows with every change of what is trusted.
+    changes: AtomicU64,
+    /// The change that open connections were last compared with.
+    compared: AtomicU64,
+    /// Warnings that were given of this certificate's end.
+    warned: AtomicUsize,
 }
 
 struct Look {
     at: Instant,
     /// The files that were read last, whether or not they could be used.
     seen: Stamps,
+    deny_files: DenyFiles,
+    denials_seen: [Option<Stamp>; 2],
 }
 
 type Stamps = [Option<Stamp>; 3];
@@ -52,26 +72,40 @@ impl ReloadingIdentity {
     /// With an interval of one's own.
     ///
     /// # Errors
-    /// As [`Identity::load`].
+    /// As [`Identity::load`]; the system has no thread left.
     pub fn load_every(
         directory: impl AsRef<Path>,
         interval: Duration,
     ) -> Result<Self, IdentityError> {
         let directory = directory.as_ref().to_owned();
         let seen = stamps(&directory);
-        let current = RwLock::new(Identity::load(&directory)?);
+        let deny_files = DenyFiles::new(&directory);
+        let denials_seen = deny_stamps(&deny_files);
+        let denied = Arc::new(Denied::new(deny_files.load()?));
+        let current = RwLock::new(Identity::load_with(&directory, &denied)?);
         let look = Mutex::new(Look {
             at: Instant::now(),
             seen,
+            deny_files,
+            denials_seen,
         });
-        Ok(Self {
-            shared: Arc::new(Shared {
-                directory,
-                interval,
-                current,
-                look,
-            }),
-        })
+        let shared = Arc::new(Shared {
+            directory,
+            interval,
+            current,
+            denied,
+            look,
+            register: Arc::default(),
+            changes: AtomicU64::new(0),
+            compared: AtomicU64::new(0),
+            warned: AtomicUsize::new(0),
+        });
+        let watched = Arc::downgrade(&shared);
+        std::thread::Builder::new()
+            .name("certificates".to_owned())
+            .spawn(move || oversee(&watched))
+            .map_err(files::io_error("start a thread for", &shared.directory))?;
+        Ok(Self { shared })
     }
 
     /// The identity of the moment.
@@ -86,6 +120,135 @@ impl ReloadingIdentity {
     pub fn reload(&self) -> Result<bool, IdentityError> {
         let mut look = self.shared.look();
         self.shared.reload(&mut look)
+    }
+
+    /// Registers a connection whose peer showed `chain`: `end` is called when the certificate is over or denied, or
+    /// its CA is trusted no longer. The connection is forgotten when the [`Tenure`] is dropped.
+    ///
+    /// # Errors
+    /// That is so already: a handshake may have begun before a change.
+    pub fn admit(
+        &self,
+        chain: &[CertificateDer<'_>],
+        end: impl FnOnce(&str) + Send + 'static,
+    ) -> Result<Tenure, IdentityError> {
+        self.shared.admit(chain, Box::new(end))
+    }
+
+    /// As [`Self::admit`], of a QUIC connection, which is closed.
+    pub(crate) fn admit_quic(
+        &self,
+        connection: &quinn::Connection,
+        code: quinn::VarInt,
+    ) -> Result<Tenure, IdentityError> {
+        let chain = connection
+            .peer_identity()
+            .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok())
+            .ok_or(IdentityError::NoCertificate)?;
+        let ended = connection.clone();
+        self.admit(&chain, move |why| ended.close(code, why.as_bytes()))
+    }
+
+    /// Signs a statement, for others to read where more than its author can write.
+    ///
+    /// # Errors
+    /// The key signs by no scheme that is known.
+    pub fn sign(&self, statement: &[u8]) -> Result<Signed, IdentityError> {
+        self.shared.used().material.sign(statement)
+    }
+
+    /// Who has signed a statement: the holder of a certificate that is trusted and not denied now. That it is over since
+    /// does not matter.
+    ///
+    /// # Errors
+    /// It is another statement, or nobody who is trusted.
+    pub fn signer(&self, statement: &[u8], signed: &Signed) -> Result<Subject, IdentityError> {
+        let material = self.shared.used().material;
+        material.signer(statement, signed, SystemTime::now())
+    }
+
+    /// From now on refuses also who is on the list in this file, which [`Self::deny`] writes.
+    ///
+    /// # Errors
+    /// The list cannot be used.
+    pub fn keep_denials_in(&self, path: PathBuf) -> Result<(), IdentityError> {
+        {
+            let mut look = self.shared.look();
+            look.deny_files.keep(path);
+            look.denials_seen = deny_stamps(&look.deny_files);
+            let list = look.deny_files.load()?;
+            self.shared.use_denials(list);
+        }
+        self.shared.compare_open();
+        Ok(())
+    }
+
+    /// Everybody who is refused.
+    #[must_use]
+    pub fn denied(&self) -> Arc<DenyList> {
+        self.shared.denied.list()
+    }
+
+    /// Refuses certificates from now on, and ends their connections. How many of the entries are new.
+    ///
+    /// # Errors
+    /// The list cannot be written: then it is as before.
+    pub fn deny<'a>(
+        &self,
+        denials: impl IntoIterator<Item = &'a Denial>,
+    ) -> Result<usize, IdentityError> {
+        let known = self.denied();
+        let new: Vec<&Denial> = denials
+            .into_iter()
+            .filter(|denial| !known.contains(denial))
+            .collect();
+        if new.is_empty() {
+            return Ok(0);
+        }
+        self.rewrite(|list| {
+            for denial in &new {
+                list.insert((*denial).clone())?;
+            }
+            Ok(new.len())
+        })
+    }
+
+    /// Takes denials back that [`Self::deny`] wrote. How many there were.
+    ///
+    /// # Errors
+    /// The list cannot be written, or one of them stands in the other file.
+    pub fn undeny(&self, denials: &[Denial]) -> Result<usize, IdentityError> {
+        let taken = self.rewrite(|list| {
+            let taken = denials.iter().filter(|denial| list.remove(denial));
+            Ok(taken.count())
+        })?;
+        let denied = self.denied();
+        match denials.iter().find(|denial| denied.contains(denial)) {
+            None => Ok(taken),
+            Some(denial) => Err(IdentityError::DeniedBeside {
+                denial: denial.to_string(),
+                directory: self.shared.directory.clone(),
+            }),
+        }
+    }
+
+    fn rewrite(
+        &self,
+        change: impl FnOnce(&mut DenyList) -> Result<usize, IdentityError>,
+    ) -> Result<usize, IdentityError> {
+        let changed = {
+            let mut look = self.shared.look();
+            let path = look.deny_files.written().to_owned();
+            let mut list = DenyList::load(&path)?;
+            let changed = change(&mut list)?;
+            list.store(&path)?;
+            look.denials_seen = deny_stamps(&look.deny_files);
+            let all = look.deny_files.load()?;
+            self.shared.use_denials(all);
+            changed
+        };
+        self.shared.compare_open();
+        Ok(changed)
     }
 
     /// As [`Identity::quic_server_config`], following the files.
@@ -128,10 +291,29 @@ impl ReloadingIdentity {
     }
 }
 
+/// Looks at the files, the clock and the open connections until the identity is dropped.
+fn oversee(watched: &Weak<Shared>) {
+    while let Some(shared) = watched.upgrade() {
+        let pause = shared.interval.min(OVERSIGHT_INTERVAL);
+        shared.current_identity();
+        shared.compare_open();
+        shared.warn_of_expiry(SystemTime::now());
+        drop(shared);
+        std::thread::sleep(pause.max(Duration::from_millis(20)));
+    }
+}
+
 impl Shared {
-    // Neither lock guards anything that a panic could leave half done.
+    // None of the locks guards anything that a panic could leave half done.
     fn look(&self) -> MutexGuard<'_, Look> {
         self.look.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used(&self) -> Identity {
+        self.current
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn current_identity(&self) -> Identity {
@@ -140,31 +322,130 @@ impl Shared {
             && look.at.elapsed() >= self.interval
             && let Err(error) = self.reload(&mut look)
         {
-            tracing::warn!("keep the certificate before, the new one cannot be used: {error}");
+            tracing::warn!("keep what was read before, the new files cannot be used: {error}");
         }
-        self.current
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.used()
     }
 
     fn reload(&self, look: &mut Look) -> Result<bool, IdentityError> {
         look.at = Instant::now();
+        // Who is denied first: whatever is wrong with the certificate, it must not let anybody in.
+        let denials = self.reload_denials(look);
+        let identity = self.reload_identity(look);
+        Ok(denials? | identity?)
+    }
+
+    fn reload_denials(&self, look: &mut Look) -> Result<bool, IdentityError> {
+        let stamps = deny_stamps(&look.deny_files);
+        if stamps == look.denials_seen {
+            return Ok(false);
+        }
+        look.denials_seen = stamps;
+        let list = look.deny_files.load()?;
+        tracing::info!(
+            entries = list.len(),
+            "use the new list of denied certificates"
+        );
+        self.use_denials(list);
+        Ok(true)
+    }
+
+    fn use_denials(&self, list: DenyList) {
+        self.denied.replace(list);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn reload_identity(&self, look: &mut Look) -> Result<bool, IdentityError> {
         // Before they are read: a change in between shows at the next look.
         let stamps = stamps(&self.directory);
         if stamps == look.seen {
             return Ok(false);
         }
         look.seen = stamps;
-        let identity = Identity::load(&self.directory)?;
+        let identity = Identity::load_with(&self.directory, &self.denied)?;
         tracing::info!(
             "use the new certificate of {} in {}",
             identity.name(),
             self.directory.display()
         );
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = identity;
+        self.warned.store(0, Ordering::Relaxed);
+        self.changes.fetch_add(1, Ordering::AcqRel);
         Ok(true)
     }
+
+    fn admit(&self, chain: &[CertificateDer<'_>], end: End) -> Result<Tenure, IdentityError> {
+        let chain: Vec<_> = chain
+            .iter()
+            .cloned()
+            .map(CertificateDer::into_owned)
+            .collect();
+        let own = chain.first().ok_or(IdentityError::NoCertificate)?;
+        let subject = Subject::of(own)?;
+        let peer = (subject.clone(), chain.clone());
+        // Registered before it is compared: a change in between is seen here, a later one by the thread.
+        let tenure = self.register.add(Open {
+            subject,
+            chain,
+            end,
+        });
+        let (subject, chain) = &peer;
+        let (material, denied) = (self.used().material, self.denied.list());
+        match verdict(subject, chain, &material, &denied, SystemTime::now(), true) {
+            None => Ok(tenure),
+            Some(reason) => Err(IdentityError::Ended { reason }),
+        }
+    }
+
+    /// Ends connections whose peers' certificates count no longer.
+    fn compare_open(&self) {
+        let changes = self.changes.load(Ordering::Acquire);
+        let changed = self.compared.swap(changes, Ordering::AcqRel) != changes;
+        let (material, denied, now) = (self.used().material, self.denied.list(), SystemTime::now());
+        self.register.end_where(|open| {
+            verdict(&open.subject, &open.chain, &material, &denied, now, changed)
+        });
+    }
+
+    fn warn_of_expiry(&self, now: SystemTime) {
+        let identity = self.used();
+        let due = warnings_due(identity.subject(), now);
+        if self.warned.swap(due, Ordering::Relaxed) >= due {
+            return;
+        }
+        let directory = self.directory.display();
+        match identity.not_after().duration_since(now) {
+            Ok(left) => tracing::warn!(
+                hours_left = left.as_secs() / 3_600,
+                "the certificate in {directory} is about to expire: issue a new one (permafrost pki rotate), which is used without a restart"
+            ),
+            Err(_) => tracing::error!(
+                "the certificate in {directory} has expired, and everybody refuses it: issue a new one (permafrost pki rotate), which is used without a restart"
+            ),
+        }
+    }
+}
+
+/// Why a connection must end, if it must. Its CA and the list are looked at only where they may have `changed`.
+fn verdict(
+    subject: &Subject,
+    chain: &[CertificateDer<'_>],
+    material: &Material,
+    denied: &DenyList,
+    now: SystemTime,
+    changed: bool,
+) -> Option<String> {
+    if now >= subject.not_after {
+        return Some("its certificate has expired".to_owned());
+    }
+    if !changed {
+        return None;
+    }
+    if let Some(denial) = denied.refuses(subject) {
+        return Some(format!("its certificate is denied ({denial})"));
+    }
+    let refused = material.verify(chain, now).err()?;
+    Some(format!("its certificate is trusted no longer: {refused}"))
 }
 
 impl Current for Shared {
@@ -175,6 +456,10 @@ impl Current for Shared {
 
 fn stamps(directory: &Path) -> Stamps {
     files::stamps(directory, [files::CA, files::CERTIFICATE, files::KEY])
+}
+
+fn deny_stamps(deny_files: &DenyFiles) -> [Option<Stamp>; 2] {
+    deny_files.paths().map(|path| path.and_then(files::stamp))
 }
 
 impl fmt::Debug for Shared {

@@ -7,13 +7,13 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-use super::{Identity, IdentityError, Peer, ReloadingIdentity, tls};
+use super::{Identity, IdentityError, Peer, ReloadingIdentity, Tenure, tls};
 
 /// Whether a connection that begins with these bytes is TLS: a handshake record of any version of it. False for
 /// fewer than two bytes.
@@ -78,6 +78,8 @@ pub enum TlsError {
 #[derive(Clone, Debug)]
 pub struct CriuTls {
     config: Arc<ServerConfig>,
+    /// Ends connections whose certificates count no longer.
+    identity: Option<ReloadingIdentity>,
 }
 
 impl CriuTls {
@@ -87,21 +89,25 @@ impl CriuTls {
     /// # Errors
     /// TLS cannot be set up; not with certificates that were loaded.
     pub fn new(identity: &Identity) -> Result<Self, IdentityError> {
-        Self::with(identity.source())
+        Self::with(identity.source(), None)
     }
 
-    /// The same, following the files.
+    /// As [`CriuTls::new`], following the files; connections end when their peers' certificates count no longer.
     ///
     /// # Errors
     /// As [`CriuTls::new`].
     pub fn reloading(identity: &ReloadingIdentity) -> Result<Self, IdentityError> {
-        Self::with(identity.source())
+        Self::with(identity.source(), Some(identity.clone()))
     }
 
-    fn with(source: Arc<dyn tls::Current>) -> Result<Self, IdentityError> {
+    fn with(
+        source: Arc<dyn tls::Current>,
+        identity: Option<ReloadingIdentity>,
+    ) -> Result<Self, IdentityError> {
         let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
         Ok(Self {
             config: Arc::new(tls::server_config(source, &versions)?),
+            identity,
         })
     }
 
@@ -139,6 +145,13 @@ impl CriuTls {
         }
         let chain = connection.peer_certificates().unwrap_or_default();
         let peer = Peer::of_verified(chain).map_err(TlsError::Peer)?;
+        let ended = stream.try_clone().map_err(TlsError::Io)?;
+        let admit = |identity: &ReloadingIdentity| {
+            // It may have ended already, which is just as well.
+            identity.admit(chain, move |_| drop(ended.shutdown(Shutdown::Both)))
+        };
+        let tenure = self.identity.as_ref().map(admit).transpose();
+        let tenure = tenure.map_err(TlsError::Peer)?;
         stream
             .set_read_timeout(None)
             .and_then(|()| stream.set_write_timeout(None))
@@ -147,6 +160,7 @@ impl CriuTls {
             inner: StreamOwned::new(connection, stream),
             peer,
             closed: false,
+            _tenure: tenure,
         })
     }
 }
@@ -168,6 +182,7 @@ pub struct TlsStream {
     inner: StreamOwned<ServerConnection, TcpStream>,
     peer: Peer,
     closed: bool,
+    _tenure: Option<Tenure>,
 }
 
 impl TlsStream {

@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use x509_parser::extensions::GeneralName;
 
+use super::deny::normalized;
 use super::role::{Action, Namespaces, Role};
 use super::{IdentityError, files, tls};
 
@@ -30,6 +31,8 @@ pub const MAX_NAME_BYTES: usize = 200;
 /// Who a certificate is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
+    /// Serial number: lower-case hex digits without leading zeros.
+    pub serial: String,
     /// Name of the node, agent or person; unique within its role.
     pub name: String,
     /// What it is.
@@ -107,6 +110,7 @@ impl Subject {
         check_name(name)?;
         let validity = certificate.validity();
         Ok(Self {
+            serial: serial_of(&certificate),
             name: name.to_owned(),
             role,
             namespaces: Namespaces::new(namespaces)?,
@@ -168,6 +172,15 @@ pub(crate) fn check_host(host: &str) -> Result<(), IdentityError> {
             host: host.to_owned(),
         })
     }
+}
+
+fn serial_of(certificate: &x509_parser::certificate::X509Certificate<'_>) -> String {
+    let hex: String = certificate
+        .raw_serial()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    normalized(&hex)
 }
 
 fn address(bytes: &[u8]) -> Option<String> {

@@ -5,27 +5,29 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use permafrost_protocol::wire::ALPN;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::Resumption;
-use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{
     ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
 };
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, InconsistentKeys, RootCertStore, SignatureScheme,
-    SupportedProtocolVersion,
+    CertificateError, DigitallySignedStruct, DistinguishedName, InconsistentKeys, RootCertStore,
+    SignatureScheme, SupportedProtocolVersion,
 };
 use sha2::{Digest as _, Sha256};
 
+use super::deny::DenyList;
 use super::files::{self, CA, CERTIFICATE, KEY};
 use super::{IdentityError, Subject};
 
@@ -36,12 +38,50 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
+/// Who is refused at the moment, whatever else is right with their certificates.
+#[derive(Debug, Default)]
+pub(crate) struct Denied(RwLock<Arc<DenyList>>);
+
+impl Denied {
+    pub(crate) fn new(list: DenyList) -> Self {
+        Self(RwLock::new(Arc::new(list)))
+    }
+
+    pub(crate) fn replace(&self, list: DenyList) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(list);
+    }
+
+    pub(crate) fn list(&self) -> Arc<DenyList> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Refuses a certificate that is on the list. One that says nothing of a role is refused by [`super::Peer`].
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
+        let list = self.list();
+        if list.is_empty() {
+            return Ok(());
+        }
+        match Subject::of(certificate) {
+            Ok(subject) if list.refuses(&subject).is_some() => {
+                tracing::warn!(
+                    peer = %format_args!("{} {}", subject.role, subject.name),
+                    serial = subject.serial,
+                    "handshake refused: the certificate is denied"
+                );
+                Err(CertificateError::Revoked.into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What an identity directory holds, ready for use.
 pub(crate) struct Material {
     pub(crate) subject: Subject,
     pub(crate) certified: Arc<CertifiedKey>,
     clients: Arc<dyn ClientCertVerifier>,
-    roots: Arc<RootCertStore>,
+    servers: Arc<dyn ServerCertVerifier>,
+    denied: Arc<Denied>,
     pub(crate) quic_client: quinn::ClientConfig,
     /// Made of the private key, and tells nothing of it.
     pub(crate) reset_key: [u8; 32],
@@ -70,10 +110,27 @@ impl Current for Material {
 impl Material {
     /// For HTTP over TLS: shows our certificate.
     pub(crate) fn https_client(&self) -> Result<rustls::ClientConfig, IdentityError> {
-        https_client_config(self.roots.clone(), Some(&self.certified))
+        https_client_config(self.servers.clone(), Some(&self.certified))
     }
 
-    pub(crate) fn load(directory: &Path) -> Result<Self, IdentityError> {
+    /// Refuses a certificate that is denied.
+    pub(crate) fn check_not_denied(
+        &self,
+        certificate: &CertificateDer<'_>,
+    ) -> Result<(), rustls::Error> {
+        self.denied.check(certificate)
+    }
+
+    /// Verifies a peer's chain against the CAs that are trusted. Every certificate of ours is good for a client.
+    pub(crate) fn verify(
+        &self,
+        chain: &[CertificateDer<'_>],
+        at: SystemTime,
+    ) -> Result<(), rustls::Error> {
+        verify_chain(chain, self.clients.as_ref(), at)
+    }
+
+    pub(crate) fn load(directory: &Path, denied: &Arc<Denied>) -> Result<Self, IdentityError> {
         let place = files::resolve(directory)?;
         let chain = certificates(&place.join(CERTIFICATE))?;
         let roots = Arc::new(root_store(&place.join(CA))?);
@@ -121,12 +178,14 @@ impl Material {
         })?;
 
         let certified = Arc::new(certified);
-        let quic_client = quic_client_config(&certified, &roots)?;
+        let servers = server_verifier(roots, Some(denied))?;
+        let quic_client = quic_client_config(&certified, &servers)?;
         Ok(Self {
             subject,
             certified,
             clients,
-            roots,
+            servers,
+            denied: Arc::clone(denied),
             quic_client,
             reset_key,
         })
@@ -169,6 +228,23 @@ pub(crate) fn client_verifier(
         .map_err(|error| rustls::Error::General(error.to_string()).into())
 }
 
+/// Verifies servers against `roots`, in full, and refuses those that are denied.
+fn server_verifier(
+    roots: Arc<RootCertStore>,
+    denied: Option<&Arc<Denied>>,
+) -> Result<Arc<dyn ServerCertVerifier>, IdentityError> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider())
+        .build()
+        .map_err(|error| rustls::Error::General(error.to_string()))?;
+    Ok(match denied {
+        None => verifier,
+        Some(denied) => Arc::new(NotDenied {
+            verifier,
+            denied: Arc::clone(denied),
+        }),
+    })
+}
+
 /// Every certificate of ours is good for a client, so a client's verification does for one's own.
 pub(crate) fn verify_chain(
     chain: &[CertificateDer<'_>],
@@ -188,11 +264,12 @@ pub(crate) fn verify_chain(
 
 fn quic_client_config(
     certified: &Arc<CertifiedKey>,
-    roots: &Arc<RootCertStore>,
+    servers: &Arc<dyn ServerCertVerifier>,
 ) -> Result<quinn::ClientConfig, IdentityError> {
     let mut config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_root_certificates(roots.clone())
+        .dangerous()
+        .with_custom_certificate_verifier(servers.clone())
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified.as_ref().clone())));
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();
@@ -221,15 +298,16 @@ pub(crate) fn https_server_config(
     Ok(config)
 }
 
-/// For HTTP over TLS: trusts `roots`, compares the server's certificate with the host of the URL.
+/// For HTTP over TLS: has servers verified, and their certificates compared with the host of the URL.
 fn https_client_config(
-    roots: Arc<RootCertStore>,
+    servers: Arc<dyn ServerCertVerifier>,
     certified: Option<&Arc<CertifiedKey>>,
 ) -> Result<rustls::ClientConfig, IdentityError> {
     let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
     let config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&versions)?
-        .with_root_certificates(roots);
+        .dangerous()
+        .with_custom_certificate_verifier(servers);
     let mut config = match certified {
         Some(certified) => {
             let shown = SingleCertAndKey::from(certified.as_ref().clone());
@@ -244,7 +322,7 @@ fn https_client_config(
 
 /// Trusts the CAs in the file `ca`, and shows no certificate.
 pub(crate) fn https_client_trusting(ca: &Path) -> Result<rustls::ClientConfig, IdentityError> {
-    https_client_config(Arc::new(root_store(ca)?), None)
+    https_client_config(server_verifier(Arc::new(root_store(ca)?), None)?, None)
 }
 
 /// Shows and trusts what `source` has when a client comes; requires a certificate.
@@ -315,9 +393,13 @@ impl ClientCertVerifier for Latest {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        self.material()
+        let material = self.material();
+        // The chain first: the log names nobody whose certificate is not of our CA.
+        let verified = material
             .clients
-            .verify_client_cert(end_entity, intermediates, now)
+            .verify_client_cert(end_entity, intermediates, now)?;
+        material.denied.check(end_entity)?;
+        Ok(verified)
     }
 
     fn verify_tls12_signature(
@@ -344,5 +426,57 @@ impl ClientCertVerifier for Latest {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.material().clients.supported_verify_schemes()
+    }
+}
+
+/// WebPKI's verification of a server, and the list of who is denied.
+#[derive(Debug)]
+struct NotDenied {
+    verifier: Arc<WebPkiServerVerifier>,
+    denied: Arc<Denied>,
+}
+
+impl ServerCertVerifier for NotDenied {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verified = self.verifier.verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        )?;
+        self.denied.check(end_entity)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier
+            .verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier
+            .verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
     }
 }

@@ -46,6 +46,8 @@ impl FetchReader {
         let name = node.to_owned();
         let timeout = network.options().frame_timeout;
         runtime.spawn(async move {
+            // All of it, which keeps the connection open.
+            let link = link;
             let claimed = link.router.claim(id);
             let taken = tokio::select! {
                 taken = take(claimed, &give, &name, timeout) => taken,

@@ -54,6 +54,8 @@ pub mod code {
     pub const BUSY: u32 = 3;
     /// The peer does not keep to the protocol, or is too slow.
     pub const MISBEHAVED: u32 = 4;
+    /// The peer's certificate is over or denied, or its CA is no longer trusted.
+    pub const REFUSED: u32 = 5;
 }
 
 /// A frame as a receiver sees it.

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::router::Router;
 use super::stream::{self, within};
 use super::{Options, PeerError, code, socket};
-use crate::identity::{Peer, ReloadingIdentity, Role, server_name};
+use crate::identity::{Peer, ReloadingIdentity, Role, Tenure, server_name};
 
 /// Where nodes are.
 pub trait Addresses: Send + Sync + 'static {
@@ -32,11 +32,26 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// A connection in use, and its bulk streams.
+/// A connection in use, and its bulk streams. Closed when its last clone is dropped: a conversation keeps one.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) connection: Connection,
     pub(crate) router: Router,
+    hold: Arc<Hold>,
+}
+
+/// What ends with a connection, and ends it.
+struct Hold {
+    connection: Connection,
+    /// Serial number of the certificate that the peer was shown.
+    shown: String,
+    _tenure: Tenure,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.connection.close(VarInt::from_u32(code::DONE), b"");
+    }
 }
 
 /// What is known of the way to one node.
@@ -166,8 +181,11 @@ impl Network {
             // Whoever comes while a connection is being made waits for it here.
             let mut way = way.lock().await;
             loop {
+                // One that was made with an older certificate ends when that is over: conversations under way finish
+                // on it, new ones do not begin there.
                 if let Some(link) = &way.link
                     && link.connection.close_reason().is_none()
+                    && link.hold.shown == self.0.identity.current().subject().serial
                 {
                     return Ok(link.clone());
                 }
@@ -220,7 +238,8 @@ impl Network {
             node: node.to_owned(),
             reason,
         };
-        let mut config = inner.identity.quic_client_config();
+        let own = inner.identity.current();
+        let mut config = own.quic_client_config();
         config.transport_config(inner.options.transport());
         // The same socket for the same node, so that several are of use.
         let place = node.bytes().fold(0usize, |sum, byte| {
@@ -241,8 +260,20 @@ impl Network {
                 found: format!("{} {}", peer.role(), peer.name()),
             });
         }
+        let refused = VarInt::from_u32(code::REFUSED);
+        let tenure = inner.identity.admit_quic(&connection, refused);
+        let tenure = tenure.map_err(|error| PeerError::identity(&error))?;
         let router = Router::spawn(connection.clone(), inner.options.request_timeout);
-        Ok(Link { connection, router })
+        let hold = Arc::new(Hold {
+            connection: connection.clone(),
+            shown: own.subject().serial.clone(),
+            _tenure: tenure,
+        });
+        Ok(Link {
+            connection,
+            router,
+            hold,
+        })
     }
 }
 

@@ -135,8 +135,7 @@ impl Endpoint {
         self.0.endpoint.open_connections()
     }
 
-    /// Ends every connection; peers may come back, and resume dumps within their grace: after certificates were
-    /// revoked.
+    /// Ends every connection; peers may come back, and resume dumps within their grace.
     pub fn disconnect(&self) {
         self.0.disconnects.send_modify(|count| *count += 1);
     }
@@ -212,6 +211,14 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
     };
     let Some(_place) = place(inner, key(&peer)) else {
         return connection.close(VarInt::from_u32(code::BUSY), b"too many connections");
+    };
+    let refused = VarInt::from_u32(code::REFUSED);
+    let _tenure = match inner.identity.admit_quic(connection, refused) {
+        Ok(tenure) => tenure,
+        Err(error) => {
+            tracing::warn!(%error, peer = peer.name(), "peer refused");
+            return connection.close(refused, error.to_string().as_bytes());
+        }
     };
     let router = Router::spawn(connection.clone(), inner.options.request_timeout);
     let mut disconnects = inner.disconnects.subscribe();

@@ -98,6 +98,13 @@ enum Stop<E> {
     Taker(E),
 }
 
+/// Whether a manifest is of the job and the generation that a checkpoint is listed as. Who lists checkpoints must not
+/// be able to give one job's memory to another.
+#[must_use]
+pub fn is_listed_as(record: &control::Checkpoint, manifest: &Manifest) -> bool {
+    (&record.job, record.generation) == (&manifest.job, manifest.generation)
+}
+
 impl RemoteCheckpoint {
     /// A checkpoint whose manifest is known. `order` is who may have it, in the order in which they are asked.
     #[must_use]
@@ -143,7 +150,11 @@ impl RemoteCheckpoint {
                 }
             };
             match opened.manifest.take() {
-                Some(manifest) if manifest.check().is_ok() && is_right(&opened, &manifest) => {
+                Some(manifest)
+                    if manifest.check().is_ok()
+                        && is_listed_as(&record, &manifest)
+                        && is_right(&opened, &manifest) =>
+                {
                     let order = std::iter::once(holder).chain(left).chain(failed);
                     return Ok(Self::new(holders, order.collect(), record, manifest));
                 }

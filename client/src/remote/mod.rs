@@ -12,7 +12,7 @@ use permafrost_protocol::wire::message::{FetchOpened, request};
 
 use crate::peer::{self, FetchReader, Frame, Network, PeerError};
 
-pub use checkpoint::{Part, ReadError, RemoteCheckpoint, Run};
+pub use checkpoint::{Part, ReadError, RemoteCheckpoint, Run, is_listed_as};
 pub use digest::MapDigest;
 
 /// How long one node may take to be reached, where others are left to ask.

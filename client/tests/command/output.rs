@@ -187,7 +187,21 @@ fn status_tells_how_a_node_stands_in_its_cluster() {
         vec![reply::Body::Status(ServerStatus {
             peers: "10.0.0.1:7118".to_owned(),
             park_ttl_s: 7 * 86_400,
+            regions: vec![control::RegionStatus {
+                medium: "file".to_owned(),
+                volatile: true,
+                ..control::RegionStatus::default()
+            }],
+            certificate: Some(control::CertificateStatus {
+                name: "n1".to_owned(),
+                role: "node".to_owned(),
+                serial: "ab12".to_owned(),
+                denied: 3,
+                ..control::CertificateStatus::default()
+            }),
             cluster: Some(ClusterStatus {
+                copies_count: false,
+                registry: "etcd at 10.0.0.1:2379, in plaintext".to_owned(),
                 node: "n1".to_owned(),
                 id: "c".to_owned(),
                 fenced: "the registry is away".to_owned(),
@@ -201,7 +215,12 @@ fn status_tells_how_a_node_stands_in_its_cluster() {
     for said in [
         "peers        10.0.0.1:7118\n",
         "0, kept 7 d\n",
-        "node n1\n  cluster  c\n  state    fenced: the registry is away\n  copies   2 wanted\n",
+        "node n1\n  cluster   c\n  state     fenced: the registry is away\n",
+        "  registry  etcd at 10.0.0.1:2379, in plaintext\n",
+        "  copies    2 wanted; those on this node do not count towards quorum and all\n",
+        "certificate of node n1\n  serial   ab12\n  expires  ",
+        "  denied   3 entries\n",
+        "file, volatile\n",
     ] {
         assert!(text.contains(said), "{text}");
     }

@@ -192,3 +192,51 @@ fn what_cannot_be_used_is_shown_and_the_exit_code_says_so() {
     fs::set_permissions(here.join("ca/ca-key.pem"), Permissions::from_mode(0o640)).unwrap();
     assert_exit(&pki(here, "issue --dir ca --name n2 --role node"), 9);
 }
+
+#[test]
+fn certificates_are_denied_beside_one_and_taken_back() {
+    let scratch = tempfile::tempdir().unwrap();
+    let here = scratch.path();
+    assert_exit(&pki(here, "init --dir ca"), 0);
+    for (name, role) in [("n1", "node"), ("c7", "agent")] {
+        let issue = format!("issue --dir ca --name {name} --role {role} --out {name}");
+        assert_exit(&pki(here, &issue), 0);
+    }
+    let serial = json(&pki(here, "show c7 --json").stdout)["serial"].clone();
+    let serial = serial.as_str().unwrap();
+    assert!(stdout(&pki(here, "show c7")).contains(serial));
+    let denied = json(
+        &pki(
+            here,
+            "deny --certificate c7 --holder node/n9 --identity n1 --json",
+        )
+        .stdout,
+    );
+    let entries = serde_json::json!([format!("serial {serial}"), "name node n9"]);
+    assert_eq!(denied["entries"], entries);
+    assert_eq!(denied["changed"], 2);
+    assert_eq!(mode(&here.join("n1/denied")), 0o600);
+    let again = json(
+        &pki(
+            here,
+            &format!("deny --serial 00{serial} --identity n1 --json"),
+        )
+        .stdout,
+    );
+    assert_eq!(again["changed"], 0, "the same number");
+    // A rotation leaves the list alone.
+    assert_exit(&pki(here, "rotate --dir ca --out n1"), 0);
+    assert!(stdout(&pki(here, "denied --identity n1")).contains("name node n9"));
+    let undo = format!("undeny --serial {serial} --holder node/n9 --identity n1");
+    assert_exit(&pki(here, &undo), 0);
+    assert!(stdout(&pki(here, "denied --identity n1")).contains("no certificate"));
+    for nonsense in [
+        "deny --identity n1",
+        "deny --serial xyz --identity n1",
+        "deny --holder n9 --identity n1",
+        "deny --holder boss/n9 --identity n1",
+        "deny --serial 1 --identity ca",
+    ] {
+        assert!(!pki(here, nonsense).status.success(), "{nonsense}");
+    }
+}

@@ -5,3 +5,4 @@ mod interruptions;
 mod misbehaviour;
 mod round_trip;
 mod site;
+mod trust;

@@ -236,8 +236,8 @@ pub(crate) struct Site {
     pub(crate) endpoint: Endpoint,
     pub(crate) runtime: Runtime,
     options: Options,
-    authority: Authority,
-    directory: TempDir,
+    pub(crate) authority: Authority,
+    pub(crate) directory: TempDir,
 }
 
 impl Site {

@@ -46,7 +46,7 @@ pub struct Guarantee {
     pub dax_errno: Option<i32>,
     /// The file system has DAX, yet without MAP_SYNC (as on virtio-pmem): the CPU cannot make it durable.
     pub dax_without_sync: bool,
-    /// Nothing here outlives a power failure or a reboot: the file is on tmpfs.
+    /// Nothing here outlives a power failure or a reboot: the file is on tmpfs or ramfs.
     pub volatile: bool,
     /// Write-back instruction of a DAX mapping.
     pub instruction: Option<&'static str>,
@@ -67,7 +67,7 @@ impl fmt::Display for Guarantee {
                 }
             }
             MediumKind::File if self.volatile => {
-                f.write_str("file on tmpfs: survives this process, not a reboot")?;
+                f.write_str("file in memory (tmpfs): survives this process, not a reboot")?;
             }
             MediumKind::File => f.write_str("file: durable after msync, page-granular")?,
             MediumKind::Simulated => {

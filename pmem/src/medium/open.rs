@@ -22,6 +22,9 @@ const MIN_BYTES: u64 = 256 * 1024;
 /// `f_type` of tmpfs, from `linux/magic.h`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
+/// `f_type` of ramfs, from `linux/magic.h`.
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
 /// How to open a medium.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
@@ -111,7 +114,7 @@ pub fn open_medium(
         return Err(io_error("allocate region")(error));
     }
 
-    let volatile = is_tmpfs(&file);
+    let volatile = is_in_memory(&file);
     match Dax::map(file, wanted) {
         Ok(dax) => {
             if options.populate {
@@ -198,8 +201,10 @@ fn write_zeros(mut file: &File, len_bytes: u64) -> io::Result<()> {
     }
 }
 
-fn is_tmpfs(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
+/// Whether the file is in memory that is lost when the machine stops.
+fn is_in_memory(file: &File) -> bool {
+    let is_one_of = |kind| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
+    rustix::fs::fstatfs(file).is_ok_and(|fs| u64::try_from(fs.f_type).is_ok_and(is_one_of))
 }
 
 fn has_dax_attribute(file: &File) -> bool {

@@ -97,6 +97,12 @@ pub struct NodeStatus {
     /// Names of some of those that are only here.
     #[prost(string, repeated, tag = "20")]
     pub only_here_names: Vec<String>,
+    /// Its medium does not outlast a power failure or a reboot.
+    #[prost(bool, tag = "40")]
+    pub volatile: bool,
+    /// Copies there count towards durability.
+    #[prost(bool, tag = "41")]
+    pub copies_count: bool,
 }
 
 /// What a rebuild has done, or would do.

@@ -6,6 +6,7 @@
 //! Where a request needs a directory, its file descriptor rides on the request's first byte
 //! (SCM_RIGHTS), so that the daemon writes or reads files with nothing but what the caller opened.
 
+mod certificate;
 mod checkpoint;
 mod cluster;
 mod error;
@@ -18,6 +19,7 @@ mod status;
 
 use prost::Message;
 
+pub use certificate::{CertificateStatus, Denials};
 pub use checkpoint::{
     Checkpoint, Checkpoints, Detail, Done, Exported, Progress, SessionOpened, Verified,
 };
@@ -42,7 +44,7 @@ pub struct Request {
     /// What is asked for.
     #[prost(
         oneof = "request::Body",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 30, 31, 32"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 30, 31, 32, 40"
     )]
     pub body: Option<request::Body>,
 }
@@ -53,7 +55,7 @@ pub struct Reply {
     /// What is said.
     #[prost(
         oneof = "reply::Body",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25, 30"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25, 30, 40"
     )]
     pub body: Option<reply::Body>,
 }

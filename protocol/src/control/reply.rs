@@ -1,8 +1,8 @@
 //! Parts of [`Reply`](super::Reply).
 
 use super::{
-    Checkpoint, Checkpoints, Detail, Done, Error, Exported, NodeList, Progress, Rebuilt, Reserved,
-    Scrubbed, ServerStatus, SessionOpened, Verified,
+    Checkpoint, Checkpoints, Denials, Detail, Done, Error, Exported, NodeList, Progress, Rebuilt,
+    Reserved, Scrubbed, ServerStatus, SessionOpened, Verified,
 };
 
 /// What is said.
@@ -37,4 +37,6 @@ pub enum Body {
     Scrubbed(Scrubbed),
     #[prost(message, tag = "30")]
     Reserved(Reserved),
+    #[prost(message, tag = "40")]
+    Denials(Denials),
 }

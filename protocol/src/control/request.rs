@@ -48,6 +48,8 @@ pub enum Body {
     CancelReservation(CancelReservation),
     #[prost(message, tag = "32")]
     Took(Took),
+    #[prost(message, tag = "40")]
+    Deny(Deny),
 }
 
 /// Open a session. Answered by [`super::SessionOpened`].
@@ -265,6 +267,9 @@ pub struct Rebuild {
     /// Only say what would be done.
     #[prost(bool, tag = "1")]
     pub dry_run: bool,
+    /// Checkpoints by id that are not listed, and whose copies are to go.
+    #[prost(string, repeated, tag = "2")]
+    pub discard: Vec<String>,
 }
 
 /// Read and verify every page that this node holds, have what is damaged mended from another node, and set
@@ -324,4 +329,16 @@ pub struct Took {
     /// How long.
     #[prost(uint64, tag = "3")]
     pub elapsed_us: u64,
+}
+
+/// Refuse certificates from now on, on every node of the cluster, or take that back on this one. Without entries only
+/// the list is answered. Answered by [`super::Denials`].
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Deny {
+    /// `serial HEX`, or `name ROLE NAME`.
+    #[prost(string, repeated, tag = "1")]
+    pub entries: Vec<String>,
+    /// Take them back.
+    #[prost(bool, tag = "2")]
+    pub take_back: bool,
 }

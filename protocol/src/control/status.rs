@@ -3,7 +3,7 @@
 use prost::Message;
 use serde::Serialize;
 
-use super::{QueueStatus, ScrubStatus};
+use super::{CertificateStatus, QueueStatus, ScrubStatus};
 
 /// State of the daemon.
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -59,6 +59,9 @@ pub struct ServerStatus {
     /// The queues of dumps and of restores.
     #[prost(message, repeated, tag = "26")]
     pub queues: Vec<QueueStatus>,
+    /// The certificate that it shows, if it has one.
+    #[prost(message, optional, tag = "40")]
+    pub certificate: Option<CertificateStatus>,
 }
 
 /// A node's place in its cluster.
@@ -79,6 +82,12 @@ pub struct ClusterStatus {
     /// Copies that there should be of what is dumped here.
     #[prost(uint32, tag = "5")]
     pub copies_wanted: u32,
+    /// The registry and how it is spoken to, in words.
+    #[prost(string, tag = "40")]
+    pub registry: String,
+    /// Copies here count towards durability.
+    #[prost(bool, tag = "41")]
+    pub copies_count: bool,
 }
 
 /// State of a region.
@@ -111,6 +120,9 @@ pub struct RegionStatus {
     /// Capacity of a journal half, records.
     #[prost(uint64, tag = "9")]
     pub journal_capacity: u64,
+    /// The medium does not outlast a power failure or a reboot.
+    #[prost(bool, tag = "40")]
+    pub volatile: bool,
 }
 
 /// State of an open session.

@@ -201,6 +201,10 @@ pub struct Commit {
     /// Session, 32 hex digits.
     #[prost(string, tag = "9")]
     pub session: String,
+    /// How long the sender may take until the checkpoint is listed, milliseconds: not before that is a copy left over
+    /// which is not. 0: as long as the receiver would.
+    #[prost(uint64, tag = "10")]
+    pub deadline_ms: u64,
 }
 
 /// What is answered.

@@ -17,6 +17,7 @@ use permafrost_client::identity::{Action, Peer, Role, namespace_of};
 use permafrost_protocol::control::{self, ErrorCode};
 
 use crate::cluster::Operate;
+use crate::denials::Denials;
 use crate::queues::{Queues, Reservations};
 use crate::store::{Session, Store, StoreError};
 
@@ -40,6 +41,8 @@ pub struct Agents {
     owned: Mutex<HashMap<String, String>>,
     /// The cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
+    /// Who is refused.
+    denials: Option<Arc<Denials>>,
     /// Whose turn it is, and who has reserved.
     queues: Option<(Arc<Queues>, Arc<Reservations>)>,
     /// Agents that are kept waiting for an answer.
@@ -63,6 +66,7 @@ impl Agents {
             opened: Mutex::default(),
             owned: Mutex::default(),
             operator: None,
+            denials: None,
             queues: None,
             held: AtomicUsize::new(0),
         }
@@ -73,6 +77,15 @@ impl Agents {
     pub fn with_queues(self, queues: Arc<Queues>, reservations: Arc<Reservations>) -> Self {
         Self {
             queues: Some((queues, reservations)),
+            ..self
+        }
+    }
+
+    /// Answers `permafrost pki deny`, too.
+    #[must_use]
+    pub fn with_denials(self, denials: Arc<Denials>) -> Self {
+        Self {
+            denials: Some(denials),
             ..self
         }
     }

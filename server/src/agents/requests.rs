@@ -7,6 +7,7 @@ use permafrost_protocol::manifest::CheckpointRef;
 use super::turns::Admitted;
 use super::{Agents, check_read, check_write, denied, refusal};
 use crate::cluster::{Operate, no_cluster};
+use crate::denials::{Denials, no_certificates};
 use crate::queues::{Admission, expected_bytes};
 use crate::replication::Durability;
 use crate::store::{SessionRequest, StoreError};
@@ -97,12 +98,21 @@ impl Agents {
             request::Body::Rebuild(rebuild) => {
                 check_operate(peer, "rebuild the registry")?;
                 let answer = self.operator()?.rebuild(&rebuild);
-                reply::Body::Rebuilt(answer.map_err(|error| refusal(&error))?)
+                let rebuilt = answer.map_err(|error| refusal(&error))?;
+                if let (Some(denials), false) = (&self.denials, rebuild.dry_run) {
+                    denials.list_again().map_err(|error| refusal(&error))?;
+                }
+                reply::Body::Rebuilt(rebuilt)
             }
             request::Body::Scrub(scrub) => {
                 check_operate(peer, "have a node scrubbed")?;
                 let scrubbed = self.store.scrub_now(&scrub.checkpoint, &mut |_, _| {});
                 reply::Body::Scrubbed(scrubbed.map_err(|error| refusal(&error))?)
+            }
+            request::Body::Deny(deny) => {
+                check_operate(peer, "deny certificates")?;
+                let answer = self.denials().and_then(|denials| denials.answer(&deny));
+                reply::Body::Denials(answer.map_err(|error| refusal(&error))?)
             }
             request::Body::Took(_) => {
                 return Err(invalid(
@@ -123,6 +133,10 @@ impl Agents {
         self.operator
             .as_deref()
             .ok_or_else(|| refusal(&no_cluster()))
+    }
+
+    fn denials(&self) -> Result<&Denials, StoreError> {
+        self.denials.as_deref().ok_or_else(no_certificates)
     }
 
     fn open(&self, peer: &Peer, open: request::Open) -> Result<reply::Body, control::Error> {

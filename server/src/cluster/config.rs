@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use permafrost_client::identity::{self, IdentityError};
+
 use crate::store::StoreError;
 
 /// Keys lie under this prefix unless the catalog's URL names another.
@@ -96,6 +98,30 @@ impl ClusterConfig {
         })
     }
 
+    /// How the registry is reached, in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let how = match (&self.tls, &self.user_file) {
+            (Some(_), _) => "over TLS",
+            (None, None) => "in plaintext",
+            (None, Some(_)) => "in plaintext, the password too",
+        };
+        format!("etcd at {}, {how}", self.members.join(", "))
+    }
+
+    /// What is unsafe about how the registry is reached.
+    pub(crate) fn warning(&self) -> Option<&'static str> {
+        match (&self.tls, &self.user_file) {
+            (Some(_), _) => None,
+            (None, None) => Some(
+                "etcd is spoken to in plaintext: whoever is on the network between can read and change what this cluster lists. Give --catalog-ca, and etcd certificates (docs/cluster.md, \"TLS and users\")",
+            ),
+            (None, Some(_)) => Some(
+                "the password for etcd goes over the network in plaintext: whoever is between can use it. Give --catalog-ca, and etcd certificates (docs/cluster.md, \"TLS and users\")",
+            ),
+        }
+    }
+
     /// What the files say, for the client.
     pub(crate) fn connect_options(&self) -> Result<etcd_client::ConnectOptions, StoreError> {
         // A member that takes longer is not asked, as the others are there.
@@ -107,13 +133,14 @@ impl ClusterConfig {
             let ca = etcd_client::Certificate::from_pem(read(&tls.ca)?);
             let mut tls_options = etcd_client::TlsOptions::new().ca_certificate(ca);
             if let Some((certificate, key)) = &tls.identity {
-                let identity = etcd_client::Identity::from_pem(read(certificate)?, read(key)?);
+                let identity =
+                    etcd_client::Identity::from_pem(read(certificate)?, read_secret(key)?);
                 tls_options = tls_options.identity(identity);
             }
             options = options.with_tls(tls_options);
         }
         if let Some(path) = &self.user_file {
-            let text = String::from_utf8_lossy(&read(path)?).into_owned();
+            let text = String::from_utf8_lossy(&read_secret(path)?).into_owned();
             let line = text.lines().next().unwrap_or_default();
             let (user, password) = line.split_once(':').ok_or_else(|| StoreError::Invalid {
                 message: format!("{} has no user:password in its first line", path.display()),
@@ -137,9 +164,68 @@ fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
     std::fs::read(path).map_err(StoreError::io(format!("read {}", path.display())))
 }
 
+/// Reads a file that nobody else may read, nor replace.
+fn read_secret(path: &Path) -> Result<Vec<u8>, StoreError> {
+    let refused = |why: String| StoreError::Invalid {
+        message: format!("{} {why}", path.display()),
+        hint: "chmod 600 it, give it to the user that runs permafrostd, and change what is in it if somebody else may have read it",
+    };
+    identity::read_private(path).map_err(|error| match error {
+        IdentityError::Io { source, .. } => {
+            StoreError::io(format!("read {}", path.display()))(source)
+        }
+        IdentityError::ReadableKey { mode, .. } => {
+            refused(format!("can be read by others (mode {mode:04o})"))
+        }
+        IdentityError::ForeignKey { owner, .. } => refused(format!("belongs to user {owner}")),
+        error => refused(format!("cannot be used: {error}")),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plaintext_is_warned_of_and_a_password_in_it_more() {
+        let plain = ClusterConfig::parse("etcd://a").unwrap();
+        assert!(plain.warning().unwrap().contains("plaintext"));
+        let with_password = ClusterConfig {
+            user_file: Some("password".into()),
+            ..plain.clone()
+        };
+        assert!(with_password.warning().unwrap().contains("password"));
+        assert!(with_password.words().contains("a:2379, in plaintext"));
+        let secure = ClusterConfig {
+            tls: Some(TlsFiles::default()),
+            ..with_password
+        };
+        assert_eq!(secure.warning(), None);
+        assert!(secure.words().ends_with("over TLS"));
+    }
+
+    #[test]
+    fn a_password_that_others_can_read_is_not_used() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("password");
+        std::fs::write(&file, "permafrost:secret\n").unwrap();
+        let config = ClusterConfig {
+            user_file: Some(file.clone()),
+            ..ClusterConfig::parse("etcd://a").unwrap()
+        };
+        for (mode, is_used) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false)] {
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            let options = config.connect_options();
+            assert_eq!(options.is_ok(), is_used, "{mode:o}");
+            if let Err(error) = options {
+                assert!(
+                    error.to_string().contains("can be read by others"),
+                    "{error}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn members_and_prefix_are_read() {

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Error, KeyValue, Txn, TxnOpResponse};
@@ -87,7 +88,9 @@ struct Member {
 pub(crate) struct Etcd {
     members: Vec<Member>,
     preferred: AtomicUsize,
-    options: ConnectOptions,
+    config: ClusterConfig,
+    /// As they were read last.
+    options: Mutex<ConnectOptions>,
 }
 
 impl Etcd {
@@ -99,8 +102,22 @@ impl Etcd {
         Ok(Self {
             members: members.collect(),
             preferred: AtomicUsize::new(0),
-            options: config.connect_options()?,
+            options: Mutex::new(config.connect_options()?),
+            config: config.clone(),
         })
+    }
+
+    /// What the files say now: certificates and passwords are renewed without a restart. Files that cannot be used
+    /// leave what was read before.
+    fn options(&self) -> ConnectOptions {
+        let mut options = self.options.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.config.connect_options() {
+            Ok(fresh) => *options = fresh,
+            Err(error) => {
+                tracing::warn!(%error, "etcd is shown what was read before");
+            }
+        }
+        options.clone()
     }
 
     /// Calls until a member answers or `limit` has passed. `call` may be made more than once, also when an earlier
@@ -188,7 +205,7 @@ impl Etcd {
         if let Some(client) = slot.as_ref() {
             return Ok(client.clone());
         }
-        let client = Client::connect([&member.address], Some(self.options.clone())).await?;
+        let client = Client::connect([&member.address], Some(self.options())).await?;
         *slot = Some(client.clone());
         Ok(client)
     }

@@ -90,6 +90,11 @@ impl Keys {
         format!("{}cluster", self.prefix)
     }
 
+    /// The certificates that are denied.
+    pub(crate) fn denied(&self) -> String {
+        format!("{}denied", self.prefix)
+    }
+
     /// Who does the work in the background.
     pub(crate) fn leader(&self) -> String {
         format!("{}leader", self.prefix)

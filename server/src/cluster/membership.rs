@@ -17,7 +17,7 @@ use super::config::ClusterConfig;
 use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::Keys;
-use super::values::{Holder, Json as _, Node, NodeFacts, VERSION};
+use super::values::{DenialList, Holder, Json as _, Node, NodeFacts, VERSION};
 pub(crate) use refusal::Refusal;
 
 /// Facts that have not changed are written again after so many signs of life, so that a value someone damaged by
@@ -68,6 +68,17 @@ impl DataId {
     }
 }
 
+/// The cluster's list of denied certificates, as the registry has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeardDenials {
+    /// The id of etcd's data; empty while nobody knows.
+    pub data: String,
+    /// When the list was changed last, in that data.
+    pub revision: i64,
+    /// Its lines.
+    pub entries: Vec<String>,
+}
+
 pub(crate) struct Keeper {
     etcd: Arc<Etcd>,
     keys: Keys,
@@ -75,6 +86,9 @@ pub(crate) struct Keeper {
     leader: Arc<AtomicI64>,
     data: DataId,
     facts: watch::Receiver<NodeFacts>,
+    denials: watch::Sender<Option<HeardDenials>>,
+    /// Why this node can never register again.
+    end: watch::Sender<Option<String>>,
     ttl: Duration,
     incarnation: String,
     boot: String,
@@ -88,7 +102,9 @@ pub(crate) struct Membership {
     leader: Arc<AtomicI64>,
     data: DataId,
     facts: watch::Sender<NodeFacts>,
+    denials: watch::Receiver<Option<HeardDenials>>,
     stop: watch::Sender<bool>,
+    ended: watch::Receiver<Option<String>>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -102,6 +118,8 @@ impl Membership {
     ) -> Result<Self, Refusal> {
         let (facts_sender, facts) = watch::channel(facts);
         let (stop, stopped) = watch::channel(false);
+        let (heard, denials) = watch::channel(None);
+        let (end, ended) = watch::channel(None);
         let keeper = Keeper {
             etcd,
             keys: Keys::new(&config.prefix),
@@ -109,6 +127,8 @@ impl Membership {
             leader: Arc::default(),
             data: DataId::default(),
             facts,
+            denials: heard,
+            end,
             ttl: config.lease_ttl.max(Duration::from_secs(2)),
             incarnation: uuid::Uuid::new_v4().to_string(),
             boot: boot_id(),
@@ -132,6 +152,8 @@ impl Membership {
             leader,
             data,
             facts: facts_sender,
+            denials,
+            ended,
             stop,
             task: Mutex::new(Some(task)),
         })
@@ -151,6 +173,16 @@ impl Membership {
     /// The id of etcd's data; `None` before the first registration.
     pub(crate) fn data_id(&self) -> Option<String> {
         self.data.known()
+    }
+
+    /// Becomes the reason when this node must not go on.
+    pub(crate) fn ended(&self) -> watch::Receiver<Option<String>> {
+        self.ended.clone()
+    }
+
+    /// Whom the cluster denies.
+    pub(crate) fn denials(&self) -> watch::Receiver<Option<HeardDenials>> {
+        self.denials.clone()
     }
 
     /// What this node says of itself from now on; its name and region stay.
@@ -200,7 +232,14 @@ impl Keeper {
             loop {
                 let own = match registration {
                     Some(own) => own,
-                    None => self.register_at_last().await,
+                    None => match self.register_at_last().await {
+                        Ok(own) => own,
+                        // Whoever took its place lives, and neither may end the other's lease.
+                        Err(twin) => {
+                            self.end.send_replace(Some(twin));
+                            return std::future::pending().await;
+                        }
+                    },
                 };
                 registration = Some(own);
                 // Beside each other: an election that waits for a silent member holds no sign of life up.
@@ -225,7 +264,10 @@ impl Keeper {
     }
 
     /// Registers, however often that is refused.
-    async fn register_at_last(&mut self) -> Registration {
+    ///
+    /// # Errors
+    /// Another daemon has taken this node's place with a copy of its region.
+    async fn register_at_last(&mut self) -> Result<Registration, String> {
         let mut ticks = self.ticks();
         loop {
             ticks.tick().await;
@@ -233,7 +275,7 @@ impl Keeper {
                 Ok(own) => {
                     tracing::info!(token = own.token, "registered in the cluster");
                     self.refused = None;
-                    return own;
+                    return Ok(own);
                 }
                 Err(refusal) => {
                     let why = refusal.to_string();
@@ -242,6 +284,9 @@ impl Keeper {
                         tracing::warn!(%refusal, "not registered in the cluster; going on trying");
                     }
                     self.fence.lose(&why);
+                    if matches!(refusal, Refusal::Twin { .. }) {
+                        return Err(why);
+                    }
                     self.refused = Some(why);
                 }
             }
@@ -376,7 +421,32 @@ impl Keeper {
         Ok(outcome.succeeded)
     }
 
-    /// Leads if nobody does.
+    /// Takes in the list of denied certificates.
+    fn hear_denials(&self, found: &[Vec<KeyValue>]) {
+        let key = self.keys.denied();
+        let mut kvs = found.iter().flatten();
+        let Some(kv) = kvs.find(|kv| kv.key() == key.as_bytes()) else {
+            return;
+        };
+        let data = self.data.known().unwrap_or_default();
+        let revision = kv.mod_revision();
+        let is_known = |heard: &HeardDenials| heard.data == data && heard.revision == revision;
+        if self.denials.borrow().as_ref().is_some_and(is_known) {
+            return;
+        }
+        match DenialList::decode(kv.value()) {
+            Ok(list) => drop(self.denials.send_replace(Some(HeardDenials {
+                data,
+                revision,
+                entries: list.entries.into_iter().collect(),
+            }))),
+            Err(error) => {
+                tracing::error!(%error, key, "the list of denied certificates is not used")
+            }
+        }
+    }
+
+    /// Leads if nobody does, and hears who is denied: each third of a lease's time.
     async fn campaign(&self, own: Registration) {
         let name = self.facts.borrow().name.clone();
         let (key, node_key) = (self.keys.leader(), self.keys.node(&name));
@@ -397,10 +467,12 @@ impl Keeper {
                     Some(PutOptions::new().with_lease(own.lease)),
                 ),
                 TxnOp::get(key.clone(), None),
+                TxnOp::get(self.keys.denied(), None),
             ])
-            .or_else([TxnOp::get(key, None)]);
+            .or_else([TxnOp::get(key, None), TxnOp::get(self.keys.denied(), None)]);
         match self.transaction(put).await {
             Ok(outcome) => {
+                self.hear_denials(&outcome.found);
                 let is_mine = outcome
                     .found
                     .iter()

@@ -24,6 +24,7 @@ mod values;
 use std::any::Any;
 use std::sync::Arc;
 
+use permafrost_client::identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
 
 use crate::replication::ContentDigest;
@@ -33,7 +34,7 @@ pub use config::{ClusterConfig, DEFAULT_PREFIX, TlsFiles};
 pub use data::{Acquaintance, KnownData, Mark};
 pub use fence::Fence;
 pub use inventory::{Inventories, PeerInventories, held};
-pub use membership::Leader;
+pub use membership::{HeardDenials, Leader};
 pub use nodes::{LiveNode, Nodes, NodesView};
 pub(crate) use operate::no_cluster;
 pub use operate::{Operate, Operator};
@@ -57,6 +58,21 @@ impl Cluster {
     /// Files that cannot be read; [`StoreError::Conflict`] when another node of this name is there, or this one was
     /// removed.
     pub async fn join(config: &ClusterConfig, facts: NodeFacts) -> Result<Self, StoreError> {
+        Self::join_as(config, facts, None).await
+    }
+
+    /// As [`Self::join`], with the node's certificate, which signs what others must not be able to forge in etcd.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn join_as(
+        config: &ClusterConfig,
+        facts: NodeFacts,
+        identity: Option<Arc<ReloadingIdentity>>,
+    ) -> Result<Self, StoreError> {
+        if let Some(warning) = config.warning() {
+            tracing::warn!("{warning}");
+        }
         let etcd = Arc::new(etcd::Etcd::new(config)?);
         let name = facts.name.clone();
         let membership = membership::Membership::begin(etcd.clone(), config, facts).await?;
@@ -71,6 +87,7 @@ impl Cluster {
             config,
             membership.fence(),
             &name,
+            identity,
             tokio::runtime::Handle::current(),
         );
         Ok(Self {
@@ -117,6 +134,26 @@ impl Cluster {
     #[must_use]
     pub fn leader(&self) -> Leader {
         self.membership.leader()
+    }
+
+    /// Waits until this node must not go on, and says why: another daemon has its name, and a copy of its region.
+    pub async fn failed(&self) -> StoreError {
+        let mut ended = self.membership.ended();
+        let reason = match ended.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or_default(),
+            // It has left the cluster.
+            Err(_) => return std::future::pending().await,
+        };
+        StoreError::Conflict {
+            message: reason,
+            hint: "a region was copied: stop the daemon whose copy is not wanted; to have two nodes, give one another certificate and an empty region",
+        }
+    }
+
+    /// Whom the cluster denies, as this node has last heard; `None` before it has.
+    #[must_use]
+    pub fn denials(&self) -> tokio::sync::watch::Receiver<Option<HeardDenials>> {
+        self.membership.denials()
     }
 
     /// Changes what this node says of itself; told to the others within a third of a lease. Name and region stay.
@@ -180,12 +217,13 @@ pub trait Registry: Send + Sync {
     /// Unavailable.
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
 
-    /// Whether a checkpoint was taken off the list, and not merely lost with the registry's data. Only so may a copy go
-    /// that was published.
+    /// Whether a node of the cluster has taken a checkpoint off the list, and it was not merely lost with the registry's
+    /// data, or deleted by whoever can write there. Only so may a copy go that was published. Of a checkpoint whose manifest
+    /// cannot be read no more than the id is given.
     ///
     /// # Errors
     /// Unavailable.
-    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError>;
+    fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError>;
 
     /// One checkpoint; a job's newest when `generation` is 0.
     ///

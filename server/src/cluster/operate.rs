@@ -203,6 +203,12 @@ impl Operate for Operator {
         } else {
             rebuild::apply(&self.registry, &plan)?
         };
+        if !rebuild.dry_run {
+            for id in &rebuild.discard {
+                self.registry.discard(id)?;
+                tracing::warn!(id, "copies of an unlisted checkpoint are discarded");
+            }
+        }
         let put_off: BTreeSet<&str> = busy
             .iter()
             .map(|entry| entry.checkpoint.id.as_str())
@@ -322,6 +328,8 @@ fn describe(view: &NodesView, counted: Option<&Standing>) -> NodeList {
             status.stopping = facts.draining;
             status.class = facts.class.word().to_owned();
             status.tier = facts.tier.word().to_owned();
+            status.volatile = facts.volatile;
+            status.copies_count = facts.counts();
             status.zone.clone_from(&facts.domain.zone);
             status.rack.clone_from(&facts.domain.rack);
             status.host.clone_from(&facts.domain.host);

@@ -1,12 +1,12 @@
 //! Where the copies of a dump go. A pure function of what is known of the nodes.
 //!
 //! Rules, the stronger first: never two copies on one host; only nodes that are alive, take copies and have room;
-//! reserved nodes before transient ones, which never count towards durability; zones that have no copy yet, then
+//! nodes whose copies count towards durability before those whose do not (transient ones, volatile media); zones that have no copy yet, then
 //! racks; then how soon the copy would be there: tier, bandwidth and queue; then the name, so that the same facts give
 //! the same choice.
 
 use super::nodes::LiveNode;
-use super::values::{MemberState, NodeClass, NodeFacts, Tier};
+use super::values::{MemberState, NodeFacts, Tier};
 
 /// What is to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub fn place(nodes: &[LiveNode], wanted: &Wanted<'_>) -> Placement {
 
 /// Whether a copy there counts towards durability.
 fn counts(node: &LiveNode) -> bool {
-    node.facts.class == NodeClass::Reserved
+    node.facts.counts()
 }
 
 fn is_fit(node: &LiveNode, wanted: &Wanted<'_>) -> bool {
@@ -107,14 +107,14 @@ fn zone(node: &LiveNode) -> &str {
 }
 
 /// Smaller is better; compared part by part.
-type Rank<'a> = (bool, NodeClass, usize, usize, Tier, u64, &'a str);
+type Rank<'a> = (bool, bool, usize, usize, Tier, u64, &'a str);
 
 fn rank<'a>(node: &'a LiveNode, wanted: &Wanted<'_>, taken: &[&LiveNode]) -> Rank<'a> {
     let in_zone = taken.iter().filter(|other| zone(other) == zone(node));
     let in_rack = taken.iter().filter(|other| rack(other) == rack(node));
     (
         node.facts.name != wanted.local,
-        node.facts.class,
+        !counts(node),
         in_zone.count(),
         in_rack.count(),
         node.facts.tier,
@@ -145,7 +145,7 @@ fn arrival_ms(facts: &NodeFacts, size_bytes: u64) -> u64 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::values::FailureDomain;
+    use super::super::values::{FailureDomain, NodeClass};
     use super::*;
 
     fn node(name: &str, zone: &str, rack: &str, host: &str) -> LiveNode {
@@ -199,6 +199,25 @@ mod tests {
         nodes[1].facts.class = NodeClass::Transient;
         let placement = place(&nodes, &wanted(3));
         assert_eq!(placement.nodes, ["a", "c", "b"]);
+        assert_eq!(placement.durable, 2);
+    }
+
+    #[test]
+    fn nodes_on_volatile_media_come_last_and_count_only_where_the_operator_says_so() {
+        let mut nodes = [
+            node("a", "", "", "a"),
+            node("b", "z2", "", "b"),
+            node("c", "", "", "c"),
+        ];
+        for node in &mut nodes[..2] {
+            node.facts.volatile = true;
+        }
+        let placement = place(&nodes, &wanted(3));
+        assert_eq!(placement.nodes, ["a", "c", "b"]);
+        assert_eq!(placement.durable, 1);
+        nodes[1].facts.counts_although_volatile = true;
+        let placement = place(&nodes, &wanted(3));
+        assert_eq!(placement.nodes, ["a", "b", "c"]);
         assert_eq!(placement.durable, 2);
     }
 

@@ -167,7 +167,7 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, St
     }
     let mut busy = Vec::new();
     for entry in &plan.list {
-        if registry.is_withdrawn(&entry.checkpoint.id)? {
+        if registry.is_withdrawn(&entry.checkpoint)? {
             // A node has yet to hear of it.
             continue;
         }

@@ -4,17 +4,18 @@
 //! be repeated: when an answer is lost, the repetition finds its own work done.
 
 mod counters;
+mod denials;
 mod listing;
 mod locks;
 mod operator;
+mod withdrawn;
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use etcd_client::{
-    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
-};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
+use permafrost_client::identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
 use prost::Message as _;
 use tokio::runtime::Handle;
@@ -28,10 +29,6 @@ use super::values::Entry;
 use super::{JobLock, Registered, Registry};
 use crate::store::StoreError;
 use locks::{Held, Locks};
-
-/// How long it is known of a checkpoint that it was taken off the list, seconds: a node that has been away for less
-/// drops its copy when it comes back.
-const WITHDRAWN_S: i64 = 30 * 86_400;
 
 const CHANGED_HINT: &str = "try again";
 
@@ -48,6 +45,8 @@ struct Inner {
     keys: Keys,
     fence: Arc<Fence>,
     node: String,
+    /// Signs removals, and says whose signature counts. `None`: nothing is signed, and everything believed.
+    identity: Option<Arc<ReloadingIdentity>>,
     limit: Duration,
     runtime: Handle,
     locks: Mutex<Locks>,
@@ -70,6 +69,7 @@ impl EtcdRegistry {
         config: &ClusterConfig,
         fence: Arc<Fence>,
         node: &str,
+        identity: Option<Arc<ReloadingIdentity>>,
         runtime: Handle,
     ) -> Self {
         Self {
@@ -78,6 +78,7 @@ impl EtcdRegistry {
                 keys: Keys::new(&config.prefix),
                 fence,
                 node: node.to_owned(),
+                identity,
                 limit: config.call_deadline,
                 runtime,
                 locks: Mutex::default(),
@@ -234,8 +235,8 @@ impl Inner {
             self.still(own),
             Compare::create_revision(key.clone(), CompareOp::Equal, 0),
         ];
-        let needs_lock = checkpoint.generation != 0;
-        if needs_lock {
+        // Only an anonymous dump, which is parked, has no job and no lock.
+        if !checkpoint.job.is_empty() {
             compares.push(Compare::create_revision(
                 lock_key.clone(),
                 CompareOp::Equal,
@@ -248,9 +249,8 @@ impl Inner {
         ];
         if let Some(parked) = replaces.filter(|parked| self.keys.parked(parked) != key) {
             changes.push(TxnOp::delete(self.keys.parked(parked), None));
-            let for_a_month = PutOptions::new().with_lease(self.month().await?);
-            let word = self.keys.withdrawn(parked);
-            changes.push(TxnOp::put(word, key.clone(), Some(for_a_month)));
+            let was = self.keys.parked(parked);
+            changes.push(self.say_withdrawn(parked, &was).await?);
         }
         let publish = Txn::new().when(compares).and_then(changes).or_else([
             self.get_own(),
@@ -303,23 +303,21 @@ impl Inner {
     async fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         let key = self.key_of(checkpoint);
         let own = self.own().await?;
-        let lease = self.month().await?;
-        let for_a_month = PutOptions::new().with_lease(lease);
+        let word = self.say_withdrawn(&checkpoint.id, &key).await?;
         loop {
             let Some((_, revision)) = self.entry_of(checkpoint).await? else {
                 return Ok(());
             };
-            let word = TxnOp::put(
-                self.keys.withdrawn(&checkpoint.id),
-                key.clone(),
-                Some(for_a_month.clone()),
-            );
             let delete = Txn::new()
                 .when([
                     self.still(own),
                     Compare::mod_revision(key.clone(), CompareOp::Equal, revision),
                 ])
-                .and_then([self.get_own(), TxnOp::delete(key.clone(), None), word])
+                .and_then([
+                    self.get_own(),
+                    TxnOp::delete(key.clone(), None),
+                    word.clone(),
+                ])
                 .or_else([self.get_own()]);
             let outcome = self.transaction(delete).await?;
             if outcome.succeeded {
@@ -329,22 +327,6 @@ impl Inner {
                 return Err(self.fenced());
             }
         }
-    }
-
-    /// A lease for what is said of a removal.
-    async fn month(&self) -> Result<i64, StoreError> {
-        let granted = self
-            .etcd
-            .call(self.limit, |mut client| async move {
-                client.lease_grant(WITHDRAWN_S, None).await
-            })
-            .await?;
-        Ok(granted.id())
-    }
-
-    async fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
-        let found = self.get(self.keys.withdrawn(id), None).await?;
-        Ok(found.count() > 0)
     }
 
     /// Changes an entry, unless `change` finds nothing to do.
@@ -420,9 +402,9 @@ impl Registry for EtcdRegistry {
         self.wait(|inner| async move { inner.withdraw(&checkpoint).await })
     }
 
-    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
-        let id = id.to_owned();
-        self.wait(|inner| async move { inner.is_withdrawn(&id).await })
+    fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError> {
+        let checkpoint = checkpoint.clone();
+        self.wait(|inner| async move { inner.is_withdrawn(&checkpoint).await })
     }
 
     fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError> {

@@ -7,7 +7,7 @@ use super::Registered;
 use super::nodes::{LiveNode, NodesView};
 use super::placement::host;
 use super::rebuild::name_of;
-use super::values::{MemberState, NodeClass};
+use super::values::MemberState;
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) struct Holdings {
     pub(crate) only_here: Vec<String>,
 }
 
-/// Counts. Nodes that are drained, removed or transient do not stay: their copies serve, and are not relied on.
+/// Counts. Nodes that are drained, removed or transient, or whose medium is volatile, do not stay: their copies serve, and are not relied on.
 ///
 /// A node is *needed* for a checkpoint as long as there are fewer copies on others that stay than there should be, or
 /// than there are hosts to have them: what cannot be copied once more is not waited for, if there is a copy at all.
@@ -46,9 +46,8 @@ pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
         .map(|node| (node.facts.name.as_str(), node))
         .collect();
     let stays = |name: &str| {
-        live.get(name).is_some_and(|node| {
-            node.state == MemberState::Active && node.facts.class == NodeClass::Reserved
-        })
+        live.get(name)
+            .is_some_and(|node| node.state == MemberState::Active && node.facts.counts())
     };
     let hosts_besides = |name: &str| {
         let staying = live.values().filter(|node| stays(&node.facts.name));
@@ -104,7 +103,7 @@ mod tests {
     use permafrost_protocol::control::Checkpoint;
 
     use super::*;
-    use crate::cluster::NodeFacts;
+    use crate::cluster::{NodeClass, NodeFacts};
 
     /// Live nodes: `a` is active, `a-` drained, `a?` transient.
     fn view(nodes: &[&str]) -> NodesView {

@@ -3,6 +3,9 @@
 //! Nodes, members, locks and the leader are JSON, to be looked at with etcdctl. A checkpoint is protobuf, as there
 //! are many. Each has a version; a newer one is refused, unknown fields are skipped.
 
+use std::collections::BTreeSet;
+
+use permafrost_client::identity::Signed;
 use permafrost_protocol::control::Checkpoint;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -79,12 +82,18 @@ pub struct NodeFacts {
     pub name: String,
     /// Its region's uuid.
     pub region: String,
+    /// Device and number of its region's file: a copy of the region has another.
+    pub region_file: String,
     /// Where it takes QUIC connections, `host:port`.
     pub address: String,
     /// Speed of its medium.
     pub tier: Tier,
-    /// Whether its copies count.
+    /// Whether its copies outlast the machine.
     pub class: NodeClass,
+    /// Its medium does not outlast a power failure or a reboot: copies there do not count.
+    pub volatile: bool,
+    /// They do, although its medium is volatile: the operator says so.
+    pub counts_although_volatile: bool,
     /// What it fails with.
     pub domain: FailureDomain,
     /// Size of its region, bytes.
@@ -109,6 +118,15 @@ pub struct NodeFacts {
         deserialize_with = "crate::costs::lenient_report"
     )]
     pub figures: Option<NodeReport>,
+}
+
+impl NodeFacts {
+    /// Whether copies there count towards durability: on a node that is ours to keep, and a medium that outlasts a power
+    /// failure.
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        self.class == NodeClass::Reserved && (!self.volatile || self.counts_although_volatile)
+    }
 }
 
 /// The value of a live node's key.
@@ -181,6 +199,24 @@ pub(crate) struct Holder {
     pub(crate) token: String,
 }
 
+/// Says that a checkpoint was taken off the list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Withdrawal {
+    pub(crate) v: u32,
+    /// The key that it was listed under; `*` where it was not listed any more.
+    pub(crate) key: String,
+    /// By the node that did it.
+    pub(crate) signed: Option<Signed>,
+}
+
+/// The certificates that are denied.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DenialList {
+    pub(crate) v: u32,
+    /// `serial HEX` or `name ROLE NAME`.
+    pub(crate) entries: BTreeSet<String>,
+}
+
 /// A value that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ValueError {
@@ -218,6 +254,8 @@ pub(crate) trait Json: Serialize + for<'a> Deserialize<'a> {
 impl Json for Node {}
 impl Json for Member {}
 impl Json for Holder {}
+impl Json for DenialList {}
+impl Json for Withdrawal {}
 
 /// A listed checkpoint.
 #[derive(Clone, PartialEq, Message)]
@@ -295,6 +333,21 @@ mod tests {
         };
         let bytes = Entry::of(&entry).encode_to_vec();
         assert_eq!(Entry::read(&bytes).unwrap(), entry);
+    }
+
+    #[test]
+    fn copies_in_memory_count_only_if_the_operator_says_so() {
+        let facts = |class, volatile, counts_although_volatile| NodeFacts {
+            class,
+            volatile,
+            counts_although_volatile,
+            ..NodeFacts::default()
+        };
+        assert!(facts(NodeClass::Reserved, false, false).counts());
+        assert!(!facts(NodeClass::Reserved, true, false).counts());
+        assert!(facts(NodeClass::Reserved, true, true).counts());
+        assert!(!facts(NodeClass::Transient, true, true).counts());
+        assert!(!facts(NodeClass::Transient, false, false).counts());
     }
 
     #[test]

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_client::host::{Backend, Progress, Session, Waits};
+use permafrost_client::identity::ReloadingIdentity;
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
 use crate::cluster::{Operate, no_cluster};
+use crate::denials::{Denials, no_certificates};
 use crate::queues::{
     Admission, Direction, Queues, QueuesError, Reservations, Turn, expected_bytes,
 };
@@ -30,6 +32,10 @@ pub(crate) struct Local {
     pub(crate) catalog_origin: String,
     /// The cluster, if this node is in one.
     pub(crate) operator: Option<Arc<dyn Operate>>,
+    /// Who is refused, if there are certificates.
+    pub(crate) denials: Option<Arc<Denials>>,
+    /// The certificate, if there is one.
+    pub(crate) identity: Option<Arc<ReloadingIdentity>>,
     /// How it stands there.
     pub(crate) in_cluster: Option<InCluster>,
     /// Where peers are served, and metrics; empty where they are not.
@@ -296,6 +302,7 @@ impl Backend for Local {
             peers,
             metrics,
             cluster: self.in_cluster.as_ref().map(|status| status()),
+            certificate: self.identity.as_deref().map(ReloadingIdentity::status),
             ..control::ServerStatus::default()
         })
     }
@@ -314,7 +321,18 @@ impl Backend for Local {
         let answer = self
             .operator()
             .and_then(|operator| operator.rebuild(rebuild));
-        answer.map_err(refusal)
+        let rebuilt = answer.map_err(refusal)?;
+        if let (Some(denials), false) = (&self.denials, rebuild.dry_run) {
+            denials.list_again().map_err(refusal)?;
+        }
+        Ok(rebuilt)
+    }
+
+    fn deny(&self, deny: &request::Deny) -> Result<control::Denials, control::Error> {
+        let denials = self.denials.as_deref().ok_or_else(no_certificates);
+        denials
+            .and_then(|denials| denials.answer(deny))
+            .map_err(refusal)
     }
 
     fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {

@@ -74,8 +74,8 @@ impl Registry for Listing {
         self.registry.withdraw(checkpoint)
     }
 
-    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
-        self.registry.is_withdrawn(id)
+    fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError> {
+        self.registry.is_withdrawn(checkpoint)
     }
 
     fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError> {

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use permafrost_client::identity::ReloadingIdentity;
@@ -20,10 +20,11 @@ use super::listing::Listing;
 use super::own::facts;
 use super::source;
 use crate::cluster::{
-    Cluster, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _,
+    Cluster, EtcdRegistry, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _,
 };
 use crate::config::ClusterOptions;
 use crate::costs::{Links, Publication};
+use crate::denials::Denials;
 use crate::elsewhere::Peers;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
@@ -56,6 +57,8 @@ pub(super) struct Member {
     name: String,
     /// As they were when it joined.
     facts: NodeFacts,
+    /// The registry and how it is spoken to, in words.
+    registry_words: String,
     /// Copies that there should be of each checkpoint.
     wanted: u32,
     networks: [Network; 2],
@@ -66,6 +69,8 @@ pub(super) struct Member {
     copies: Arc<FanOutStats>,
     links: Arc<FanOut>,
     telling: JoinHandle<()>,
+    /// Takes in whom the cluster denies.
+    hearing: OnceLock<JoinHandle<()>>,
     workers: Vec<Worker>,
 }
 
@@ -95,7 +100,8 @@ impl Member {
         let name = identity.current().name().to_owned();
         let facts = facts(options, &name, address, store)?;
         let region = facts.region.clone();
-        let cluster = Arc::new(Cluster::join(&options.registry, facts.clone()).await?);
+        let joined = Cluster::join_as(&options.registry, facts.clone(), Some(Arc::clone(identity)));
+        let cluster = Arc::new(joined.await?);
         let network = |transport: peer::Options| {
             let nodes = cluster.nodes();
             let any = if address.is_ipv4() {
@@ -127,7 +133,7 @@ impl Member {
             copies.clone(),
             Arc::new(nodes.clone()),
             &name,
-            options.class,
+            facts.counts(),
             options.copies,
         );
         let copy_stats = fan_out.stats();
@@ -221,6 +227,7 @@ impl Member {
             cluster,
             name,
             facts,
+            registry_words: options.registry.words(),
             wanted: options.copies,
             networks: [copies, reads],
             throttle,
@@ -230,6 +237,7 @@ impl Member {
             copies: copy_stats,
             links: fan_out,
             telling,
+            hearing: OnceLock::new(),
             workers,
         })
     }
@@ -254,6 +262,41 @@ impl Member {
         Arc::<FanOut>::clone(&self.links)
     }
 
+    /// Waits until this node must not go on, and says why.
+    pub(super) async fn failed(&self) -> StoreError {
+        self.cluster.failed().await
+    }
+
+    /// The cluster's registry.
+    pub(super) fn registry(&self) -> EtcdRegistry {
+        self.cluster.registry()
+    }
+
+    /// Has whomever the cluster denies denied here. To be called once.
+    pub(super) fn hear_denials(&self, denials: &Arc<Denials>) {
+        let (denials, mut lists) = (Arc::clone(denials), self.cluster.denials());
+        let hearing = tokio::spawn(async move {
+            loop {
+                let list = lists.borrow_and_update().clone();
+                if let Some(list) = list {
+                    let denials = Arc::clone(&denials);
+                    let taken = tokio::task::spawn_blocking(move || denials.hear(&list)).await;
+                    if taken.is_err() {
+                        tracing::error!(
+                            "taking in the cluster's list of denied certificates failed"
+                        );
+                    }
+                }
+                if lists.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        if let Err(second) = self.hearing.set(hearing) {
+            second.abort();
+        }
+    }
+
     /// Answers `permafrost node …`.
     pub(super) fn operator(&self) -> Arc<dyn Operate> {
         Arc::clone(&self.operator)
@@ -263,6 +306,8 @@ impl Member {
     pub(super) fn status(&self) -> InCluster {
         let (cluster, node, copies_wanted) =
             (Arc::clone(&self.cluster), self.name.clone(), self.wanted);
+        let registry = self.registry_words.clone();
+        let copies_count = self.facts.counts();
         Box::new(move || {
             let fenced = cluster.fence().check().err();
             let leader = match &fenced {
@@ -275,6 +320,8 @@ impl Member {
                 fenced: fenced.map_or_else(String::new, |error| error.to_string()),
                 leader: leader.unwrap_or_default(),
                 copies_wanted,
+                registry: registry.clone(),
+                copies_count,
             }
         })
     }
@@ -318,6 +365,9 @@ impl Member {
     pub(super) async fn leave(self) {
         self.throttle.stop();
         self.telling.abort();
+        if let Some(hearing) = self.hearing.get() {
+            hearing.abort();
+        }
         // They end with the call that they are in.
         let workers = self.workers;
         let ended = tokio::task::spawn_blocking(move || drop(workers)).await;

@@ -26,6 +26,7 @@ use self::member::{Joining, Member};
 use crate::agents::Agents;
 use crate::config::Config;
 use crate::costs::Probing;
+use crate::denials::{DENIED_FILE, Denials};
 use crate::metrics::{self, Metrics};
 use crate::peers::NodeHandler;
 use crate::queues::{Queues, Reservations};
@@ -66,6 +67,9 @@ impl Daemon {
         make_private_dir(&config.data_dir)?;
         let identity = config.identity.as_ref().map(ReloadingIdentity::load);
         let identity = identity.transpose()?.map(Arc::new);
+        if let Some(identity) = &identity {
+            identity.keep_denials_in(config.data_dir.join(DENIED_FILE))?;
+        }
         let tls = identity.as_deref().map(CriuTls::reloading).transpose()?;
         let bound = Bound::bind(host::Options {
             run_dir: config.run_dir.clone(),
@@ -103,8 +107,12 @@ impl Daemon {
             },
         );
         let queues = Queues::new(config.queues);
-        let (peers, member, reservations) =
-            serve_peers(&config, identity.clone(), store, &scrubber, &queues).await?;
+        let Peers {
+            endpoint: peers,
+            member,
+            reservations,
+            denials,
+        } = serve_peers(&config, identity.clone(), store, &scrubber, &queues).await?;
         let source = source::of(store, &queues, &reservations, member.as_ref());
         let answers = Answers::start(
             &config.api,
@@ -115,7 +123,11 @@ impl Daemon {
         .await?;
         let numbers = match config.listen_metrics {
             Some(listen) => {
-                Some(serve_metrics(listen, store, &scrubber, &queues, member.as_ref()).await?)
+                let mut all = Metrics::new(store).scrub(&scrubber).queues(&queues);
+                if let Some(identity) = &identity {
+                    all = all.certificate(identity);
+                }
+                Some(serve_metrics(listen, all, member.as_ref()).await?)
             }
             None => None,
         };
@@ -129,6 +141,8 @@ impl Daemon {
             reservations,
             park_ttl: config.retention.parked,
             catalog_origin,
+            denials,
+            identity,
             operator: member.as_ref().map(Member::operator),
             in_cluster: member.as_ref().map(Member::status),
             addresses: [
@@ -188,6 +202,14 @@ impl Daemon {
         self.answers.address()
     }
 
+    /// Waits until the daemon cannot go on, and says why: another one has its name and a copy of its region.
+    pub async fn failed(&self) -> StoreError {
+        match &self.member {
+            Some(member) => member.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: what
     /// they brought is referenced by nothing.
     ///
@@ -219,6 +241,14 @@ impl Daemon {
     }
 }
 
+/// What there is where peers are served.
+struct Peers {
+    endpoint: Option<Endpoint>,
+    member: Option<Member>,
+    reservations: Arc<Reservations>,
+    denials: Option<Arc<Denials>>,
+}
+
 /// Serves peers, where an address for it is given, and joins the cluster.
 async fn serve_peers(
     config: &Config,
@@ -226,9 +256,14 @@ async fn serve_peers(
     store: &Arc<Store>,
     scrubber: &Arc<Scrubber>,
     queues: &Arc<Queues>,
-) -> Result<(Option<Endpoint>, Option<Member>, Arc<Reservations>), StartError> {
-    let Some((listen, identity)) = config.listen_peers.zip(identity) else {
-        return Ok((None, None, Arc::new(Reservations::here(Arc::clone(queues)))));
+) -> Result<Peers, StartError> {
+    let Some((listen, identity)) = config.listen_peers.zip(identity.clone()) else {
+        return Ok(Peers {
+            endpoint: None,
+            member: None,
+            reservations: Arc::new(Reservations::here(Arc::clone(queues))),
+            denials: identity.map(|identity| Arc::new(Denials::new(identity, None))),
+        });
     };
     let spool = config.run_dir.join("images");
     // What a daemon that is gone has left.
@@ -274,24 +309,32 @@ async fn serve_peers(
         Some(member) => member.reservations(queues),
         None => Reservations::here(Arc::clone(queues)),
     });
+    let registry = member.as_ref().map(Member::registry);
+    let denials = Arc::new(Denials::new(identity, registry));
+    if let Some(member) = &member {
+        member.hear_denials(&denials);
+    }
     let mut agents = Agents::new(Arc::clone(store), spool)
-        .with_queues(Arc::clone(queues), Arc::clone(&reservations));
+        .with_queues(Arc::clone(queues), Arc::clone(&reservations))
+        .with_denials(Arc::clone(&denials));
     if let Some(member) = &member {
         agents = agents.with_operator(member.operator());
     }
     handler.begin(agents, member.as_ref().map(Member::copying));
-    Ok((Some(endpoint), member, reservations))
+    Ok(Peers {
+        endpoint: Some(endpoint),
+        member,
+        reservations,
+        denials: Some(denials),
+    })
 }
 
 /// Answers Prometheus and health checks.
 async fn serve_metrics(
     listen: SocketAddr,
-    store: &Arc<Store>,
-    scrubber: &Arc<Scrubber>,
-    queues: &Arc<Queues>,
+    all: Metrics,
     member: Option<&Member>,
 ) -> Result<metrics::Server, StartError> {
-    let all = Metrics::new(store).scrub(scrubber).queues(queues);
     let served = match member {
         Some(member) => metrics::serve(listen, member.metrics(all), member.readiness()).await,
         None => metrics::serve(listen, all, || Ok(())).await,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use permafrost_pmem::MediumKind;
 
-use crate::cluster::{NodeFacts, Tier};
+use crate::cluster::{NodeClass, NodeFacts, Tier};
 use crate::config::ClusterOptions;
 use crate::store::{Store, StoreError};
 
@@ -47,14 +47,22 @@ pub(super) fn facts(
             hint: "say --advertise ADDRESS:PORT, or give --listen-peers an address of this machine",
         });
     }
-    Ok(NodeFacts {
+    let facts = NodeFacts {
         name: name.to_owned(),
         address: advertised.to_string(),
         tier: options.tier.unwrap_or_else(|| tier_of(store)),
         class: options.class,
+        counts_although_volatile: options.count_volatile_copies,
         domain: options.domain.clone(),
         ..of_region(store)
-    })
+    };
+    if facts.volatile && !facts.counts() && facts.class == NodeClass::Reserved {
+        tracing::warn!(
+            region = %store.place().path.display(),
+            "the region's medium does not outlast a power failure, so copies on this node do not count towards quorum and all: use another medium, or say --count-volatile-copies"
+        );
+    }
+    Ok(facts)
 }
 
 fn of_region(store: &Store) -> NodeFacts {
@@ -63,9 +71,20 @@ fn of_region(store: &Store) -> NodeFacts {
         capacity_bytes: region.capacity_bytes,
         free_bytes: region.free_bytes,
         region: region.uuid,
+        volatile: region.volatile,
+        region_file: file_of(&store.place().path),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..NodeFacts::default()
     }
+}
+
+/// What tells a file from every copy of it. Empty where it cannot be examined: then it is no other's.
+fn file_of(path: &Path) -> String {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata(path).map_or_else(
+        |_| String::new(),
+        |file| format!("{:x}:{:x}", file.dev(), file.ino()),
+    )
 }
 
 fn tier_of(store: &Store) -> Tier {

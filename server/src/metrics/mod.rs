@@ -21,6 +21,8 @@ mod tell;
 
 use std::sync::Arc;
 
+use permafrost_client::identity::ReloadingIdentity;
+
 use crate::queues::Queues;
 use crate::repair;
 use crate::scrub::Scrubber;
@@ -58,6 +60,7 @@ pub struct Metrics {
     replication: Option<Ask<ReplicationNumbers>>,
     cluster: Option<Ask<ClusterNumbers>>,
     queues: Option<Arc<Queues>>,
+    certificate: Option<Arc<ReloadingIdentity>>,
 }
 
 impl Metrics {
@@ -71,6 +74,7 @@ impl Metrics {
             replication: None,
             cluster: None,
             queues: None,
+            certificate: None,
         }
     }
 
@@ -102,6 +106,13 @@ impl Metrics {
     #[must_use]
     pub fn queues(mut self, queues: &Arc<Queues>) -> Self {
         self.queues = Some(Arc::clone(queues));
+        self
+    }
+
+    /// And of the certificate.
+    #[must_use]
+    pub fn certificate(mut self, identity: &Arc<ReloadingIdentity>) -> Self {
+        self.certificate = Some(Arc::clone(identity));
         self
     }
 

@@ -75,6 +75,18 @@ impl Collector for Metrics {
                 numbers.nodes_live,
             )?;
         }
+        if let Some(identity) = &self.certificate {
+            told.gauge(
+                "certificate_expires_seconds",
+                "Until this node's certificate is over",
+                identity.expires_in().as_secs(),
+            )?;
+            told.gauge(
+                "certificates_denied",
+                "Entries of the list of denied certificates",
+                identity.denied().len() as u64,
+            )?;
+        }
         if let Some(queues) = &self.queues {
             told.queues(queues)?;
         }

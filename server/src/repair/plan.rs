@@ -14,7 +14,7 @@ pub struct NodeState {
     /// It is not live, and has been so for a moment only: it may just be restarting. Its copies count, so that
     /// nothing is copied, and do not, so that nothing is dropped.
     pub absent: bool,
-    /// Its copies are to go elsewhere: it is drained, or of class transient.
+    /// Its copies are to go elsewhere: it is drained, transient, or its medium is volatile.
     pub leaving: bool,
     /// Bytes free, the tie-breaker for which surplus copy goes.
     pub free_bytes: u64,

@@ -9,7 +9,7 @@ use permafrost_protocol::control::Checkpoint;
 use super::plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
 use super::timing::Timing;
 use crate::cluster::placement::{Wanted, place};
-use crate::cluster::{LiveNode, MemberState, NodeClass, NodesView, Registered};
+use crate::cluster::{LiveNode, MemberState, NodesView, Registered};
 use crate::replication::ContentDigest;
 
 /// Copies planned at once, for each node.
@@ -56,7 +56,8 @@ pub(super) struct Planned {
 struct Seen {
     /// Since when it has not been there.
     gone_since: Option<Duration>,
-    class: NodeClass,
+    /// Its copies count, as far as known.
+    counts: bool,
 }
 
 #[derive(Default)]
@@ -197,11 +198,10 @@ impl Planner {
         for node in &view.nodes {
             let seen = Seen {
                 gone_since: None,
-                class: node.facts.class,
+                counts: node.facts.counts(),
             };
             self.seen.insert(node.facts.name.clone(), seen);
-            let leaving =
-                node.state != MemberState::Active || node.facts.class == NodeClass::Transient;
+            let leaving = node.state != MemberState::Active || !node.facts.counts();
             states.insert(
                 node.facts.name.clone(),
                 NodeState {
@@ -219,7 +219,7 @@ impl Planner {
             }
             let seen = self.seen.entry(member.name.clone()).or_insert(Seen {
                 gone_since: Some(now),
-                class: NodeClass::Reserved,
+                counts: true,
             });
             let gone_since = *seen.gone_since.get_or_insert(now);
             states.insert(
@@ -227,8 +227,7 @@ impl Planner {
                 NodeState {
                     live: false,
                     absent: now < gone_since + self.timing.grace,
-                    leaving: member.state != MemberState::Active
-                        || seen.class == NodeClass::Transient,
+                    leaving: member.state != MemberState::Active || !seen.counts,
                     free_bytes: 0,
                 },
             );

@@ -243,6 +243,7 @@ impl Puller {
 /// What a copy of a sealed checkpoint is sealed as.
 fn commit_of(id: &str, manifest: &Manifest, digest: ContentDigest) -> Commit {
     Commit {
+        deadline_ms: manifest.commit_deadline_ms,
         checkpoint: id.to_owned(),
         content_digest: digest.to_vec(),
         job: manifest.job.clone(),

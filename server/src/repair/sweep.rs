@@ -206,7 +206,7 @@ impl Sweep {
             }
         }
         for id in again(&self.before.unlisted, &before.unlisted) {
-            if self.registry.is_withdrawn(&id)? {
+            if self.registry.is_withdrawn(&self.store.line_of(&id))? {
                 if self.store.roll_back(&id, true)? {
                     tracing::info!(%id, "removed from the cluster's list: dropped here");
                     swept.dropped.push(id);

@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 use self::links::Links;
 use super::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
-use crate::cluster::{LiveNode, NodeClass};
+use crate::cluster::LiveNode;
 use crate::costs::Costs;
 use crate::store::StoreError;
 
@@ -82,20 +82,21 @@ struct Shared {
     network: Network,
     view: Arc<dyn View>,
     node: String,
-    class: NodeClass,
+    /// This node's own copies count.
+    counts: bool,
     copies: usize,
     stats: Arc<FanOutStats>,
     costs: OnceLock<Arc<Costs>>,
 }
 
 impl FanOut {
-    /// For the node of that name and class; `copies` of each checkpoint are wanted, this node's included.
+    /// For the node of that name, whose own copies may count; `copies` of each checkpoint are wanted, this node's included.
     pub fn new(
         runtime: Handle,
         network: Network,
         view: Arc<dyn View>,
         node: &str,
-        class: NodeClass,
+        counts: bool,
         copies: u32,
     ) -> Self {
         let shared = Arc::new(Shared {
@@ -103,7 +104,7 @@ impl FanOut {
             network,
             view,
             node: node.to_owned(),
-            class,
+            counts,
             copies: usize::try_from(copies).unwrap_or(usize::MAX),
             stats: Arc::default(),
             costs: OnceLock::new(),
@@ -126,7 +127,7 @@ impl FanOut {
 impl Replicate for FanOut {
     fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError> {
         let shared = &self.shared;
-        let own = usize::from(shared.class == NodeClass::Reserved);
+        let own = usize::from(shared.counts);
         let (others, needed) = match request.durability {
             // Made by repair, behind the dump: it must not wait for another node, nor fill memory for one.
             Durability::Local => (0, 0),
@@ -139,7 +140,7 @@ impl Replicate for FanOut {
                 shared.copies.saturating_sub(own),
             ),
         };
-        // A transient node's own copy counts for nothing, so one more is needed.
+        // A node whose own copy counts for nothing needs one more.
         let others = others.max(needed);
         let mut copying = Copying {
             shared: Arc::clone(shared),
@@ -156,14 +157,13 @@ impl Replicate for FanOut {
         copying.open(&request, others);
         let counting = copying.counting();
         if counting < needed {
-            let live = shared.view.live().len();
-            return Err(StoreError::Unavailable {
-                message: format!(
-                    "{needed} more nodes must keep a copy, and {counting} can ({live} nodes are alive{})",
-                    copying.failed_words()
-                ),
-                hint: "see `permafrost node ls`; or dump with --durability local",
-            });
+            let live = shared.view.live();
+            return Err(too_few_nodes(
+                needed,
+                counting,
+                &live,
+                &copying.failed_words(),
+            ));
         }
         shared
             .stats
@@ -181,7 +181,7 @@ impl Replicate for FanOut {
 struct Copying {
     shared: Arc<Shared>,
     parent: String,
-    /// Copies on other reserved nodes that there must be.
+    /// Copies that count, on other nodes, that there must be.
     needed: usize,
     deadline: Duration,
     copies: Vec<Copy>,
@@ -200,7 +200,7 @@ struct Copying {
 /// A copy under way.
 struct Copy {
     sender: DumpSender,
-    /// On a reserved node.
+    /// It counts towards durability.
     counts: bool,
     /// How long the dump has waited for it.
     waited: Duration,
@@ -228,7 +228,7 @@ impl Copying {
                 match opened {
                     Ok(Ok(sender)) => self.copies.push(Copy {
                         sender,
-                        counts: node.facts.class == NodeClass::Reserved,
+                        counts: node.facts.counts(),
                         waited: Duration::ZERO,
                     }),
                     Ok(Err(error)) => self.given_up(&node.facts.name, &error.to_string()),
@@ -346,9 +346,7 @@ impl Copying {
             return Ok(());
         }
         let substitutes = self.shared.choose(missing, &self.nodes(), &self.without);
-        let counting = substitutes
-            .iter()
-            .filter(|node| node.facts.class == NodeClass::Reserved);
+        let counting = substitutes.iter().filter(|node| node.facts.counts());
         if counting.count() >= missing {
             return Ok(());
         }
@@ -396,12 +394,12 @@ impl Copying {
                 pulls.into_iter().map(|thread| thread.join()).collect()
             });
             for (node, result) in chosen.into_iter().zip(results) {
+                let counts = node.facts.counts();
                 let name = node.facts.name;
                 match result {
                     Ok(Ok(_)) => {
                         tracing::info!(node = name, "keeps a copy in the place of one that failed");
                         self.shared.stats.replaced.fetch_add(1, Ordering::Relaxed);
-                        let counts = node.facts.class == NodeClass::Reserved;
                         have += usize::from(counts);
                         pulled.push((name, counts));
                     }
@@ -554,6 +552,37 @@ impl Copying {
     }
 }
 
+/// A dump cannot become durable on as many nodes as it must.
+fn too_few_nodes(needed: usize, counting: usize, live: &[LiveNode], failed: &str) -> StoreError {
+    let is_volatile = |node: &&LiveNode| node.facts.volatile && !node.facts.counts();
+    let volatile: Vec<&str> = live
+        .iter()
+        .filter(is_volatile)
+        .map(|node| node.facts.name.as_str())
+        .collect();
+    let (media, hint) = if volatile.is_empty() {
+        (
+            String::new(),
+            "see `permafrost node ls`; or dump with --durability local",
+        )
+    } else {
+        (
+            format!(
+                "; copies on {} do not count, as their media do not outlast a power failure",
+                volatile.join(", ")
+            ),
+            "put their regions on a medium that lasts, or start them with --count-volatile-copies; or dump with --durability local",
+        )
+    };
+    let alive = live.len();
+    StoreError::Unavailable {
+        message: format!(
+            "{needed} more nodes must keep a copy, and {counting} can ({alive} nodes are alive{media}{failed})"
+        ),
+        hint,
+    }
+}
+
 /// Pages that are only named, in as many frames as their count takes.
 fn counted(
     mut index: u64,
@@ -567,4 +596,33 @@ fn counted(
         pages -= u64::from(count);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{MemberState, NodeFacts};
+
+    #[test]
+    fn a_refusal_for_volatile_media_says_whose_and_what_to_do() {
+        let node = |name: &str, volatile| LiveNode {
+            facts: NodeFacts {
+                name: name.to_owned(),
+                volatile,
+                ..NodeFacts::default()
+            },
+            state: MemberState::Active,
+            token: 1,
+        };
+        let refused = too_few_nodes(1, 0, &[node("a", true), node("b", true)], "");
+        assert!(
+            refused.to_string().contains("copies on a, b do not count"),
+            "{refused}"
+        );
+        assert!(refused.hint().contains("--count-volatile-copies"));
+        let refused = too_few_nodes(1, 0, &[node("a", false)], "; failed: a");
+        let text = refused.to_string();
+        assert!(text.ends_with("(1 nodes are alive; failed: a)"), "{text}");
+        assert!(!refused.hint().contains("volatile"));
+    }
 }

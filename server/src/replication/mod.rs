@@ -19,7 +19,8 @@ pub use fanout::{FanOut, FanOutStats, View};
 /// SHA-256 over what a dump holds, wherever and however it is stored.
 pub type ContentDigest = [u8; 32];
 
-/// On how many nodes a dump must be durable before it is acknowledged. Copies on transient nodes never count.
+/// On how many nodes a dump must be durable before it is acknowledged. Copies on transient nodes never count, and
+/// those on volatile media (tmpfs) only where the operator says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
     /// On this node; repair makes the other copies later.

@@ -41,6 +41,9 @@ impl<'a> Anywhere<'a> {
             }
             Err(error) => error,
         };
+        if matches!(error, StoreError::Mislisted { .. }) {
+            return Err(error);
+        }
         let is_damaged = !matches!(error, StoreError::NotFound { .. });
         if is_damaged {
             store.report_damage(&record.id, &error);

@@ -12,6 +12,7 @@ use permafrost_protocol::wire::message::Commit;
 use super::checking::Held;
 use super::dump::Parent;
 use super::elsewhere::not_here;
+use super::reader::check_listed_as;
 use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, digest, manifest_of};
 use crate::clock::unix_ms;
@@ -81,6 +82,13 @@ impl Store {
             let others = others.cloned().collect();
             (line(entry), others)
         }))
+    }
+
+    /// How long this node may take to have a dump listed; zero without a cluster.
+    pub(super) fn commit_deadline(&self) -> Duration {
+        self.cluster
+            .get()
+            .map_or(Duration::ZERO, |cluster| cluster.deadline)
     }
 
     pub(super) fn registry(&self) -> Option<&dyn Registry> {
@@ -173,6 +181,7 @@ impl Store {
             kind: contents.kind.into(),
             origin: contents.origin.clone(),
             session: contents.session.clone(),
+            deadline_ms: u64::try_from(cluster.deadline.as_millis()).unwrap_or(u64::MAX),
         };
 
         // 3.
@@ -402,7 +411,7 @@ impl Store {
                 hint: "",
             }),
             Some(_) => Ok(true),
-            None => registry.is_withdrawn(id),
+            None => registry.is_withdrawn(&self.line_of(id)),
         }
     }
 
@@ -420,6 +429,19 @@ impl Store {
             ),
             hint: "dump with `permafrost dump`, which seals on all copies",
         })
+    }
+
+    /// A listed checkpoint that is to be changed or verified: it must be what it is listed as, as far as its manifest can
+    /// be read.
+    pub(super) fn listed_checkpoint(
+        &self,
+        record: &control::Checkpoint,
+    ) -> Result<Arc<Checkpoint>, StoreError> {
+        let checkpoint = self.checkpoint_of(record)?;
+        if let Ok(manifest) = manifest_of(&checkpoint) {
+            check_listed_as(record, &manifest)?;
+        }
+        Ok(checkpoint)
     }
 
     /// A listed checkpoint, for reading.

@@ -75,6 +75,16 @@ pub enum StoreError {
         /// Where, and how.
         damage: String,
     },
+    /// The registry lists a checkpoint as something else than its manifest says that it is.
+    #[error(
+        "checkpoint {id} is listed as {name}, and its manifest says something else: nothing of it is read"
+    )]
+    Mislisted {
+        /// As it is listed.
+        name: String,
+        /// Its id.
+        id: String,
+    },
     /// A manifest does not decode; its pages were intact, so it is of another version or a defect of ours.
     #[error("manifest of checkpoint {id}: {source}")]
     Manifest {
@@ -124,7 +134,7 @@ impl StoreError {
         match self {
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotFound { .. } | Self::NoNode { .. } => ErrorCode::NotFound,
-            Self::Conflict { .. } => ErrorCode::Conflict,
+            Self::Conflict { .. } | Self::Mislisted { .. } => ErrorCode::Conflict,
             Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::SessionFailed { code, .. } => *code,
             Self::Elsewhere(error) => error.code(),
@@ -155,6 +165,9 @@ impl StoreError {
             | Self::Unavailable { hint, .. } => hint,
             Self::NotFound { .. } => "`permafrost ls` lists what is there",
             Self::NoNode { .. } => "`permafrost node ls` lists the nodes",
+            Self::Mislisted { .. } => {
+                "somebody has changed the registry: docs/security.md, \"What etcd can do\"; `permafrost node rebuild` lists what the nodes hold"
+            }
             Self::Damaged { .. } => {
                 "restore an older generation (`permafrost ls`); `permafrost scrub` looks again"
             }

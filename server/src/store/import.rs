@@ -97,6 +97,7 @@ impl Store {
             "name a directory that criu dump wrote with its pages, not by --page-server",
         )?;
         let contents = Contents {
+            commit_deadline: self.commit_deadline(),
             job: job.to_owned(),
             kind,
             parent_generation,

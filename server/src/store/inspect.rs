@@ -109,7 +109,7 @@ impl Store {
             }
         }
         let _index = self.index();
-        let checkpoint = self.checkpoint_of(&record)?;
+        let checkpoint = self.listed_checkpoint(&record)?;
         let attrs = if pinned {
             checkpoint.attrs() | ATTR_PINNED
         } else {
@@ -134,7 +134,7 @@ impl Store {
             self.catalog.list(None)?
         } else {
             let record = self.resolve(reference)?;
-            self.checkpoint_of(&record)?;
+            self.listed_checkpoint(&record)?;
             vec![record]
         };
         let total = records.iter().map(|record| record.memory_bytes).sum();
@@ -218,6 +218,7 @@ impl Store {
             unsafe_shutdowns: usage.unsafe_shutdowns,
             journal_records: usage.journal_records,
             journal_capacity: usage.journal_capacity,
+            volatile: guarantee.volatile,
         }
     }
 }

@@ -404,6 +404,7 @@ impl Store {
         let read = || {
             let checkpoint = self.checkpoint(&head.id)?;
             let manifest = manifest_of(&checkpoint)?;
+            reader::check_listed_as(&head, &manifest)?;
             Ok::<_, StoreError>(Parent {
                 checkpoint,
                 manifest,
@@ -484,6 +485,9 @@ impl Store {
     /// Removes from the region, then from the catalog: in between, the catalog names what is not there, which
     /// reads as "not found" and is mended here or at the next start.
     fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
+        if self.checkpoint(&record.id).is_ok() {
+            self.listed_checkpoint(record)?;
+        }
         // First of all: nobody is to find what is half gone.
         self.withdraw(record)?;
         let _index = self.index();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED};
 use permafrost_protocol::control;
+use permafrost_protocol::manifest::Manifest;
 
 use super::{Store, StoreError, digest, manifest_of};
 use crate::cluster::Registered;
@@ -98,7 +99,8 @@ impl Store {
     }
 
     /// Checkpoints that have been provisional for at least so long, by this daemon's own clock (a restart begins
-    /// the time anew): either their publication did not get through to here, or they are left over.
+    /// the time anew): either their publication did not get through to here, or they are left over. Where the node that
+    /// took the dump has a longer deadline than this one, it gets so much more time, twice.
     #[must_use]
     pub fn unpublished(&self, older_than: Duration) -> Vec<control::Checkpoint> {
         let mut since = self.provisional_since();
@@ -110,15 +112,27 @@ impl Store {
             let seen = since
                 .entry(checkpoint.id().to_string())
                 .or_insert_with(Instant::now);
-            if seen.elapsed() < older_than {
+            let age = seen.elapsed();
+            if age < older_than {
                 continue;
             }
             match manifest_of(&checkpoint) {
+                Ok(manifest)
+                    if age < older_than.saturating_add(self.patience_beyond(&manifest)) => {}
                 Ok(manifest) => found.push(self.summary(&checkpoint, &manifest)),
                 Err(error) => tracing::error!(%error, "provisional checkpoint left alone"),
             }
         }
         found
+    }
+
+    /// What the origin of a dump gets beyond this node's own time: it may list the checkpoint as long as its deadline
+    /// has not passed.
+    fn patience_beyond(&self, manifest: &Manifest) -> Duration {
+        let deadline = Duration::from_millis(manifest.commit_deadline_ms);
+        deadline
+            .saturating_sub(self.commit_deadline())
+            .saturating_mul(2)
     }
 
     /// Asks the registry about everything that has been provisional for at least `older_than`: what is listed is
@@ -184,6 +198,20 @@ impl Store {
             }
         }
         held
+    }
+
+    /// A checkpoint's line of the listing by its id: the id alone where its manifest cannot be read.
+    #[must_use]
+    pub fn line_of(&self, id: &str) -> control::Checkpoint {
+        let read = || {
+            let checkpoint = self.checkpoint(id)?;
+            let manifest = manifest_of(&checkpoint)?;
+            Ok::<_, StoreError>(self.summary(&checkpoint, &manifest))
+        };
+        read().unwrap_or_else(|_| control::Checkpoint {
+            id: id.to_owned(),
+            ..control::Checkpoint::default()
+        })
     }
 
     /// Whether a checkpoint of that id is here, damaged or not.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use permafrost_client::frontend::ImageError;
-use permafrost_client::remote::MapDigest;
+use permafrost_client::remote::{MapDigest, is_listed_as};
 use permafrost_pmem::{BlobError, Checkpoint, PAGE_SIZE, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
@@ -35,10 +35,25 @@ impl From<StoreError> for ReadError {
     }
 }
 
+/// Compares a checkpoint's line of the listing with its manifest: etcd says who holds what, not what is in it.
+pub(super) fn check_listed_as(
+    record: &control::Checkpoint,
+    manifest: &Manifest,
+) -> Result<(), StoreError> {
+    if is_listed_as(record, manifest) {
+        return Ok(());
+    }
+    Err(StoreError::Mislisted {
+        name: checkpoint_name(record),
+        id: record.id.clone(),
+    })
+}
+
 impl Reader {
     pub(super) fn open(store: &Store, record: control::Checkpoint) -> Result<Self, StoreError> {
         let checkpoint = store.checkpoint_of(&record)?;
         let manifest = manifest_of(&checkpoint)?;
+        check_listed_as(&record, &manifest)?;
         Ok(Self {
             name: checkpoint_name(&record),
             record,

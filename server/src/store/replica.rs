@@ -13,6 +13,7 @@ mod images;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use permafrost_pmem::{ATTR_PROVISIONAL, CheckpointId};
 use permafrost_protocol::control;
@@ -340,6 +341,7 @@ impl ReplicaDump {
             images,
             spaces: dump.spaces,
             session: commit.session.clone(),
+            commit_deadline: Duration::from_millis(commit.deadline_ms),
         };
         let (store, shadow) = (&self.store, dump.shadow);
         let record = if again {

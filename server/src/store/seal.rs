@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use permafrost_client::directory::ImagesDir;
 use permafrost_pmem::{CheckpointId, Shadow};
@@ -26,6 +26,8 @@ pub(super) struct Contents {
     pub images: Vec<Image>,
     pub spaces: Vec<AddressSpace>,
     pub session: String,
+    /// How long the node that took the dump may take to have it listed; zero without a cluster.
+    pub commit_deadline: Duration,
 }
 
 impl Store {
@@ -103,6 +105,7 @@ impl Store {
             images,
             spaces,
             session: session.id.clone(),
+            commit_deadline: self.commit_deadline(),
         };
         self.commit(shadow, contents, copies, None)
     }
@@ -117,6 +120,7 @@ impl Store {
             images: Vec::new(),
             spaces: dump.spaces,
             session: session.id.clone(),
+            commit_deadline: self.commit_deadline(),
         };
         let parked = self.commit(dump.shadow, contents, dump.copies, None)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
@@ -171,6 +175,7 @@ impl Store {
             images,
             spaces: digest::with_digests(&parked, manifest.spaces)?,
             session: manifest.session,
+            commit_deadline: Duration::ZERO,
         };
         let replaced = Replaced {
             id: parked.id(),
@@ -353,6 +358,8 @@ impl Store {
             added_bytes: shadow.added_bytes()
                 + replaced.as_ref().map_or(0, |replaced| replaced.added_bytes),
             content_digest: digest.to_vec(),
+            commit_deadline_ms: u64::try_from(contents.commit_deadline.as_millis())
+                .unwrap_or(u64::MAX),
         };
         let bytes = manifest
             .encode_checked()

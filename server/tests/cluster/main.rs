@@ -1,5 +1,6 @@
 //! The cluster over a real etcd: what its registry promises, and what happens when members of it die or fall silent.
 
+mod denials;
 mod fencing;
 mod members;
 mod operating;

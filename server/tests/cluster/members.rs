@@ -47,6 +47,69 @@ fn a_namesake_with_another_region_is_refused_while_the_first_is_alive() {
 }
 
 #[test]
+fn of_two_daemons_with_one_name_and_copies_of_one_region_one_stops() {
+    let Some(bench) = Bench::new("cluster twins", 1) else {
+        return;
+    };
+    let config = bench.config();
+    let join = |file: &str| bench.try_join_with(&config, "n1", "r1", file);
+    let first = join("1:7").unwrap();
+    let token = first.fence().token().unwrap();
+    // On the same machine, as a test of both would be. It must not end the first one's lease.
+    let second = join("1:8").err().unwrap();
+    let StoreError::Conflict { message, hint } = &second else {
+        panic!("{second}");
+    };
+    assert!(
+        message.contains("a copy of this region, at n1:7118"),
+        "{message}"
+    );
+    assert!(
+        hint.contains("stop the daemon whose copy is not wanted"),
+        "{hint}"
+    );
+    assert_eq!(first.fence().token(), Some(token), "the first goes on");
+    // The very file again is the same node after a crash.
+    drop(first);
+    let first = join("1:7").unwrap();
+
+    // The first one's lease ends for a moment, and its copy takes the place.
+    let other = bench.join("n2").registry();
+    other.set_member_state("n1", MemberState::Removed).unwrap();
+    until("it is fenced", || first.fence().check().is_err());
+    other.set_member_state("n1", MemberState::Active).unwrap();
+    // Whichever comes back first lives on; the other stops, or was refused.
+    let copy = join("1:8");
+    let failed = |cluster: &permafrost_server::cluster::Cluster| {
+        let failed = cluster.failed();
+        bench.runtime.block_on(async {
+            tokio::time::timeout(Duration::from_millis(50), failed)
+                .await
+                .ok()
+        })
+    };
+    match copy {
+        Err(refused) => {
+            assert!(
+                refused.to_string().contains("copy of this region"),
+                "{refused}"
+            );
+            until("the first is back", || first.fence().check().is_ok());
+        }
+        Ok(copy) => {
+            let mut error = None;
+            until("the first stops", || {
+                error = failed(&first);
+                error.is_some()
+            });
+            let error = error.unwrap().to_string();
+            assert!(error.contains("copy of this region"), "{error}");
+            copy.fence().check().unwrap();
+        }
+    }
+}
+
+#[test]
 fn figures_of_a_node_reach_the_others() {
     let Some(bench) = Bench::new("cluster figures", 1) else {
         return;

@@ -290,15 +290,16 @@ fn nodes_notice_that_etcd_has_other_data_and_a_rebuild_puts_it_right() {
         look(&operator, "").is_ok_and(|list| list.nodes.len() == 3)
     });
     let planned = operator
-        .rebuild(&request::Rebuild { dry_run: true })
+        .rebuild(&request::Rebuild {
+            dry_run: true,
+            ..request::Rebuild::default()
+        })
         .unwrap();
     assert!(
         registry.list("").unwrap().is_empty(),
         "a dry run did something"
     );
-    let rebuilt = operator
-        .rebuild(&request::Rebuild { dry_run: false })
-        .unwrap();
+    let rebuilt = operator.rebuild(&request::Rebuild::default()).unwrap();
     assert_eq!(planned.listed, rebuilt.listed);
     assert_eq!(rebuilt.cluster, second.id);
     assert_eq!(rebuilt.nodes, ["n1", "n2"]);
@@ -323,9 +324,7 @@ fn nodes_notice_that_etcd_has_other_data_and_a_rebuild_puts_it_right() {
         "a number that was used"
     );
     // Again, it finds nothing to do.
-    let again = operator
-        .rebuild(&request::Rebuild { dry_run: false })
-        .unwrap();
+    let again = operator.rebuild(&request::Rebuild::default()).unwrap();
     assert!(again.listed.is_empty() && again.copies_added == 0);
 
     // A node's own numbers are kept, rebuilt or not.

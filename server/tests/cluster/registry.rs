@@ -30,6 +30,11 @@ fn checkpoints_are_listed_found_held_and_withdrawn() {
     // Not by one that does not hold the lock, while another does.
     let foreign = two.publish(&entry("a/b", 2, "y"), None).unwrap_err();
     assert!(foreign.to_string().contains("lock"), "{foreign}");
+    // Nor a parked dump of the job, which has no number that could be taken.
+    let foreign = two.publish(&entry("a/b", 0, "q"), None).unwrap_err();
+    assert!(foreign.to_string().contains("lock"), "{foreign}");
+    one.publish(&entry("a/b", 0, "q"), None).unwrap();
+    one.withdraw(&entry("a/b", 0, "q").checkpoint).unwrap();
     drop(lock);
     let lock = two.lock_job("a/b").unwrap();
     assert_eq!(two.reserve_generation("a/b").unwrap(), 2);

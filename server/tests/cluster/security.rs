@@ -1,5 +1,6 @@
 //! An etcd that asks who its clients are: certificates, users and passwords, and what is said when they do not fit.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -141,6 +142,7 @@ fn certificates_users_and_passwords_open_the_registry_and_nothing_else_does() {
     let as_user = |line: &str| {
         let file = dir.path().join(line.len().to_string());
         std::fs::write(&file, format!("{line}\n")).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         ClusterConfig {
             user_file: Some(file),
             ..right.clone()
@@ -181,4 +183,61 @@ fn certificates_users_and_passwords_open_the_registry_and_nothing_else_does() {
     until("the watch is back", || {
         node.nodes().live().age < std::time::Duration::from_secs(3)
     });
+}
+
+#[test]
+fn only_what_a_node_has_signed_lets_a_copy_go() {
+    let Some(bench) = Bench::new("cluster removals", 1) else {
+        return;
+    };
+    let (ca, others) = (Ca::new(), Ca::new());
+    let one = bench.join_as("n1", &ca.issue("n1"));
+    let two = bench.join_as("n2", &ca.issue("n2"));
+    let (one, two) = (one.registry(), two.registry());
+    let [x, y] = ["x", "y"].map(|id| entry("j", if id == "x" { 1 } else { 2 }, id));
+    for entry in [&x, &y] {
+        one.publish(entry, None).unwrap();
+    }
+    one.withdraw(&x.checkpoint).unwrap();
+    assert!(two.is_withdrawn(&x.checkpoint).unwrap());
+    assert!(!two.is_withdrawn(&y.checkpoint).unwrap());
+    // Under another name than it had it was somebody else's.
+    let renamed = entry("k", 1, "x").checkpoint;
+    assert!(!two.is_withdrawn(&renamed).unwrap());
+
+    // Whoever has etcd's password, and no node's key.
+    let address = bench.etcd.addresses()[0].clone();
+    let etcd = |key: &str, value: Option<Vec<u8>>| {
+        let (address, key) = (address.clone(), format!("/permafrost/v1/{key}"));
+        bench.runtime.block_on(async move {
+            let mut client = Client::connect([address], None).await.unwrap();
+            match value {
+                Some(value) => {
+                    client.put(key, value, None).await.unwrap();
+                    Vec::new()
+                }
+                None => client.get(key, None).await.unwrap().kvs()[0]
+                    .value()
+                    .to_vec(),
+            }
+        })
+    };
+    let said = etcd("withdrawn/x", None);
+    let key = "/permafrost/v1/checkpoints/j/00000000000000000002";
+    let unsigned = format!(r#"{{"v":1,"key":"{key}","signed":null}}"#);
+    // Of another CA, but a node's.
+    let stranger = bench.join_as("n3", &others.issue("n3")).registry();
+    stranger.withdraw(&y.checkpoint).unwrap();
+    let strangers = etcd("withdrawn/y", None);
+    for forged in [b"removed".to_vec(), unsigned.into_bytes(), said, strangers] {
+        etcd("withdrawn/y", Some(forged));
+        assert!(!two.is_withdrawn(&y.checkpoint).unwrap());
+    }
+
+    // An operator may say it of what is not listed any more, and of nothing else.
+    let listed = entry("j", 3, "z");
+    one.publish(&listed, None).unwrap();
+    assert!(one.discard("z").unwrap_err().to_string().contains("j@3"));
+    one.discard("y").unwrap();
+    assert!(two.is_withdrawn(&y.checkpoint).unwrap());
 }

@@ -1,8 +1,10 @@
 //! Nodes without regions, on one etcd.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_client::identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_server::cluster::{Cluster, ClusterConfig, NodeFacts, Registered};
 use permafrost_server::store::StoreError;
@@ -55,9 +57,35 @@ impl Bench {
         name: &str,
         region: &str,
     ) -> Result<Cluster, StoreError> {
+        self.try_join_with(config, name, region, "")
+    }
+
+    /// With the identity in that directory.
+    pub(crate) fn join_as(&self, name: &str, directory: &Path) -> Cluster {
+        let facts = NodeFacts {
+            name: name.to_owned(),
+            region: format!("region-of-{name}"),
+            address: format!("{name}:7118"),
+            ..NodeFacts::default()
+        };
+        let identity = ReloadingIdentity::load(directory).unwrap();
+        let config = self.config();
+        let joined = Cluster::join_as(&config, facts, Some(Arc::new(identity)));
+        self.runtime.block_on(joined).unwrap()
+    }
+
+    /// With the region in that file.
+    pub(crate) fn try_join_with(
+        &self,
+        config: &ClusterConfig,
+        name: &str,
+        region: &str,
+        file: &str,
+    ) -> Result<Cluster, StoreError> {
         let facts = NodeFacts {
             name: name.to_owned(),
             region: region.to_owned(),
+            region_file: file.to_owned(),
             address: format!("{name}:7118"),
             ..NodeFacts::default()
         };

@@ -178,6 +178,7 @@ impl Node {
         let content_digest = dump.prepare().unwrap().to_vec();
         let session = dump.session().to_owned();
         dump.commit(&Commit {
+            deadline_ms: 0,
             checkpoint: id(number),
             content_digest: content_digest.clone(),
             job: job.to_owned(),

@@ -86,8 +86,8 @@ impl Registry for List {
         unreachable!()
     }
 
-    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
-        Ok(self.withdrawn.lock().unwrap().contains(id))
+    fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError> {
+        Ok(self.withdrawn.lock().unwrap().contains(&checkpoint.id))
     }
 
     fn set_pinned(&self, _: &Checkpoint, _: bool) -> Result<(), StoreError> {

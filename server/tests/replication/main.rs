@@ -7,6 +7,7 @@ mod content;
 mod crashes;
 mod durability;
 mod fakes;
+mod mislisted;
 mod property;
 mod reading;
 mod replica;

@@ -53,6 +53,7 @@ fn copy(from: &Store, id: &str, parent: &str, to: &mut ReplicaDump) -> (u64, u64
     assert_eq!(to.prepare().unwrap(), fetch.content_digest());
     let manifest = fetch.manifest();
     to.commit(&Commit {
+        deadline_ms: 0,
         checkpoint: id.to_owned(),
         content_digest: fetch.content_digest().to_vec(),
         job: manifest.job.clone(),

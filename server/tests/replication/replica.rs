@@ -1,5 +1,7 @@
 //! The replica's side by itself: what it refuses, and what a dropped one leaves.
 
+use std::time::Duration;
+
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 use permafrost_server::store::{ReplicaDump, ReplicaRequest};
@@ -25,6 +27,7 @@ fn fill(dump: &mut ReplicaDump) -> Commit {
     let digest = dump.prepare().unwrap();
     assert_eq!(dump.prepare().unwrap(), digest);
     Commit {
+        deadline_ms: 0,
         checkpoint: format!("{:032x}", 77),
         content_digest: digest.to_vec(),
         job: "job".to_owned(),
@@ -132,4 +135,36 @@ fn publishing_is_final_but_for_a_withdrawal() {
     assert!(node.store.roll_back(&id, true).unwrap());
     assert!(!node.store.roll_back(&id, true).unwrap());
     node.store.publish(&id).unwrap_err();
+}
+
+#[test]
+fn a_copy_is_left_over_only_when_its_origins_deadline_has_passed() {
+    let node = Node::new();
+    let mut dump = open(&node, "");
+    let commit = Commit {
+        // Of another node than this one, which gives a dump less time.
+        deadline_ms: 3_600_000,
+        ..fill(&mut dump)
+    };
+    dump.commit(&commit).unwrap();
+    let own_time = Duration::ZERO;
+    assert!(node.store.unpublished(own_time).is_empty());
+    drop(dump);
+
+    let second = ReplicaRequest {
+        session: [0xcd; 16],
+        job: "other".to_owned(),
+        parent: String::new(),
+    };
+    let mut dump = node.store.open_replica(second).unwrap();
+    let quick = Commit {
+        checkpoint: format!("{:032x}", 78),
+        job: "other".to_owned(),
+        session: "cd".repeat(16),
+        ..fill(&mut dump)
+    };
+    dump.commit(&quick).unwrap();
+    let left_over = node.store.unpublished(own_time);
+    let ids: Vec<&str> = left_over.iter().map(|found| found.id.as_str()).collect();
+    assert_eq!(ids, [quick.checkpoint.as_str()]);
 }

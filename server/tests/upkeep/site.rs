@@ -253,7 +253,7 @@ impl Registry for Twofold {
         Ok(())
     }
 
-    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
+    fn is_withdrawn(&self, _: &Checkpoint) -> Result<bool, StoreError> {
         Ok(false)
     }
 

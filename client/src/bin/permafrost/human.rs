@@ -144,6 +144,17 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{share} %")
 }
 
+/// A moment to come, and how far away it is.
+pub(crate) fn expiry(unix_ms: u64) -> String {
+    let left = unix_ms.saturating_sub(now_unix_ms()) / 1000;
+    let distance = if left == 0 {
+        format!("{} ago", span(seconds_since(unix_ms)))
+    } else {
+        format!("in {}", span(left))
+    };
+    format!("{} ({distance})", date(unix_ms))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

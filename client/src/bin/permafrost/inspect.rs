@@ -1,7 +1,8 @@
 //! `permafrost ls`, `show` and `status`.
 
 use permafrost_protocol::control::{
-    Checkpoint, Checkpoints, ClusterStatus, Detail, QueueStatus, ScrubStatus, ServerStatus, request,
+    CertificateStatus, Checkpoint, Checkpoints, ClusterStatus, Detail, QueueStatus, ScrubStatus,
+    ServerStatus, request,
 };
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
 
@@ -337,7 +338,36 @@ fn in_cluster(cluster: &ClusterStatus) -> String {
                 },
             ),
             ("leader", cluster.leader.clone()),
-            ("copies", format!("{} wanted", cluster.copies_wanted)),
+            ("registry", cluster.registry.clone()),
+            (
+                "copies",
+                format!(
+                    "{} wanted{}",
+                    cluster.copies_wanted,
+                    if cluster.copies_count {
+                        ""
+                    } else {
+                        "; those on this node do not count towards quorum and all"
+                    }
+                ),
+            ),
+        ],
+    )
+}
+
+fn one_certificate(certificate: &CertificateStatus) -> String {
+    facts(
+        &format!("certificate of {} {}", certificate.role, certificate.name),
+        &[
+            ("serial", certificate.serial.clone()),
+            ("expires", human::expiry(certificate.expires_unix_ms)),
+            (
+                "denied",
+                match certificate.denied {
+                    0 => String::new(),
+                    denied => human::count(denied, "entry", "entries"),
+                },
+            ),
         ],
     )
 }
@@ -416,6 +446,10 @@ fn human_status(status: &ServerStatus) -> String {
             ),
         ],
     );
+    if let Some(certificate) = &status.certificate {
+        text.push('\n');
+        text.push_str(&one_certificate(certificate));
+    }
     if let Some(cluster) = &status.cluster {
         text.push('\n');
         text.push_str(&in_cluster(cluster));
@@ -431,7 +465,14 @@ fn human_status(status: &ServerStatus) -> String {
             &format!("region {}", region.path),
             &[
                 ("uuid", region.uuid.clone()),
-                ("medium", region.medium.clone()),
+                (
+                    "medium",
+                    if region.volatile {
+                        format!("{}, volatile", region.medium)
+                    } else {
+                        region.medium.clone()
+                    },
+                ),
                 ("guarantee", region.guarantee.clone()),
                 (
                     "space",

@@ -10,6 +10,7 @@ mod cli;
 mod context;
 mod cost;
 mod delivery;
+mod deny;
 mod descriptors;
 mod dump;
 mod failure;

@@ -11,6 +11,7 @@ use permafrost_client::identity::{
 use serde::Serialize;
 
 use crate::context::Context;
+use crate::deny::{self, DenyArguments, ListArguments};
 use crate::failure::{Code, Failure};
 use crate::human;
 use crate::table::facts;
@@ -31,6 +32,12 @@ enum PkiCommand {
     Rotate(RotateArguments),
     /// Show what a certificate allows and when it is over, or which CAs there are.
     Show(ShowArguments),
+    /// Refuse certificates from now on, on every node of the cluster, and end their connections.
+    Deny(DenyArguments),
+    /// Take denials back on the node that is asked.
+    Undeny(DenyArguments),
+    /// List who is denied.
+    Denied(ListArguments),
 }
 
 #[derive(Debug, Args)]
@@ -113,6 +120,7 @@ struct ShowArguments {
 #[derive(Debug, Serialize)]
 struct Certificate {
     directory: PathBuf,
+    serial: String,
     name: String,
     role: &'static str,
     namespaces: Vec<String>,
@@ -142,6 +150,9 @@ pub(crate) fn pki(context: &Context, arguments: &PkiArguments) -> Result<(), Fai
         PkiCommand::Issue(arguments) => issue(context, arguments),
         PkiCommand::Rotate(arguments) => rotate(context, arguments),
         PkiCommand::Show(arguments) => show(context, arguments),
+        PkiCommand::Deny(arguments) => deny::deny(context, arguments),
+        PkiCommand::Undeny(arguments) => deny::undeny(context, arguments),
+        PkiCommand::Denied(arguments) => deny::denied(context, arguments),
     }
 }
 
@@ -233,6 +244,7 @@ fn print_issued(context: &Context, issued: &Issued) -> Result<(), Failure> {
     let subject = &issued.subject;
     let certificate = Certificate {
         directory: issued.directory.clone(),
+        serial: subject.serial.clone(),
         name: subject.name.clone(),
         role: subject.role.name(),
         namespaces: subject.namespaces.iter().map(str::to_owned).collect(),
@@ -246,9 +258,10 @@ fn print_issued(context: &Context, issued: &Issued) -> Result<(), Failure> {
             &format!("{} {}", certificate.role, certificate.name),
             &[
                 ("directory", certificate.directory.display().to_string()),
+                ("serial", certificate.serial.clone()),
                 ("namespaces", certificate.namespaces.join(", ")),
                 ("hosts", certificate.hosts.join(", ")),
-                ("expires", expiry(certificate.expires_unix_ms)),
+                ("expires", human::expiry(certificate.expires_unix_ms)),
                 ("trusts", names(&certificate.authorities)),
             ],
         )
@@ -266,7 +279,7 @@ fn print_authorities(context: &Context, directory: &Path) -> Result<(), Failure>
             let state = if index == 0 { "issues" } else { "is trusted" };
             text.push_str(&facts(
                 &format!("{} {state}", ca.name),
-                &[("expires", expiry(ca.expires_unix_ms))],
+                &[("expires", human::expiry(ca.expires_unix_ms))],
             ));
         }
         text
@@ -286,16 +299,6 @@ fn authorities(directory: &Path) -> Result<Vec<Ca>, Failure> {
 fn names(authorities: &[Ca]) -> String {
     let names: Vec<&str> = authorities.iter().map(|ca| ca.name.as_str()).collect();
     names.join(", ")
-}
-
-fn expiry(unix_ms: u64) -> String {
-    let left = unix_ms.saturating_sub(human::now_unix_ms()) / 1000;
-    let distance = if left == 0 {
-        format!("{} ago", human::span(human::seconds_since(unix_ms)))
-    } else {
-        format!("in {}", human::span(left))
-    };
-    format!("{} ({distance})", human::date(unix_ms))
 }
 
 fn unix_ms(time: SystemTime) -> u64 {
@@ -318,6 +321,8 @@ impl From<IdentityError> for Failure {
             | IdentityError::Expired { .. }
             | IdentityError::NotYetValid { .. }
             | IdentityError::Untrusted { .. }
+            | IdentityError::OpenList { .. }
+            | IdentityError::Ended { .. }
             | IdentityError::ExpiredAuthority { .. }
             | IdentityError::NoCertificate => failure(Code::Denied),
             IdentityError::Exists { what, .. } => failure(Code::Conflict).hint(match what {
@@ -326,7 +331,9 @@ impl From<IdentityError> for Failure {
                 }
                 _ => "issue it anew with permafrost pki rotate, or replace it with --force",
             }),
-            IdentityError::Occupied { .. } => failure(Code::Conflict),
+            IdentityError::Occupied { .. } | IdentityError::DeniedBeside { .. } => {
+                failure(Code::Conflict)
+            }
             IdentityError::NotAFile { .. }
             | IdentityError::Pem { .. }
             | IdentityError::Mismatch { .. }
@@ -336,6 +343,8 @@ impl From<IdentityError> for Failure {
             | IdentityError::TooManyNamespaces { .. }
             | IdentityError::Name { .. }
             | IdentityError::Host { .. }
+            | IdentityError::Denial { .. }
+            | IdentityError::TooManyDenials { .. }
             | IdentityError::Days { .. } => failure(Code::Invalid),
             IdentityError::Make(_) | IdentityError::Tls(_) => failure(Code::Internal),
         }

@@ -252,3 +252,38 @@ fn a_page_server_command_is_no_handshake() {
     assert_eq!(taken, [0x16, 0x03], "looking takes nothing");
     drop(late.join().unwrap());
 }
+
+#[test]
+fn a_stream_ends_when_its_certificate_is_denied() {
+    let cluster = Cluster::new();
+    drop(node(&cluster));
+    let identity = ReloadingIdentity::load(cluster.place("n1")).unwrap();
+    let server = CriuTls::reloading(&identity).unwrap();
+    let agent = cluster.issue("a1", Role::Agent);
+    let serial = Subject::in_directory(&agent).unwrap().serial;
+    let (ours, theirs) = pair();
+    let client = thread::spawn(move || {
+        let mut stream = criu(ours, &rustls::version::TLS13, &agent, Some(&agent));
+        stream.write_all(b"x").unwrap();
+        stream.flush().unwrap();
+        // Whatever the end looks like, it comes.
+        let _ = stream.read(&mut [0; 8]);
+    });
+    let mut stream = server.accept(theirs, LIMIT).unwrap();
+    stream.read_exact(&mut [0; 1]).unwrap();
+    identity.deny([&Denial::serial(&serial).unwrap()]).unwrap();
+    let ended = stream.read(&mut [0; 8]);
+    assert!(!matches!(ended, Ok(1..)), "{ended:?}");
+    client.join().unwrap();
+    drop(stream);
+
+    let (ours, theirs) = pair();
+    let agent = cluster.place("a1");
+    let client = thread::spawn(move || {
+        let mut stream = criu(ours, &rustls::version::TLS12, &agent, Some(&agent));
+        let _ = stream.write_all(b"x").and_then(|()| stream.flush());
+    });
+    let refused = server.accept(theirs, LIMIT).unwrap_err();
+    assert!(refused.to_string().contains("Revoked"), "{refused}");
+    client.join().unwrap();
+}

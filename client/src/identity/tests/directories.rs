@@ -299,3 +299,48 @@ fn a_reader_never_finds_a_key_of_another_certificate() {
         assert!(reader.join().unwrap() > 10, "the reader had no chance");
     });
 }
+
+#[test]
+fn a_statement_is_believed_of_whom_the_ca_knows_and_of_nobody_else() {
+    let (cluster, others) = (Cluster::new(), Cluster::new());
+    let load = |cluster: &Cluster, name: &str| {
+        ReloadingIdentity::load(cluster.issue(name, Role::Node)).unwrap()
+    };
+    let (one, two) = (load(&cluster, "n1"), load(&cluster, "n2"));
+    let signed = one.sign(b"gone").unwrap();
+    let signer = two.signer(b"gone", &signed).unwrap();
+    assert_eq!((signer.name.as_str(), signer.role), ("n1", Role::Node));
+    assert!(two.signer(b"here", &signed).is_err(), "another statement");
+    // The signature under another certificate, or of another CA.
+    let posing = Signed {
+        chain: two.sign(b"gone").unwrap().chain,
+        ..signed.clone()
+    };
+    assert!(two.signer(b"gone", &posing).is_err());
+    let strangers = load(&others, "n1").sign(b"gone").unwrap();
+    assert!(two.signer(b"gone", &strangers).is_err());
+    for nonsense in [
+        Signed {
+            chain: Vec::new(),
+            ..signed.clone()
+        },
+        Signed {
+            chain: vec!["00".to_owned(); 9],
+            ..signed.clone()
+        },
+        Signed {
+            signature: "xy".to_owned(),
+            ..signed.clone()
+        },
+        Signed {
+            scheme: 1,
+            ..signed.clone()
+        },
+    ] {
+        assert!(two.signer(b"gone", &nonsense).is_err());
+    }
+    // A thief's word counts no longer once his key is denied.
+    two.deny([&Denial::holder(Role::Node, "n1").unwrap()])
+        .unwrap();
+    assert!(two.signer(b"gone", &signed).is_err());
+}

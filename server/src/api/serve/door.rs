@@ -11,10 +11,10 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use permafrost_client::identity::Peer;
+use permafrost_client::identity::{Peer, ReloadingIdentity, Tenure};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
@@ -44,8 +44,23 @@ pub(super) enum Door {
     Socket(UnixListener),
     Port {
         listener: TcpListener,
-        tls: Option<TlsAcceptor>,
+        tls: Option<Guard>,
     },
+}
+
+/// Guards a port with certificates.
+#[derive(Clone)]
+pub(super) struct Guard {
+    pub(super) acceptor: TlsAcceptor,
+    /// Says when a certificate counts no longer.
+    pub(super) identity: ReloadingIdentity,
+}
+
+/// A caller's certificate, while it counts.
+struct Admission {
+    /// Answered when it does not.
+    ended: oneshot::Receiver<()>,
+    _tenure: Tenure,
 }
 
 /// Somebody at the door.
@@ -63,7 +78,7 @@ impl Door {
         Ok(Self::Socket(listener))
     }
 
-    pub(super) const fn port(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
+    pub(super) const fn port(listener: TcpListener, tls: Option<Guard>) -> Self {
         Self::Port { listener, tls }
     }
 
@@ -111,7 +126,7 @@ impl Door {
         }
     }
 
-    fn tls(&self) -> Option<TlsAcceptor> {
+    fn tls(&self) -> Option<Guard> {
         match self {
             Self::Socket(_) => None,
             Self::Port { tls, .. } => tls.clone(),
@@ -151,13 +166,13 @@ fn owner(stream: &UnixStream) -> io::Result<Caller> {
 async fn welcome(
     shared: Arc<Shared>,
     arrival: Arrival,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Guard>,
     _place: OwnedSemaphorePermit,
     crowded: bool,
 ) {
     match arrival {
         Arrival::Local(stream, caller) => {
-            converse(shared, stream, Known::Local(caller), crowded).await;
+            converse(shared, stream, Known::Local(caller), None, crowded).await;
         }
         Arrival::Remote(stream, address) => {
             if let Err(error) = stream.set_nodelay(true) {
@@ -165,14 +180,14 @@ async fn welcome(
                 return;
             }
             let Some(tls) = tls else {
-                converse(shared, stream, Known::Remote(None), crowded).await;
+                converse(shared, stream, Known::Remote(None), None, crowded).await;
                 return;
             };
             let patience = shared.limits.handshake;
             match tokio::time::timeout(patience, shake_hands(stream, &tls)).await {
-                Ok(Ok((stream, caller))) => {
+                Ok(Ok((stream, caller, admission))) => {
                     let known = Known::Remote(caller.map(Arc::new));
-                    converse(shared, stream, known, crowded).await;
+                    converse(shared, stream, known, admission, crowded).await;
                 }
                 Ok(Err(error)) => tracing::debug!(%address, %error, "API connection refused"),
                 Err(_) => tracing::debug!(%address, "API connection refused: no TLS handshake"),
@@ -181,21 +196,35 @@ async fn welcome(
     }
 }
 
+type Encrypted = tokio_rustls::server::TlsStream<TcpStream>;
+
 /// The encrypted stream, and who showed a certificate.
 async fn shake_hands(
     mut stream: TcpStream,
-    tls: &TlsAcceptor,
-) -> io::Result<(tokio_rustls::server::TlsStream<TcpStream>, Option<Caller>)> {
+    tls: &Guard,
+) -> io::Result<(Encrypted, Option<Caller>, Option<Admission>)> {
     let mut first = [0; 1];
     if stream.peek(&mut first).await? == 1 && first != [TLS_HANDSHAKE] {
         speak_tls(&mut stream).await?;
         return Err(io::Error::new(io::ErrorKind::InvalidData, "no TLS"));
     }
-    let stream = tls.accept(stream).await?;
-    let peer = Peer::of_chain(stream.get_ref().1.peer_certificates())
-        .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
+    let stream = tls.acceptor.accept(stream).await?;
+    let chain = stream.get_ref().1.peer_certificates();
+    let refused = |error| io::Error::new(io::ErrorKind::PermissionDenied, error);
+    let peer = Peer::of_chain(chain).map_err(refused)?;
     let caller = peer.as_ref().map(Caller::certified);
-    Ok((stream, caller))
+    let admit = |chain| {
+        let (end, ended) = oneshot::channel();
+        let tenure = tls.identity.admit(chain, move |_| {
+            let _ = end.send(());
+        })?;
+        Ok(Admission {
+            ended,
+            _tenure: tenure,
+        })
+    };
+    let admission = chain.map(admit).transpose().map_err(refused)?;
+    Ok((stream, caller, admission))
 }
 
 async fn speak_tls(stream: &mut TcpStream) -> io::Result<()> {
@@ -216,8 +245,13 @@ async fn stopped(shared: &Shared) {
     let _ = shared.stop.clone().wait_for(|stop| *stop).await;
 }
 
-async fn converse<S>(shared: Arc<Shared>, stream: S, known: Known, crowded: bool)
-where
+async fn converse<S>(
+    shared: Arc<Shared>,
+    stream: S,
+    known: Known,
+    admission: Option<Admission>,
+    crowded: bool,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let limits = shared.limits;
@@ -246,7 +280,18 @@ where
             std::future::pending::<()>().await;
         }
     };
+    let ended = async {
+        match admission {
+            // The tenure lives as long as this future.
+            Some(mut admission) => drop((&mut admission.ended).await),
+            None => std::future::pending().await,
+        }
+    };
     let served = tokio::select! {
+        () = ended => {
+            tracing::debug!("API connection ended: its certificate counts no longer");
+            return;
+        }
         served = serving.as_mut() => served,
         () = unknown => {
             tracing::debug!("API connection ended: nobody said who asks");

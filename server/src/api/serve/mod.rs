@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use answer::{Shared, body_units};
 use buckets::Buckets;
-use door::Door;
+use door::{Door, Guard};
 use tokens::{LOOK_EVERY, Tokens};
 
 pub use limits::{Limits, Rate};
@@ -212,13 +212,16 @@ async fn serve_looking(
 }
 
 /// How the port is guarded.
-fn acceptor(options: &Options) -> Result<Option<TlsAcceptor>, ApiServeError> {
+fn acceptor(options: &Options) -> Result<Option<Guard>, ApiServeError> {
     let Some(address) = options.listen else {
         return Ok(None);
     };
     if let Some(identity) = &options.identity {
         let config = identity.https_server_config()?;
-        return Ok(Some(TlsAcceptor::from(Arc::new(config))));
+        return Ok(Some(Guard {
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+            identity: identity.clone(),
+        }));
     }
     if !address.ip().to_canonical().is_loopback() {
         return Err(ApiServeError::Plain { address });

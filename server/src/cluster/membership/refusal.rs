@@ -16,7 +16,7 @@ pub(crate) enum Refusal {
         address: String,
         own: String,
     },
-    #[error("node {name} with this very region is alive on another machine, at {address}")]
+    #[error("another daemon is node {name} with a copy of this region, at {address}")]
     Twin { name: String, address: String },
     #[error("node {name} was removed from the cluster")]
     Removed { name: String },
@@ -34,7 +34,7 @@ impl From<Refusal> for StoreError {
                 "give this node another name, or stop the other one and wait until its lease ends"
             }
             Refusal::Twin { .. } => {
-                "a region was copied: stop the other node, or let this one begin with an empty region"
+                "a region was copied: stop the daemon whose copy is not wanted; to have two nodes, give one another certificate and an empty region"
             }
             Refusal::Removed { .. } => {
                 "`permafrost node undrain` on another node takes it back; or give this node another name"

@@ -15,7 +15,7 @@ impl Keeper {
     /// nobody is there. The key's create revision is the fencing token.
     pub(super) async fn register(&self) -> Result<Registration, Refusal> {
         let facts = self.facts.borrow().clone();
-        // A predecessor that is alive on another machine is waited for, as its lease may be all that is left.
+        // A predecessor on another machine, or with another file, is waited for: its lease may be all that is left.
         let patience = Tick::now().plus(self.ttl + Duration::from_secs(2));
         loop {
             let (node, member) = self.look(&facts.name).await?;
@@ -30,9 +30,10 @@ impl Keeper {
                         own: facts.region,
                     });
                 }
-                if other.boot == self.boot {
-                    // It had this region open on this machine, and has it no longer: it is dead, or it is us and
-                    // an answer was lost. Its locks go with its lease.
+                if other.boot == self.boot && other.facts.region_file == facts.region_file {
+                    // It had this very file open on this machine, and has it no longer: it is dead, or it is us and
+                    // an answer was lost. Its locks go with its lease. A copy of the file has a lock of its own, so
+                    // it proves nothing.
                     self.revoke(lease).await?;
                 } else if Tick::now() > patience {
                     return Err(Refusal::Twin {

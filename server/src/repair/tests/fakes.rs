@@ -295,7 +295,7 @@ impl Registry for Shared {
         unreachable!("repair removes no checkpoint")
     }
 
-    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
+    fn is_withdrawn(&self, _: &Checkpoint) -> Result<bool, StoreError> {
         Ok(false)
     }
 

@@ -29,7 +29,7 @@ impl Registry for List {
         panic!("nothing is removed");
     }
 
-    fn is_withdrawn(&self, _: &str) -> Result<bool, StoreError> {
+    fn is_withdrawn(&self, _: &Checkpoint) -> Result<bool, StoreError> {
         Ok(false)
     }
 

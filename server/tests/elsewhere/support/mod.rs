@@ -292,6 +292,7 @@ impl Site {
         }
         dump.prepare().unwrap();
         let commit = Commit {
+            deadline_ms: 0,
             checkpoint: name.id.clone(),
             content_digest: fetch.content_digest().to_vec(),
             job: manifest.job.clone(),

@@ -95,9 +95,9 @@ impl Registry for FakeRegistry {
         Ok(())
     }
 
-    fn is_withdrawn(&self, id: &str) -> Result<bool, StoreError> {
+    fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError> {
         self.speak()?;
-        Ok(self.state().withdrawn.contains(id))
+        Ok(self.state().withdrawn.contains(&checkpoint.id))
     }
 
     fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError> {

@@ -168,6 +168,8 @@ impl Nodes {
             let dir = site.dir.path().join(name(index));
             std::fs::create_dir(&dir).context("create a node's directory")?;
             let extra = [
+                // Where the scratch directory is in memory.
+                "--count-volatile-copies",
                 "--catalog",
                 &etcd.url(),
                 "--identity",

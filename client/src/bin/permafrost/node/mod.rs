@@ -85,6 +85,9 @@ struct RebuildArguments {
     /// Only say what would be listed again.
     #[arg(long)]
     dry_run: bool,
+    /// Have the nodes drop their copies of this checkpoint (its id), which is in doubt and not listed. Repeatable.
+    #[arg(long, value_name = "ID", conflicts_with = "dry_run")]
+    discard: Vec<String>,
 }
 
 pub(crate) fn node(context: &Context, arguments: &NodeArguments) -> Result<(), Failure> {
@@ -245,6 +248,7 @@ fn rebuild(context: &Context, arguments: &RebuildArguments) -> Result<(), Failur
     let rebuilt = connection
         .call(request::Rebuild {
             dry_run: arguments.dry_run,
+            discard: arguments.discard.clone(),
         })
         .map_err(|error| interrupts.explain(error.into()))?;
     context.print(&rebuilt, human_rebuilt)?;

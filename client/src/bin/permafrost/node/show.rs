@@ -26,7 +26,7 @@ pub(super) fn human_list(list: &NodeList) -> String {
             node.name.clone(),
             state(node),
             of_live(node.class.clone()),
-            of_live(node.tier.clone()),
+            of_live(medium(node)),
             of_live(domain(node)),
             of_live(node.address.clone()),
             of_live(human::bytes(node.capacity_bytes)),
@@ -82,6 +82,15 @@ pub(super) fn human_nodes(list: &NodeList) -> String {
     text
 }
 
+/// How fast its medium is, and whether that outlasts a power failure.
+fn medium(node: &NodeStatus) -> String {
+    if node.volatile {
+        format!("{}, volatile", node.tier)
+    } else {
+        node.tier.clone()
+    }
+}
+
 fn human_node(node: &NodeStatus, leads: bool) -> String {
     let of = |count: Option<u64>, what: &str| match count {
         None | Some(0) => String::new(),
@@ -94,7 +103,15 @@ fn human_node(node: &NodeStatus, leads: bool) -> String {
             ("leads", (if leads { "yes" } else { "" }).to_owned()),
             ("address", node.address.clone()),
             ("class", node.class.clone()),
-            ("tier", node.tier.clone()),
+            ("tier", medium(node)),
+            (
+                "copies",
+                if node.live && !node.copies_count {
+                    "do not count towards quorum and all".to_owned()
+                } else {
+                    String::new()
+                },
+            ),
             (
                 "domain",
                 if node.live {
@@ -280,6 +297,11 @@ mod tests {
                     ..status("n1", "drained", true)
                 },
                 status("n2", "active", false),
+                NodeStatus {
+                    tier: "memory".to_owned(),
+                    volatile: true,
+                    ..status("n3", "active", true)
+                },
             ],
             leader: "n1".to_owned(),
             age_ms: Some(200),
@@ -300,6 +322,8 @@ mod tests {
             "n1 draining, 3 left reserved pmem z1/-/- 10.0.0.1:7118 4.0 GiB 1.0 GiB 7 0 leads"
         );
         assert_eq!(line("n2"), "n2 down - - - - - - ? ?");
+        assert!(line("n3").starts_with("n3 up memory, volatile"), "{text}");
+        assert!(human_nodes(&list).contains("do not count towards quorum and all"));
         assert!(text.contains("not counted"), "{text}");
         assert!(!text.contains("ago"), "{text}");
     }

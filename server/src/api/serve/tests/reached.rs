@@ -246,3 +246,29 @@ async fn nothing_is_reached_from_elsewhere_by_strangers() {
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     assert!(matches!(refused(options).await, ApiServeError::Tokens(_)));
 }
+
+#[tokio::test]
+async fn a_connection_ends_when_its_certificate_is_denied() {
+    let place = Place::new();
+    let options = place.with_tls();
+    let identity = options.identity.clone().unwrap();
+    let server = start(options).await;
+    let agent = place.issue("c7", Role::Agent, &["*"]);
+    let stream = by_tls(&server, &place, Some(&agent)).await.unwrap();
+    let client = &mut over(stream).await;
+    assert_eq!(said(client, ask("/who", None)).await.status, 200);
+    let holder = "name agent c7".parse().unwrap();
+    identity.deny([&holder]).unwrap();
+    let begun = std::time::Instant::now();
+    // What is on its way when the connection ends fails.
+    while client.send_request(ask("/who", None)).await.is_ok() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60));
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let again = by_tls(&server, &place, Some(&agent)).await;
+    if let Ok(stream) = again {
+        // In TLS 1.3 the refusal shows with the first read.
+        let answer = over(stream).await.send_request(ask("/who", None)).await;
+        assert!(answer.is_err());
+    }
+}

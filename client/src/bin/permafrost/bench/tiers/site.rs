@@ -212,6 +212,7 @@ impl Site {
         if let Some(catalog) = &self.catalog {
             command
                 .args(["--listen-peers", "127.0.0.1:0", "--catalog", catalog])
+                .arg("--count-volatile-copies")
                 .args(["--copies", "2", "--deadline", "1d", "--identity"])
                 .arg(self.scratch.path().join(format!("identity-{index}")));
         }

@@ -1,0 +1,89 @@
+//! Connections that are open, so that they end when their peer's certificate counts no longer.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustls::pki_types::CertificateDer;
+
+use super::Subject;
+
+/// Ends a connection, and is given the reason.
+pub(super) type End = Box<dyn FnOnce(&str) + Send>;
+
+/// A connection that is open.
+pub(super) struct Open {
+    /// The peer's certificates, as the handshake verified them.
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) subject: Subject,
+    pub(super) end: End,
+}
+
+/// Every connection that is open.
+#[derive(Default)]
+pub(super) struct Register(Mutex<Entries>);
+
+#[derive(Default)]
+struct Entries {
+    next: u64,
+    open: HashMap<u64, Open>,
+}
+
+/// A connection's place in the register. Dropped with the connection.
+pub struct Tenure {
+    register: Arc<Register>,
+    number: u64,
+}
+
+impl Register {
+    pub(super) fn add(self: &Arc<Self>, open: Open) -> Tenure {
+        let mut entries = self.lock();
+        let number = entries.next;
+        entries.next += 1;
+        entries.open.insert(number, open);
+        Tenure {
+            register: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Ends every connection for which `verdict` has a reason.
+    pub(super) fn end_where(&self, verdict: impl Fn(&Open) -> Option<String>) {
+        let mut ended = Vec::new();
+        {
+            let mut entries = self.lock();
+            let reasons: Vec<(u64, String)> = entries
+                .open
+                .iter()
+                .filter_map(|(number, open)| Some((*number, verdict(open)?)))
+                .collect();
+            for (number, reason) in reasons {
+                ended.extend(entries.open.remove(&number).map(|open| (open, reason)));
+            }
+        }
+        // Without the lock, as the end of a connection drops its place.
+        for (open, reason) in ended {
+            let Subject { role, name, .. } = &open.subject;
+            tracing::warn!(peer = %format_args!("{role} {name}"), serial = open.subject.serial, reason, "connection ended");
+            (open.end)(&reason);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        let gone = self.register.lock().open.remove(&self.number);
+        // Its end may hold the last handle of the connection, so not under the lock.
+        drop(gone);
+    }
+}
+
+impl fmt::Debug for Tenure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Tenure").field(&self.number).finish()
+    }
+}

@@ -1,0 +1,139 @@
+//! What says that a checkpoint was taken off the list, for as long as nodes may have been away.
+//!
+//! Whoever may write to etcd could say so. So the node that does signs it, and the others believe nobody but a node
+//! whose certificate they trust.
+
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use permafrost_client::identity::Role;
+use permafrost_protocol::control::Checkpoint;
+
+use super::{EtcdRegistry, Inner};
+use crate::cluster::values::{Json as _, VERSION, Withdrawal};
+use crate::store::StoreError;
+
+/// How long it is known of a checkpoint that it was taken off the list, seconds: a node that has been away for less
+/// drops its copy when it comes back.
+const WITHDRAWN_S: i64 = 30 * 86_400;
+
+/// In the place of a key: the checkpoint is not listed, and whatever it was listed as, it may go.
+const UNLISTED: &str = "*";
+
+/// What is signed.
+fn statement(id: &str, key: &str) -> String {
+    format!("checkpoint {id} is taken off the list, where it was {key}")
+}
+
+impl EtcdRegistry {
+    /// Has the nodes drop their copies of a checkpoint that is not listed.
+    ///
+    /// # Errors
+    /// It is listed; unavailable.
+    pub fn discard(&self, id: &str) -> Result<(), StoreError> {
+        let id = id.to_owned();
+        self.wait(|inner| async move {
+            let (listed, _) = inner.list("", None).await?;
+            if let Some(entry) = listed.iter().find(|entry| entry.checkpoint.id == id) {
+                let checkpoint = &entry.checkpoint;
+                return Err(StoreError::Conflict {
+                    message: format!(
+                        "checkpoint {id} is {}@{}",
+                        checkpoint.job, checkpoint.generation
+                    ),
+                    hint: "`permafrost rm` removes what is listed",
+                });
+            }
+            let own = inner.own().await?;
+            let put = inner.say_withdrawn(&id, UNLISTED).await?;
+            let still =
+                Compare::create_revision(inner.keys.node(&inner.node), CompareOp::Equal, own.token);
+            let outcome = inner
+                .transaction(Txn::new().when([still]).and_then([put]))
+                .await?;
+            if outcome.succeeded {
+                Ok(())
+            } else {
+                Err(inner.fenced())
+            }
+        })
+    }
+}
+
+impl Inner {
+    /// Puts the word of this node that a checkpoint was taken off the list, where it was under `key`.
+    pub(super) async fn say_withdrawn(&self, id: &str, key: &str) -> Result<TxnOp, StoreError> {
+        let sign = |identity: &std::sync::Arc<permafrost_client::identity::ReloadingIdentity>| {
+            identity.sign(statement(id, key).as_bytes())
+        };
+        let signed = self.identity.as_ref().map(sign).transpose();
+        let signed = signed.map_err(|error| StoreError::Conflict {
+            message: format!("sign the removal of checkpoint {id}: {error}"),
+            hint: "`permafrost pki rotate` makes keys that can sign",
+        })?;
+        let word = Withdrawal {
+            v: VERSION,
+            key: key.to_owned(),
+            signed,
+        };
+        let for_a_month = PutOptions::new().with_lease(self.month().await?);
+        Ok(TxnOp::put(
+            self.keys.withdrawn(id),
+            word.encode(),
+            Some(for_a_month),
+        ))
+    }
+
+    /// A lease for what is said of a removal.
+    async fn month(&self) -> Result<i64, StoreError> {
+        let granted = self
+            .etcd
+            .call(self.limit, |mut client| async move {
+                client.lease_grant(WITHDRAWN_S, None).await
+            })
+            .await?;
+        Ok(granted.id())
+    }
+
+    pub(super) async fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError> {
+        let key = self.keys.withdrawn(&checkpoint.id);
+        let found = self.get(key.clone(), None).await?;
+        let Some(kv) = found.kvs().first() else {
+            return Ok(false);
+        };
+        match self.believe(checkpoint, kv.value()) {
+            Ok(()) => Ok(true),
+            Err(why) => {
+                tracing::error!(
+                    key,
+                    why,
+                    "somebody says that a checkpoint was removed, and is not believed: it stays"
+                );
+                Ok(false)
+            }
+        }
+    }
+
+    /// Whether a node of this cluster says that the very checkpoint was removed; if not, why.
+    fn believe(&self, checkpoint: &Checkpoint, value: &[u8]) -> Result<(), String> {
+        let word = Withdrawal::decode(value).map_err(|error| format!("it is {error}"))?;
+        // Of one whose manifest is damaged nothing but its id is known.
+        let is_known = !checkpoint.kind.is_empty();
+        if is_known && word.key != UNLISTED && word.key != self.key_of(checkpoint) {
+            return Err(format!("it is about {}", word.key));
+        }
+        let Some(identity) = &self.identity else {
+            return Ok(());
+        };
+        let signed = word.signed.ok_or("no node has signed it")?;
+        let statement = statement(&checkpoint.id, &word.key);
+        let signer = identity
+            .signer(statement.as_bytes(), &signed)
+            .map_err(|error| error.to_string())?;
+        if signer.role != Role::Node {
+            return Err(format!(
+                "{} {} has signed it, who is no node",
+                signer.role, signer.name
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+//! Certificates that are refused: the node's own list, and the cluster's, which reaches every node through the registry.
+//!
+//! The registry only ever adds to a node's list, which is kept in its data directory: whoever has stolen a node's key
+//! most likely has its access to etcd, too, and must not be able to take the denial back. So an operator takes it
+//! back on each node.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use permafrost_client::identity::{Denial, IdentityError, ReloadingIdentity};
+use permafrost_protocol::control::{self, request};
+
+use crate::cluster::{EtcdRegistry, HeardDenials};
+use crate::store::StoreError;
+
+/// Name of the list in the data directory.
+pub const DENIED_FILE: &str = permafrost_client::identity::DENIED;
+
+/// The lists of a node.
+pub struct Denials {
+    identity: Arc<ReloadingIdentity>,
+    registry: Option<EtcdRegistry>,
+    /// The cluster's list that was taken in last: id of etcd's data, and revision of the list.
+    heard: Mutex<(String, i64)>,
+}
+
+impl Denials {
+    /// Of a node with this identity; in a cluster with its registry.
+    #[must_use]
+    pub fn new(identity: Arc<ReloadingIdentity>, registry: Option<EtcdRegistry>) -> Self {
+        Self {
+            identity,
+            registry,
+            heard: Mutex::default(),
+        }
+    }
+
+    /// Denies certificates, or takes that back; without entries it only answers with the list.
+    ///
+    /// # Errors
+    /// An entry makes no sense; the list cannot be written; the registry does not answer.
+    pub fn answer(&self, deny: &request::Deny) -> Result<control::Denials, StoreError> {
+        let denials = parse(&deny.entries)?;
+        let changed = match (denials.is_empty(), deny.take_back) {
+            (true, _) => 0,
+            (false, false) => self.deny(&denials)?,
+            (false, true) => self.take_back(&denials)?,
+        };
+        Ok(control::Denials {
+            entries: self
+                .identity
+                .denied()
+                .iter()
+                .map(Denial::to_string)
+                .collect(),
+            changed: changed as u64,
+        })
+    }
+
+    /// Here first: whoever is denied is cut off, whether or not the registry answers.
+    fn deny(&self, denials: &[Denial]) -> Result<usize, StoreError> {
+        let added = self.identity.deny(denials).map_err(refused)?;
+        tracing::warn!(entries = words(denials), "certificates are denied");
+        let Some(registry) = &self.registry else {
+            return Ok(added);
+        };
+        let entries: Vec<String> = denials.iter().map(Denial::to_string).collect();
+        registry
+            .deny(&entries)
+            .map_err(|error| StoreError::Unavailable {
+                message: format!("denied on this node, and the others were not told: {error}"),
+                hint: "ask again when the registry answers, or ask every node",
+            })?;
+        Ok(added)
+    }
+
+    /// In the registry first, or it would add them again.
+    fn take_back(&self, denials: &[Denial]) -> Result<usize, StoreError> {
+        if let Some(registry) = &self.registry {
+            let entries: Vec<String> = denials.iter().map(Denial::to_string).collect();
+            let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+            // A list that was read before and is taken in later would bring them back.
+            heard.1 = heard.1.max(registry.undeny(&entries)?);
+        }
+        let taken = self.identity.undeny(denials).map_err(refused)?;
+        tracing::warn!(
+            entries = words(denials),
+            "denials are taken back on this node"
+        );
+        Ok(taken)
+    }
+
+    /// Puts this node's list into the registry, whose data was lost.
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub fn list_again(&self) -> Result<(), StoreError> {
+        let list = self.identity.denied();
+        match &self.registry {
+            Some(registry) if !list.is_empty() => {
+                let entries: Vec<String> = list.iter().map(Denial::to_string).collect();
+                registry.deny(&entries)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes in the cluster's list: what is on it is denied here, too.
+    pub fn hear(&self, list: &HeardDenials) {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if heard.0 == list.data && list.revision <= heard.1 {
+            return;
+        }
+        // One line that makes no sense does not hide the others.
+        let denials = list.entries.iter().filter_map(|entry| {
+            let parsed = entry.parse::<Denial>();
+            parsed
+                .inspect_err(
+                    |error| tracing::warn!(%error, "a line of the cluster's list is skipped"),
+                )
+                .ok()
+        });
+        match self.identity.deny(&denials.collect::<Vec<_>>()) {
+            Ok(added) => {
+                if added > 0 {
+                    tracing::warn!(added, "certificates are denied, as the cluster says");
+                }
+                *heard = (list.data.clone(), list.revision);
+            }
+            Err(error) => {
+                tracing::error!(%error, "the cluster's list of denied certificates is not used")
+            }
+        }
+    }
+}
+
+fn parse(entries: &[String]) -> Result<Vec<Denial>, StoreError> {
+    let parsed = entries.iter().map(|entry| entry.parse::<Denial>());
+    parsed.collect::<Result<_, _>>().map_err(refused)
+}
+
+fn words(denials: &[Denial]) -> String {
+    let words: Vec<String> = denials.iter().map(Denial::to_string).collect();
+    words.join(", ")
+}
+
+fn refused(error: IdentityError) -> StoreError {
+    match error {
+        IdentityError::Io {
+            action,
+            path,
+            source,
+        } => StoreError::io(format!("{action} {}", path.display()))(source),
+        IdentityError::DeniedBeside { .. } => StoreError::Conflict {
+            message: error.to_string(),
+            hint: "",
+        },
+        error => StoreError::Invalid {
+            message: error.to_string(),
+            hint: "`permafrost pki show` prints a certificate's name and serial number",
+        },
+    }
+}
+
+/// What a node without certificates answers.
+pub(crate) fn no_certificates() -> StoreError {
+    StoreError::Invalid {
+        message: "this node has no certificate, and so nobody to refuse".to_owned(),
+        hint: "permafrostd --identity DIR gives it one",
+    }
+}
