@@ -100,6 +100,9 @@ impl Store {
     pub fn pin(&self, reference: &str, pinned: bool) -> Result<control::Checkpoint, StoreError> {
         // The registry may take its time; seals wait for the index.
         let mut record = self.resolve(reference)?;
+        if self.checkpoint(&record.id).is_ok() {
+            self.listed_checkpoint(&record)?;
+        }
         record.pinned = pinned;
         if let Some(registry) = self.registry().filter(|_| !record.nodes.is_empty()) {
             // For all nodes; what is marked here besides is found by a rebuild.

@@ -74,7 +74,8 @@ fn of_two_daemons_with_one_name_and_copies_of_one_region_one_stops() {
     let first = join("1:7").unwrap();
 
     // The first one's lease ends for a moment, and its copy takes the place.
-    let other = bench.join("n2").registry();
+    let second = bench.join("n2");
+    let other = second.registry();
     other.set_member_state("n1", MemberState::Removed).unwrap();
     until("it is fenced", || first.fence().check().is_err());
     other.set_member_state("n1", MemberState::Active).unwrap();

@@ -226,8 +226,8 @@ fn only_what_a_node_has_signed_lets_a_copy_go() {
     let key = "/permafrost/v1/checkpoints/j/00000000000000000002";
     let unsigned = format!(r#"{{"v":1,"key":"{key}","signed":null}}"#);
     // Of another CA, but a node's.
-    let stranger = bench.join_as("n3", &others.issue("n3")).registry();
-    stranger.withdraw(&y.checkpoint).unwrap();
+    let stranger = bench.join_as("n3", &others.issue("n3"));
+    stranger.registry().withdraw(&y.checkpoint).unwrap();
     let strangers = etcd("withdrawn/y", None);
     for forged in [b"removed".to_vec(), unsigned.into_bytes(), said, strangers] {
         etcd("withdrawn/y", Some(forged));

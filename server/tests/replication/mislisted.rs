@@ -27,7 +27,7 @@ fn what_is_listed_as_another_jobs_is_neither_read_nor_changed() {
         ..entry
     };
     forged.checkpoint.job = "team-a/mine".to_owned();
-    forged.checkpoint.generation = 2;
+    forged.checkpoint.generation = 7;
     world.registry.publish(&forged, None).unwrap();
 
     for node in world.nodes() {
@@ -37,14 +37,14 @@ fn what_is_listed_as_another_jobs_is_neither_read_nor_changed() {
             assert!(!text.contains("secret"), "{text}");
         };
         refused(node.store.show("team-a/mine").unwrap_err());
-        refused(node.store.show("team-a/mine@2").unwrap_err());
+        refused(node.store.show("team-a/mine@7").unwrap_err());
         refused(
             node.store
                 .verify("team-a/mine", &mut |_, _| {})
                 .unwrap_err(),
         );
-        refused(node.store.pin("team-a/mine@2", true).unwrap_err());
-        refused(node.store.remove("team-a/mine@2", false, true).unwrap_err());
+        refused(node.store.pin("team-a/mine@7", true).unwrap_err());
+        refused(node.store.remove("team-a/mine@7", false, true).unwrap_err());
         assert!(node.store.damage(&victim.id).is_none(), "it is not damaged");
         // What is listed rightly is there as before.
         assert_eq!(
