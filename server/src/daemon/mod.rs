@@ -27,7 +27,7 @@ use crate::agents::Agents;
 use crate::config::Config;
 use crate::costs::Probing;
 use crate::denials::{DENIED_FILE, Denials};
-use crate::metrics::{self, Metrics};
+use crate::metrics::{self, CertificateNumbers, Metrics};
 use crate::peers::NodeHandler;
 use crate::queues::{Queues, Reservations};
 use crate::scrub::{ScrubOptions, Scrubber, Scrubbing};
@@ -124,8 +124,11 @@ impl Daemon {
         let numbers = match config.listen_metrics {
             Some(listen) => {
                 let mut all = Metrics::new(store).scrub(&scrubber).queues(&queues);
-                if let Some(identity) = &identity {
-                    all = all.certificate(identity);
+                if let Some(identity) = identity.clone() {
+                    all = all.certificate(move || CertificateNumbers {
+                        expires_s: identity.expires_in().as_secs(),
+                        denied: identity.denied().len() as u64,
+                    });
                 }
                 Some(serve_metrics(listen, all, member.as_ref()).await?)
             }

@@ -21,8 +21,6 @@ mod tell;
 
 use std::sync::Arc;
 
-use permafrost_client::identity::ReloadingIdentity;
-
 use crate::queues::Queues;
 use crate::repair;
 use crate::scrub::Scrubber;
@@ -50,6 +48,15 @@ pub struct ClusterNumbers {
     pub nodes_live: u64,
 }
 
+/// The certificate that this node shows, and those that it refuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CertificateNumbers {
+    /// Seconds until it is over; 0 from then on.
+    pub expires_s: u64,
+    /// Entries of the list of denied certificates.
+    pub denied: u64,
+}
+
 type Ask<T> = Box<dyn Fn() -> T + Send + Sync>;
 
 /// Whom to ask.
@@ -60,7 +67,7 @@ pub struct Metrics {
     replication: Option<Ask<ReplicationNumbers>>,
     cluster: Option<Ask<ClusterNumbers>>,
     queues: Option<Arc<Queues>>,
-    certificate: Option<Arc<ReloadingIdentity>>,
+    certificate: Option<Ask<CertificateNumbers>>,
 }
 
 impl Metrics {
@@ -109,10 +116,13 @@ impl Metrics {
         self
     }
 
-    /// And of the certificate.
+    /// And of the certificate. Asked at each scrape; must not block.
     #[must_use]
-    pub fn certificate(mut self, identity: &Arc<ReloadingIdentity>) -> Self {
-        self.certificate = Some(Arc::clone(identity));
+    pub fn certificate(
+        mut self,
+        ask: impl Fn() -> CertificateNumbers + Send + Sync + 'static,
+    ) -> Self {
+        self.certificate = Some(Box::new(ask));
         self
     }
 

@@ -75,16 +75,17 @@ impl Collector for Metrics {
                 numbers.nodes_live,
             )?;
         }
-        if let Some(identity) = &self.certificate {
+        if let Some(certificate) = &self.certificate {
+            let numbers = certificate();
             told.gauge(
                 "certificate_expires_seconds",
                 "Until this node's certificate is over",
-                identity.expires_in().as_secs(),
+                numbers.expires_s,
             )?;
             told.gauge(
                 "certificates_denied",
                 "Entries of the list of denied certificates",
-                identity.denied().len() as u64,
+                numbers.denied,
             )?;
         }
         if let Some(queues) = &self.queues {

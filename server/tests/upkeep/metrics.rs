@@ -12,7 +12,9 @@ use std::time::Duration;
 use permafrost_client::frontend::PageSink;
 use permafrost_scheduling::quantity::Seconds;
 use permafrost_server::costs::{Costs, CostsConfig, StartFigures, StartSample, StartWhat};
-use permafrost_server::metrics::{self, ClusterNumbers, Metrics, ReplicationNumbers};
+use permafrost_server::metrics::{
+    self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
+};
 use permafrost_server::queues::{Direction, Queues, QueuesOptions};
 use permafrost_server::repair::Progress;
 use permafrost_server::scrub::{ScrubOptions, Scrubber};
@@ -127,6 +129,10 @@ impl Scene {
             .replication(|| ReplicationNumbers {
                 copies_failed: 7,
                 copies_replaced: 8,
+            })
+            .certificate(|| CertificateNumbers {
+                expires_s: 86_400,
+                denied: 9,
             })
             .cluster(|| ClusterNumbers {
                 leader: true,
