@@ -12,7 +12,8 @@ use serde::Serialize;
 
 pub use check::{MAP_ROOT_BYTES, MAX_FILE_NAME_BYTES, ManifestError, is_plain_file_name};
 pub use name::{
-    CheckpointRef, CheckpointRefError, JobNameError, MAX_JOB_NAME_BYTES, check_job_name,
+    CheckpointRef, CheckpointRefError, DEFAULT_NAMESPACE, JobName, JobNameError,
+    MAX_JOB_NAME_BYTES, check_job_name, namespace_of,
 };
 
 /// The manifest version this build writes, and the newest it reads.

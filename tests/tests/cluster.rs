@@ -41,7 +41,18 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         "{status}"
     );
     // A place in the queue of another node, which is given up by its token alone.
-    let reserve = ["reserve", "--bytes", "1G", "--node", "node-2"];
+    let work = tempfile::tempdir().unwrap();
+    let place = work.path().join("place");
+    let place = place.to_str().unwrap();
+    let reserve = [
+        "reserve",
+        "--bytes",
+        "1G",
+        "--node",
+        "node-2",
+        "--reservation-file",
+        place,
+    ];
     let reserved = cluster.node(0).json(&reserve).unwrap();
     assert_eq!(reserved["node"], "node-2", "{reserved}");
     let places = || {
@@ -49,10 +60,9 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         status["queues"][0]["reserved"].clone()
     };
     assert_eq!(places(), 1);
-    let token = reserved["token"].as_str().unwrap();
     cluster
         .node(0)
-        .run(&["reserve", "--cancel", token])
+        .run(&["reserve", "--cancel", "--reservation-file", place])
         .unwrap();
     assert_eq!(places(), 0);
     // A pin holds on every node, whoever has a copy.

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
@@ -113,6 +114,8 @@ impl<B: Backend> Handler<'_, B> {
         body: request::Body,
         fd: Option<OwnedFd>,
     ) -> Result<reply::Body, control::Error> {
+        // Names are checked before anything is done with them.
+        Access::of_control(&body)?;
         let backend = &*self.shared.backend;
         let descriptor =
             || fd.ok_or_else(|| invalid("the request came without the descriptor it needs", ""));

@@ -10,12 +10,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use permafrost_protocol::control::{self, ErrorCode, request};
+use permafrost_protocol::manifest::JobName;
 use rustix::net::RecvFlags;
 use tokio::net::{TcpListener, UnixListener};
 
 use super::{Backend, Patiently, Session, Shared, bind_unix, remove_socket};
 use crate::frontend;
-use crate::identity::{Action, CriuTls, TlsStream, begins_with_tls, namespace_of};
+use crate::identity::{Action, CriuTls, TlsStream, begins_with_tls};
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -94,11 +95,19 @@ impl Connection {
         let Self::Tls(stream) = self else {
             return Ok(());
         };
-        let (peer, namespace) = (stream.peer(), namespace_of(job));
-        if peer.may(Action::DumpInto { namespace }) {
+        let peer = stream.peer();
+        let name = peer.name();
+        if job.is_empty() {
+            if peer.may(Action::Park) {
+                return Ok(());
+            }
+            return Err(denied(format!("{name} may not store pages")));
+        }
+        let job: JobName = job.parse().map_err(|error| denied(format!("{error}")))?;
+        if peer.may(Action::DumpInto(&job)) {
             return Ok(());
         }
-        let name = peer.name();
+        let namespace = job.namespace();
         Err(denied(format!(
             "{name} may not dump into namespace {namespace}"
         )))

@@ -37,10 +37,7 @@ pub use error::IdentityError;
 pub use peer::Peer;
 pub use register::Tenure;
 pub use reload::{RELOAD_INTERVAL, ReloadingIdentity};
-pub use role::{
-    ALL_NAMESPACES, Action, DEFAULT_NAMESPACE, MAX_NAMESPACE_BYTES, MAX_NAMESPACES, Namespaces,
-    Role, namespace_of,
-};
+pub use role::{ALL_NAMESPACES, Action, MAX_NAMESPACE_BYTES, MAX_NAMESPACES, Namespaces, Role};
 pub use scope::{NoScope, Scope, Scopes};
 pub use statement::Signed;
 pub use stream::{CriuTls, TlsError, TlsStream, begins_with_tls, looks_like_tls};

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use permafrost_protocol::manifest::JobName;
+
 use super::IdentityError;
 
 /// What the holder of a certificate is.
@@ -18,24 +20,24 @@ pub enum Role {
     Operator,
 }
 
-/// Something that a peer asks for.
+/// Something that a peer asks for. Only valid names are in a namespace, so that an odd one allows nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action<'a> {
-    /// Add a checkpoint to a job of this namespace.
-    DumpInto {
-        /// As [`namespace_of`] the job gives it.
-        namespace: &'a str,
-    },
-    /// Read pages and images of a job of this namespace.
-    Read {
-        /// As [`namespace_of`] the job gives it.
-        namespace: &'a str,
-    },
+    /// Add a checkpoint to this job, or pin one of it.
+    DumpInto(&'a JobName),
+    /// Store pages without a job, which stay the peer's own until it adopts them.
+    Park,
+    /// Read pages and images of this job.
+    Read(&'a JobName),
+    /// Remove checkpoints of this job.
+    Delete(&'a JobName),
+    /// Keep places in the queues.
+    Reserve,
     /// Hold and hand on copies: from node to node.
     Replicate,
     /// Drain and remove nodes, scrub.
     Operate,
-    /// See which jobs and nodes there are.
+    /// See which nodes there are and how they are, and of the jobs those that it may read.
     List,
 }
 
@@ -53,24 +55,48 @@ impl Role {
         }
     }
 
-    /// Whether the holder of this role and these namespaces may do `action`. This is the whole table.
+    /// Returns whether the holder of this role and these namespaces may do `action`. This is the whole table.
     pub fn may(self, action: Action<'_>, namespaces: &Namespaces) -> bool {
         match (self, action) {
             // A node acts for others and holds everybody's copies; but it does not govern.
-            (Self::Node, Action::DumpInto { .. } | Action::Read { .. } | Action::Replicate) => true,
+            (
+                Self::Node,
+                Action::DumpInto(_)
+                | Action::Park
+                | Action::Read(_)
+                | Action::Delete(_)
+                | Action::Reserve
+                | Action::Replicate,
+            ) => true,
             (Self::Node, Action::Operate) => false,
 
-            (Self::Agent, Action::DumpInto { namespace } | Action::Read { namespace }) => {
-                namespaces.contains(namespace)
+            (Self::Agent, Action::DumpInto(job) | Action::Read(job) | Action::Delete(job)) => {
+                namespaces.contains(job.namespace())
             }
+            (Self::Agent, Action::Park | Action::Reserve) => !namespaces.is_empty(),
             (Self::Agent, Action::Replicate | Action::Operate) => false,
 
-            (Self::Reader, Action::Read { namespace }) => namespaces.contains(namespace),
-            (Self::Reader, Action::DumpInto { .. } | Action::Replicate | Action::Operate) => false,
+            (Self::Reader, Action::Read(job)) => namespaces.contains(job.namespace()),
+            (
+                Self::Reader,
+                Action::DumpInto(_)
+                | Action::Park
+                | Action::Delete(_)
+                | Action::Reserve
+                | Action::Replicate
+                | Action::Operate,
+            ) => false,
 
             (Self::Operator, Action::Operate) => true,
-            (Self::Operator, Action::Read { namespace }) => namespaces.contains(namespace),
-            (Self::Operator, Action::DumpInto { .. } | Action::Replicate) => false,
+            (Self::Operator, Action::Read(job)) => namespaces.contains(job.namespace()),
+            (
+                Self::Operator,
+                Action::DumpInto(_)
+                | Action::Park
+                | Action::Delete(_)
+                | Action::Reserve
+                | Action::Replicate,
+            ) => false,
 
             (_, Action::List) => true,
         }
@@ -96,9 +122,6 @@ impl FromStr for Role {
     }
 }
 
-/// Namespace of jobs whose name has no `/`.
-pub const DEFAULT_NAMESPACE: &str = "default";
-
 /// In a certificate: all namespaces.
 pub const ALL_NAMESPACES: &str = "*";
 
@@ -107,14 +130,6 @@ pub const MAX_NAMESPACE_BYTES: usize = 63;
 
 /// Most namespaces in a certificate, so that it stays small enough for a handshake.
 pub const MAX_NAMESPACES: usize = 64;
-
-/// Namespace of a job: its name up to the first `/`, or [`DEFAULT_NAMESPACE`].
-pub fn namespace_of(job: &str) -> &str {
-    match job.split_once('/') {
-        Some((namespace, _)) if !namespace.is_empty() => namespace,
-        _ => DEFAULT_NAMESPACE,
-    }
-}
 
 /// The namespaces of a certificate, sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,6 +172,11 @@ impl Namespaces {
             .any(|own| own == ALL_NAMESPACES || own == namespace)
     }
 
+    /// Whether it is all there are.
+    pub fn is_all(&self) -> bool {
+        self.0.iter().any(|own| own == ALL_NAMESPACES)
+    }
+
     /// In order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
@@ -174,41 +194,57 @@ mod tests {
 
     #[test]
     fn the_table_is_this_one() {
-        // Each cell: without namespaces, with `team-a`, with `*`; asked for `team-a`.
-        let dump = Action::DumpInto {
-            namespace: "team-a",
-        };
-        let read = Action::Read {
-            namespace: "team-a",
-        };
-        let never = [false; 3];
-        let always = [true; 3];
-        let listed = [false, true, true];
+        // Each cell: without namespaces, with `team-b`, with `team-a`, with `*`; asked for `team-a`.
+        let job: JobName = "team-a/train".parse().unwrap();
+        let (dump, read, delete) = (
+            Action::DumpInto(&job),
+            Action::Read(&job),
+            Action::Delete(&job),
+        );
+        let never = [false; 4];
+        let always = [true; 4];
+        let any = [false, true, true, true];
+        let listed = [false, false, true, true];
         let table = [
             (Role::Node, dump, always),
+            (Role::Node, Action::Park, always),
             (Role::Node, read, always),
+            (Role::Node, delete, always),
+            (Role::Node, Action::Reserve, always),
             (Role::Node, Action::Replicate, always),
             (Role::Node, Action::Operate, never),
             (Role::Node, Action::List, always),
             (Role::Agent, dump, listed),
+            (Role::Agent, Action::Park, any),
             (Role::Agent, read, listed),
+            (Role::Agent, delete, listed),
+            (Role::Agent, Action::Reserve, any),
             (Role::Agent, Action::Replicate, never),
             (Role::Agent, Action::Operate, never),
             (Role::Agent, Action::List, always),
             (Role::Reader, dump, never),
+            (Role::Reader, Action::Park, never),
             (Role::Reader, read, listed),
+            (Role::Reader, delete, never),
+            (Role::Reader, Action::Reserve, never),
             (Role::Reader, Action::Replicate, never),
             (Role::Reader, Action::Operate, never),
             (Role::Reader, Action::List, always),
             (Role::Operator, dump, never),
+            (Role::Operator, Action::Park, never),
             (Role::Operator, read, listed),
+            (Role::Operator, delete, never),
+            (Role::Operator, Action::Reserve, never),
             (Role::Operator, Action::Replicate, never),
             (Role::Operator, Action::Operate, always),
             (Role::Operator, Action::List, always),
         ];
-        assert_eq!(table.len(), Role::ALL.len() * 5);
+        assert_eq!(table.len(), Role::ALL.len() * 8);
         for (role, action, expected) in table {
-            for (listed, expected) in [&[][..], &["team-a"], &["*"]].into_iter().zip(expected) {
+            for (listed, expected) in [&[][..], &["team-b"], &["team-a"], &["*"]]
+                .into_iter()
+                .zip(expected)
+            {
                 let namespaces = Namespaces::new(listed.iter().copied()).unwrap();
                 assert_eq!(
                     role.may(action, &namespaces),
@@ -222,29 +258,10 @@ mod tests {
     #[test]
     fn another_namespace_is_none_of_ones_own() {
         let own = Namespaces::new(["team-a"]).unwrap();
-        for namespace in ["team-b", "team", "team-a2", "", "*", "default"] {
-            assert!(
-                !Role::Agent.may(Action::DumpInto { namespace }, &own),
-                "{namespace}"
-            );
-            assert!(
-                !Role::Reader.may(Action::Read { namespace }, &own),
-                "{namespace}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_jobs_namespace_ends_at_the_first_slash() {
-        for (job, namespace) in [
-            ("train", "default"),
-            ("", "default"),
-            ("/train", "default"),
-            ("team-a/train", "team-a"),
-            ("team-a/x/y", "team-a"),
-            ("team-a/", "team-a"),
-        ] {
-            assert_eq!(namespace_of(job), namespace, "{job}");
+        for job in ["team-b/x", "team/x", "team-a2/x", "team-a", "x"] {
+            let job: JobName = job.parse().unwrap();
+            assert!(!Role::Agent.may(Action::DumpInto(&job), &own), "{job}");
+            assert!(!Role::Reader.may(Action::Read(&job), &own), "{job}");
         }
     }
 

@@ -437,9 +437,14 @@ impl RemoteCheckpoint {
 
 /// What is asked for in every case. By its name a node that does not hold it finds who does.
 fn fetch_of(record: &control::Checkpoint) -> request::Fetch {
+    let is_parked = record.generation == 0;
     request::Fetch {
         checkpoint: record.id.clone(),
-        listed_as: name_of(record),
+        listed_as: if is_parked {
+            String::new()
+        } else {
+            name_of(record)
+        },
         ..request::Fetch::default()
     }
 }

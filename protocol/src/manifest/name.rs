@@ -71,11 +71,66 @@ pub fn check_job_name(name: &str) -> Result<(), JobNameError> {
     Ok(())
 }
 
+/// Namespace of jobs whose name has no `/`.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// Returns the namespace of a job: its name up to the first `/`, or [`DEFAULT_NAMESPACE`].
+///
+/// # Errors
+/// `job` is no job name, so it is in no namespace. An empty one is not in `default`.
+pub fn namespace_of(job: &str) -> Result<&str, JobNameError> {
+    check_job_name(job)?;
+    Ok(job
+        .split_once('/')
+        .map_or(DEFAULT_NAMESPACE, |(namespace, _)| namespace))
+}
+
+/// A job name that keeps the rules of [`check_job_name`]. Rights are checked of these only.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobName(String);
+
+impl JobName {
+    /// Returns the name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the namespace that the job is in.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        self.0
+            .split_once('/')
+            .map_or(DEFAULT_NAMESPACE, |(namespace, _)| namespace)
+    }
+}
+
+impl FromStr for JobName {
+    type Err = JobNameError;
+
+    fn from_str(name: &str) -> Result<Self, JobNameError> {
+        check_job_name(name)?;
+        Ok(Self(name.to_owned()))
+    }
+}
+
+impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<JobName> for String {
+    fn from(name: JobName) -> Self {
+        name.0
+    }
+}
+
 /// A checkpoint as people name it: `JOB@GEN`, or `JOB` for the newest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CheckpointRef {
-    /// Name of the job, checked.
-    pub job: String,
+    /// Name of the job.
+    pub job: JobName,
     /// Generation, from 1; `None` for the newest.
     pub generation: Option<u64>,
 }
@@ -102,12 +157,9 @@ impl FromStr for CheckpointRef {
             Some((job, generation)) => (job, Some(generation)),
             None => (text, None),
         };
-        check_job_name(job)?;
+        let job = job.parse()?;
         let generation = generation.map(parse_generation).transpose()?;
-        Ok(Self {
-            job: job.to_owned(),
-            generation,
-        })
+        Ok(Self { job, generation })
     }
 }
 
@@ -115,7 +167,7 @@ impl fmt::Display for CheckpointRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.generation {
             Some(generation) => write!(f, "{}@{generation}", self.job),
-            None => f.write_str(&self.job),
+            None => f.write_str(self.job.as_str()),
         }
     }
 }
@@ -174,19 +226,40 @@ mod tests {
     }
 
     #[test]
+    fn a_jobs_namespace_ends_at_the_first_slash() {
+        for (job, namespace) in [
+            ("train", "default"),
+            ("default/train", "default"),
+            ("team-a/train", "team-a"),
+            ("team-a/x/y", "team-a"),
+        ] {
+            assert_eq!(namespace_of(job), Ok(namespace));
+            assert_eq!(job.parse::<JobName>().unwrap().namespace(), namespace);
+        }
+    }
+
+    #[test]
+    fn what_is_no_job_name_is_in_no_namespace() {
+        for job in ["", "/", "/train", "team-a/", "team-a//x", "..", "*", "a@1"] {
+            assert!(namespace_of(job).is_err(), "{job:?}");
+            assert!(job.parse::<JobName>().is_err(), "{job:?}");
+        }
+    }
+
+    #[test]
     fn references_name_a_job_and_perhaps_a_generation() {
         let parse = |text: &str| text.parse::<CheckpointRef>();
         assert_eq!(
             parse("job"),
             Ok(CheckpointRef {
-                job: "job".into(),
+                job: JobName("job".into()),
                 generation: None
             })
         );
         assert_eq!(
             parse("a/b@12"),
             Ok(CheckpointRef {
-                job: "a/b".into(),
+                job: JobName("a/b".into()),
                 generation: Some(12)
             })
         );
@@ -219,7 +292,7 @@ mod tests {
     proptest! {
         #[test]
         fn references_round_trip(job in "[A-Za-z0-9_:+][A-Za-z0-9._:+-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._:+-]{0,20}){0,3}", generation in proptest::option::of(1_u64..)) {
-            let reference = CheckpointRef { job, generation };
+            let reference = CheckpointRef { job: JobName(job), generation };
             prop_assert_eq!(reference.to_string().parse::<CheckpointRef>(), Ok(reference));
         }
 

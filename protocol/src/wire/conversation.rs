@@ -19,6 +19,7 @@ pub use server::DumpServer;
 
 use super::VERSION;
 use super::message::{FetchOpened, Hello, Reply, Request, reply, request};
+use crate::access::Access;
 use crate::control;
 use crate::manifest::{check_job_name, is_plain_file_name};
 
@@ -60,6 +61,10 @@ pub fn check_request(request: &Request) -> Result<&request::Body, ConversationEr
         .body
         .as_ref()
         .ok_or(ConversationError::UnknownRequest)?;
+    if !matches!(body, request::Body::Control(_)) {
+        // Control requests have replies, and refusals, of their own.
+        Access::of_wire(body)?;
+    }
     match body {
         request::Body::Dump(dump) => {
             check_dump(dump)?;
@@ -81,8 +86,8 @@ pub fn check_request(request: &Request) -> Result<&request::Body, ConversationEr
                 check_node(node)?;
             }
         }
-        // These have no fields that this layer knows a rule for.
-        _ => {}
+        // These have no ids.
+        request::Body::Inventory(_) | request::Body::Ping(_) | request::Body::Control(_) => {}
     }
     Ok(body)
 }

@@ -8,12 +8,14 @@ use std::io;
 use permafrost_client::identity::{Peer, Role};
 use permafrost_client::peer::{FrameSink, PeerError};
 use permafrost_client::remote::{MapDigest, Part, ReadError, RemoteCheckpoint, Run};
+use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::manifest::{CheckpointRef, Manifest};
+use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::request;
 
-use super::{check_read, denied, refusal};
+use super::refusal;
+use super::rights::{authorize, check_read, denied, job_of};
 use crate::store::{Fetch, Fetched, Store, StoreError};
 
 const PAGE_BYTES: usize = 4096;
@@ -28,15 +30,15 @@ pub fn serve_fetch(
     request: &request::Fetch,
     frames: &mut dyn FrameSink,
 ) -> Result<(), control::Error> {
+    authorize(peer, &Access::of_fetch(request)?)?;
     let source = match store.open_fetch(&request.checkpoint, &request.parent) {
         Ok(fetch) => Source::Here(Box::new(fetch)),
         Err(error) => Source::Elsewhere(Box::new(pass_on(store, peer, request, &error)?)),
     };
-    match source.manifest().job.as_str() {
-        // Copies are made of it by nodes; to everybody else it is not there before it is adopted.
-        "" if peer.role() != Role::Node => return Err(denied(peer, "read a parked session")),
-        "" => {}
-        job => check_read(peer, job)?,
+    check_readable(peer, source.manifest())?;
+    // Which pages are equal says what is in it.
+    if let Some(compared_with) = source.compared_with() {
+        check_readable(peer, compared_with)?;
     }
     frames
         .opened(source.manifest().clone(), source.content_digest())
@@ -53,6 +55,16 @@ pub fn serve_fetch(
     })
 }
 
+/// Checks that `peer` may read what the manifest is of. Nodes make copies of parked sessions without a job; to everybody
+/// else they are not there before they are adopted.
+fn check_readable(peer: &Peer, manifest: &Manifest) -> Result<(), control::Error> {
+    match manifest.job.as_str() {
+        "" if peer.role() == Role::Node => Ok(()),
+        "" => Err(denied(peer, "read a parked session")),
+        job => check_read(peer, &job_of(job)?),
+    }
+}
+
 /// What cannot be opened here, as other nodes have it, for whoever may read it. A node asks them itself.
 fn pass_on(
     store: &Store,
@@ -64,14 +76,10 @@ fn pass_on(
     if is_damaged {
         store.report_damage(&request.checkpoint, error);
     }
-    let listed_as: Result<CheckpointRef, _> = request.listed_as.parse();
-    let Ok(listed_as) = listed_as else {
-        return Err(refusal(error));
-    };
-    if peer.role() == Role::Node {
+    // Whether the peer may read the job that it names was checked with the request.
+    if request.listed_as.is_empty() || peer.role() == Role::Node {
         return Err(refusal(error));
     }
-    check_read(peer, &listed_as.job)?;
     let opened = store.open_elsewhere(&request.checkpoint, &request.listed_as);
     // What is wrong here says more.
     opened.map_err(|elsewhere| refusal(if is_damaged { error } else { &elsewhere }))
@@ -88,6 +96,14 @@ impl Source {
         match self {
             Self::Here(fetch) => fetch.manifest(),
             Self::Elsewhere(remote) => remote.manifest(),
+        }
+    }
+
+    /// Manifest of the checkpoint that pages are compared with.
+    fn compared_with(&self) -> Option<&Manifest> {
+        match self {
+            Self::Here(fetch) => fetch.compared_with(),
+            Self::Elsewhere(_) => None,
         }
     }
 

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use permafrost_client::frontend::{PageSink, SinkError};
 use permafrost_client::identity::Peer;
 use permafrost_client::peer::{Frame, FrameSource, Replies};
+use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
+use super::rights::{authorize, check_dump, job_of};
 use super::spool::Spool;
-use super::{Agents, check_write, refusal};
+use super::{Agents, refusal};
 use crate::peers::{gone, invalid};
 use crate::store::{Session, SessionSink, StoreError, check_tells_processes};
 
@@ -31,6 +33,7 @@ impl Agents {
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
+        authorize(peer, &Access::of_dump(&request)?)?;
         if let Some(adopt) = request.adopt {
             return self.adopt(peer, adopt, frames, replies);
         }
@@ -51,7 +54,11 @@ impl Agents {
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
-        check_write(peer, &session.request.job)?;
+        // Its certificate may have been replaced since it opened the session.
+        match session.request.job.as_str() {
+            "" => {}
+            job => check_dump(peer, &job_of(job)?)?,
+        }
         replies.opened(true);
         // It is open, and not receiving, until CRIU sends something.
         session.expect_from(frames.canceller());
@@ -108,7 +115,6 @@ impl Agents {
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
-        check_write(peer, &adopt.job)?;
         replies.opened(false);
         let first = frames.next().map_err(|error| gone(&error))?;
         if first.header.kind != Kind::Close {
@@ -157,7 +163,7 @@ impl Agents {
             .collect();
         check_tells_processes(&wanted)?;
         let mut fitting = Vec::new();
-        for record in self.store.list("")? {
+        for record in self.store.list(None)? {
             if record.generation > 0 || !self.owns(peer, &record.session) {
                 continue;
             }

@@ -4,7 +4,10 @@
 mod fetch;
 mod intake;
 mod requests;
+mod rights;
 mod spool;
+#[cfg(test)]
+mod tests;
 mod turns;
 
 use std::collections::HashMap;
@@ -13,8 +16,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::{Action, Peer, Role, namespace_of};
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_client::identity::Peer;
+use permafrost_protocol::control;
 
 use crate::cluster::Operate;
 use crate::denials::Denials;
@@ -22,6 +25,7 @@ use crate::queues::{Queues, Reservations};
 use crate::store::{Session, Store, StoreError};
 
 pub use fetch::serve_fetch;
+pub(crate) use rights::authorize;
 
 /// An agent that has opened a session begins its conversation at once; one that does not, never will.
 const BEGIN: Duration = Duration::from_secs(60);
@@ -168,43 +172,6 @@ impl Agents {
 /// Names are unique within a role.
 fn name_of(peer: &Peer) -> String {
     format!("{} {}", peer.role(), peer.name())
-}
-
-/// Whether `peer` may add to `job`, or take from it.
-fn check_write(peer: &Peer, job: &str) -> Result<(), control::Error> {
-    let namespace = namespace_of(job);
-    if peer.may(Action::DumpInto { namespace }) {
-        return Ok(());
-    }
-    let refused = denied(
-        peer,
-        &format!("dump into, or remove from, namespace {namespace}"),
-    );
-    Err(match peer.role() {
-        Role::Reader | Role::Operator => control::Error {
-            hint: "that takes a certificate of role agent (docs/security.md)".to_owned(),
-            ..refused
-        },
-        Role::Node | Role::Agent => refused,
-    })
-}
-
-/// Whether `peer` may read `job`.
-fn check_read(peer: &Peer, job: &str) -> Result<(), control::Error> {
-    let namespace = namespace_of(job);
-    if peer.may(Action::Read { namespace }) {
-        return Ok(());
-    }
-    Err(denied(peer, &format!("read namespace {namespace}")))
-}
-
-fn denied(peer: &Peer, what: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Denied.into(),
-        message: format!("{} {} may not {what}", peer.role(), peer.name()),
-        hint: "its certificate lists its namespaces (`permafrost pki issue --namespace`)"
-            .to_owned(),
-    }
 }
 
 fn refusal(error: &StoreError) -> control::Error {

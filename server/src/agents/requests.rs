@@ -1,11 +1,13 @@
 //! Requests of agents, readers and operators: those of `permafrost`, as far as the peer may.
 
-use permafrost_client::identity::{Action, Peer};
+use permafrost_client::identity::Peer;
+use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
-use permafrost_protocol::manifest::CheckpointRef;
+use permafrost_protocol::manifest::JobName;
 
+use super::rights::{authorize, check_delete, job_of, reads};
 use super::turns::Admitted;
-use super::{Agents, check_read, check_write, denied, refusal};
+use super::{Agents, refusal};
 use crate::cluster::{Operate, no_cluster};
 use crate::denials::{Denials, no_certificates};
 use crate::queues::{Admission, expected_bytes};
@@ -35,11 +37,12 @@ impl Agents {
     }
 
     fn answer(&self, peer: &Peer, body: request::Body) -> Result<reply::Body, control::Error> {
+        authorize(peer, &Access::of_control(&body)?)?;
         Ok(match body {
             request::Body::Open(open) => self.open(peer, open)?,
             request::Body::Reserve(reserve) => reply::Body::Reserved(self.reserve(peer, &reserve)?),
             request::Body::CancelReservation(cancel) => {
-                self.cancel_reservation(peer, &cancel)?;
+                self.cancel_reservation(&cancel)?;
                 reply::Body::Done(control::Done { count: 1 })
             }
             request::Body::Abort(abort) => {
@@ -50,17 +53,10 @@ impl Agents {
                 checkpoints: self.list(peer, &list.job)?,
             }),
             request::Body::Show(show) => {
-                check_read(peer, &job_of(&show.checkpoint)?)?;
                 let shown = self.store.show(&show.checkpoint);
                 reply::Body::Detail(shown.map_err(|error| refusal(&error))?)
             }
             request::Body::Remove(remove) => {
-                let job = if remove.all_generations {
-                    remove.checkpoint.clone()
-                } else {
-                    job_of(&remove.checkpoint)?
-                };
-                check_write(peer, &job)?;
                 let removed =
                     self.store
                         .remove(&remove.checkpoint, remove.all_generations, remove.force);
@@ -68,7 +64,6 @@ impl Agents {
                 reply::Body::Done(control::Done { count })
             }
             request::Body::Pin(pin) => {
-                check_write(peer, &job_of(&pin.checkpoint)?)?;
                 let pinned = self.store.pin(&pin.checkpoint, pin.pinned);
                 reply::Body::Checkpoint(pinned.map_err(|error| refusal(&error))?)
             }
@@ -77,14 +72,10 @@ impl Agents {
             }
             request::Body::Status(_) => reply::Body::Status(self.status(peer)?),
             request::Body::Nodes(nodes) => {
-                if !peer.may(Action::List) {
-                    return Err(denied(peer, "see the nodes"));
-                }
                 let answer = self.operator()?.nodes(&nodes);
-                reply::Body::Nodes(answer.map_err(|error| refusal(&error))?)
+                reply::Body::Nodes(visible(peer, answer.map_err(|error| refusal(&error))?))
             }
             request::Body::SetNode(set) => {
-                check_operate(peer, "drain or remove nodes")?;
                 tracing::info!(
                     peer = peer.name(),
                     node = set.name,
@@ -93,10 +84,9 @@ impl Agents {
                     "node is set"
                 );
                 let answer = self.operator()?.set_node(&set);
-                reply::Body::Nodes(answer.map_err(|error| refusal(&error))?)
+                reply::Body::Nodes(visible(peer, answer.map_err(|error| refusal(&error))?))
             }
             request::Body::Rebuild(rebuild) => {
-                check_operate(peer, "rebuild the registry")?;
                 let answer = self.operator()?.rebuild(&rebuild);
                 let rebuilt = answer.map_err(|error| refusal(&error))?;
                 if let (Some(denials), false) = (&self.denials, rebuild.dry_run) {
@@ -105,7 +95,6 @@ impl Agents {
                 reply::Body::Rebuilt(rebuilt)
             }
             request::Body::Scrub(scrub) => {
-                check_operate(peer, "have a node scrubbed")?;
                 let scrubbed = self.store.scrub_now(&scrub.checkpoint, &mut |_, _| {});
                 reply::Body::Scrubbed(scrubbed.map_err(|error| refusal(&error))?)
             }
@@ -140,7 +129,6 @@ impl Agents {
     }
 
     fn open(&self, peer: &Peer, open: request::Open) -> Result<reply::Body, control::Error> {
-        check_write(peer, &open.job)?;
         self.discard_late();
         let durability = Durability::parse(&open.durability).map_err(|error| refusal(&error))?;
         let admission = Admission::new(
@@ -191,12 +179,14 @@ impl Agents {
     fn abort(&self, peer: &Peer, id: &str) -> Result<(), control::Error> {
         let own = self.take(peer, id).is_ok() || self.owns(peer, id);
         if !own {
-            let listed = self.store.list("").map_err(|error| refusal(&error))?;
+            let listed = self.store.list(None).map_err(|error| refusal(&error))?;
             let parked = listed
                 .into_iter()
                 .find(|record| record.generation == 0 && record.session == id);
             match parked {
-                Some(parked) if !parked.job.is_empty() => check_write(peer, &parked.job)?,
+                Some(parked) if !parked.job.is_empty() => {
+                    check_delete(peer, &job_of(&parked.job)?)?;
+                }
                 _ => {
                     return Err(control::Error {
                         code: ErrorCode::NotFound.into(),
@@ -214,13 +204,15 @@ impl Agents {
 
     /// What the peer may read; of parked sessions without a job, its own.
     fn list(&self, peer: &Peer, job: &str) -> Result<Vec<control::Checkpoint>, control::Error> {
-        if !job.is_empty() {
-            check_read(peer, job)?;
-        }
-        let mut listed = self.store.list(job).map_err(|error| refusal(&error))?;
+        let job: Option<JobName> = match job {
+            "" => None,
+            job => Some(job_of(job)?),
+        };
+        let listed = self.store.list(job.as_ref());
+        let mut listed = listed.map_err(|error| refusal(&error))?;
         listed.retain(|record| match record.job.as_str() {
             "" => self.owns(peer, &record.session),
-            job => check_read(peer, job).is_ok(),
+            job => reads(peer, job),
         });
         Ok(listed)
     }
@@ -234,7 +226,6 @@ impl Agents {
                 .map(|record| format!("{}@{}", record.job, record.generation))
                 .collect()
         } else {
-            check_read(peer, &job_of(reference)?)?;
             vec![reference.to_owned()]
         };
         let mut all = control::Verified::default();
@@ -252,9 +243,6 @@ impl Agents {
     }
 
     fn status(&self, peer: &Peer) -> Result<control::ServerStatus, control::Error> {
-        if !peer.may(Action::List) {
-            return Err(denied(peer, "see the state of the node"));
-        }
         let listed = self.list(peer, "")?;
         let parked = listed
             .iter()
@@ -271,27 +259,15 @@ impl Agents {
     }
 }
 
-/// Whether `peer` looks after the cluster.
-fn check_operate(peer: &Peer, what: &str) -> Result<(), control::Error> {
-    if peer.may(Action::Operate) {
-        return Ok(());
+/// Leaves the names out of the list that are of jobs which `peer` may not read; they are still counted.
+fn visible(peer: &Peer, mut list: control::NodeList) -> control::NodeList {
+    for node in &mut list.nodes {
+        node.only_here_names.retain(|name| {
+            let job = name.split_once('@').map_or(name.as_str(), |(job, _)| job);
+            reads(peer, job)
+        });
     }
-    Err(control::Error {
-        hint: "ask with a certificate of role operator (`permafrost agent --identity`), or as root on a storage node"
-            .to_owned(),
-        ..denied(peer, what)
-    })
-}
-
-/// The job that a reference names.
-fn job_of(reference: &str) -> Result<String, control::Error> {
-    let parsed: Result<CheckpointRef, _> = reference.parse();
-    match parsed {
-        Ok(parsed) => Ok(parsed.job),
-        Err(error) => Err(invalid(&format!(
-            "{reference:?} names no checkpoint: {error}"
-        ))),
-    }
+    list
 }
 
 fn invalid(message: &str) -> control::Error {

@@ -7,10 +7,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use permafrost_client::identity::{Action, Peer, Role};
+use permafrost_client::identity::{Peer, Role};
 use permafrost_protocol::control::{self, ErrorCode, request};
 
-use super::{Agents, denied};
+use super::Agents;
 use crate::queues::{Admission, Direction, Entered, Reservations, Turn};
 use crate::store::StoreError;
 
@@ -67,7 +67,6 @@ impl Agents {
         peer: &Peer,
         reserve: &request::Reserve,
     ) -> Result<control::Reserved, control::Error> {
-        check_reserve(peer)?;
         let reservations = self.reservations()?;
         if peer.role() == Role::Node {
             // So a request never goes round in circles.
@@ -79,10 +78,8 @@ impl Agents {
     /// Whoever has the token may give the place up.
     pub(super) fn cancel_reservation(
         &self,
-        peer: &Peer,
         cancel: &request::CancelReservation,
     ) -> Result<(), control::Error> {
-        check_reserve(peer)?;
         self.reservations()?.cancel(cancel)
     }
 
@@ -96,12 +93,4 @@ impl Agents {
                 hint: String::new(),
             })
     }
-}
-
-/// Whether a peer may keep places: who dumps somewhere, other nodes, and who looks after the cluster.
-fn check_reserve(peer: &Peer) -> Result<(), control::Error> {
-    if peer.role() == Role::Agent || peer.may(Action::Replicate) || peer.may(Action::Operate) {
-        return Ok(());
-    }
-    Err(denied(peer, "reserve a place"))
 }

@@ -1,7 +1,8 @@
 //! Who asks, and what they may ask for. `serve` finds it out and puts it into the request's extensions.
 
-use permafrost_client::identity::{ALL_NAMESPACES, Namespaces, Peer, Role, namespace_of};
+use permafrost_client::identity::{ALL_NAMESPACES, Namespaces, Peer, Role};
 pub use permafrost_client::identity::{NoScope, Scope, Scopes};
+use permafrost_protocol::manifest::namespace_of;
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +45,14 @@ impl Caller {
         self.scopes.contains(scope)
     }
 
-    /// Whether they may see and ask about `job`.
+    /// Returns whether they may see and ask about `job`. Parked checkpoints without a job, and what is no job name, are in
+    /// no namespace: only those see them who see all.
     #[must_use]
     pub fn sees(&self, job: &str) -> bool {
-        self.namespaces.contains(namespace_of(job))
+        match namespace_of(job) {
+            Ok(namespace) => self.namespaces.contains(namespace),
+            Err(_) => self.namespaces.is_all(),
+        }
     }
 }
 
@@ -66,5 +71,10 @@ mod tests {
         assert!(caller.sees("train") && caller.sees("team-a/train"));
         caller.namespaces = Namespaces::new(["team-a"]).unwrap();
         assert!(caller.sees("team-a/train") && !caller.sees("train") && !caller.sees("team-b/x"));
+        caller.namespaces = Namespaces::new(["default"]).unwrap();
+        assert!(caller.sees("train"));
+        for odd in ["", "/", "/train", "team-a/", "..", "a@1"] {
+            assert!(!caller.sees(odd), "{odd:?}");
+        }
     }
 }

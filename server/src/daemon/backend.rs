@@ -176,7 +176,11 @@ impl Backend for Local {
     }
 
     fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {
-        self.store.list(&list.job).map_err(refusal)
+        let job = match list.job.as_str() {
+            "" => None,
+            job => Some(store::job_name(job).map_err(refusal)?),
+        };
+        self.store.list(job.as_ref()).map_err(refusal)
     }
 
     fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error> {
@@ -284,7 +288,7 @@ impl Backend for Local {
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
-        let listed = self.store.list("").map_err(refusal)?;
+        let listed = self.store.list(None).map_err(refusal)?;
         let parked = listed
             .iter()
             .filter(|record| record.generation == 0)

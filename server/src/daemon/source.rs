@@ -210,7 +210,7 @@ impl Source for OfDaemon {
     }
 
     fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError> {
-        self.store.list("")
+        self.store.list(None)
     }
 
     fn predict(

@@ -4,11 +4,12 @@ use std::sync::{Arc, OnceLock};
 
 use permafrost_client::identity::{Action, Peer, Role};
 use permafrost_client::peer::{FrameSink, FrameSource, Handler, Replies};
+use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::message::{Committed, Done, reply, request};
 
 use super::replica::take_copy;
-use crate::agents::{Agents, serve_fetch};
+use crate::agents::{Agents, authorize, serve_fetch};
 use crate::cluster::held;
 use crate::repair::{Puller, Throttle};
 use crate::store::{Store, StoreError};
@@ -93,20 +94,21 @@ impl NodeHandler {
 
     fn answer(&self, peer: &Peer, body: request::Body) -> Result<reply::Body, control::Error> {
         let serving = self.serving().map_err(|error| error.to_reply())?;
+        if let request::Body::Control(request) = body {
+            return Ok(reply::Body::Control(serving.agents.call(peer, request)));
+        }
+        authorize(peer, &Access::of_wire(&body)?)?;
         match (body, &serving.copying) {
-            (request::Body::Control(request), _) => {
-                Ok(reply::Body::Control(serving.agents.call(peer, request)))
-            }
             (request::Body::Ping(_), _) => Ok(self.done()),
-            (body, Some(copying)) if peer.may(Action::Replicate) => {
+            (body, Some(copying)) => {
                 let answer = self.between_nodes(copying, body);
                 answer.map_err(|error| error.to_reply())
             }
-            _ => Err(self.denied(peer)),
+            (_, None) => Err(self.no_copies(peer)),
         }
     }
 
-    fn denied(&self, peer: &Peer) -> control::Error {
+    fn no_copies(&self, peer: &Peer) -> control::Error {
         control::Error {
             code: ErrorCode::Denied.into(),
             message: format!(
@@ -157,8 +159,9 @@ impl Handler for NodeHandler {
         if peer.role() != Role::Node {
             return serving.agents.dump(peer, request, frames, replies);
         }
-        if !peer.may(Action::Replicate) || serving.copying.is_none() {
-            return Err(self.denied(peer));
+        authorize(peer, &Access::of_dump(&request)?)?;
+        if serving.copying.is_none() {
+            return Err(self.no_copies(peer));
         }
         take_copy(&self.store, &self.node, request, frames, replies)
     }

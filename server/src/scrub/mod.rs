@@ -403,7 +403,7 @@ impl Scrubber {
             message: format!("{reference:?} names no checkpoint: {error}"),
             hint: "name one as JOB or JOB@GENERATION",
         })?;
-        let listed = self.store.list(&parsed.job)?;
+        let listed = self.store.list(Some(&parsed.job))?;
         let wanted = listed
             .into_iter()
             .filter(|record| match parsed.generation {

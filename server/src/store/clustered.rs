@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, Checkpoint, CheckpointId, Shadow};
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::Kind;
+use permafrost_protocol::manifest::{JobName, Kind};
 use permafrost_protocol::wire::message::Commit;
 
 use super::checking::Held;
@@ -14,7 +14,7 @@ use super::dump::Parent;
 use super::elsewhere::not_here;
 use super::reader::check_listed_as;
 use super::seal::{Contents, Numbering};
-use super::{Store, StoreError, digest, manifest_of};
+use super::{Store, StoreError, digest, job_name, manifest_of};
 use crate::clock::unix_ms;
 use crate::cluster::{Registered, Registry};
 use crate::replication::{Copies, CopiesRequest, Durability, Replicate};
@@ -285,7 +285,8 @@ impl Store {
             match registry.find(job, generation.unwrap_or(0)) {
                 Ok(Some(entry)) => return Ok(Some(line(entry))),
                 Ok(None) => {
-                    let own = self.listed(job)?.into_iter().filter(|record| {
+                    let own = self.listed(Some(&job_name(job)?))?;
+                    let own = own.into_iter().filter(|record| {
                         record.generation > 0 && generation.is_none_or(|g| g == record.generation)
                     });
                     return Ok(own.max_by_key(|record| record.generation));
@@ -308,12 +309,16 @@ impl Store {
 
     /// Checkpoints of a job, or all, by job and generation, parked ones last: the registry's, and those of this node
     /// that were sealed before it was in a cluster.
-    pub(super) fn listed(&self, job: &str) -> Result<Vec<control::Checkpoint>, StoreError> {
-        let mut own = self.catalog.list((!job.is_empty()).then_some(job))?;
+    pub(super) fn listed(
+        &self,
+        job: Option<&JobName>,
+    ) -> Result<Vec<control::Checkpoint>, StoreError> {
+        let job = job.map(JobName::as_str);
+        let mut own = self.catalog.list(job)?;
         let Some(registry) = self.registry() else {
             return Ok(own);
         };
-        match registry.list(job) {
+        match registry.list(job.unwrap_or_default()) {
             Ok(entries) => {
                 own.retain(|record| {
                     self.attrs(&record.id) & (ATTR_PROVISIONAL | ATTR_PUBLISHED) == 0

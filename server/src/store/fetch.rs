@@ -97,6 +97,12 @@ impl Store {
 }
 
 impl Fetch {
+    /// Returns the manifest of the checkpoint that pages are compared with, if it is here.
+    #[must_use]
+    pub fn compared_with(&self) -> Option<&Manifest> {
+        self.parent.as_ref().map(|parent| &parent.manifest)
+    }
+
     /// What it consists of; the map roots mean nothing elsewhere.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {

@@ -5,20 +5,20 @@ use std::sync::Weak;
 
 use permafrost_pmem::{ATTR_PINNED, MediumKind};
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::manifest::{JobName, Manifest};
 
 use super::anywhere::Anywhere;
 use super::checking::Held;
 use super::reader::PAGE_BYTES;
-use super::{Progress, Store, StoreError, manifest_of};
+use super::{Progress, Store, StoreError, job_name, manifest_of};
 use crate::clock::unix_ms;
 
 impl Store {
-    /// Checkpoints of a job, or all with an empty name, by job and generation, parked ones last.
+    /// Lists the checkpoints of a job, or of all jobs, by job and generation, parked ones last.
     ///
     /// # Errors
     /// No such job, or the catalog cannot be read.
-    pub fn list(&self, job: &str) -> Result<Vec<control::Checkpoint>, StoreError> {
+    pub fn list(&self, job: Option<&JobName>) -> Result<Vec<control::Checkpoint>, StoreError> {
         let mut listed = self.listed(job)?;
         for parked in listed.iter_mut().filter(|record| record.generation == 0) {
             let left = self
@@ -28,7 +28,7 @@ impl Store {
             parked.expires_unix_ms =
                 unix_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         }
-        if listed.is_empty() && !job.is_empty() {
+        if let Some(job) = job.filter(|_| listed.is_empty()) {
             return Err(StoreError::NotFound {
                 what: format!("job {job}"),
             });
@@ -66,7 +66,7 @@ impl Store {
     /// Removes a checkpoint, or every one of a job. How many.
     ///
     /// # Errors
-    /// No such checkpoint; it is pinned and `force` is not given, then nothing is removed.
+    /// No such job or checkpoint, or no valid name; it is pinned and `force` is not given, then nothing is removed.
     pub fn remove(
         &self,
         reference: &str,
@@ -74,7 +74,7 @@ impl Store {
         force: bool,
     ) -> Result<u64, StoreError> {
         let doomed = if all_generations {
-            self.list(reference)?
+            self.list(Some(&job_name(reference)?))?
                 .into_iter()
                 .filter(|record| record.generation > 0)
                 .collect()

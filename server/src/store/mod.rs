@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::manifest::{CheckpointRef, Kind, Manifest, check_job_name};
+use permafrost_protocol::manifest::{CheckpointRef, JobName, Kind, Manifest};
 
 use self::dump::Parent;
 use self::jobs::JobLocks;
@@ -430,7 +430,7 @@ impl Store {
             message: format!("{reference:?} names no checkpoint: {error}"),
             hint: "name one as JOB or JOB@GENERATION",
         })?;
-        let found = self.look_up(&parsed.job, parsed.generation)?;
+        let found = self.look_up(parsed.job.as_str(), parsed.generation)?;
         found.ok_or_else(|| StoreError::NotFound {
             what: format!("checkpoint {reference}"),
         })
@@ -574,9 +574,17 @@ fn manifest_of(checkpoint: &Arc<permafrost_pmem::Checkpoint>) -> Result<Manifest
     Manifest::decode_checked(&bytes).map_err(|source| StoreError::Manifest { id, source })
 }
 
-fn check_job(job: &str) -> Result<(), StoreError> {
-    check_job_name(job).map_err(|error| StoreError::Invalid {
+/// Returns `job` as a valid job name.
+///
+/// # Errors
+/// It is none: an empty one, too.
+pub(crate) fn job_name(job: &str) -> Result<JobName, StoreError> {
+    job.parse().map_err(|error| StoreError::Invalid {
         message: format!("{job:?} is no job name: {error}"),
         hint: "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",
     })
+}
+
+fn check_job(job: &str) -> Result<(), StoreError> {
+    job_name(job).map(drop)
 }

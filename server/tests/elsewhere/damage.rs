@@ -106,5 +106,12 @@ fn damage_without_another_copy_is_an_error_that_names_it() {
     let error = site.get(0).map(drop).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Corrupt);
     assert_eq!(site.nodes[1].damage_told().len(), 1);
-    assert_eq!(site.nodes[0].store.list(JOB).unwrap().len(), 1);
+    assert_eq!(
+        site.nodes[0]
+            .store
+            .list(Some(&JOB.parse().unwrap()))
+            .unwrap()
+            .len(),
+        1
+    );
 }

@@ -72,7 +72,7 @@ fn without_a_holder_it_is_an_error_and_nothing_is_left() {
     let error = verified.unwrap_err().to_string();
     assert!(error.contains("held by only"), "{error}");
     // It is there all the same.
-    assert_eq!(site.nodes[0].store.list("").unwrap().len(), 1);
+    assert_eq!(site.nodes[0].store.list(None).unwrap().len(), 1);
     site.check_get(1, &memory);
     assert_eq!(flat(&memory).len(), 300 * 4096);
 }

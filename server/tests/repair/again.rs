@@ -20,7 +20,7 @@ fn a_damaged_copy_is_replaced_and_its_marks_stay() {
     assert_eq!((&*record.id, record.pinned), (&*id(1), true));
     assert_eq!(b.read(1).unwrap().0, content);
     assert_eq!(b.mark(1), (true, false));
-    let listed = b.store.list("job").unwrap();
+    let listed = b.store.list(Some(&"job".parse().unwrap())).unwrap();
     assert_eq!((listed.len(), listed[0].pinned), (1, true));
     assert!(b.free_bytes().abs_diff(free) <= 128 << 10);
 }

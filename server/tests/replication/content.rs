@@ -43,7 +43,11 @@ fn copies_hold_what_the_origin_holds_under_the_same_id() {
     }
     let nodes = ["origin".to_owned(), name(0), name(1)];
     assert_eq!(sealed.nodes, nodes);
-    let listed = world.origin.store.list("job").unwrap();
+    let listed = world
+        .origin
+        .store
+        .list(Some(&"job".parse().unwrap()))
+        .unwrap();
     assert_eq!(
         (listed[0].nodes.as_slice(), listed[0].copies_wanted),
         (&nodes[..], 3)

@@ -41,7 +41,7 @@ fn at_every_step_there_is_a_whole_checkpoint_or_none() {
         assert_eq!(held, sealed, "{step:?}");
         // What is not listed is not seen, on any node.
         for node in world.nodes() {
-            assert_eq!(node.store.list("").unwrap().len(), usize::from(survives));
+            assert_eq!(node.store.list(None).unwrap().len(), usize::from(survives));
             assert_eq!(node.store.show("job").is_ok(), survives, "{step:?}");
         }
 

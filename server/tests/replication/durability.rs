@@ -16,7 +16,7 @@ fn nothing_but(world: &World, free: &[u64]) {
     for (node, free) in world.nodes().zip(free) {
         assert_eq!(node.checkpoints(), 0);
         assert_eq!(node.free_bytes(), *free);
-        assert!(node.store.list("").unwrap().is_empty());
+        assert!(node.store.list(None).unwrap().is_empty());
     }
     *world.faults.faults() = Default::default();
     dump(&world.origin.store, "job", &pages()).unwrap();

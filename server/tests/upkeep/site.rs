@@ -165,7 +165,7 @@ impl Site {
     pub(crate) fn listed(&self, reference: &str) -> Checkpoint {
         let (job, generation) = reference.split_once('@').unwrap();
         let generation: u64 = generation.parse().unwrap();
-        let listed = self.store.list(job).unwrap();
+        let listed = self.store.list(Some(&job.parse().unwrap())).unwrap();
         let mut listed = listed.into_iter();
         listed
             .find(|record| record.generation == generation)

@@ -557,11 +557,13 @@ fn a_dump_through_an_agent_waits_for_its_turn_at_the_node_and_can_be_given_up() 
     opened.unwrap();
     assert!(told > 0);
     // Places are kept for agents, and not for those who only read.
-    let reserve = ["reserve", "--bytes", "1M"];
+    let place = site.work().join("place");
+    let place = place.to_str().unwrap();
+    let reserve = ["reserve", "--bytes", "1M", "--reservation-file", place];
     let reserved = agent.json(&reserve).unwrap();
     assert_eq!(reserved["node"], name(0));
     let refused = reader.try_run(&reserve).unwrap();
     assert_eq!(refused.status.code(), Some(9));
-    let token = reserved["token"].as_str().unwrap();
-    agent.run(&["reserve", "--cancel", token]).unwrap();
+    let cancel = ["reserve", "--cancel", "--reservation-file", place];
+    agent.run(&cancel).unwrap();
 }

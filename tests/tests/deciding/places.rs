@@ -62,12 +62,23 @@ fn a_place_is_reserved_taken_up_by_a_dump_and_given_up_only_once() {
     for reserved in [&first.body, &second] {
         let token = token(reserved);
         let pid = task.pid().to_string();
-        let dump = ["dump", "--job", "train", "--pid", &pid, "--reservation"];
-        daemon.json(&[&dump[..], &[&token]].concat()).unwrap();
+        let place = work.path().join("place");
+        std::fs::write(&place, &token).unwrap();
+        let place = place.to_str().unwrap();
+        let dump = [
+            "dump",
+            "--job",
+            "train",
+            "--pid",
+            &pid,
+            "--reservation-file",
+            place,
+        ];
+        daemon.json(&dump).unwrap();
         task.wait_until_gone().unwrap();
         daemon.run(&["restore", "train"]).unwrap();
         give_up(&daemon, &token).assert_problem(404, "not-found", &[]);
-        let again = told(&daemon, &[&dump[..], &[&token]].concat());
+        let again = told(&daemon, &dump);
         assert_eq!(again.0, 4, "{again:?}");
     }
     assert_eq!(reserved(&daemon), 0);
@@ -101,7 +112,11 @@ fn a_token_that_is_given_up_has_lapsed_or_never_was_is_not_found() {
     assert_eq!(give_up(&daemon, &token(&shells)).status / 100, 2);
     let write = json!({"direction": "write", "bytes": 1});
     let ours = token(&reserve(&daemon, &write).body);
-    let done = daemon.json(&["reserve", "--cancel", &ours]).unwrap();
+    let place = work.path().join("place");
+    std::fs::write(&place, &ours).unwrap();
+    let place = place.to_str().unwrap();
+    let cancel = ["reserve", "--cancel", "--reservation-file", place];
+    let done = daemon.json(&cancel).unwrap();
     assert_eq!(done["count"], 1);
     assert_eq!(reserved(&daemon), 0);
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use permafrost_client::control::DEFAULT_SOCKET;
+use permafrost_protocol::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
 
 const ABOUT_EXIT_CODES: &str = "\
 Checkpoints are named JOB@GEN, or JOB for the newest of the job.
@@ -202,6 +203,16 @@ impl Durability {
     }
 }
 
+/// Takes a job's name; an empty one is none.
+pub(crate) fn job_name(name: &str) -> Result<String, JobNameError> {
+    name.parse::<JobName>().map(String::from)
+}
+
+/// Takes a checkpoint's name.
+pub(crate) fn checkpoint_name(name: &str) -> Result<String, CheckpointRefError> {
+    name.parse::<CheckpointRef>().map(|name| name.to_string())
+}
+
 /// Who goes first where several dumps, or restores, wait for their turns.
 #[derive(Debug, Args)]
 pub(crate) struct TurnArguments {
@@ -211,14 +222,8 @@ pub(crate) struct TurnArguments {
     /// It should start within this time, such as 500ms, 30s or 5m: it goes before others of its priority.
     #[arg(long, value_name = "TIME", value_parser = crate::reserve::parse_time)]
     pub(crate) deadline: Option<Duration>,
-    /// Take the place that was reserved under this token.
-    #[arg(
-        long,
-        value_name = "TOKEN",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub(crate) reservation: String,
+    #[command(flatten)]
+    pub(crate) reservation: crate::reserve::ReservationArguments,
 }
 
 impl TurnArguments {
@@ -235,7 +240,7 @@ pub(crate) struct DumpArguments {
     #[arg(long, short)]
     pub(crate) pid: u32,
     /// Job the checkpoint belongs to.
-    #[arg(long, short)]
+    #[arg(long, short, value_parser = job_name)]
     pub(crate) job: String,
     /// Let the process go on afterwards.
     #[arg(long)]
@@ -275,7 +280,7 @@ pub(crate) struct DumpArguments {
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArguments {
     /// JOB or JOB@GEN.
-    #[arg(value_name = "JOB[@GEN]")]
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: String,
     #[command(flatten)]
     pub(crate) turn: TurnArguments,
@@ -303,7 +308,7 @@ pub(crate) struct RestoreArguments {
 #[derive(Debug, Args)]
 pub(crate) struct GetArguments {
     /// JOB or JOB@GEN.
-    #[arg(value_name = "JOB[@GEN]")]
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: String,
     /// Where to; created if need be. The images hold the process's secrets.
     pub(crate) directory: PathBuf,
@@ -315,6 +320,7 @@ pub(crate) struct GetArguments {
 #[derive(Debug, Args)]
 pub(crate) struct PutArguments {
     /// Job the checkpoint will belong to.
+    #[arg(value_parser = job_name)]
     pub(crate) job: String,
     /// A directory that `criu dump` wrote.
     pub(crate) directory: PathBuf,
@@ -329,20 +335,21 @@ pub(crate) struct PutArguments {
 #[derive(Debug, Args)]
 pub(crate) struct LsArguments {
     /// Only this job.
+    #[arg(value_parser = job_name)]
     pub(crate) job: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct OneCheckpoint {
     /// JOB or JOB@GEN.
-    #[arg(value_name = "JOB[@GEN]")]
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArguments {
     /// JOB@GEN, or JOB with --all.
-    #[arg(value_name = "JOB[@GEN]")]
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: String,
     /// Every generation of the job.
     #[arg(long)]
@@ -355,7 +362,7 @@ pub(crate) struct RmArguments {
 #[derive(Debug, Args)]
 pub(crate) struct PinArguments {
     /// JOB or JOB@GEN.
-    #[arg(value_name = "JOB[@GEN]")]
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: String,
     /// Take the pin away.
     #[arg(long)]
@@ -365,21 +372,21 @@ pub(crate) struct PinArguments {
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArguments {
     /// JOB or JOB@GEN; everything without it.
-    #[arg(value_name = "JOB[@GEN]")]
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ScrubArguments {
     /// JOB or JOB@GEN; everything without it.
-    #[arg(value_name = "JOB[@GEN]")]
+    #[arg(value_name = "JOB[@GEN]", value_parser = checkpoint_name)]
     pub(crate) checkpoint: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AdoptArguments {
     /// Job the checkpoint will belong to.
-    #[arg(long, short)]
+    #[arg(long, short, value_parser = job_name)]
     pub(crate) job: String,
     /// The images directory of the dump.
     #[arg(long, short = 'D', value_name = "DIR")]
@@ -394,7 +401,7 @@ pub(crate) struct AdoptArguments {
 #[derive(Debug, Args)]
 pub(crate) struct OpenArguments {
     /// Job the dump will belong to.
-    #[arg(long, short)]
+    #[arg(long, short, value_parser = job_name)]
     pub(crate) job: String,
     /// Root of the process tree that will be dumped, if known.
     #[arg(long, short)]
@@ -428,6 +435,31 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn names_that_are_none_are_refused() {
+        for name in ["", "/", "..", "a/", "a//b", "a b", "jöb", &"x".repeat(201)] {
+            for arguments in [
+                &["rm", "--all", "--force", name][..],
+                &["rm", &format!("{name}@1")],
+                &["ls", name],
+                &["show", name],
+                &["pin", name],
+                &["verify", name],
+                &["scrub", name],
+                &["restore", name],
+                &["get", name, "dir"],
+                &["put", name, "dir"],
+                &["dump", "--pid", "7", "--job", name],
+                &["open", "--job", name],
+                &["adopt", "--job", name, "-D", "dir"],
+            ] {
+                let line = ["permafrost"].iter().chain(arguments);
+                let refused = Cli::try_parse_from(line).unwrap_err();
+                assert_eq!(refused.exit_code(), 2, "{arguments:?}");
+            }
+        }
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Delivery {
                     checkpoint: name.to_owned(),
                     priority: turn.priority,
                     deadline_ms: turn.deadline_ms(),
-                    reservation: turn.reservation.clone(),
+                    reservation: turn.reservation.token()?,
                 };
                 let mut queue = Queue::new(context, format!("restore {name}"), "restores", "");
                 connection
@@ -218,7 +218,7 @@ fn fetch(
         small_images_only: false,
         priority: turn.priority,
         deadline_ms: turn.deadline_ms(),
-        reservation: turn.reservation.clone(),
+        reservation: turn.reservation.token()?,
     };
     connection
         .call_with(export, Some(directory.as_fd()), &mut |so_far| {

@@ -1,5 +1,9 @@
 //! `permafrost reserve`: places in the queues of nodes.
 
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -16,10 +20,10 @@ A place keeps nobody waiting: those behind it go on until the dump or restore th
 One that is not taken up in time lapses. Whoever has the token has the place.
 
 Examples:
-    permafrost reserve --bytes 5G                        a dump here
+    permafrost reserve --bytes 5G --reservation-file place       a dump here
     permafrost reserve --bytes 5G --node n2 --direction read --lifetime 30s
-    permafrost dump --pid 4242 --job train --reservation TOKEN
-    permafrost reserve --cancel TOKEN
+    permafrost dump --pid 4242 --job train --reservation-file place
+    permafrost reserve --cancel --reservation-file place
 ";
 
 /// What is reserved.
@@ -56,16 +60,90 @@ pub(crate) struct ReserveArguments {
     /// How long the place is kept [default and most: 5m].
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) lifetime: Option<Duration>,
-    /// Give up the place of this token instead.
-    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["bytes", "direction", "priority", "deadline", "lifetime"])]
-    pub(crate) cancel: Option<String>,
+    /// Give up the place whose token is in --reservation-file, or in the variable PERMAFROST_RESERVATION, instead.
+    #[arg(long, conflicts_with_all = ["bytes", "direction", "priority", "deadline", "lifetime"])]
+    pub(crate) cancel: bool,
+    /// Write the token into this file, which only its owner can read; with --cancel, read it there (`-`: standard input).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) reservation_file: Option<PathBuf>,
+}
+
+/// Where the token of a reserved place stands. It is never an argument: every user of a machine can read those.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ReservationArguments {
+    /// Take the place that was reserved under the token in this file, `-` for standard input [default: the token in the
+    /// variable PERMAFROST_RESERVATION].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) reservation_file: Option<PathBuf>,
+}
+
+impl ReservationArguments {
+    /// Returns the token; an empty one where no place was reserved.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds no token.
+    pub(crate) fn token(&self) -> Result<String, Failure> {
+        match &self.reservation_file {
+            Some(path) => read_token(path),
+            None => Ok(std::env::var(RESERVATION_VARIABLE).unwrap_or_default()),
+        }
+    }
+}
+
+/// Variable with the token of a reserved place.
+const RESERVATION_VARIABLE: &str = "PERMAFROST_RESERVATION";
+
+/// A token has 32 digits; more is another file.
+const MAX_TOKEN_FILE_BYTES: u64 = 4096;
+
+fn read_token(path: &Path) -> Result<String, Failure> {
+    let source: io::Result<Box<dyn Read>> = if path == Path::new("-") {
+        Ok(Box::new(io::stdin()))
+    } else {
+        File::open(path).map(|file| Box::new(file) as Box<dyn Read>)
+    };
+    let mut text = String::new();
+    source
+        .and_then(|source| source.take(MAX_TOKEN_FILE_BYTES).read_to_string(&mut text))
+        .map_err(|error| Failure::io("read", path, &error))?;
+    let token = text.trim();
+    if token.is_empty() {
+        let message = format!("{} holds no token", path.display());
+        return Err(Failure::new(Code::Invalid, message)
+            .hint("`permafrost reserve --reservation-file FILE` writes it"));
+    }
+    Ok(token.to_owned())
+}
+
+fn write_token(path: &Path, token: &str) -> Result<(), Failure> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path);
+    file.and_then(|mut file| {
+        // One that was there keeps its mode.
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        writeln!(file, "{token}")
+    })
+    .map_err(|error| Failure::io("write", path, &error))
 }
 
 pub(crate) fn reserve(context: &Context, arguments: &ReserveArguments) -> Result<(), Failure> {
-    let mut connection = context.connect()?;
-    if let Some(token) = &arguments.cancel {
-        let done = connection.call(request::CancelReservation {
-            token: token.clone(),
+    if arguments.cancel {
+        let place = ReservationArguments {
+            reservation_file: arguments.reservation_file.clone(),
+        };
+        let token = place.token()?;
+        if token.is_empty() {
+            return Err(
+                Failure::new(Code::Invalid, "no token of a place to give up")
+                    .hint("pass --reservation-file FILE, or set PERMAFROST_RESERVATION"),
+            );
+        }
+        let done = context.connect()?.call(request::CancelReservation {
+            token,
             node: arguments.node.clone(),
         })?;
         return context.print(&done, |_: &Done| "the place is given up\n".to_owned());
@@ -73,7 +151,7 @@ pub(crate) fn reserve(context: &Context, arguments: &ReserveArguments) -> Result
     let Some(bytes) = arguments.bytes else {
         return Err(Failure::new(Code::Invalid, "say --bytes SIZE"));
     };
-    let reserved = connection.call(request::Reserve {
+    let reserved = context.connect()?.call(request::Reserve {
         node: arguments.node.clone(),
         direction: match arguments.direction {
             Direction::Write => "write",
@@ -85,6 +163,9 @@ pub(crate) fn reserve(context: &Context, arguments: &ReserveArguments) -> Result
         deadline_ms: arguments.deadline.map(whole_ms),
         lifetime_ms: arguments.lifetime.map_or(0, whole_ms),
     })?;
+    if let Some(path) = &arguments.reservation_file {
+        write_token(path, &reserved.token)?;
+    }
     context.print(&reserved, human_reserved)
 }
 
@@ -138,6 +219,23 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_goes_through_a_file_that_only_its_owner_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("place");
+        std::fs::write(&path, "old and longer than a token of today").unwrap();
+        write_token(&path, "00ff").unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let place = |path: &Path| ReservationArguments {
+            reservation_file: Some(path.to_owned()),
+        };
+        assert_eq!(place(&path).token().unwrap(), "00ff");
+        std::fs::write(&path, "\n").unwrap();
+        assert_eq!(place(&path).token().unwrap_err().code, Code::Invalid);
+        assert!(place(&dir.path().join("none")).token().is_err());
+    }
 
     #[test]
     fn times_have_units() {

@@ -120,12 +120,9 @@ fn each_side_learns_who_the_other_is() {
             client.namespaces().iter().collect::<Vec<_>>(),
             ["team-a", "team-b"]
         );
-        assert!(client.may(Action::DumpInto {
-            namespace: "team-a"
-        }));
-        assert!(!client.may(Action::DumpInto {
-            namespace: "default"
-        }));
+        let (own, other) = ("team-a/x".parse().unwrap(), "x".parse().unwrap());
+        assert!(client.may(Action::DumpInto(&own)));
+        assert!(!client.may(Action::DumpInto(&other)));
         let left = client
             .not_after()
             .duration_since(SystemTime::now())

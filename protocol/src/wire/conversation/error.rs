@@ -1,6 +1,7 @@
 //! What a peer can say wrong.
 
 use super::ID_DIGITS;
+use crate::access::RequestError;
 use crate::control;
 use crate::wire::VERSION;
 
@@ -32,6 +33,9 @@ pub enum ConversationError {
         /// Its length.
         len_bytes: usize,
     },
+    /// A name that is not valid.
+    #[error(transparent)]
+    Request(#[from] RequestError),
     /// The peer refuses; it says why.
     #[error("refused: {}", .0.message)]
     Refused(control::Error),

@@ -16,12 +16,10 @@ pub(super) async fn filter(
     arguments: ExtenderArgs,
 ) -> Result<ExtenderFilterResult, Refused> {
     let pod = arguments.pod.as_ref();
-    let job = pod
-        .filter(|pod| pod.must_resume())
-        .and_then(|pod| pod.job());
-    let hindrance = match job {
+    let pod = pod.filter(|pod| pod.must_resume());
+    let hindrance = match pod.and_then(|pod| pod.job()) {
         Some(job) => hindrance(inner, job).await?,
-        None => None,
+        None => pod.and_then(|pod| pod.wrong_job()),
     };
     let Some(why) = hindrance else {
         return Ok(ExtenderFilterResult {
@@ -68,11 +66,11 @@ async fn hindrance(inner: &Inner, job: &str) -> Result<Option<String>, Refused> 
 
 async fn find(inner: &Inner, name: &CheckpointRef) -> Result<Option<Checkpoint>, Refused> {
     let Some(generation) = name.generation else {
-        let jobs = inner.job(&name.job).await?;
+        let jobs = inner.job(name.job.as_str()).await?;
         let job = jobs.and_then(|jobs| jobs.jobs.into_iter().next());
         return Ok(job.and_then(|job| job.last));
     };
-    let checkpoints = inner.checkpoints(&name.job).await?;
+    let checkpoints = inner.checkpoints(name.job.as_str()).await?;
     let mut checkpoints = checkpoints
         .into_iter()
         .flat_map(|answer| answer.checkpoints);

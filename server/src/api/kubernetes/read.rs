@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use permafrost_protocol::manifest::CheckpointRef;
 use serde_json::Value;
 
 use super::types::Pod;
@@ -24,9 +25,29 @@ impl Pod {
         (!value.is_empty()).then_some(value)
     }
 
-    /// `JOB` or `JOB@GENERATION`.
+    /// Returns `JOB` or `JOB@GENERATION`, if the annotation names a job of the pod's own namespace. Whoever may make pods
+    /// in one namespace of Kubernetes writes annotations as they like, and must learn nothing of other tenants' jobs.
     pub(super) fn job(&self) -> Option<&str> {
-        self.annotation(JOB)
+        let name = self.annotation(JOB)?;
+        self.check_job(name).is_ok().then_some(name)
+    }
+
+    /// Returns why the annotation names no job that the pod may name, if that is so.
+    pub(super) fn wrong_job(&self) -> Option<String> {
+        self.check_job(self.annotation(JOB)?).err()
+    }
+
+    fn check_job(&self, name: &str) -> Result<(), String> {
+        let named: CheckpointRef = name
+            .parse()
+            .map_err(|_| format!("{name:?} is no job and no checkpoint"))?;
+        if named.job.namespace() == self.metadata.namespace {
+            return Ok(());
+        }
+        Err(format!(
+            "{name} is not a job of the pod's namespace {}",
+            self.metadata.namespace
+        ))
     }
 
     pub(super) fn program(&self) -> Option<&str> {

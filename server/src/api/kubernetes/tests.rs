@@ -230,6 +230,43 @@ async fn filter_lets_all_pass_unless_the_pod_must_resume_and_cannot() {
 }
 
 #[tokio::test]
+async fn a_pod_names_jobs_of_its_own_namespace_only() {
+    let names = json!(["n1", "n2"]);
+    let of = |namespace: &str, job: &str, verb: &'static str| {
+        let annotations = json!({"permafrost.io/job": job, "permafrost.io/resume": "required"});
+        let mut pod = pod(annotations);
+        pod["metadata"]["namespace"] = json!(namespace);
+        let body = json!({"Pod": pod, "NodeNames": names});
+        async move { asked(verb, &body).await }
+    };
+    let nothing = json!([{"Host": "n1", "Score": 0}, {"Host": "n2", "Score": 0}]);
+    for (namespace, job) in [
+        ("team-b", "train"),
+        ("team-b", "default/train"),
+        ("", "train"),
+        ("*", "train@3"),
+    ] {
+        assert_eq!(of(namespace, job, "prioritize").await, nothing);
+        // The same whether or not there is such a job.
+        for job in [job, "default/unheard-of"] {
+            let answer = of(namespace, job, "filter").await;
+            let why = format!("{job} is not a job of the pod's namespace {namespace}");
+            assert_eq!(answer["FailedAndUnresolvableNodes"]["n1"], why);
+        }
+    }
+    assert_ne!(of("default", "train", "prioritize").await, nothing);
+    // A victim with another's job is one without.
+    let mut thief = victim("b", LONG_AGO, 0, Some("train"));
+    thief["metadata"]["namespace"] = json!("team-b");
+    let kept = preempted(json!({
+        "n1": {"Pods": [victim("a", LONG_AGO, 0, None)], "NumPDBViolations": 0},
+        "n2": {"Pods": [thief], "NumPDBViolations": 0},
+    }))
+    .await;
+    assert_eq!(kept, ["n1", "n2"]);
+}
+
+#[tokio::test]
 async fn whole_nodes_come_back_as_they_went() {
     let nodes = json!({"metadata": {"resourceVersion": "7"}, "items": [node("n1"), node("n2")]});
     let body = json!({"Pod": pod(json!({})), "Nodes": nodes, "NodeNames": null});
@@ -256,7 +293,7 @@ async fn whole_nodes_come_back_as_they_went() {
 fn victim(uid: &str, started: &str, priority: i64, job: Option<&str>) -> Value {
     let annotations = job.map_or(json!({}), |job| json!({"permafrost.io/job": job}));
     json!({
-        "metadata": {"name": uid, "uid": uid, "annotations": annotations},
+        "metadata": {"name": uid, "namespace": "default", "uid": uid, "annotations": annotations},
         "spec": {
             "priority": priority,
             "containers": [{"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]

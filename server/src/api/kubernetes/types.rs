@@ -59,6 +59,7 @@ pub(super) struct Pod {
 #[serde(default)]
 pub(super) struct Metadata {
     pub(super) uid: String,
+    pub(super) namespace: String,
     pub(super) annotations: Option<BTreeMap<String, String>>,
 }
 

@@ -154,7 +154,7 @@ fn reference(after: &str) -> Result<(String, u64), Failure> {
     let reference: CheckpointRef = after.parse().map_err(|error| wrong(format!("{error}")))?;
     let generation = reference.generation;
     let no_generation = || wrong("JOB@GENERATION is what `next` answers".to_owned());
-    Ok((reference.job, generation.ok_or_else(no_generation)?))
+    Ok((reference.job.into(), generation.ok_or_else(no_generation)?))
 }
 
 fn name(checkpoint: &Checkpoint) -> String {

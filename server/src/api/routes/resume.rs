@@ -258,10 +258,9 @@ impl Image {
     fn new(asked: &Asked<'_>, checkpoint: &Checkpoint, jobs: &Jobs) -> Self {
         let parent = match checkpoint.parent_generation {
             0 => None,
-            generation => jobs.find(&CheckpointRef {
-                job: checkpoint.job.clone(),
-                generation: Some(generation),
-            }),
+            generation => jobs
+                .get(&checkpoint.job)
+                .and_then(|job| job.generation(generation)),
         };
         Self {
             size: Bytes::new(checkpoint.memory_bytes),

@@ -111,7 +111,7 @@ impl Jobs {
 
     /// A checkpoint by its name; without a generation the newest that can be resumed.
     pub(in crate::api) fn find(&self, name: &CheckpointRef) -> Option<&Checkpoint> {
-        let job = self.get(&name.job)?;
+        let job = self.get(name.job.as_str())?;
         match name.generation {
             Some(generation) => job.generation(generation),
             None => job.last(),

@@ -85,7 +85,7 @@ impl Plan<'_> {
             durability: Durability::word(self.arguments.durability),
             priority: turn.priority,
             deadline_ms: turn.deadline_ms(),
-            reservation: turn.reservation.clone(),
+            reservation: turn.reservation.token()?,
             ..request::Open::default()
         };
         let mut queue = Queue::new(

@@ -1,0 +1,227 @@
+//! Access that each request needs: one function from a request to what it does, and to which job.
+//!
+//! Both matches name every variant, so that a request without a row does not compile. The control socket derives from
+//! it which names are valid, a node what its peers may do, and the tests which requests there are.
+
+use crate::control::{self, ErrorCode, request as local};
+use crate::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
+use crate::wire::message::request as wire;
+
+/// What a request does. Job names in it are valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Add a checkpoint to a job, or pin one of it.
+    Dump(JobName),
+    /// Store pages of which nobody knows the job yet: they stay parked until they are adopted.
+    Park,
+    /// Give a parked session a job.
+    Adopt {
+        /// The session; empty: the caller's own with the processes of the images.
+        session: String,
+        /// Its job from then on.
+        job: JobName,
+    },
+    /// Bring the pages of a session: one that the caller has opened, or a copy from another node.
+    Pages,
+    /// Seal a session of the caller's own.
+    Seal {
+        /// The session.
+        session: String,
+    },
+    /// Discard a session, or a parked one.
+    Discard {
+        /// The session.
+        session: String,
+    },
+    /// Read checkpoints of a job.
+    Read(JobName),
+    /// Read of everything as much as the caller may read: other jobs are left out of the reply.
+    ReadVisible,
+    /// Read checkpoints by their ids; their manifests say which jobs they are of.
+    ReadById {
+        /// The checkpoint.
+        checkpoint: String,
+        /// Another one, that its pages are compared with; empty for none.
+        compared_with: String,
+        /// Name of the checkpoint, for a node that does not hold it.
+        listed_as: Option<CheckpointRef>,
+    },
+    /// Remove checkpoints of a job.
+    Delete(JobName),
+    /// Keep a place in a queue, or give one up.
+    Reserve,
+    /// See the nodes and how they are.
+    Inspect,
+    /// Look after nodes, the registry and damaged copies.
+    Operate,
+    /// Exchange copies between nodes.
+    Replicate,
+    /// Report how long a dump or a restore took on this host.
+    Report,
+    /// Ask whether the node is there.
+    Ping,
+}
+
+/// Why a request makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// A job's name is none.
+    #[error("{name:?} is no job name: {source}")]
+    Job {
+        /// The first characters of the name.
+        name: String,
+        /// The rule that it breaks.
+        source: JobNameError,
+    },
+    /// A checkpoint's name is none.
+    #[error("{name:?} names no checkpoint: {source}")]
+    Checkpoint {
+        /// The first characters of the name.
+        name: String,
+        /// The rule that it breaks.
+        source: CheckpointRefError,
+    },
+    /// The control request has another version, or no body that is known.
+    #[error("a control request of another version")]
+    Version,
+}
+
+impl RequestError {
+    /// Returns what to do about it.
+    #[must_use]
+    pub const fn hint(&self) -> &'static str {
+        match self {
+            Self::Job { .. } => {
+                "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)"
+            }
+            Self::Checkpoint { .. } => "name one as JOB or JOB@GENERATION",
+            Self::Version => "use the same version of Permafrost everywhere",
+        }
+    }
+}
+
+impl From<RequestError> for control::Error {
+    fn from(error: RequestError) -> Self {
+        Self {
+            code: ErrorCode::Invalid.into(),
+            message: error.to_string(),
+            hint: error.hint().to_owned(),
+        }
+    }
+}
+
+impl Access {
+    /// Returns what a control request does.
+    ///
+    /// # Errors
+    /// A name in it is not valid.
+    pub fn of_control(body: &local::Body) -> Result<Self, RequestError> {
+        use local::Body;
+        Ok(match body {
+            Body::Open(open) if open.job.is_empty() => Self::Park,
+            Body::Open(open) => Self::Dump(job(&open.job)?),
+            Body::Seal(seal) => Self::Seal {
+                session: seal.session.clone(),
+            },
+            Body::Abort(abort) => Self::Discard {
+                session: abort.session.clone(),
+            },
+            Body::Adopt(adopt) => adopted(adopt)?,
+            Body::List(list) if list.job.is_empty() => Self::ReadVisible,
+            Body::List(list) => Self::Read(job(&list.job)?),
+            Body::Show(show) => Self::Read(checkpoint(&show.checkpoint)?.job),
+            Body::Remove(remove) if remove.all_generations => {
+                Self::Delete(job(&remove.checkpoint)?)
+            }
+            Body::Remove(remove) => Self::Delete(checkpoint(&remove.checkpoint)?.job),
+            Body::Pin(pin) => Self::Dump(checkpoint(&pin.checkpoint)?.job),
+            Body::Verify(verify) if verify.checkpoint.is_empty() => Self::ReadVisible,
+            Body::Verify(verify) => Self::Read(checkpoint(&verify.checkpoint)?.job),
+            Body::Export(export) => Self::Read(checkpoint(&export.checkpoint)?.job),
+            Body::Import(import) => Self::Dump(job(&import.job)?),
+            Body::Stream(stream) => Self::Read(checkpoint(&stream.checkpoint)?.job),
+            Body::Scrub(scrub) => {
+                if !scrub.checkpoint.is_empty() {
+                    checkpoint(&scrub.checkpoint)?;
+                }
+                Self::Operate
+            }
+            Body::SetNode(_) | Body::Rebuild(_) => Self::Operate,
+            Body::Status(_) | Body::Nodes(_) => Self::Inspect,
+            Body::Reserve(_) | Body::CancelReservation(_) => Self::Reserve,
+            Body::Took(_) => Self::Report,
+        })
+    }
+
+    /// Returns what a request between hosts does.
+    ///
+    /// # Errors
+    /// A name in it is not valid, or it carries no control request of this version.
+    pub fn of_wire(body: &wire::Body) -> Result<Self, RequestError> {
+        use wire::Body;
+        Ok(match body {
+            Body::Dump(dump) => Self::of_dump(dump)?,
+            Body::Fetch(fetch) => Self::of_fetch(fetch)?,
+            Body::Control(request) => match &request.body {
+                Some(body) if request.version == control::VERSION => Self::of_control(body)?,
+                _ => return Err(RequestError::Version),
+            },
+            Body::Publish(_) | Body::Rollback(_) | Body::Inventory(_) | Body::Pull(_) => {
+                Self::Replicate
+            }
+            Body::Ping(_) => Self::Ping,
+        })
+    }
+
+    /// Returns what a dump does.
+    ///
+    /// # Errors
+    /// As for [`Self::of_wire`].
+    pub fn of_dump(dump: &wire::Dump) -> Result<Self, RequestError> {
+        if !dump.job.is_empty() {
+            job(&dump.job)?;
+        }
+        dump.adopt.as_ref().map_or(Ok(Self::Pages), adopted)
+    }
+
+    /// Returns what a fetch does.
+    ///
+    /// # Errors
+    /// As for [`Self::of_wire`].
+    pub fn of_fetch(fetch: &wire::Fetch) -> Result<Self, RequestError> {
+        Ok(Self::ReadById {
+            checkpoint: fetch.checkpoint.clone(),
+            compared_with: fetch.parent.clone(),
+            listed_as: match fetch.listed_as.as_str() {
+                "" => None,
+                name => Some(checkpoint(name)?),
+            },
+        })
+    }
+}
+
+fn adopted(adopt: &local::Adopt) -> Result<Access, RequestError> {
+    Ok(Access::Adopt {
+        session: adopt.session.clone(),
+        job: job(&adopt.job)?,
+    })
+}
+
+fn job(name: &str) -> Result<JobName, RequestError> {
+    name.parse().map_err(|source| RequestError::Job {
+        name: shortened(name),
+        source,
+    })
+}
+
+fn checkpoint(name: &str) -> Result<CheckpointRef, RequestError> {
+    name.parse().map_err(|source| RequestError::Checkpoint {
+        name: shortened(name),
+        source,
+    })
+}
+
+/// Bounds what a message and the log repeat of a peer's words.
+fn shortened(name: &str) -> String {
+    name.chars().take(64).collect()
+}

@@ -1,0 +1,110 @@
+//! Rights of peers: one function from what a request needs to whether its peer may do it.
+
+use permafrost_client::identity::{Action, Peer, Role};
+use permafrost_protocol::access::Access;
+use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::manifest::JobName;
+
+/// Checks that `peer` may do what a request asks for, before anything is looked up for it. Rights that depend on what the
+/// request finds are checked as soon as it is found: whose a session is, and of which job a checkpoint's manifest is.
+///
+/// # Errors
+/// The refusal that the peer is sent.
+pub(crate) fn authorize(peer: &Peer, access: &Access) -> Result<(), control::Error> {
+    match access {
+        Access::Dump(job) | Access::Adopt { job, .. } => check_dump(peer, job),
+        Access::Delete(job) => check_delete(peer, job),
+        Access::Read(job) => check_read(peer, job),
+        Access::Park => check(peer, Action::Park, "store pages"),
+        Access::Pages if peer.role() == Role::Node => {
+            check(peer, Action::Replicate, "exchange copies with nodes")
+        }
+        // Of a session that it has opened; whose it is comes out when it is found.
+        Access::Pages | Access::Seal { .. } => check(peer, Action::Park, "store pages"),
+        // Of the session, or of the parked checkpoint, when it is found.
+        Access::Discard { .. } => check(peer, Action::List, "discard sessions"),
+        // Of the manifests, when they are found. Here only the name that it is asked for by.
+        Access::ReadById { listed_as, .. } => match listed_as {
+            Some(listed) => check_read(peer, &listed.job),
+            None => check(peer, Action::List, "read checkpoints"),
+        },
+        // What it may not read is left out.
+        Access::ReadVisible => check(peer, Action::List, "list checkpoints"),
+        Access::Reserve => check(peer, Action::Reserve, "reserve a place"),
+        Access::Inspect => check(peer, Action::List, "see the nodes"),
+        Access::Operate => check_operate(peer),
+        Access::Replicate => check(peer, Action::Replicate, "exchange copies with nodes"),
+        Access::Report | Access::Ping => check(peer, Action::List, "ask this node"),
+    }
+}
+
+/// Checks that `peer` may add to `job`.
+pub(super) fn check_dump(peer: &Peer, job: &JobName) -> Result<(), control::Error> {
+    if peer.may(Action::DumpInto(job)) {
+        return Ok(());
+    }
+    let refused = denied(peer, &format!("dump into namespace {}", job.namespace()));
+    Err(match peer.role() {
+        Role::Reader | Role::Operator => control::Error {
+            hint: "that takes a certificate of role agent (docs/security.md)".to_owned(),
+            ..refused
+        },
+        Role::Node | Role::Agent => refused,
+    })
+}
+
+/// Checks that `peer` may remove from `job`.
+pub(super) fn check_delete(peer: &Peer, job: &JobName) -> Result<(), control::Error> {
+    let what = format!("remove from namespace {}", job.namespace());
+    check(peer, Action::Delete(job), &what)
+}
+
+/// Checks that `peer` may read `job`.
+pub(super) fn check_read(peer: &Peer, job: &JobName) -> Result<(), control::Error> {
+    let what = format!("read namespace {}", job.namespace());
+    check(peer, Action::Read(job), &what)
+}
+
+/// Returns whether `peer` may read the job of a record; a name that is not valid is in no namespace.
+pub(super) fn reads(peer: &Peer, job: &str) -> bool {
+    job.parse().is_ok_and(|job| peer.may(Action::Read(&job)))
+}
+
+/// Returns the valid name of the job that a stored checkpoint is of.
+///
+/// # Errors
+/// It has none.
+pub(super) fn job_of(stored: &str) -> Result<JobName, control::Error> {
+    stored.parse().map_err(|error| control::Error {
+        code: ErrorCode::Denied.into(),
+        message: format!("the checkpoint is of no job: {error}"),
+        hint: String::new(),
+    })
+}
+
+fn check_operate(peer: &Peer) -> Result<(), control::Error> {
+    check(peer, Action::Operate, "look after nodes and the registry").map_err(|refused| {
+        control::Error {
+            hint: "ask with a certificate of role operator (`permafrost agent --identity`), or as root on a storage node"
+                .to_owned(),
+            ..refused
+        }
+    })
+}
+
+fn check(peer: &Peer, action: Action<'_>, what: &str) -> Result<(), control::Error> {
+    if peer.may(action) {
+        return Ok(());
+    }
+    Err(denied(peer, what))
+}
+
+/// Returns the refusal of what a peer's certificate does not allow.
+pub(super) fn denied(peer: &Peer, what: &str) -> control::Error {
+    control::Error {
+        code: ErrorCode::Denied.into(),
+        message: format!("{} {} may not {what}", peer.role(), peer.name()),
+        hint: "its certificate lists its namespaces (`permafrost pki issue --namespace`)"
+            .to_owned(),
+    }
+}

@@ -1,0 +1,232 @@
+//! A node with checkpoints of several namespaces, and peers that ask it, without a network between them.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use permafrost_client::frontend::PageSink;
+use permafrost_client::identity::{Authority, Namespaces, Order, Peer, Role};
+use permafrost_client::peer::{Frame, FrameSink, FrameSource, Handler as _, PeerError, Replies};
+use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
+use permafrost_protocol::control::{self, Checkpoint};
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
+use super::super::Agents;
+use crate::catalog::SledCatalog;
+use crate::peers::NodeHandler;
+use crate::store::{Place, Retention, SessionRequest, Store};
+
+const REGION_BYTES: u64 = 32 << 20;
+const PID: u32 = 7;
+
+pub(super) struct Site {
+    pub(super) store: Arc<Store>,
+    handler: NodeHandler,
+    authority: Authority,
+    work: tempfile::TempDir,
+}
+
+impl Site {
+    pub(super) fn new() -> Self {
+        let work = tempfile::tempdir().unwrap();
+        let store = store(work.path());
+        let handler = NodeHandler::new(Arc::clone(&store), "n");
+        let agents = Agents::new(Arc::clone(&store), work.path().to_owned());
+        handler.begin(agents, None);
+        let authority = Authority::create(&work.path().join("ca"), "test", false).unwrap();
+        Self {
+            store,
+            handler,
+            authority,
+            work,
+        }
+    }
+
+    pub(super) fn work(&self) -> &std::path::Path {
+        self.work.path()
+    }
+
+    pub(super) fn peer(&self, name: &str, role: Role, namespaces: &[&str]) -> Peer {
+        let dir = self.work.path().join(format!("{name}-{role}"));
+        let mut order = Order::new(name, role);
+        order.namespaces = Namespaces::new(namespaces.iter().copied()).unwrap();
+        self.authority.issue(&order, &dir, false).unwrap();
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(dir.join("cert.pem"))
+            .unwrap()
+            .collect();
+        Peer::of_chain(Some(&chain.unwrap())).unwrap().unwrap()
+    }
+
+    /// Seals a checkpoint of `job`.
+    pub(super) fn dump(&self, job: &str) -> Checkpoint {
+        let session = self.open(job, true);
+        self.store.seal_session(&session, self.images()).unwrap()
+    }
+
+    /// Parks a dump of `job`, which may be empty; its session.
+    pub(super) fn park(&self, job: &str) -> String {
+        self.open(job, false)
+    }
+
+    fn open(&self, job: &str, seal_follows: bool) -> String {
+        let request = SessionRequest {
+            job: job.to_owned(),
+            pre_dump: false,
+            seal_follows,
+            origin: None,
+            no_parent: true,
+            parent_images: false,
+            durability: None,
+        };
+        let session = self.store.open_session(request).unwrap();
+        let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();
+        sink.open(SpaceId::process(PID)).unwrap();
+        for n in 1..9_u8 {
+            let at = u64::from(n) * PAGE_SIZE as u64;
+            sink.pages(at, PE_PRESENT, &[n; PAGE_SIZE]).unwrap();
+        }
+        sink.close().unwrap();
+        session.id.clone()
+    }
+
+    pub(super) fn images(&self) -> OwnedFd {
+        let dir = self.work.path().join("images");
+        if std::fs::create_dir(&dir).is_ok() {
+            for name in ["core-7.img", "inventory.img", "mm-7.img"] {
+                std::fs::write(dir.join(name), name).unwrap();
+            }
+        }
+        OwnedFd::from(File::open(dir).unwrap())
+    }
+
+    /// What is stored, with its pins.
+    pub(super) fn stored(&self) -> Vec<(String, u64, String, bool)> {
+        let listed = self.store.list(None).unwrap().into_iter();
+        listed
+            .map(|record| (record.job, record.generation, record.session, record.pinned))
+            .collect()
+    }
+
+    /// Makes a request on the control channel.
+    pub(super) fn ask(
+        &self,
+        peer: &Peer,
+        body: control::request::Body,
+    ) -> Result<control::reply::Body, control::Error> {
+        let request = control::Request {
+            version: control::VERSION,
+            body: Some(body),
+        };
+        match self.handler.call(peer, request::Body::Control(request)) {
+            reply::Body::Control(reply) => match reply.body.unwrap() {
+                control::reply::Body::Error(error) => Err(error),
+                body => Ok(body),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Makes any request of the wire. Returns the reply in words, and whose manifest was sent.
+    pub(super) fn ask_wire(&self, peer: &Peer, body: request::Body) -> Asked {
+        let mut conversation = Conversation::default();
+        let answered = match body {
+            request::Body::Dump(dump) => {
+                self.handler
+                    .dump(peer, dump, &mut Nothing, &mut conversation)
+            }
+            request::Body::Fetch(fetch) => self.handler.fetch(peer, fetch, &mut conversation),
+            body => match self.handler.call(peer, body) {
+                reply::Body::Error(error) => Err(error),
+                reply::Body::Control(control::Reply {
+                    body: Some(control::reply::Body::Error(error)),
+                }) => Err(error),
+                body => {
+                    conversation.said = format!("{body:?}");
+                    Ok(())
+                }
+            },
+        };
+        Asked {
+            refused: answered.err(),
+            said: conversation.said,
+        }
+    }
+}
+
+pub(super) struct Asked {
+    pub(super) refused: Option<control::Error>,
+    pub(super) said: String,
+}
+
+fn store(dir: &std::path::Path) -> Arc<Store> {
+    let path = dir.join("region");
+    let options = OpenOptions {
+        populate: false,
+        ..OpenOptions::default()
+    };
+    let medium = open_medium(&path, REGION_BYTES, &options).unwrap();
+    let format = FormatOptions {
+        segment_bytes: 64 << 10,
+        ..FormatOptions::default()
+    };
+    Region::format(Arc::clone(&medium), &format).unwrap();
+    let place = Place {
+        path,
+        guarantee: medium.guarantee().clone(),
+    };
+    let region = Region::open(medium).unwrap().0;
+    let (catalog, _) = SledCatalog::open_or_replace(&dir.join("catalog")).unwrap();
+    Store::new(region, place, Box::new(catalog), Retention::default()).unwrap()
+}
+
+/// A peer that opens a conversation, and says nothing more.
+struct Nothing;
+
+impl FrameSource for Nothing {
+    fn next(&mut self) -> Result<Frame, PeerError> {
+        Err(gone())
+    }
+
+    fn commit(&mut self) -> Result<Commit, PeerError> {
+        Err(gone())
+    }
+}
+
+fn gone() -> PeerError {
+    PeerError::NoAddress {
+        node: "gone".to_owned(),
+    }
+}
+
+#[derive(Default)]
+struct Conversation {
+    said: String,
+}
+
+impl Replies for Conversation {
+    fn opened(&mut self, _has_parent: bool) {
+        self.said.push_str("opened ");
+    }
+
+    fn closed(&mut self, _closed: Closed) {}
+
+    fn prepared(&mut self, _prepared: Prepared) {}
+
+    fn committed(&mut self, _committed: Committed) {}
+}
+
+impl FrameSink for Conversation {
+    fn opened(&mut self, manifest: Manifest, _content_digest: Vec<u8>) -> Result<(), PeerError> {
+        self.said.push_str(&format!("{:?} ", manifest.job));
+        Ok(())
+    }
+
+    fn push(&mut self, _: Kind, _: u16, _: u32, _: u64, _: &[u8]) -> Result<(), PeerError> {
+        Ok(())
+    }
+}
