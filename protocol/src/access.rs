@@ -52,7 +52,7 @@ pub enum Access {
     Reserve,
     /// See the nodes and how they are.
     Inspect,
-    /// Look after nodes, the registry and damaged copies.
+    /// Look after nodes, the registry, denied certificates and damaged copies.
     Operate,
     /// Exchange copies between nodes.
     Replicate,
@@ -146,7 +146,7 @@ impl Access {
                 }
                 Self::Operate
             }
-            Body::SetNode(_) | Body::Rebuild(_) => Self::Operate,
+            Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) => Self::Operate,
             Body::Status(_) | Body::Nodes(_) => Self::Inspect,
             Body::Reserve(_) | Body::CancelReservation(_) => Self::Reserve,
             Body::Took(_) => Self::Report,

@@ -49,6 +49,8 @@ pub struct Order {
     pub role: Role,
     /// What it may touch.
     pub namespaces: Namespaces,
+    /// It may remove checkpoints in its namespaces: of agents and operators only.
+    pub delete: bool,
     /// Addresses and host names besides: CRIU compares its `--address` with them.
     pub hosts: Vec<String>,
     /// Days from now, up to [`MAX_DAYS`].
@@ -56,12 +58,13 @@ pub struct Order {
 }
 
 impl Order {
-    /// For [`DEFAULT_DAYS`], without namespaces and hosts.
+    /// For [`DEFAULT_DAYS`], without namespaces and hosts, and without the right to delete.
     pub fn new(name: impl Into<String>, role: Role) -> Self {
         Self {
             name: name.into(),
             role,
             namespaces: Namespaces::default(),
+            delete: false,
             hosts: Vec::new(),
             days: DEFAULT_DAYS,
         }
@@ -70,6 +73,9 @@ impl Order {
     fn check(&self) -> Result<(), IdentityError> {
         check_name(&self.name)?;
         self.hosts.iter().try_for_each(|host| check_host(host))?;
+        if self.delete && !matches!(self.role, Role::Agent | Role::Operator) {
+            return Err(IdentityError::Delete { role: self.role });
+        }
         if !(1..=MAX_DAYS).contains(&self.days) {
             return Err(IdentityError::Days {
                 days: self.days,
@@ -268,6 +274,7 @@ impl Authority {
             name: before.name,
             role: before.role,
             namespaces: before.namespaces,
+            delete: before.delete,
             hosts: before.hosts,
             days: days.unwrap_or(same.clamp(1, MAX_DAYS)),
         };
@@ -345,7 +352,7 @@ impl Authority {
         params
             .subject_alt_names
             .push(SanType::DnsName(ia5(dns_name(&order.name, order.role))?));
-        for uri in Subject::uris(order.role, &order.namespaces) {
+        for uri in Subject::uris(order.role, &order.namespaces, order.delete) {
             params.subject_alt_names.push(SanType::URI(ia5(uri)?));
         }
         for host in &order.hosts {

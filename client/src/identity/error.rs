@@ -128,6 +128,12 @@ pub enum IdentityError {
         /// What was given.
         role: String,
     },
+    /// The right to delete for a role that removes nothing.
+    #[error("a {role} removes nothing: the right to delete is for agents and operators")]
+    Delete {
+        /// The role.
+        role: super::Role,
+    },
     /// Not a namespace.
     #[error("{namespace:?} is no namespace: 1 to 63 letters, digits and . _ : + -, or * for all")]
     Namespace {

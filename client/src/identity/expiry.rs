@@ -37,6 +37,7 @@ mod tests {
             name: "n".to_owned(),
             role: Role::Node,
             namespaces: Namespaces::default(),
+            delete: false,
             hosts: Vec::new(),
             not_before: UNIX_EPOCH,
             not_after: UNIX_EPOCH + DAY * days,

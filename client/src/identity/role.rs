@@ -31,6 +31,8 @@ pub enum Action<'a> {
     Read(&'a JobName),
     /// Remove checkpoints of this job.
     Delete(&'a JobName),
+    /// Discard a parked session without a job that the peer has brought itself.
+    DeleteParked,
     /// Keep places in the queues.
     Reserve,
     /// Hold and hand on copies: from node to node.
@@ -55,8 +57,9 @@ impl Role {
         }
     }
 
-    /// Returns whether the holder of this role and these namespaces may do `action`. This is the whole table.
-    pub fn may(self, action: Action<'_>, namespaces: &Namespaces) -> bool {
+    /// Returns whether the holder of this role and these namespaces may do `action`; `delete`: it has the right to remove in
+    /// them, too. This is the whole table.
+    pub fn may(self, action: Action<'_>, namespaces: &Namespaces, delete: bool) -> bool {
         match (self, action) {
             // A node acts for others and holds everybody's copies; but it does not govern.
             (
@@ -64,14 +67,20 @@ impl Role {
                 Action::DumpInto(_)
                 | Action::Park
                 | Action::Read(_)
-                | Action::Delete(_)
                 | Action::Reserve
                 | Action::Replicate,
             ) => true,
-            (Self::Node, Action::Operate) => false,
+            // It drops copies by what the registry says, never by request.
+            (Self::Node, Action::Delete(_) | Action::DeleteParked | Action::Operate) => false,
 
-            (Self::Agent, Action::DumpInto(job) | Action::Read(job) | Action::Delete(job)) => {
+            (Self::Agent, Action::DumpInto(job) | Action::Read(job)) => {
                 namespaces.contains(job.namespace())
+            }
+            (Self::Agent | Self::Operator, Action::Delete(job)) => {
+                delete && namespaces.contains(job.namespace())
+            }
+            (Self::Agent | Self::Operator, Action::DeleteParked) => {
+                delete && !namespaces.is_empty()
             }
             (Self::Agent, Action::Park | Action::Reserve) => !namespaces.is_empty(),
             (Self::Agent, Action::Replicate | Action::Operate) => false,
@@ -82,6 +91,7 @@ impl Role {
                 Action::DumpInto(_)
                 | Action::Park
                 | Action::Delete(_)
+                | Action::DeleteParked
                 | Action::Reserve
                 | Action::Replicate
                 | Action::Operate,
@@ -91,11 +101,7 @@ impl Role {
             (Self::Operator, Action::Read(job)) => namespaces.contains(job.namespace()),
             (
                 Self::Operator,
-                Action::DumpInto(_)
-                | Action::Park
-                | Action::Delete(_)
-                | Action::Reserve
-                | Action::Replicate,
+                Action::DumpInto(_) | Action::Park | Action::Reserve | Action::Replicate,
             ) => false,
 
             (_, Action::List) => true,
@@ -201,15 +207,19 @@ mod tests {
             Action::Read(&job),
             Action::Delete(&job),
         );
-        let never = [false; 4];
-        let always = [true; 4];
-        let any = [false, true, true, true];
-        let listed = [false, false, true, true];
+        // Without the right to delete, and with it.
+        let never = [[false; 4]; 2];
+        let always = [[true; 4]; 2];
+        let any = [[false, true, true, true]; 2];
+        let listed = [[false, false, true, true]; 2];
+        let deletes = [never[0], listed[0]];
+        let discards = [never[0], any[0]];
         let table = [
             (Role::Node, dump, always),
             (Role::Node, Action::Park, always),
             (Role::Node, read, always),
-            (Role::Node, delete, always),
+            (Role::Node, delete, never),
+            (Role::Node, Action::DeleteParked, never),
             (Role::Node, Action::Reserve, always),
             (Role::Node, Action::Replicate, always),
             (Role::Node, Action::Operate, never),
@@ -217,7 +227,8 @@ mod tests {
             (Role::Agent, dump, listed),
             (Role::Agent, Action::Park, any),
             (Role::Agent, read, listed),
-            (Role::Agent, delete, listed),
+            (Role::Agent, delete, deletes),
+            (Role::Agent, Action::DeleteParked, discards),
             (Role::Agent, Action::Reserve, any),
             (Role::Agent, Action::Replicate, never),
             (Role::Agent, Action::Operate, never),
@@ -226,6 +237,7 @@ mod tests {
             (Role::Reader, Action::Park, never),
             (Role::Reader, read, listed),
             (Role::Reader, delete, never),
+            (Role::Reader, Action::DeleteParked, never),
             (Role::Reader, Action::Reserve, never),
             (Role::Reader, Action::Replicate, never),
             (Role::Reader, Action::Operate, never),
@@ -233,24 +245,25 @@ mod tests {
             (Role::Operator, dump, never),
             (Role::Operator, Action::Park, never),
             (Role::Operator, read, listed),
-            (Role::Operator, delete, never),
+            (Role::Operator, delete, deletes),
+            (Role::Operator, Action::DeleteParked, discards),
             (Role::Operator, Action::Reserve, never),
             (Role::Operator, Action::Replicate, never),
             (Role::Operator, Action::Operate, always),
             (Role::Operator, Action::List, always),
         ];
-        assert_eq!(table.len(), Role::ALL.len() * 8);
+        assert_eq!(table.len(), Role::ALL.len() * 9);
         for (role, action, expected) in table {
-            for (listed, expected) in [&[][..], &["team-b"], &["team-a"], &["*"]]
-                .into_iter()
-                .zip(expected)
-            {
-                let namespaces = Namespaces::new(listed.iter().copied()).unwrap();
-                assert_eq!(
-                    role.may(action, &namespaces),
-                    expected,
-                    "{role} {action:?} {listed:?}"
-                );
+            for (delete, expected) in [false, true].into_iter().zip(expected) {
+                let listed = [&[][..], &["team-b"], &["team-a"], &["*"]];
+                for (listed, expected) in listed.into_iter().zip(expected) {
+                    let namespaces = Namespaces::new(listed.iter().copied()).unwrap();
+                    assert_eq!(
+                        role.may(action, &namespaces, delete),
+                        expected,
+                        "{role} {action:?} {listed:?} {delete}"
+                    );
+                }
             }
         }
     }
@@ -260,8 +273,11 @@ mod tests {
         let own = Namespaces::new(["team-a"]).unwrap();
         for job in ["team-b/x", "team/x", "team-a2/x", "team-a", "x"] {
             let job: JobName = job.parse().unwrap();
-            assert!(!Role::Agent.may(Action::DumpInto(&job), &own), "{job}");
-            assert!(!Role::Reader.may(Action::Read(&job), &own), "{job}");
+            assert!(
+                !Role::Agent.may(Action::DumpInto(&job), &own, true),
+                "{job}"
+            );
+            assert!(!Role::Reader.may(Action::Read(&job), &own, true), "{job}");
         }
     }
 

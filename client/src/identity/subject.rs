@@ -6,6 +6,7 @@
 //! DNS  NAME.ROLE.permafrost               the TLS server name of nodes
 //! URI  permafrost://role/ROLE
 //! URI  permafrost://namespace/NAMESPACE   any number
+//! URI  permafrost://right/delete          may remove checkpoints in these namespaces
 //! DNS, IP                                 addresses, for CRIU's own verification
 //! ```
 
@@ -24,6 +25,7 @@ pub const DOMAIN: &str = ".permafrost";
 
 const ROLE_URI: &str = "permafrost://role/";
 const NAMESPACE_URI: &str = "permafrost://namespace/";
+const DELETE_URI: &str = "permafrost://right/delete";
 
 /// Longest name, in bytes: with role and domain it stays a DNS name.
 pub const MAX_NAME_BYTES: usize = 200;
@@ -39,6 +41,8 @@ pub struct Subject {
     pub role: Role,
     /// What it may touch.
     pub namespaces: Namespaces,
+    /// It may remove checkpoints in its namespaces.
+    pub delete: bool,
     /// Addresses and host names besides.
     pub hosts: Vec<String>,
     /// From when on the certificate is valid.
@@ -50,7 +54,7 @@ pub struct Subject {
 impl Subject {
     /// Whether its holder may do `action`.
     pub fn may(&self, action: Action<'_>) -> bool {
-        self.role.may(action, &self.namespaces)
+        self.role.may(action, &self.namespaces, self.delete)
     }
 
     /// Reads the certificate in an identity's directory, whether or not it can be used.
@@ -78,6 +82,7 @@ impl Subject {
         let mut role = None;
         let mut name = None;
         let mut namespaces = Vec::new();
+        let mut delete = false;
         let mut hosts = Vec::new();
         for general in &names.value.general_names {
             match general {
@@ -88,6 +93,8 @@ impl Subject {
                         }
                     } else if let Some(namespace) = uri.strip_prefix(NAMESPACE_URI) {
                         namespaces.push(namespace);
+                    } else if *uri == DELETE_URI {
+                        delete = true;
                     }
                 }
                 GeneralName::DNSName(dns) => match dns.strip_suffix(DOMAIN) {
@@ -114,20 +121,22 @@ impl Subject {
             name: name.to_owned(),
             role,
             namespaces: Namespaces::new(namespaces)?,
+            delete,
             hosts,
             not_before: time(validity.not_before.timestamp()),
             not_after: time(validity.not_after.timestamp()),
         })
     }
 
-    /// URIs of a certificate with this role and these namespaces.
-    pub(crate) fn uris(role: Role, namespaces: &Namespaces) -> Vec<String> {
+    /// Returns the URIs of a certificate with this role, these namespaces, and the right to delete in them.
+    pub(crate) fn uris(role: Role, namespaces: &Namespaces, delete: bool) -> Vec<String> {
         let mut uris = vec![format!("{ROLE_URI}{role}")];
         uris.extend(
             namespaces
                 .iter()
                 .map(|namespace| format!("{NAMESPACE_URI}{namespace}")),
         );
+        uris.extend(delete.then(|| DELETE_URI.to_owned()));
         uris
     }
 }

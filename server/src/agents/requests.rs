@@ -5,7 +5,7 @@ use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
 
-use super::rights::{authorize, check_delete, job_of, reads};
+use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
 use super::turns::Admitted;
 use super::{Agents, refusal};
 use crate::cluster::{Operate, no_cluster};
@@ -99,7 +99,6 @@ impl Agents {
                 reply::Body::Scrubbed(scrubbed.map_err(|error| refusal(&error))?)
             }
             request::Body::Deny(deny) => {
-                check_operate(peer, "deny certificates")?;
                 let answer = self.denials().and_then(|denials| denials.answer(&deny));
                 reply::Body::Denials(answer.map_err(|error| refusal(&error))?)
             }
@@ -175,10 +174,10 @@ impl Agents {
         }))
     }
 
-    /// A session of the peer's own, or a parked one of a job that it may dump into.
+    /// Discards a session that the peer has opened; or a parked one, which is stored and takes the right to delete: of a job
+    /// that it may remove from, or without a job and its own.
     fn abort(&self, peer: &Peer, id: &str) -> Result<(), control::Error> {
-        let own = self.take(peer, id).is_ok() || self.owns(peer, id);
-        if !own {
+        if self.take(peer, id).is_err() {
             let listed = self.store.list(None).map_err(|error| refusal(&error))?;
             let parked = listed
                 .into_iter()
@@ -187,6 +186,7 @@ impl Agents {
                 Some(parked) if !parked.job.is_empty() => {
                     check_delete(peer, &job_of(&parked.job)?)?;
                 }
+                Some(_) if self.owns(peer, id) => check_delete_parked(peer)?,
                 _ => {
                     return Err(control::Error {
                         code: ErrorCode::NotFound.into(),

@@ -56,7 +56,20 @@ pub(super) fn check_dump(peer: &Peer, job: &JobName) -> Result<(), control::Erro
 /// Checks that `peer` may remove from `job`.
 pub(super) fn check_delete(peer: &Peer, job: &JobName) -> Result<(), control::Error> {
     let what = format!("remove from namespace {}", job.namespace());
-    check(peer, Action::Delete(job), &what)
+    check(peer, Action::Delete(job), &what).map_err(without_right_to_delete)
+}
+
+/// Checks that `peer` may discard parked sessions without a job that it has brought itself.
+pub(super) fn check_delete_parked(peer: &Peer) -> Result<(), control::Error> {
+    check(peer, Action::DeleteParked, "discard parked sessions").map_err(without_right_to_delete)
+}
+
+fn without_right_to_delete(refused: control::Error) -> control::Error {
+    control::Error {
+        hint: "that takes the right to delete (`permafrost pki issue --delete`) and the namespace, or root on a storage node"
+            .to_owned(),
+        ..refused
+    }
 }
 
 /// Checks that `peer` may read `job`.
@@ -83,7 +96,7 @@ pub(super) fn job_of(stored: &str) -> Result<JobName, control::Error> {
 }
 
 fn check_operate(peer: &Peer) -> Result<(), control::Error> {
-    check(peer, Action::Operate, "look after nodes and the registry").map_err(|refused| {
+    check(peer, Action::Operate, "look after nodes, certificates and the registry").map_err(|refused| {
         control::Error {
             hint: "ask with a certificate of role operator (`permafrost agent --identity`), or as root on a storage node"
                 .to_owned(),

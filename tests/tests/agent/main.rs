@@ -68,6 +68,16 @@ impl Site {
     }
 
     fn issue(&self, name: &str, role: &str, namespace: Option<&str>) -> PathBuf {
+        self.issue_with(name, role, namespace, &[])
+    }
+
+    fn issue_with(
+        &self,
+        name: &str,
+        role: &str,
+        namespace: Option<&str>,
+        extra: &[&str],
+    ) -> PathBuf {
         let out = self.work.path().join(format!("identity-{name}"));
         let ca = self.work.path().join("ca");
         let mut arguments = vec!["issue", "--dir", text(&ca), "--name", name, "--role", role];
@@ -75,6 +85,7 @@ impl Site {
         if let Some(namespace) = namespace {
             arguments.extend(["--namespace", namespace]);
         }
+        arguments.extend(extra);
         pki(&arguments).unwrap();
         out
     }
@@ -86,7 +97,11 @@ impl Site {
 
     fn agent_of_role(&self, agent: &str, role: &str, namespace: &str, extra: &[&str]) -> Daemon {
         let identity = self.issue(agent, role, Some(namespace));
-        let mut arguments = vec!["--identity".to_owned(), text(&identity).to_owned()];
+        self.agent_with(agent, &identity, extra)
+    }
+
+    fn agent_with(&self, agent: &str, identity: &Path, extra: &[&str]) -> Daemon {
+        let mut arguments = vec!["--identity".to_owned(), text(identity).to_owned()];
         for (n, node) in self.nodes.iter().enumerate() {
             let peers = node.as_ref().expect("a node that runs").peers();
             arguments.push(format!("--node={}={peers}", name(n)));
@@ -187,10 +202,14 @@ fn what_goes_through_an_agent_is_on_the_node_and_comes_back() {
     // The small requests.
     assert_eq!(listing(&agent), listing(node));
     agent.run(&["pin", "team/plain@2"]).unwrap();
-    let (code, said) = refusal(&agent, &["rm", "team/plain@2"]);
-    assert_eq!(code, 4, "{said}");
     agent.run(&["unpin", "team/plain@2"]).unwrap();
-    agent.run(&["rm", "team/plain@1"]).unwrap();
+    // Whoever dumps does not remove, unless its certificate says so.
+    let (code, said) = refusal(&agent, &["rm", "team/plain@1"]);
+    assert!(code == 9 && said.contains("pki issue --delete"), "{said}");
+    let identity = site.issue_with("cleaner", "agent", Some("team"), &["--delete"]);
+    let cleaner = site.agent_with("cleaner", &identity, &[]);
+    cleaner.run(&["rm", "team/plain@1"]).unwrap();
+    drop(cleaner);
     let verified = agent.json(&["verify"]).unwrap();
     assert_eq!(verified["pages"].as_u64(), Some(700 + 4), "{verified}");
     assert_eq!(verified["damage"].as_array().map(Vec::len), Some(0));
@@ -460,11 +479,15 @@ fn an_agent_stays_in_its_namespaces() {
 fn a_reader_is_told_which_role_may() {
     let site = Site::new(1);
     let reader = site.agent_of_role("r", "reader", "*", &[]);
-    for arguments in [["open", "--job=x"], ["rm", "x@1"], ["pin", "x@1"]] {
+    for (arguments, word) in [
+        (["open", "--job=x"], "certificate of role agent"),
+        (["rm", "x@1"], "right to delete"),
+        (["pin", "x@1"], "certificate of role agent"),
+    ] {
         let (code, said) = refusal(&reader, &arguments);
         assert_eq!(code, 9, "{arguments:?}: {said}");
         assert!(
-            said.contains("certificate of role agent") && !said.contains("--namespace"),
+            said.contains(word) && !said.contains("--namespace"),
             "{said}"
         );
     }

@@ -68,6 +68,9 @@ struct IssueArguments {
     /// Repeatable.
     #[arg(long = "namespace", value_name = "NS")]
     namespaces: Vec<String>,
+    /// It may also remove checkpoints in its namespaces: `rm`, and `abort` of parked sessions. For agents and operators.
+    #[arg(long)]
+    delete: bool,
     /// An address of it, which CRIU compares with its --address. Repeatable.
     #[arg(long = "host", value_name = "NAME_OR_IP")]
     hosts: Vec<String>,
@@ -124,6 +127,7 @@ struct Certificate {
     name: String,
     role: &'static str,
     namespaces: Vec<String>,
+    delete: bool,
     hosts: Vec<String>,
     valid_from_unix_ms: u64,
     expires_unix_ms: u64,
@@ -167,6 +171,7 @@ fn issue(context: &Context, arguments: &IssueArguments) -> Result<(), Failure> {
         name: arguments.name.clone(),
         role: arguments.role.parse::<Role>()?,
         namespaces: Namespaces::new(arguments.namespaces.iter().map(String::as_str))?,
+        delete: arguments.delete,
         hosts: arguments.hosts.clone(),
         days: arguments.days,
     };
@@ -248,6 +253,7 @@ fn print_issued(context: &Context, issued: &Issued) -> Result<(), Failure> {
         name: subject.name.clone(),
         role: subject.role.name(),
         namespaces: subject.namespaces.iter().map(str::to_owned).collect(),
+        delete: subject.delete,
         hosts: subject.hosts.clone(),
         valid_from_unix_ms: unix_ms(subject.not_before),
         expires_unix_ms: unix_ms(subject.not_after),
@@ -260,6 +266,10 @@ fn print_issued(context: &Context, issued: &Issued) -> Result<(), Failure> {
                 ("directory", certificate.directory.display().to_string()),
                 ("serial", certificate.serial.clone()),
                 ("namespaces", certificate.namespaces.join(", ")),
+                (
+                    "may delete",
+                    if certificate.delete { "yes" } else { "" }.to_owned(),
+                ),
                 ("hosts", certificate.hosts.join(", ")),
                 ("expires", human::expiry(certificate.expires_unix_ms)),
                 ("trusts", names(&certificate.authorities)),
@@ -339,6 +349,7 @@ impl From<IdentityError> for Failure {
             | IdentityError::Mismatch { .. }
             | IdentityError::Foreign { .. }
             | IdentityError::Role { .. }
+            | IdentityError::Delete { .. }
             | IdentityError::Namespace { .. }
             | IdentityError::TooManyNamespaces { .. }
             | IdentityError::Name { .. }

@@ -82,7 +82,8 @@ fn control_requests(name: &str, sessions: &[String]) -> Vec<local::Body> {
         Stream => [local::Stream { checkpoint: text(), ..Default::default() }],
         Nodes => [local::Nodes { name: text() }],
         SetNode => [local::SetNode { name: text(), state: "drained".to_owned(), force: true }],
-        Rebuild => [local::Rebuild { dry_run: false }],
+        Rebuild => [local::Rebuild { dry_run: false, ..Default::default() }],
+        Deny => [local::Deny { entries: vec![text()], take_back: false }, local::Deny::default()],
         Scrub => [local::Scrub { checkpoint: text() }],
         Reserve => [local::Reserve { node: text(), direction: "write".to_owned(), ..Default::default() }],
         CancelReservation => [local::CancelReservation { token: text(), node: String::new() }],
@@ -155,7 +156,7 @@ fn needs(body: &local::Body) -> Needs {
             Needs::Read
         }
         Body::Remove(_) => Needs::Delete,
-        Body::SetNode(_) | Body::Rebuild(_) | Body::Scrub(_) => Needs::Operate,
+        Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Scrub(_) => Needs::Operate,
         Body::Seal(_)
         | Body::Abort(_)
         | Body::Status(_)
@@ -169,6 +170,7 @@ fn needs(body: &local::Body) -> Needs {
 struct Asker {
     peer: Peer,
     namespaces: Vec<&'static str>,
+    delete: bool,
 }
 
 impl Asker {
@@ -182,10 +184,16 @@ impl Asker {
                 ("both", &["default", "team-a"]),
                 ("all", &["*"]),
             ] {
-                askers.push(Self {
-                    peer: site.peer(name, role, namespaces),
-                    namespaces: namespaces.to_vec(),
-                });
+                for delete in [false, true] {
+                    if delete && !matches!(role, Role::Agent | Role::Operator) {
+                        continue;
+                    }
+                    askers.push(Self {
+                        peer: site.peer_who_may(name, role, namespaces, delete),
+                        namespaces: namespaces.to_vec(),
+                        delete,
+                    });
+                }
             }
         }
         askers
@@ -210,7 +218,7 @@ impl Asker {
     }
 
     fn deletes(&self, namespace: &str) -> bool {
-        self.dumps(namespace)
+        self.delete && self.lists(namespace)
     }
 
     fn may(&self, needs: &Needs, namespace: &str) -> bool {
@@ -286,6 +294,12 @@ impl Kept {
             };
             if !asker.dumps(namespace) && !asker.deletes(namespace) {
                 assert_eq!(of(&now), of(&self.whole), "{what}: {namespace}");
+            }
+            if !asker.deletes(namespace) {
+                let kept = |whole: &(String, u64, String, bool)| {
+                    now.iter().any(|(_, _, session, _)| *session == whole.2)
+                };
+                assert!(of(&self.whole).iter().all(kept), "{what}: {namespace}");
             }
         }
         self.fill();
@@ -397,8 +411,7 @@ fn no_request_between_hosts_reaches_into_another_namespace() {
 fn an_empty_job_is_never_everything() {
     let kept = Kept::new();
     for namespaces in [&["default"][..], &["*"]] {
-        let agent = kept.site.peer("c7", Role::Agent, namespaces);
-        std::fs::remove_dir_all(kept.site.work().join("c7-agent")).unwrap();
+        let agent = kept.site.peer_who_may("c7", Role::Agent, namespaces, true);
         for force in [false, true] {
             let remove = local::Body::Remove(local::Remove {
                 checkpoint: String::new(),

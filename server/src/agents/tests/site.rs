@@ -47,15 +47,22 @@ impl Site {
         }
     }
 
-    pub(super) fn work(&self) -> &std::path::Path {
-        self.work.path()
+    pub(super) fn peer(&self, name: &str, role: Role, namespaces: &[&str]) -> Peer {
+        self.peer_who_may(name, role, namespaces, false)
     }
 
-    pub(super) fn peer(&self, name: &str, role: Role, namespaces: &[&str]) -> Peer {
+    pub(super) fn peer_who_may(
+        &self,
+        name: &str,
+        role: Role,
+        namespaces: &[&str],
+        delete: bool,
+    ) -> Peer {
         let dir = self.work.path().join(format!("{name}-{role}"));
         let mut order = Order::new(name, role);
         order.namespaces = Namespaces::new(namespaces.iter().copied()).unwrap();
-        self.authority.issue(&order, &dir, false).unwrap();
+        order.delete = delete;
+        self.authority.issue(&order, &dir, true).unwrap();
         let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(dir.join("cert.pem"))
             .unwrap()
             .collect();
@@ -194,6 +201,10 @@ impl FrameSource for Nothing {
 
     fn commit(&mut self) -> Result<Commit, PeerError> {
         Err(gone())
+    }
+
+    fn canceller(&self) -> Box<dyn FnOnce() + Send> {
+        Box::new(|| {})
     }
 }
 
