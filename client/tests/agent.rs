@@ -40,14 +40,33 @@ fn memory() -> Vec<u8> {
     bytes
 }
 
+/// Each page by its index, flags and CRC32, and each run of zero pages by its end and its beginning.
 fn map_digest(bytes: &[u8], first_index: u64, flags: u16) -> Vec<u8> {
     let mut hash = Sha256::new();
-    for (page, index) in bytes.chunks(PAGE).zip(first_index..) {
-        let mut whole = page.to_vec();
-        whole.resize(PAGE, 0);
+    let mut entry = |index: u64, crc: u32| {
         hash.update(index.to_le_bytes());
         hash.update(flags.to_le_bytes());
-        hash.update(crc32fast::hash(&whole).to_le_bytes());
+        hash.update(crc.to_le_bytes());
+    };
+    let mut zeros = None;
+    let mut end = first_index;
+    for (page, index) in bytes.chunks(PAGE).zip(first_index..) {
+        end = index + 1;
+        if page.iter().all(|byte| *byte == 0) {
+            zeros.get_or_insert(index);
+            continue;
+        }
+        if let Some(first) = zeros.take() {
+            entry(index, 0);
+            entry(first, 0);
+        }
+        let mut whole = page.to_vec();
+        whole.resize(PAGE, 0);
+        entry(index, crc32fast::hash(&whole));
+    }
+    if let Some(first) = zeros {
+        entry(end, 0);
+        entry(first, 0);
     }
     hash.finalize().to_vec()
 }

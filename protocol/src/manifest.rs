@@ -60,7 +60,7 @@ pub struct Manifest {
     #[prost(bytes = "vec", tag = "12")]
     #[serde(skip)]
     pub content_digest: Vec<u8>,
-    /// How long the node that took the dump may take to have it listed, milliseconds: until then a copy that is not
+    /// Time in which the node that took the dump must have it listed, milliseconds: until then a copy that is not
     /// listed is not left over. 0 of what was sealed without a cluster.
     #[prost(uint64, tag = "30")]
     #[serde(skip)]

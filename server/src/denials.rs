@@ -161,7 +161,7 @@ fn refused(error: IdentityError) -> StoreError {
     }
 }
 
-/// What a node without certificates answers.
+/// Refusal of a node without certificates.
 pub(crate) fn no_certificates() -> StoreError {
     StoreError::Invalid {
         message: "this node has no certificate, and so nobody to refuse".to_owned(),

@@ -69,7 +69,7 @@ impl Denial {
         })
     }
 
-    /// Whether a certificate is meant.
+    /// Returns true if it refuses this certificate.
     #[must_use]
     pub fn matches(&self, subject: &Subject) -> bool {
         match self {
@@ -183,7 +183,7 @@ impl DenyList {
         self.0.iter().find(|denial| denial.matches(subject))
     }
 
-    /// Whether it is on the list.
+    /// Returns true if it is on the list.
     #[must_use]
     pub fn contains(&self, denial: &Denial) -> bool {
         self.0.contains(denial)
@@ -194,7 +194,7 @@ impl DenyList {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()

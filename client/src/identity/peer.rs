@@ -64,7 +64,7 @@ impl Peer {
         &self.subject.namespaces
     }
 
-    /// When its certificate is over. A connection that was [admitted](super::ReloadingIdentity::admit) ends then.
+    /// End of its certificate. A connection that was [admitted](super::ReloadingIdentity::admit) ends then.
     pub fn not_after(&self) -> SystemTime {
         self.subject.not_after
     }

@@ -17,11 +17,11 @@ use super::statement::Signed;
 use super::tls::{self, Current, Denied, Material};
 use super::{Identity, IdentityError, Subject};
 
-/// How often the files are looked at, at most: five `stat`s per interval. A certificate is rotated days before it is
+/// Shortest interval between two looks at the files, which cost five `stat`s. A certificate is rotated days before it is
 /// over, and whoever is denied is cut off within this time.
 pub const RELOAD_INTERVAL: Duration = Duration::from_secs(3);
 
-/// How often open connections are compared with the clock, at most.
+/// Longest interval between two comparisons of open connections with the clock.
 const OVERSIGHT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An [`Identity`] that is read again when its files change: new connections, of endpoints that are open
@@ -157,8 +157,8 @@ impl ReloadingIdentity {
         self.shared.used().material.sign(statement)
     }
 
-    /// Who has signed a statement: the holder of a certificate that is trusted and not denied now. That it is over since
-    /// does not matter.
+    /// Verifies a statement and returns its signer, whose certificate must be trusted and not denied now. That it has
+    /// expired since does not matter.
     ///
     /// # Errors
     /// It is another statement, or nobody who is trusted.
@@ -167,7 +167,7 @@ impl ReloadingIdentity {
         material.signer(statement, signed, SystemTime::now())
     }
 
-    /// From now on refuses also who is on the list in this file, which [`Self::deny`] writes.
+    /// Adds the list in this file, which [`Self::deny`] writes.
     ///
     /// # Errors
     /// The list cannot be used.
@@ -183,7 +183,7 @@ impl ReloadingIdentity {
         Ok(())
     }
 
-    /// Everybody who is refused.
+    /// Lists the denied certificates.
     #[must_use]
     pub fn denied(&self) -> Arc<DenyList> {
         self.shared.denied.list()
@@ -426,7 +426,7 @@ impl Shared {
     }
 }
 
-/// Why a connection must end, if it must. Its CA and the list are looked at only where they may have `changed`.
+/// Returns the reason for which a connection must end, if there is one. Its CA and the list are looked at only where they may have `changed`.
 fn verdict(
     subject: &Subject,
     chain: &[CertificateDer<'_>],

@@ -64,7 +64,7 @@ impl Material {
         })
     }
 
-    /// Who has signed a statement, by a certificate that is trusted.
+    /// Verifies a statement and returns its signer, whose certificate must be trusted.
     pub(super) fn signer(
         &self,
         statement: &[u8],

@@ -38,7 +38,7 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Who is refused at the moment, whatever else is right with their certificates.
+/// The list of denied certificates that handshakes go by.
 #[derive(Debug, Default)]
 pub(crate) struct Denied(RwLock<Arc<DenyList>>);
 

@@ -40,7 +40,7 @@ pub(crate) struct Link {
     hold: Arc<Hold>,
 }
 
-/// What ends with a connection, and ends it.
+/// Ends a connection when it is dropped.
 struct Hold {
     connection: Connection,
     /// Serial number of the certificate that the peer was shown.

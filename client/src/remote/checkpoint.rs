@@ -98,8 +98,8 @@ enum Stop<E> {
     Taker(E),
 }
 
-/// Whether a manifest is of the job and the generation that a checkpoint is listed as. Who lists checkpoints must not
-/// be able to give one job's memory to another.
+/// Returns true if a manifest is of the job and the generation that a checkpoint is listed as. A registry must not be
+/// able to give one job's memory to another.
 #[must_use]
 pub fn is_listed_as(record: &control::Checkpoint, manifest: &Manifest) -> bool {
     (&record.job, record.generation) == (&manifest.job, manifest.generation)

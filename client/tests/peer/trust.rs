@@ -19,7 +19,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The same site, whose files are looked at all the time.
+/// Connects to the site under an identity.
 fn network(site: &Site, identity: &Arc<ReloadingIdentity>) -> Network {
     let address = site.address();
     Network::new(

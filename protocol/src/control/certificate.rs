@@ -15,10 +15,10 @@ pub struct CertificateStatus {
     /// Serial number, hex.
     #[prost(string, tag = "3")]
     pub serial: String,
-    /// When it is over, milliseconds since the Unix epoch.
+    /// End of its validity, milliseconds since the Unix epoch.
     #[prost(uint64, tag = "4")]
     pub expires_unix_ms: u64,
-    /// How many entries the list of denied certificates has.
+    /// Entries of the list of denied certificates.
     #[prost(uint64, tag = "5")]
     pub denied: u64,
 }
@@ -29,7 +29,7 @@ pub struct Denials {
     /// `serial HEX`, or `name ROLE NAME`.
     #[prost(string, repeated, tag = "1")]
     pub entries: Vec<String>,
-    /// How many of them the request has added, or taken back.
+    /// Entries that the request has added or taken back.
     #[prost(uint64, tag = "2")]
     pub changed: u64,
 }

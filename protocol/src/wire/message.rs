@@ -201,8 +201,8 @@ pub struct Commit {
     /// Session, 32 hex digits.
     #[prost(string, tag = "9")]
     pub session: String,
-    /// How long the sender may take until the checkpoint is listed, milliseconds: not before that is a copy left over
-    /// which is not. 0: as long as the receiver would.
+    /// Time in which the sender must have the checkpoint listed, milliseconds: a copy that is not listed is left over
+    /// only after it. 0: the receiver's own.
     #[prost(uint64, tag = "10")]
     pub deadline_ms: u64,
 }

@@ -45,7 +45,7 @@ pub struct Agents {
     owned: Mutex<HashMap<String, String>>,
     /// The cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
-    /// Who is refused.
+    /// Denied certificates.
     denials: Option<Arc<Denials>>,
     /// Whose turn it is, and who has reserved.
     queues: Option<(Arc<Queues>, Arc<Reservations>)>,

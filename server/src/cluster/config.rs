@@ -98,7 +98,7 @@ impl ClusterConfig {
         })
     }
 
-    /// How the registry is reached, in words.
+    /// Describes how the registry is reached.
     #[must_use]
     pub fn words(&self) -> String {
         let how = match (&self.tls, &self.user_file) {
@@ -109,7 +109,7 @@ impl ClusterConfig {
         format!("etcd at {}, {how}", self.members.join(", "))
     }
 
-    /// What is unsafe about how the registry is reached.
+    /// Returns a warning if the registry is reached in plaintext.
     pub(crate) fn warning(&self) -> Option<&'static str> {
         match (&self.tls, &self.user_file) {
             (Some(_), _) => None,

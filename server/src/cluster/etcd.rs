@@ -107,7 +107,7 @@ impl Etcd {
         })
     }
 
-    /// What the files say now: certificates and passwords are renewed without a restart. Files that cannot be used
+    /// Reads the files again: certificates and passwords are renewed without a restart. Files that cannot be used
     /// leave what was read before.
     fn options(&self) -> ConnectOptions {
         let mut options = self.options.lock().unwrap_or_else(PoisonError::into_inner);

@@ -73,7 +73,7 @@ impl DataId {
 pub struct HeardDenials {
     /// The id of etcd's data; empty while nobody knows.
     pub data: String,
-    /// When the list was changed last, in that data.
+    /// Revision of the list's last change, in that data.
     pub revision: i64,
     /// Its lines.
     pub entries: Vec<String>,
@@ -87,7 +87,7 @@ pub(crate) struct Keeper {
     data: DataId,
     facts: watch::Receiver<NodeFacts>,
     denials: watch::Sender<Option<HeardDenials>>,
-    /// Why this node can never register again.
+    /// Becomes the reason for which this node can never register again.
     end: watch::Sender<Option<String>>,
     ttl: Duration,
     incarnation: String,
@@ -180,7 +180,7 @@ impl Membership {
         self.ended.clone()
     }
 
-    /// Whom the cluster denies.
+    /// Follows the cluster's list of denied certificates.
     pub(crate) fn denials(&self) -> watch::Receiver<Option<HeardDenials>> {
         self.denials.clone()
     }

@@ -150,7 +150,7 @@ impl Cluster {
         }
     }
 
-    /// Whom the cluster denies, as this node has last heard; `None` before it has.
+    /// Follows the cluster's list of denied certificates; `None` before this node has heard it.
     #[must_use]
     pub fn denials(&self) -> tokio::sync::watch::Receiver<Option<HeardDenials>> {
         self.membership.denials()
@@ -217,8 +217,8 @@ pub trait Registry: Send + Sync {
     /// Unavailable.
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
 
-    /// Whether a node of the cluster has taken a checkpoint off the list, and it was not merely lost with the registry's
-    /// data, or deleted by whoever can write there. Only so may a copy go that was published. Of a checkpoint whose manifest
+    /// Returns true if a node of the cluster has taken a checkpoint off the list: it was not merely lost with the
+    /// registry's data, nor deleted by somebody who can write there. Only so may a copy go that was published. Of a checkpoint whose manifest
     /// cannot be read no more than the id is given.
     ///
     /// # Errors

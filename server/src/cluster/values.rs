@@ -88,7 +88,7 @@ pub struct NodeFacts {
     pub address: String,
     /// Speed of its medium.
     pub tier: Tier,
-    /// Whether its copies outlast the machine.
+    /// Class: copies on a reserved node outlast the machine.
     pub class: NodeClass,
     /// Its medium does not outlast a power failure or a reboot: copies there do not count.
     pub volatile: bool,
@@ -121,7 +121,7 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Whether copies there count towards durability: on a node that is ours to keep, and a medium that outlasts a power
+    /// Returns true if copies there count towards durability: on a node that is ours to keep, and a medium that outlasts a power
     /// failure.
     #[must_use]
     pub fn counts(&self) -> bool {

@@ -32,7 +32,7 @@ pub(crate) struct Local {
     pub(crate) catalog_origin: String,
     /// The cluster, if this node is in one.
     pub(crate) operator: Option<Arc<dyn Operate>>,
-    /// Who is refused, if there are certificates.
+    /// Denied certificates, if this node has one of its own.
     pub(crate) denials: Option<Arc<Denials>>,
     /// The certificate, if there is one.
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,

@@ -244,7 +244,7 @@ impl Daemon {
     }
 }
 
-/// What there is where peers are served.
+/// Parts of a daemon that serve peers.
 struct Peers {
     endpoint: Option<Endpoint>,
     member: Option<Member>,

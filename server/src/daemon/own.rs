@@ -78,7 +78,7 @@ fn of_region(store: &Store) -> NodeFacts {
     }
 }
 
-/// What tells a file from every copy of it. Empty where it cannot be examined: then it is no other's.
+/// Device and number of a file, which no copy of it has. Empty where it cannot be examined.
 fn file_of(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata(path).map_or_else(

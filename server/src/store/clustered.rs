@@ -84,7 +84,7 @@ impl Store {
         }))
     }
 
-    /// How long this node may take to have a dump listed; zero without a cluster.
+    /// Time in which this node must have a dump listed; zero without a cluster.
     pub(super) fn commit_deadline(&self) -> Duration {
         self.cluster
             .get()

@@ -126,7 +126,7 @@ impl Store {
         found
     }
 
-    /// What the origin of a dump gets beyond this node's own time: it may list the checkpoint as long as its deadline
+    /// Extra time of a dump's origin beyond this node's own: it may list the checkpoint as long as its deadline
     /// has not passed.
     fn patience_beyond(&self, manifest: &Manifest) -> Duration {
         let deadline = Duration::from_millis(manifest.commit_deadline_ms);

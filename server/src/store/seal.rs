@@ -26,7 +26,7 @@ pub(super) struct Contents {
     pub images: Vec<Image>,
     pub spaces: Vec<AddressSpace>,
     pub session: String,
-    /// How long the node that took the dump may take to have it listed; zero without a cluster.
+    /// Time in which the node that took the dump must have it listed; zero without a cluster.
     pub commit_deadline: Duration,
 }
 

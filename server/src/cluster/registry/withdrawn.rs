@@ -1,4 +1,4 @@
-//! What says that a checkpoint was taken off the list, for as long as nodes may have been away.
+//! Records of removals, kept for as long as nodes may be away.
 //!
 //! Whoever may write to etcd could say so. So the node that does signs it, and the others believe nobody but a node
 //! whose certificate they trust.
@@ -11,14 +11,13 @@ use super::{EtcdRegistry, Inner};
 use crate::cluster::values::{Json as _, VERSION, Withdrawal};
 use crate::store::StoreError;
 
-/// How long it is known of a checkpoint that it was taken off the list, seconds: a node that has been away for less
-/// drops its copy when it comes back.
+/// Lifetime of a record, seconds: a node that has been away for less drops its copy when it comes back.
 const WITHDRAWN_S: i64 = 30 * 86_400;
 
 /// In the place of a key: the checkpoint is not listed, and whatever it was listed as, it may go.
 const UNLISTED: &str = "*";
 
-/// What is signed.
+/// Statement that is signed.
 fn statement(id: &str, key: &str) -> String {
     format!("checkpoint {id} is taken off the list, where it was {key}")
 }
@@ -112,7 +111,7 @@ impl Inner {
         }
     }
 
-    /// Whether a node of this cluster says that the very checkpoint was removed; if not, why.
+    /// Checks that a node of this cluster says that the very checkpoint was removed; the error is the reason.
     fn believe(&self, checkpoint: &Checkpoint, value: &[u8]) -> Result<(), String> {
         let word = Withdrawal::decode(value).map_err(|error| format!("it is {error}"))?;
         // Of one whose manifest is damaged nothing but its id is known.

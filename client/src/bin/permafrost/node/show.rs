@@ -82,7 +82,7 @@ pub(super) fn human_nodes(list: &NodeList) -> String {
     text
 }
 
-/// How fast its medium is, and whether that outlasts a power failure.
+/// Formats the speed of its medium, and that it is volatile.
 fn medium(node: &NodeStatus) -> String {
     if node.volatile {
         format!("{}, volatile", node.tier)
