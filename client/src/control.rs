@@ -8,6 +8,7 @@ use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, Denials, Detail, Done, ErrorCode, Exported, NodeList, Progress,
@@ -189,6 +190,22 @@ impl Connection {
     /// No descriptor left.
     pub fn canceller(&self) -> io::Result<Canceller> {
         self.stream.try_clone().map(Canceller)
+    }
+
+    /// Has every wait for the daemon end after `limit`: for callers that go on without an answer. The connection is not usable
+    /// after one that did.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn limit_waits(&self, limit: Duration) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(limit))?;
+        self.stream.set_write_timeout(Some(limit))
+    }
+
+    /// The process at the other end, where it can be seen from this pid namespace.
+    pub fn peer_pid(&self) -> Option<u32> {
+        let peer = rustix::net::sockopt::socket_peercred(&self.stream).ok()?;
+        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
     }
 
     /// Sends a request without a directory and waits for its answer, skipping progress.

@@ -6,7 +6,7 @@
 //! ```text
 //! SCRATCH/           0700
 //! ├── images/        0700, what CRIU calls CRTOOLS_IMAGE_DIR
-//! ├── session        0600: SESSION, a NUL, the control socket's path, a NUL
+//! ├── session        0600: SESSION, a NUL, the control socket's path, a NUL, when to give up sealing, a NUL
 //! └── verdict        0600, empty until the script writes it
 //! ```
 //!
@@ -24,14 +24,27 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat};
 
+use crate::verdict::SealBy;
+
 /// Name of the file that names session and socket.
 const SESSION: &str = "session";
 
 /// Name of the verdict's file.
 const VERDICT: &str = "verdict";
 
-/// Longer is none of ours: a session id and a path.
+/// Longer is none of ours: a session id, a path and a time.
 const MAX_BYTES: u64 = 8 << 10;
+
+/// A seal that the script is to ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// Session to seal.
+    pub session: &'a str,
+    /// The daemon's control socket.
+    pub socket: &'a Path,
+    /// When the freeze ends, sealed or not. `None`: never.
+    pub seal_by: Option<SealBy>,
+}
 
 /// What the script has to know.
 #[derive(Debug)]
@@ -40,18 +53,23 @@ pub struct Handover {
     pub session: String,
     /// The daemon's control socket.
     pub socket: PathBuf,
+    /// When the freeze ends, sealed or not. `None`: never.
+    pub seal_by: Option<SealBy>,
     /// The verdict's file, empty.
     pub verdict: File,
 }
 
-/// Writes `session` into `scratch`, beside the images directory.
+/// Writes the order into `scratch`, beside the images directory.
 ///
 /// # Errors
 /// The file system's.
-pub fn write(scratch: &Path, session: &str, socket: &Path) -> io::Result<()> {
-    let mut bytes = session.as_bytes().to_vec();
+pub fn write(scratch: &Path, order: &Order<'_>) -> io::Result<()> {
+    let mut bytes = order.session.as_bytes().to_vec();
     bytes.push(0);
-    bytes.extend(socket.as_os_str().as_bytes());
+    bytes.extend(order.socket.as_os_str().as_bytes());
+    bytes.push(0);
+    let seal_by = order.seal_by.map(|seal_by| seal_by.to_string());
+    bytes.extend(seal_by.unwrap_or_default().as_bytes());
     bytes.push(0);
     create(&scratch.join(SESSION))?.write_all(&bytes)
 }
@@ -102,13 +120,18 @@ pub fn beside(images: &File) -> Option<Handover> {
         .read_to_end(&mut bytes)
         .ok()?;
     let mut parts = bytes.split(|byte| *byte == 0);
-    let (session, socket, end) = (parts.next()?, parts.next()?, parts.next()?);
-    let whole = !session.is_empty() && !socket.is_empty() && end.is_empty();
+    let (session, socket, seal_by) = (parts.next()?, parts.next()?, parts.next()?);
+    let whole = !session.is_empty() && !socket.is_empty() && parts.next()?.is_empty();
+    let seal_by = match std::str::from_utf8(seal_by).ok()? {
+        "" => None,
+        time => Some(time.parse().ok()?),
+    };
     Some(Handover {
         session: whole
             .then(|| std::str::from_utf8(session).ok())??
             .to_owned(),
         socket: OsStr::from_bytes(socket).into(),
+        seal_by,
         verdict: open(VERDICT, OFlags::WRONLY)?,
     })
 }
@@ -134,7 +157,12 @@ mod tests {
         let scratch = Scratch::within(parent.path(), "dump").unwrap();
         let images = scratch.subdirectory("images").unwrap();
         make_verdict(scratch.path()).unwrap();
-        write(scratch.path(), "5e55", Path::new("/run/a b.sock")).unwrap();
+        let order = Order {
+            session: "5e55",
+            socket: Path::new("/run/a b.sock"),
+            seal_by: Some("1234567".parse().unwrap()),
+        };
+        write(scratch.path(), &order).unwrap();
         (parent, scratch, images)
     }
 
@@ -148,6 +176,7 @@ mod tests {
         let mut handover = read(&images).unwrap();
         assert_eq!(handover.session, "5e55");
         assert_eq!(handover.socket, Path::new("/run/a b.sock"));
+        assert_eq!(handover.seal_by.unwrap().to_string(), "1234567");
         handover.verdict.write_all(b"sealed").unwrap();
         let verdict = fs::read(scratch.path().join("verdict")).unwrap();
         assert_eq!(verdict, b"sealed");
@@ -155,7 +184,7 @@ mod tests {
 
     #[test]
     fn what_others_may_have_put_there_is_not_believed() {
-        let spoil: [fn(&Path); 7] = [
+        let spoil: [fn(&Path); 8] = [
             |scratch| fs::set_permissions(scratch, Permissions::from_mode(0o755)).unwrap(),
             |scratch| {
                 fs::set_permissions(scratch.join("session"), Permissions::from_mode(0o644))
@@ -170,6 +199,7 @@ mod tests {
                 std::os::unix::fs::symlink("session", scratch.join("verdict")).unwrap();
             },
             |scratch| fs::write(scratch.join("session"), b"5e55").unwrap(),
+            |scratch| fs::write(scratch.join("session"), b"5e55\0/run/s\0soon\0").unwrap(),
             |scratch| fs::remove_file(scratch.join("session")).unwrap(),
         ];
         for (number, spoil) in spoil.iter().enumerate() {

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::processes;
+use crate::processes::tree;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -50,12 +50,6 @@ pub fn dirty_pages(root: u32) -> Option<u64> {
         }
     }
     Some(pages)
-}
-
-fn tree(root: u32) -> Vec<u32> {
-    let mut tree = processes::descendants(root);
-    tree.push(root);
-    tree
 }
 
 fn resident_of(pid: u32) -> Option<u64> {

@@ -4,7 +4,8 @@
 //! function says in which direction it may be wrong.
 
 use std::fs;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 use rustix::time::{ClockId, clock_gettime};
@@ -151,6 +152,58 @@ fn dumpable_bytes(pid: u32) -> u64 {
     kib.saturating_mul(1024)
 }
 
+/// Waits until processes that were killed have ended, and their pids are free, in bounds. A dead one whose parent is this process
+/// or an ancestor of it is not waited for: that parent may wait for this process, and collects it when it wants. Gives back
+/// those that are left.
+pub fn wait_until_gone(pids: &[u32], patience: Patience) -> Vec<u32> {
+    let started = Instant::now();
+    let own = ancestors();
+    let is_left = |pid: &u32| match ProcessStat::read(*pid) {
+        Ok(stat) if stat.state == 'Z' => {
+            !own.contains(&stat.parent) && started.elapsed() < patience.to_be_reaped
+        }
+        Ok(stat) => stat.state != 'X' && started.elapsed() < patience.to_end,
+        Err(_) => false,
+    };
+    let mut left = pids.to_vec();
+    let mut pause = Duration::from_micros(200);
+    loop {
+        left.retain(is_left);
+        if left.is_empty() {
+            return pids
+                .iter()
+                .copied()
+                .filter(|pid| matches!(ProcessStat::read(*pid), Ok(stat) if !matches!(stat.state, 'Z' | 'X')))
+                .collect();
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+}
+
+/// How long [`wait_until_gone`] waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the end of a process: freeing a large memory takes a while.
+    pub to_end: Duration,
+    /// For a parent that is told of the end.
+    pub to_be_reaped: Duration,
+}
+
+/// This process and its ancestors.
+fn ancestors() -> Vec<u32> {
+    let mut ancestors = vec![std::process::id()];
+    while let Some(&last) = ancestors.last() {
+        match ProcessStat::read(last) {
+            Ok(stat) if stat.parent > 0 && !ancestors.contains(&stat.parent) => {
+                ancestors.push(stat.parent);
+            }
+            _ => break,
+        }
+    }
+    ancestors
+}
+
 /// The number of a process in the innermost pid namespace it is in.
 pub fn innermost_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -162,9 +215,21 @@ pub fn innermost_pid(pid: u32) -> Option<u32> {
 
 /// Kills a process; one that has ended already is no error.
 pub fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}
+
+/// Signals a process; one that has ended already, or is another user's, is no error.
+pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        let _ = rustix::process::kill_process(pid, signal);
     }
+}
+
+/// A process and its living descendants, as [`descendants`] finds them.
+pub fn tree(root: u32) -> Vec<u32> {
+    let mut tree = descendants(root);
+    tree.push(root);
+    tree
 }
 
 #[cfg(test)]
@@ -208,6 +273,45 @@ mod tests {
         kill(sibling.id());
         shell.wait().unwrap();
         sibling.wait().unwrap();
+    }
+
+    #[test]
+    fn killed_processes_are_waited_for_and_their_zombies_only_where_somebody_else_has_to_reap_them()
+    {
+        let patience = Patience {
+            to_end: Duration::from_secs(30),
+            to_be_reaped: Duration::from_millis(300),
+        };
+        // A child of this process that dies in a while, and one of a shell that never waits.
+        let mut own = Command::new("sleep").arg("0.2").spawn().unwrap();
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 0.2 & echo $!; exec sleep 600"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let others: u32 = line.trim().parse().unwrap();
+        assert!(wait_until_gone(&[own.id()], patience).is_empty());
+        assert_eq!(ProcessStat::read(own.id()).unwrap().state, 'Z');
+        let waits = Instant::now();
+        assert!(wait_until_gone(&[others], patience).is_empty());
+        assert!(waits.elapsed() < patience.to_end);
+        assert_eq!(ProcessStat::read(others).unwrap().state, 'Z');
+        // One that does not die is told.
+        let none = Patience {
+            to_end: Duration::ZERO,
+            ..patience
+        };
+        assert_eq!(
+            wait_until_gone(&[shell.id(), 5_000_000], none),
+            [shell.id()]
+        );
+        kill(shell.id());
+        shell.wait().unwrap();
+        own.wait().unwrap();
     }
 
     #[test]

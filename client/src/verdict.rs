@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use permafrost_protocol::control::{Checkpoint, ErrorCode};
 use prost::Message as _;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::control::ControlError;
 
@@ -31,11 +32,57 @@ pub const VARIABLE: &str = "PERMAFROST_VERDICT";
 /// Environment variable that names the session to seal.
 pub const SESSION_VARIABLE: &str = "PERMAFROST_SESSION";
 
+/// Environment variable that says when the seal is given up, a [`SealBy`].
+pub const SEAL_BY_VARIABLE: &str = "PERMAFROST_SEAL_BY";
+
 /// Environment variable that names the job an anonymous session is adopted for.
 pub const JOB_VARIABLE: &str = "PERMAFROST_JOB";
 
 /// CODE where the daemon did not answer: the exit code of `permafrost` for the same.
 pub const UNREACHABLE: i32 = 10;
+
+/// The time at which a seal that is not answered is given up, milliseconds of this machine's monotonic clock: the freeze ends then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealBy {
+    ms: u64,
+}
+
+impl SealBy {
+    /// The time after `wait`.
+    pub fn after(wait: Duration) -> Self {
+        let at = monotonic().saturating_add(wait);
+        Self {
+            ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Time until then; zero once it is over.
+    pub fn remaining(self) -> Duration {
+        Duration::from_millis(self.ms).saturating_sub(monotonic())
+    }
+}
+
+impl fmt::Display for SealBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ms.fmt(f)
+    }
+}
+
+impl FromStr for SealBy {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self { ms: text.parse()? })
+    }
+}
+
+fn monotonic() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or_default(),
+        u32::try_from(now.tv_nsec).unwrap_or_default(),
+    )
+}
 
 /// What became of the seal.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,6 +149,15 @@ impl Verdict {
                 message: error.to_string(),
                 hint: String::new(),
             },
+        }
+    }
+
+    /// The verdict when the daemon has not answered by the time at which the freeze ends.
+    pub fn too_late() -> Self {
+        Self::Refused {
+            code: UNREACHABLE,
+            message: "permafrostd did not answer before the freeze limit".to_owned(),
+            hint: String::new(),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! where the tasks are still frozen and every image is written: it seals the session that
 //! PERMAFROST_SESSION names, or the file beside the images where the environment got lost (or adopts the anonymous session that fits the images directory for the job
 //! that PERMAFROST_JOB names), and exits non-zero when that fails, so that CRIU rolls the dump back and
-//! the tasks live on. Everything here happens while they are frozen: no argument parser, no logger.
+//! the tasks live on. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then. Everything here happens while they are frozen: no argument parser, no logger.
 
 #![forbid(unsafe_code)]
 
@@ -15,11 +15,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use permafrost_client::control::{Connection, ControlError, DEFAULT_SOCKET, SOCKET_VARIABLE};
 use permafrost_client::handover;
-use permafrost_client::verdict::{self, Verdict};
+use permafrost_client::verdict::{self, SealBy, Verdict};
 use permafrost_protocol::control::{ErrorCode, request};
 
 /// CRIU's variable for the stage.
@@ -27,6 +29,9 @@ const ACTION_VARIABLE: &str = "CRTOOLS_SCRIPT_ACTION";
 
 /// CRIU's variable for the images directory, a `/proc/PID/fd/N` path.
 const IMAGES_VARIABLE: &str = "CRTOOLS_IMAGE_DIR";
+
+/// Time to read an answer that is there already.
+const GRACE: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     if env::var_os(ACTION_VARIABLE).is_none_or(|action| action != "post-dump") {
@@ -36,20 +41,25 @@ fn main() -> ExitCode {
     let job = env::var(verdict::JOB_VARIABLE).unwrap_or_default();
     let mut socket =
         env::var_os(SOCKET_VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
+    let mut seal_by = env::var(verdict::SEAL_BY_VARIABLE)
+        .ok()
+        .and_then(|time| time.parse::<SealBy>().ok());
     let mut verdict_file = None;
     let images = open_images();
     if session.is_empty()
         && let Some(handover) = images.as_ref().ok().and_then(handover::beside)
     {
-        (session, socket) = (handover.session, handover.socket);
+        (session, socket, seal_by) = (handover.session, handover.socket, handover.seal_by);
         verdict_file = Some(handover.verdict);
     }
     if session.is_empty() && job.is_empty() {
         // Installed for every dump of the machine, and this one is none of ours.
         return ExitCode::SUCCESS;
     }
-    let sealed = images.and_then(|images| seal(&images, &socket, session, job));
-    let verdict = sealed.unwrap_or_else(|error| Verdict::refused(&error));
+    let verdict = match images {
+        Ok(images) => decide(seal_by, move || seal(&images, &socket, session, job)),
+        Err(error) => Verdict::refused(&error),
+    };
     // CRIU sends this to its log.
     eprint!("permafrost-action: {verdict}");
     if let Err(error) = tell(&verdict, verdict_file) {
@@ -58,6 +68,32 @@ fn main() -> ExitCode {
     match verdict {
         Verdict::Sealed { .. } => ExitCode::SUCCESS,
         Verdict::Refused { .. } => ExitCode::FAILURE,
+    }
+}
+
+/// The verdict that `seal` comes to, or that it was too late. A thread of its own waits for the daemon: connecting to one that
+/// hangs may take for ever, too. Its answer counts only if it is here in time, so nothing is both sealed and too late.
+fn decide(
+    seal_by: Option<SealBy>,
+    seal: impl FnOnce() -> Result<Verdict, ControlError> + Send + 'static,
+) -> Verdict {
+    let verdict = |sealed: Result<Verdict, ControlError>| {
+        sealed.unwrap_or_else(|error| Verdict::refused(&error))
+    };
+    let Some(seal_by) = seal_by else {
+        return verdict(seal());
+    };
+    if seal_by.remaining().is_zero() {
+        return Verdict::too_late();
+    }
+    let (answer, answered) = mpsc::channel();
+    // The receiver is gone when it was too late.
+    thread::spawn(move || answer.send(seal()));
+    let answer = answered.recv_timeout(seal_by.remaining());
+    // This process may have been stopped: an answer that has come is preferred to the clock.
+    match answer.or_else(|_| answered.recv_timeout(GRACE)) {
+        Ok(sealed) => verdict(sealed),
+        Err(_) => Verdict::too_late(),
     }
 }
 

@@ -7,10 +7,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use permafrost_client::framing;
-use permafrost_client::handover;
-use permafrost_client::verdict::Verdict;
+use permafrost_client::handover::{self, Order};
+use permafrost_client::verdict::{SealBy, Verdict};
 use permafrost_protocol::control::{Checkpoint, Error, ErrorCode, Reply, Request, reply, request};
 
 /// Answers one request, and returns it with whether a directory came along.
@@ -170,6 +171,27 @@ fn every_other_stage_and_every_other_dump_is_left_alone() {
 }
 
 #[test]
+fn a_daemon_that_does_not_answer_in_time_has_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(directory.path().join("control.sock")).unwrap();
+    let soon = SealBy::after(Duration::from_millis(200)).to_string();
+    let output = run(
+        directory.path(),
+        "post-dump",
+        &[
+            ("PERMAFROST_SESSION", "5e55"),
+            ("PERMAFROST_SEAL_BY", &soon),
+        ],
+    );
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(verdict(directory.path()), Verdict::too_late());
+    // The daemon finds the request, and that nobody waits for its answer.
+    let (stream, _) = listener.accept().unwrap();
+    assert!(framing::recv::<Request>(&stream).unwrap().is_some());
+    assert!(framing::recv::<Request>(&stream).unwrap().is_none());
+}
+
+#[test]
 fn without_an_environment_the_file_beside_the_images_names_the_session() {
     let directory = tempfile::tempdir().unwrap();
     let scratch = directory.path();
@@ -178,7 +200,12 @@ fn without_an_environment_the_file_beside_the_images_names_the_session() {
     fs::create_dir(&images).unwrap();
     fs::write(images.join("inventory.img"), "").unwrap();
     handover::make_verdict(scratch).unwrap();
-    handover::write(scratch, "5e55", &scratch.join("control.sock")).unwrap();
+    let order = Order {
+        session: "5e55",
+        socket: &scratch.join("control.sock"),
+        seal_by: None,
+    };
+    handover::write(scratch, &order).unwrap();
     let action = || {
         // As CRIU names it.
         let open = fs::File::open(&images).unwrap();

@@ -15,7 +15,7 @@ use super::nodes::{Nodes, odd_answer, refusal, unavailable};
 use super::session::{Session, Sink};
 use crate::directory::{self, ImagesDir};
 use crate::frontend::{self, StreamError};
-use crate::host::{Backend, Progress, Waits};
+use crate::host::{Backend, Patiently, Progress, Waits};
 use crate::peer::{DumpSender, PeerError};
 use crate::remote::{Holders, RemoteCheckpoint};
 
@@ -166,6 +166,7 @@ impl Remote {
         session: &str,
         images: &ImagesDir,
         served: &Served,
+        waits: &dyn Waits,
     ) -> Result<control::Checkpoint, control::Error> {
         for name in images.small_images(|name| served.has(name))? {
             let bytes = images::read(images, &name)?;
@@ -175,6 +176,13 @@ impl Remote {
         }
         let until = self.nodes.until();
         sender.prepare(until).map_err(|error| refusal(&error))?;
+        if waits.is_gone() {
+            return Err(control::Error {
+                code: ErrorCode::Conflict.into(),
+                message: "whoever asked for the seal is gone: its dump was rolled back".to_owned(),
+                hint: "dump again".to_owned(),
+            });
+        }
         // All else is the node's to say.
         let commit = message::Commit {
             session: session.to_owned(),
@@ -265,6 +273,10 @@ impl Backend for Remote {
         session.start(self.nodes.deadline, hang_up)
     }
 
+    fn depends_on(&self) -> Vec<String> {
+        self.nodes.addresses.clone()
+    }
+
     fn drop_session(&self, id: &str) {
         let session = self.sessions().get(id).cloned();
         if session.is_some_and(|session| session.discard("its opener has gone")) {
@@ -276,6 +288,7 @@ impl Backend for Remote {
         &self,
         seal: &request::Seal,
         images: OwnedFd,
+        waits: &dyn Waits,
     ) -> Result<control::Checkpoint, control::Error> {
         let session = self.sessions().get(&seal.session).cloned();
         let Some(session) = session.filter(|session| !session.is_done()) else {
@@ -284,7 +297,7 @@ impl Backend for Remote {
         let (sender, served) = session.begin_seal()?;
         let sealed = ImagesDir::new(images)
             .map_err(control::Error::from)
-            .and_then(|images| self.conclude(sender, &seal.session, &images, &served));
+            .and_then(|images| self.conclude(sender, &seal.session, &images, &served, waits));
         match &sealed {
             Ok(_) => {
                 session.done();
@@ -336,7 +349,7 @@ impl Backend for Remote {
                 .and_then(|mut sender| {
                     let until = Instant::now() + self.nodes.deadline;
                     sender.close(until).map_err(|error| refusal(&error))?;
-                    self.conclude(sender, &session, &images, &Served::default())
+                    self.conclude(sender, &session, &images, &Served::default(), &Patiently)
                 });
             match adopted {
                 Ok(record) => {

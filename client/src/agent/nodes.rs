@@ -28,6 +28,8 @@ pub(super) struct Nodes {
     pub(super) network: Network,
     pub(super) identity: Arc<ReloadingIdentity>,
     names: Vec<String>,
+    /// Where they listen for peers, `address:port`.
+    pub(super) addresses: Vec<String>,
     /// The one that answered last: asked first.
     preferred: AtomicUsize,
     /// How long a request may take.
@@ -63,6 +65,7 @@ impl Nodes {
             )?,
             identity,
             names: nodes.iter().map(|node| node.name.clone()).collect(),
+            addresses: nodes.iter().map(|node| node.address.to_string()).collect(),
             preferred: AtomicUsize::new(0),
             deadline,
         })

@@ -12,6 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::guard::{Guarded, Report};
 use super::log::{Digest, digest};
 
 /// Verbosity CRIU is run with: warnings and errors. It writes its log while the task is frozen, and what it
@@ -31,6 +32,12 @@ pub enum CriuError {
         program: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The guard that started it was ended.
+    #[error("the process that keeps the freeze limit was ended ({status}); CRIU may still run")]
+    Unguarded {
+        /// The guard's exit status.
+        status: ExitStatus,
     },
     /// It could not be started or waited for.
     #[error("{what}: {source}")]
@@ -111,14 +118,33 @@ pub struct Run {
     log: PathBuf,
     console: PathBuf,
     work_dir: PathBuf,
+    /// The guard's report, if one starts CRIU.
+    report: Option<PathBuf>,
 }
 
 impl Run {
     /// `criu COMMAND`, with its images in `images_dir` and its log `COMMAND.log`, statistics and
     /// console output in `work_dir`.
     pub fn new(criu: &Criu, command: &str, images_dir: &Path, work_dir: &Path) -> Self {
+        Self::started_by(Command::new(&criu.program), command, images_dir, work_dir)
+    }
+
+    /// The same, started by a guard that keeps the freeze limit: `guard` becomes it when CRIU's command line is added.
+    pub fn guarded(
+        mut guard: Command,
+        guarded: &Guarded,
+        criu: &Criu,
+        command: &str,
+        (images_dir, work_dir): (&Path, &Path),
+    ) -> Self {
+        guard.arg(&criu.program);
+        let mut run = Self::started_by(guard, command, images_dir, work_dir);
+        run.report = Some(guarded.report.clone());
+        run
+    }
+
+    fn started_by(mut process: Command, command: &str, images_dir: &Path, work_dir: &Path) -> Self {
         let log = work_dir.join(format!("{command}.log"));
-        let mut process = Command::new(&criu.program);
         process
             .arg(command)
             .arg("--images-dir")
@@ -132,6 +158,7 @@ impl Run {
             log,
             console: work_dir.join("criu.out"),
             work_dir: work_dir.to_owned(),
+            report: None,
         }
     }
 
@@ -212,6 +239,7 @@ impl Run {
             log: self.log,
             console: self.console,
             work_dir: self.work_dir,
+            report: self.report,
         })
     }
 }
@@ -224,10 +252,11 @@ pub struct Running {
     log: PathBuf,
     console: PathBuf,
     work_dir: PathBuf,
+    report: Option<PathBuf>,
 }
 
 impl Running {
-    /// Its pid.
+    /// Its pid, or its guard's.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -235,7 +264,7 @@ impl Running {
     /// Waits for its end, and calls `on_tick` every `tick` meanwhile.
     ///
     /// # Errors
-    /// [`CriuError::Io`].
+    /// [`CriuError::Io`], [`CriuError::Unguarded`].
     pub fn wait(self, tick: Duration, mut on_tick: impl FnMut()) -> Result<Finished, CriuError> {
         let waited = loop {
             match self.end.recv_timeout(tick) {
@@ -246,12 +275,20 @@ impl Running {
         };
         let (status, elapsed) =
             waited.unwrap_or_else(|| (Err(io::ErrorKind::BrokenPipe.into()), Duration::ZERO));
+        let status = status.map_err(|source| CriuError::Io {
+            what: "wait for CRIU",
+            source,
+        })?;
+        let report = self.report.as_deref().map(Report::read);
+        let limit_reached = report.is_some_and(|report| report.limit_reached);
+        let (status, elapsed) = match report {
+            None => (status, elapsed),
+            Some(report) => report.ended.ok_or(CriuError::Unguarded { status })?,
+        };
         Ok(Finished {
-            status: status.map_err(|source| CriuError::Io {
-                what: "wait for CRIU",
-                source,
-            })?,
+            status,
             elapsed,
+            limit_reached,
             log: self.log,
             console: self.console,
             work_dir: self.work_dir,
@@ -266,6 +303,8 @@ pub struct Finished {
     pub status: ExitStatus,
     /// From start to end.
     pub elapsed: Duration,
+    /// It was made to roll back because the freeze reached its limit.
+    pub limit_reached: bool,
     /// Its log; may be absent when it failed early.
     pub log: PathBuf,
     /// What it wrote to standard output and error.

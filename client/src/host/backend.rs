@@ -82,14 +82,19 @@ pub trait Backend: Send + Sync + 'static {
     /// The one who opened a session is gone: discards it, unless it is sealed or being sealed.
     fn drop_session(&self, id: &str);
 
-    /// Makes a closed session a checkpoint, with the small images of a directory.
+    /// Endpoints that a dump needs beside this process, `host:port`.
+    fn depends_on(&self) -> Vec<String>;
+
+    /// Makes a closed session a checkpoint, with the small images of a directory. Nothing is sealed once whoever asked is gone, as
+    /// far as that can be known: the freeze has ended without the seal.
     ///
     /// # Errors
-    /// It is not closed; the directory does not fit its pages; the checkpoint cannot be kept.
+    /// It is not closed; the directory does not fit its pages; the checkpoint cannot be kept; whoever asked is gone.
     fn seal(
         &self,
         seal: &request::Seal,
         images: OwnedFd,
+        waits: &dyn Waits,
     ) -> Result<control::Checkpoint, control::Error>;
 
     /// Discards a session that is not sealed; a parked one too.

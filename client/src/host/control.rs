@@ -122,7 +122,13 @@ impl<B: Backend> Handler<'_, B> {
         Ok(match body {
             request::Body::Open(open) => reply::Body::SessionOpened(self.open(open)?),
             request::Body::Seal(seal) => {
-                reply::Body::Checkpoint(backend.seal(&seal, descriptor()?)?)
+                let images = descriptor()?;
+                let caller = Caller(self.stream);
+                if caller.is_gone() {
+                    // It came while this process was stopped, say: the freeze has ended without the seal.
+                    return Err(invalid("whoever asked for the seal is gone", ""));
+                }
+                reply::Body::Checkpoint(backend.seal(&seal, images, &caller)?)
             }
             request::Body::Abort(abort) => {
                 backend.abort(&abort)?;
@@ -210,6 +216,7 @@ impl<B: Backend> Handler<'_, B> {
                 .map_or_else(String::new, |address| address.to_string()),
             parent_generation,
             parent_origin,
+            depends_on: backend.depends_on(),
         })
     }
 

@@ -1,12 +1,16 @@
 //! Dumps: what CRIU and the daemon are told, and what is said and left when either fails.
 
 use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use permafrost_client::origin::ProcessStat;
+use permafrost_client::verdict::SealBy;
 use permafrost_protocol::control::{
     Done, ErrorCode, ServerStatus, SessionOpened, SessionStatus, reply, request,
 };
@@ -149,9 +153,14 @@ fn the_session_is_named_beside_the_images_too() {
     ]);
     assert_exit(&output, 0);
     let named = fs::read(daemon.path().join("session")).unwrap();
-    assert_eq!(
-        named,
-        format!("5e55\0{}\0", daemon.socket().display()).as_bytes()
+    let text = String::from_utf8(named.clone()).unwrap();
+    let expected = format!("5e55\0{}\0", daemon.socket().display());
+    let seal_by = text.strip_prefix(&expected).unwrap();
+    let seal_by = seal_by.strip_suffix('\0').unwrap();
+    let remaining = seal_by.parse::<SealBy>().unwrap().remaining();
+    assert!(
+        (100..120).contains(&remaining.as_secs()),
+        "the default limit is two minutes: {remaining:?}"
     );
     let modes = fs::read_to_string(daemon.path().join("modes")).unwrap();
     assert_eq!(modes, format!("600 {}\n600 0\n", named.len()));
@@ -306,6 +315,65 @@ fn what_cannot_be_dumped_is_refused_before_the_daemon_is_asked() {
         stderr(&output)
     );
     assert!(daemon.requests().is_empty());
+}
+
+#[test]
+fn a_dump_returns_when_its_processes_are_gone() {
+    let (daemon, _pages) = for_dumps(None, sealed());
+    // Processes with much memory take their time to end after CRIU has.
+    daemon.criu(&format!(
+        "{DUMPS}\nps=$(echo \"$@\" | sed 's/.*--tree \\([0-9]*\\).*/\\1/')\n(sleep 0.5; kill -9 $ps) >/dev/null 2>&1 &"
+    ));
+    daemon.script("action", SEALS);
+    let victim = Victim::start();
+    let pid = victim.pid();
+    let output = daemon.run(&["dump", "--pid", &pid, "--job", "train"]);
+    assert_exit(&output, 0);
+    // Its parent is this process, which has not waited for it.
+    let stat = ProcessStat::read(pid.parse().unwrap()).unwrap();
+    assert_eq!(stat.state, 'Z');
+}
+
+#[test]
+fn a_tree_that_serves_what_the_daemon_needs_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = listener.local_addr().unwrap().to_string();
+    let pages = Arc::new(Mutex::new(String::new()));
+    let (socket, needed) = (pages.clone(), endpoint.clone());
+    let daemon = Daemon::start(move |request| {
+        vec![match request {
+            request::Body::Show(_) => refusal(ErrorCode::NotFound),
+            request::Body::Open(_) => reply::Body::SessionOpened(SessionOpened {
+                session: "5e55".to_owned(),
+                socket: socket.lock().unwrap().clone(),
+                depends_on: vec![needed.clone()],
+                ..SessionOpened::default()
+            }),
+            _ => reply::Body::Done(Done { count: 1 }),
+        }]
+    });
+    *pages.lock().unwrap() = daemon
+        .path()
+        .join("pages.sock")
+        .to_str()
+        .unwrap()
+        .to_owned();
+    daemon.criu("touch @HERE@/frozen; exit 1");
+    daemon.script("action", SEALS);
+    let mut etcd = Command::new("sleep")
+        .arg("600")
+        .stdin(OwnedFd::from(listener))
+        .spawn()
+        .unwrap();
+    let pid = etcd.id().to_string();
+    let output = daemon.run(&["dump", "--pid", &pid, "--job", "train"]);
+    assert_exit(&output, 2);
+    let text = stderr(&output);
+    let named = format!("process {pid} is sleep, which serves {endpoint}");
+    assert!(text.contains(&named), "{text}");
+    assert!(!daemon.path().join("frozen").exists());
+    etcd.kill().unwrap();
+    etcd.wait().unwrap();
 }
 
 #[test]

@@ -129,7 +129,17 @@ fn pre_dump_seals_by_itself_and_the_next_dump_leaves_clean_pages_out() {
         "test -e \"$images/../prev/inventory.img\" || exit 6\n{DUMPS}"
     ));
     daemon.script("action", SEALS);
-    let output = daemon.run(&["--json", "dump", "--pid", &victim.pid(), "--job", "train"]);
+    let pid = victim.pid();
+    let dump = [
+        "--json",
+        "dump",
+        "--pid",
+        &pid,
+        "--job",
+        "train",
+        "--leave-running",
+    ];
+    let output = daemon.run(&dump);
     assert_exit(&output, 0);
     assert_eq!(json(&output.stdout)["incremental"], true);
     assert_eq!(names(&daemon), ["show", "open", "export"]);
@@ -147,7 +157,7 @@ fn pre_dump_seals_by_itself_and_the_next_dump_leaves_clean_pages_out() {
         5,
     );
     daemon.criu(DUMPS);
-    let output = daemon.run(&["--json", "dump", "--pid", &victim.pid(), "--job", "train"]);
+    let output = daemon.run(&dump);
     assert_exit(&output, 0);
     assert_eq!(json(&output.stdout)["incremental"], false);
 }

@@ -38,6 +38,10 @@ pub struct SessionOpened {
     /// Kind and origin of that parent.
     #[prost(message, optional, tag = "5")]
     pub parent_origin: Option<Origin>,
+    /// Endpoints that the daemon needs to take the dump, `host:port`: members of etcd, or storage nodes. A tree that serves one of
+    /// them must not be frozen.
+    #[prost(string, repeated, tag = "6")]
+    pub depends_on: Vec<String>,
 }
 
 /// One line of a listing.

@@ -38,6 +38,8 @@ pub(crate) struct Local {
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,
     /// How it stands there.
     pub(crate) in_cluster: Option<InCluster>,
+    /// Members of the cluster's etcd, `host:port`; none without a cluster.
+    pub(crate) registry: Vec<String>,
     /// Where peers are served, and metrics; empty where they are not.
     pub(crate) addresses: [String; 2],
 }
@@ -152,12 +154,20 @@ impl Backend for Local {
         self.store.drop_session(id);
     }
 
+    fn depends_on(&self) -> Vec<String> {
+        self.registry.clone()
+    }
+
     fn seal(
         &self,
         seal: &request::Seal,
         images: OwnedFd,
+        waits: &dyn Waits,
     ) -> Result<control::Checkpoint, control::Error> {
-        let sealed = self.store.seal_session(&seal.session, images);
+        let wanted = || !waits.is_gone();
+        let sealed = self
+            .store
+            .seal_session_while(&seal.session, images, &wanted);
         sealed.map_err(refusal)
     }
 

@@ -148,6 +148,10 @@ impl Daemon {
             identity,
             operator: member.as_ref().map(Member::operator),
             in_cluster: member.as_ref().map(Member::status),
+            registry: config
+                .cluster
+                .as_ref()
+                .map_or_else(Vec::new, |options| options.registry.members.clone()),
             addresses: [
                 peers.as_ref().and_then(|peers| peers.local_address().ok()),
                 numbers.as_ref().map(metrics::Server::address),

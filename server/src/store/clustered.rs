@@ -13,7 +13,7 @@ use super::checking::Held;
 use super::dump::Parent;
 use super::elsewhere::not_here;
 use super::reader::check_listed_as;
-use super::seal::{Contents, Numbering};
+use super::seal::{Contents, Numbering, check_wanted};
 use super::{Store, StoreError, digest, job_name, manifest_of};
 use crate::clock::unix_ms;
 use crate::cluster::{Registered, Registry};
@@ -152,12 +152,14 @@ impl Store {
         shadow: Shadow,
         contents: Contents,
         mut copies: Option<Box<dyn Copies>>,
+        wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
         // 1.
         let content_digest = digest::of_whole(&contents.spaces, &contents.images);
         if let Some(copies) = &mut copies {
             copies.prepare(content_digest)?;
         }
+        check_wanted(wanted)?;
 
         // 2.
         let began = Instant::now();
@@ -204,7 +206,10 @@ impl Store {
         record.nodes.clone_from(&nodes);
         record.copies_wanted = cluster.wanted_copies;
 
-        // 5.
+        // 5. Whoever asked may have given up meanwhile, as its freeze has a limit.
+        if let Err(error) = check_wanted(wanted) {
+            return Err(self.undo(&record, copies.as_deref_mut(), error));
+        }
         if let Some(registry) = &cluster.registry {
             if began.elapsed() > cluster.deadline {
                 let late = StoreError::Unavailable {

@@ -110,7 +110,7 @@ impl Store {
                 String::new()
             },
         };
-        self.commit(dump.shadow, contents, dump.copies, None)
+        self.commit(dump.shadow, contents, dump.copies, None, &|| true)
     }
 }
 

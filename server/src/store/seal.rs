@@ -42,6 +42,20 @@ impl Store {
         id: &str,
         images: OwnedFd,
     ) -> Result<control::Checkpoint, StoreError> {
+        self.seal_session_while(id, images, &|| true)
+    }
+
+    /// The same, unless whoever asked stops waiting before the commit, which `wanted` tells: its freeze has ended, the task runs
+    /// on, and the checkpoint would be of a dump that failed.
+    ///
+    /// # Errors
+    /// As [`Store::seal_session`]; nobody waits any more.
+    pub fn seal_session_while(
+        &self,
+        id: &str,
+        images: OwnedFd,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<control::Checkpoint, StoreError> {
         let session = self.sessions().get(id).cloned();
         let Some(session) = session else {
             if let Some(parked) = self.catalog.parked(id)? {
@@ -60,7 +74,7 @@ impl Store {
         };
         let since = Instant::now();
         let (dump, sealing) = session.begin_seal()?;
-        let sealed = self.seal_dump(&session, dump, images);
+        let sealed = self.seal_dump(&session, dump, images, wanted);
         match &sealed {
             Ok(record) => {
                 self.measured(&session, record);
@@ -78,6 +92,7 @@ impl Store {
         session: &Session,
         dump: Dump,
         images: OwnedFd,
+        wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
         let Dump {
             mut shadow,
@@ -107,7 +122,7 @@ impl Store {
             session: session.id.clone(),
             commit_deadline: self.commit_deadline(),
         };
-        self.commit(shadow, contents, copies, None)
+        self.commit(shadow, contents, copies, None, wanted)
     }
 
     /// Makes the pages of a session whose CLOSE is CRIU's last word durable and findable, for someone to adopt.
@@ -122,7 +137,7 @@ impl Store {
             session: session.id.clone(),
             commit_deadline: self.commit_deadline(),
         };
-        let parked = self.commit(dump.shadow, contents, dump.copies, None)?;
+        let parked = self.commit(dump.shadow, contents, dump.copies, None, &|| true)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
         self.measured(session, &parked);
         self.sessions().remove(&session.id);
@@ -182,7 +197,7 @@ impl Store {
             record,
             added_bytes: manifest.added_bytes,
         };
-        let adopted = self.commit(shadow, contents, None, Some(replaced))?;
+        let adopted = self.commit(shadow, contents, None, Some(replaced), &|| true)?;
         // Only now has it a job whose dumps it may be compared with.
         if let Some(costs) = self.costs() {
             costs.learn_history(std::slice::from_ref(&adopted));
@@ -229,21 +244,24 @@ impl Store {
     }
 
     /// The seal: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog; in a
-    /// cluster on the copies, too, and in the registry. The caller holds the job.
+    /// cluster on the copies, too, and in the registry. Not if `wanted` says that nobody waits for it any more. The caller holds
+    /// the job.
     pub(super) fn commit(
         &self,
         shadow: Shadow,
         contents: Contents,
         copies: Option<Box<dyn Copies>>,
         replaced: Option<Replaced>,
+        wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
         if let Some(cluster) = self.cluster.get()
             && replaced.is_none()
         {
-            return self.commit_in_cluster(cluster, shadow, contents, copies);
+            return self.commit_in_cluster(cluster, shadow, contents, copies, wanted);
         }
         let mut index = self.index();
         index.check()?;
+        check_wanted(wanted)?;
         let numbering = Numbering {
             id: CheckpointId::random(),
             generation: match contents.kind {
@@ -391,6 +409,17 @@ impl Store {
         }
         Ok(summary)
     }
+}
+
+/// Fails if nobody waits for the seal any more.
+pub(super) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), StoreError> {
+    if wanted() {
+        return Ok(());
+    }
+    Err(StoreError::Conflict {
+        message: "whoever asked for the seal is gone: its dump was rolled back".to_owned(),
+        hint: "dump again",
+    })
 }
 
 /// What a checkpoint is named by, and when it was sealed: the same for all copies.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use permafrost_client::control::DEFAULT_SOCKET;
+use permafrost_client::criu::FreezeLimit;
 use permafrost_protocol::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
 
 const ABOUT_EXIT_CODES: &str = "\
@@ -41,7 +42,11 @@ const DUMP_EXAMPLES: &str = "\
 Where others are before it, the dump waits for its turn; the process runs on meanwhile. \
 The process is frozen while CRIU takes its memory and permafrostd makes it durable; only then is it ended \
 (or resumed with --leave-running). When anything fails before that, or you press Ctrl-C, CRIU rolls back \
-and the process goes on.
+and the process goes on. Once permafrostd has begun to seal the checkpoint, it takes a second Ctrl-C. \
+A freeze that reaches --freeze-limit is rolled back, even if permafrostd hangs or this command was killed.
+
+A tree that contains permafrostd, the agent, this command, or an etcd or a storage node that permafrostd needs is refused: \
+frozen, they could not end the freeze.
 
 Examples:
     permafrost dump --pid 4242 --job train
@@ -116,6 +121,9 @@ pub(crate) enum Command {
     /// Freeze a process tree into a checkpoint.
     #[command(after_help = DUMP_EXAMPLES)]
     Dump(DumpArguments),
+    /// Start CRIU for a dump, and end a freeze that takes too long. `permafrost dump` starts it.
+    #[command(hide = true)]
+    FreezeGuard(crate::dump::GuardArguments),
     /// Bring a process tree back.
     #[command(after_help = RESTORE_EXAMPLES)]
     Restore(RestoreArguments),
@@ -234,6 +242,17 @@ impl TurnArguments {
     }
 }
 
+/// A freeze limit, as the user writes it.
+fn parse_freeze_limit(text: &str) -> Result<FreezeLimit, String> {
+    let time = crate::reserve::parse_time(text)?;
+    FreezeLimit::new(time).ok_or_else(|| {
+        format!(
+            "CRIU needs some of it to roll back: name {} s or more",
+            FreezeLimit::SHORTEST.as_secs()
+        )
+    })
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DumpArguments {
     /// Root of the process tree.
@@ -261,6 +280,11 @@ pub(crate) struct DumpArguments {
     /// On how many nodes it must be durable before the process may end [default: the node's].
     #[arg(long, value_enum)]
     pub(crate) durability: Option<Durability>,
+    /// Longest time that the process may be frozen, such as 30s or 5m, from 1s: then CRIU rolls back and the process goes
+    /// on, whatever has become of permafrostd or of this command [default: 2m, and 10s more for each GiB that the
+    /// processes have in memory].
+    #[arg(long, value_name = "TIME", value_parser = parse_freeze_limit)]
+    pub(crate) freeze_limit: Option<FreezeLimit>,
     #[command(flatten)]
     pub(crate) turn: TurnArguments,
     /// CRIU program.

@@ -230,7 +230,7 @@ impl From<CriuError> for Failure {
             CriuError::NotFound { .. } => {
                 failure.hint("install criu, or name it with --criu or PERMAFROST_CRIU")
             }
-            CriuError::Io { .. } => failure,
+            CriuError::Io { .. } | CriuError::Unguarded { .. } => failure,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Ctrl-C, SIGTERM and SIGHUP: end the connection to the daemon, so that whatever waits for it fails in
 //! its ordinary way and cleans up behind itself. Nothing is killed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -25,7 +25,7 @@ enum Target {
 /// Catches the signals from its making on.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupts {
-    came: Arc<AtomicBool>,
+    came: Arc<AtomicU32>,
     target: Arc<Mutex<Target>>,
 }
 
@@ -52,7 +52,7 @@ impl Interrupts {
     }
 
     fn handle(&self, signal: i32) {
-        self.came.store(true, Ordering::SeqCst);
+        self.came.fetch_add(1, Ordering::SeqCst);
         match &*self.target.lock().unwrap_or_else(PoisonError::into_inner) {
             Target::Nothing => {}
             Target::Connection(canceller) => canceller.cancel(),
@@ -90,6 +90,11 @@ impl Interrupts {
 
     /// Whether one came.
     pub(crate) fn came(&self) -> bool {
+        self.count() > 0
+    }
+
+    /// How many came.
+    pub(crate) fn count(&self) -> u32 {
         self.came.load(Ordering::SeqCst)
     }
 

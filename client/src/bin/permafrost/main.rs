@@ -53,6 +53,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
     let done = match command {
         // Its exit code is its task's.
         Command::Slurm(arguments) => return Ok(slurm::slurm(context, arguments)),
+        Command::FreezeGuard(arguments) => return dump::guard(arguments),
         Command::Dump(arguments) => dump::dump(context, &arguments),
         Command::Restore(arguments) => restore::restore(context, &arguments),
         Command::Get(arguments) => transfer::get(context, &arguments),

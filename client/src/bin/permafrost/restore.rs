@@ -174,7 +174,7 @@ pub(crate) fn bring_back(
         .flatten();
     if interrupts.came() {
         // It may have come when CRIU was through already.
-        for pid in pid.into_iter().flat_map(tree) {
+        for pid in pid.into_iter().flat_map(processes::tree) {
             processes::kill(pid);
         }
         return Err(Failure::interrupted(format!(
@@ -295,13 +295,6 @@ fn tasks_of(manifest: &Manifest) -> Vec<u32> {
         .filter(|space| space.space_type() == SpaceType::Process)
         .filter_map(|space| u32::try_from(space.id).ok())
         .collect()
-}
-
-/// A process and its descendants.
-fn tree(root: u32) -> Vec<u32> {
-    let mut tree = processes::descendants(root);
-    tree.push(root);
-    tree
 }
 
 /// Waits for the dead of the dump to be reaped, in bounds: right after a dump their parent may not have

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use permafrost_client::control::{Connection, ControlError};
 use permafrost_client::criu::Finished;
@@ -15,6 +15,9 @@ use crate::failure::{Code, Failure};
 use crate::human;
 use crate::interrupt::Interrupts;
 use crate::transfer::open_directory;
+
+/// Longest wait for the daemon once CRIU has rolled back.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Plan<'_> {
     /// Puts together what CRIU's exit status and the action script's verdict say.
@@ -29,6 +32,10 @@ impl Plan<'_> {
         let verdict = fs::read_to_string(&places.verdict)
             .ok()
             .and_then(|text| text.parse::<Verdict>().ok());
+        if !finished.status.success() {
+            // The process goes on: nobody waits for a daemon that hangs. The end of the connection ends the session as well.
+            let _ = connection.limit_waits(PATIENCE);
+        }
         match (finished.status.success(), verdict) {
             // Nobody is asked again: the process is gone, and the daemon may be by now.
             (
@@ -70,6 +77,9 @@ impl Plan<'_> {
                 );
                 Err(failure)
             }
+            (false, _) if finished.limit_reached && !interrupts.came() => {
+                Err(self.rolled_back(self.limit_reached()))
+            }
             (
                 false,
                 Some(Verdict::Refused {
@@ -98,6 +108,19 @@ impl Plan<'_> {
                 Err(self.rolled_back(failure))
             }
         }
+    }
+
+    /// The guard ended the freeze. The daemon is not asked why: it did not answer in time.
+    fn limit_reached(&self) -> Failure {
+        let limit = self.freeze_limit.time();
+        Failure::new(
+            Code::Unreachable,
+            format!(
+                "permafrostd did not take the checkpoint within the freeze limit of {}",
+                human::micros(human::whole_micros(limit))
+            ),
+        )
+        .hint("see whether permafrostd hangs (permafrost status); a dump that needs longer is given more with --freeze-limit")
     }
 
     /// The seal failed after CRIU had ended.

@@ -6,30 +6,38 @@
 //!                        └ exits 0: tasks end or go on            exits 1: CRIU rolls back, they go on
 //! ```
 //!
+//! A guard (`permafrost freeze-guard`) stands between this command and CRIU, and ends a freeze that reaches its limit, whatever has
+//! become of permafrostd and of this command by then.
+//!
 //! A pre-dump calls no scripts, and no task dies of it: this command seals it after CRIU has ended.
 //!
 //! The control connection stays open for the whole dump, and the session is bound to it: however this
 //! command ends, no half-done session stays behind.
 
 mod conclude;
+mod dependencies;
+mod guard;
 mod report;
 mod run;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use permafrost_client::control::{Connection, ControlError};
 use permafrost_client::criu::options::{Operation, PassedOn};
-use permafrost_client::criu::{Criu, Finished};
+use permafrost_client::criu::{Criu, Finished, FreezeLimit};
 use permafrost_client::handover;
+use permafrost_client::memory;
 use permafrost_client::origin;
+use permafrost_client::processes::{self, Patience};
 use permafrost_client::scratch::Scratch;
 use permafrost_client::tracking::{self, Locked, Markers};
 use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::manifest::Origin;
 
+pub(crate) use self::guard::{GuardArguments, guard};
 pub(crate) use self::report::Report;
 use crate::cli::DumpArguments;
 use crate::context::Context;
@@ -39,6 +47,12 @@ use crate::interrupt::Interrupts;
 
 /// Memory for the images of a dump: everything but the pages. Ghost files may add to it.
 const IMAGES_BYTES: u64 = 32 << 20;
+
+/// How long killed tasks are waited for. Restores wait for what is left.
+const PATIENCE: Patience = Patience {
+    to_end: Duration::from_secs(30),
+    to_be_reaped: Duration::from_secs(1),
+};
 
 /// Name of the action script's program, next to this one.
 const ACTION_PROGRAM: &str = "permafrost-action";
@@ -57,6 +71,9 @@ struct Plan<'a> {
     passed_on: PassedOn,
     leave_running: bool,
     origin: Origin,
+    freeze_limit: FreezeLimit,
+    /// The tree is in no pid namespace of its own: the images have the pids that are seen here.
+    same_pids: bool,
     action: PathBuf,
     /// With soft-dirty bits: what is known of them, and that nobody else resets any meanwhile.
     tracking: Option<Locked>,
@@ -69,6 +86,8 @@ struct Places {
     images: PathBuf,
     work: PathBuf,
     verdict: PathBuf,
+    /// The guard's report.
+    report: PathBuf,
 }
 
 /// How CRIU's run and the seal went.
@@ -94,6 +113,7 @@ pub(crate) fn take(
     let interrupts = interrupts()?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
+    dependencies::refuse_daemon(arguments.pid, &connection)?;
     if plan.origin.tracked {
         plan.track(&interrupts)?;
     }
@@ -131,6 +151,9 @@ pub(crate) fn take(
         restore_needs: plan.passed_on.with_counterpart(),
         log: arguments.work_dir.is_some().then_some(sealed.finished.log),
     };
+    if !plan.leave_running && !arguments.pre_dump {
+        plan.wait_for_the_end(&places);
+    }
     drop(places.scratch);
     Ok(report)
 }
@@ -180,6 +203,10 @@ impl<'a> Plan<'a> {
             leave_running,
             tracking: None,
             origin,
+            same_pids: processes::innermost_pid(arguments.pid) == Some(arguments.pid),
+            freeze_limit: arguments
+                .freeze_limit
+                .unwrap_or_else(|| FreezeLimit::for_memory(memory::resident_bytes(arguments.pid))),
             action,
             parent: None,
         })
@@ -283,10 +310,25 @@ impl<'a> Plan<'a> {
         Ok(Places {
             verdict: handover::make_verdict(scratch.path())
                 .map_err(|error| Failure::io("create files in", scratch.path(), &error))?,
+            report: scratch.path().join("guard"),
             images,
             work,
             scratch,
         })
+    }
+
+    /// Waits until the tasks that CRIU has killed are gone: a restore right behind the dump needs their pids.
+    fn wait_for_the_end(&self, places: &Places) {
+        let mut pids = vec![self.arguments.pid];
+        if self.same_pids {
+            pids.extend(tasks_of_images(&places.images));
+        }
+        let left = processes::wait_until_gone(&pids, PATIENCE);
+        if let Some(pid) = left.first() {
+            self.context.remark(&format!(
+                "process {pid} has not ended yet; a restore may have to wait for its pid"
+            ));
+        }
     }
 
     /// Keeps CRIU's log, and nothing else, for the user to read.
@@ -322,6 +364,18 @@ impl<'a> Plan<'a> {
         };
         failure
     }
+}
+
+/// The tasks and threads of a dump, as its images name them.
+fn tasks_of_images(images: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(images).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter_map(|name| {
+            let number = name.strip_prefix("core-")?.strip_suffix(".img")?;
+            number.parse().ok()
+        })
+        .collect()
 }
 
 fn action_program(arguments: &DumpArguments) -> Result<PathBuf, Failure> {

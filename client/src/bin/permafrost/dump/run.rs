@@ -6,15 +6,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use permafrost_client::control::{Connection, SOCKET_VARIABLE};
-use permafrost_client::criu::Run;
-use permafrost_client::handover;
+use permafrost_client::criu::{Guarded, Run};
+use permafrost_client::handover::{self, Order};
 use permafrost_client::memory;
+use permafrost_client::processes;
 use permafrost_client::scratch;
-use permafrost_client::verdict;
+use permafrost_client::verdict::{self, SealBy};
 use permafrost_protocol::control::{SessionOpened, request};
 use permafrost_protocol::manifest::Origin;
+use rustix::process::Signal;
 
-use super::{Parent, Places, Plan, Sealed};
+use super::{Parent, Places, Plan, Sealed, dependencies, guard};
 use crate::cli::Durability;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
@@ -24,6 +26,9 @@ use crate::transfer::open_directory;
 
 /// How often progress is looked at while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
+
+/// Longest wait for progress: the end of CRIU is not noticed meanwhile.
+const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Plan<'_> {
     /// Opens the session, runs CRIU, and returns the sealed checkpoint, and how long it waited for its turn.
@@ -50,19 +55,32 @@ impl Plan<'_> {
                 )
             })?;
         }
-        handover::write(places.scratch.path(), &opened.session, &self.context.socket)
+        dependencies::refuse_endpoints(self.arguments.pid, &opened.depends_on)?;
+        let guarded = self.guarded(places);
+        let order = Order {
+            session: &opened.session,
+            socket: &self.context.socket,
+            seal_by: Some(SealBy::after(guarded.limit.until_rollback())),
+        };
+        handover::write(places.scratch.path(), &order)
             .map_err(|error| Failure::io("write into", places.scratch.path(), &error))?;
-        let run = self.criu_run(&opened, places, previous.as_deref(), socket);
+        let run = self.criu_run(&order, places, &guarded, previous.as_deref(), socket)?;
         let running = run.start(&self.criu)?;
+        let guard = running.pid();
         let mut watch = Watch::new(self.context, &opened.session, &self.arguments.job);
-        let mut told = false;
+        let mut passed_on = 0;
         let finished = running.wait(TICK, || {
-            if !interrupts.came() {
+            let came = interrupts.count();
+            if came == 0 {
                 watch.tick();
-            } else if !told {
-                told = true;
-                self.context
-                    .remark("interrupted: the session is discarded, waiting for CRIU to roll back");
+            } else if came > passed_on {
+                self.context.remark(if passed_on == 0 {
+                    "interrupted: the session is discarded, waiting for CRIU to roll back"
+                } else {
+                    "interrupted again: a seal that has begun is given up"
+                });
+                passed_on = came;
+                processes::signal(guard, Signal::TERM);
             }
         })?;
         drop(watch);
@@ -121,22 +139,33 @@ impl Plan<'_> {
         }
     }
 
+    fn guarded(&self, places: &Places) -> Guarded {
+        Guarded {
+            pid: self.arguments.pid,
+            limit: self.freeze_limit,
+            pre_dump: self.arguments.pre_dump,
+            report: places.report.clone(),
+        }
+    }
+
     fn criu_run(
         &self,
-        opened: &SessionOpened,
+        order: &Order<'_>,
         places: &Places,
+        guarded: &Guarded,
         previous: Option<&str>,
         socket: UnixStream,
-    ) -> Run {
+    ) -> Result<Run, Failure> {
         let command = if self.arguments.pre_dump {
             "pre-dump"
         } else {
             "dump"
         };
-        let mut run = Run::new(&self.criu, command, &places.images, &places.work);
+        let guard = guard::command(guarded)?;
+        let directories = (places.images.as_path(), places.work.as_path());
+        let mut run = Run::guarded(guard, guarded, &self.criu, command, directories);
         run.args(["--tree", &self.arguments.pid.to_string()])
-            .page_socket(socket.into())
-            .own_process_group();
+            .page_socket(socket.into());
         if self.origin.tracked {
             run.arg("--track-mem");
         }
@@ -149,12 +178,15 @@ impl Plan<'_> {
             }
             run.arg("--action-script")
                 .arg(&self.action)
-                .env(verdict::SESSION_VARIABLE, &opened.session)
-                .env(SOCKET_VARIABLE, &self.context.socket)
+                .env(verdict::SESSION_VARIABLE, order.session)
+                .env(SOCKET_VARIABLE, order.socket)
                 .env(verdict::VARIABLE, &places.verdict);
+            if let Some(seal_by) = order.seal_by {
+                run.env(verdict::SEAL_BY_VARIABLE, seal_by.to_string());
+            }
         }
         run.args(self.passed_on.arguments());
-        run
+        Ok(run)
     }
 }
 
@@ -183,6 +215,8 @@ struct Watch<'a> {
     session: &'a str,
     progress: Progress,
     connection: Option<Connection>,
+    /// The daemon did not answer in time: it is not asked again.
+    given_up: bool,
     ticks: u32,
 }
 
@@ -193,6 +227,7 @@ impl<'a> Watch<'a> {
             session,
             progress: Progress::new(context, format!("dump {job}")),
             connection: None,
+            given_up: false,
             ticks: 0,
         }
     }
@@ -200,11 +235,14 @@ impl<'a> Watch<'a> {
     fn tick(&mut self) {
         // The first second costs the daemon nothing: nobody would see it.
         self.ticks += 1;
-        if self.context.quiet || self.context.json || self.ticks < 4 {
+        if self.context.quiet || self.context.json || self.ticks < 4 || self.given_up {
             return;
         }
         if self.connection.is_none() {
             self.connection = self.context.connect().ok();
+            if let Some(connection) = &self.connection {
+                self.given_up = connection.limit_waits(PROGRESS_PATIENCE).is_err();
+            }
         }
         let status = self
             .connection
@@ -219,7 +257,7 @@ impl<'a> Watch<'a> {
                 self.progress
                     .update(ours.map_or(0, |state| state.received_bytes), 0);
             }
-            None => self.connection = None,
+            None => self.given_up = true,
         }
     }
 }
