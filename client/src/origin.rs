@@ -149,6 +149,19 @@ pub fn here() -> Result<Origin, OriginError> {
     })
 }
 
+/// Names a process among all of its job, as [`Origin::process`] does.
+///
+/// # Errors
+/// There is no such process, or `/proc` cannot be read.
+pub fn process(pid: u32) -> Result<String, OriginError> {
+    let start_ticks = ProcessStat::read(pid)?.start_ticks;
+    let origin = Origin {
+        start_ticks,
+        ..here()?
+    };
+    Ok(origin.process())
+}
+
 /// Whether both dumps are of the same process: same boot, pid and start time.
 pub fn same_process(one: &Origin, other: &Origin) -> bool {
     one.boot_id == other.boot_id && one.pid == other.pid && one.start_ticks == other.start_ticks

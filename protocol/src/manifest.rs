@@ -115,6 +115,23 @@ pub struct Origin {
     /// Name of the root process's program (`comm`): dumps of one program are alike.
     #[prost(string, tag = "22")]
     pub program: String,
+    /// Work that the tree had done, microseconds: what it did before it was restored, too. 0 where nobody looked.
+    #[prost(uint64, tag = "23")]
+    pub worked_us: u64,
+    /// Of that: done before it was restored. The process counts only the rest.
+    #[prost(uint64, tag = "24")]
+    pub carried_us: u64,
+}
+
+impl Origin {
+    /// Tells the process from all others of its job: boot and start time. Its pid is left out, which is another one in each pid
+    /// namespace. Empty where neither is known.
+    pub fn process(&self) -> String {
+        if self.boot_id.is_empty() || self.start_ticks == 0 {
+            return String::new();
+        }
+        format!("{}/{}", self.boot_id, self.start_ticks)
+    }
 }
 
 /// One CRIU image file other than a pagemap or pages file.

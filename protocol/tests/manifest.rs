@@ -49,6 +49,8 @@ fn manifest() -> Manifest {
             resident_bytes: 4 << 20,
             dirty_pages: Some(0),
             program: "sleep".into(),
+            worked_us: 3_600_000_000,
+            carried_us: 1_800_000_000,
         }),
         images: vec![
             image("inventory.img"),

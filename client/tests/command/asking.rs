@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
+use permafrost_client::origin;
 use serde_json::{Value, json};
 
 use crate::fake::{Daemon, Victim, assert_exit, json as read_json, stderr, stdout};
@@ -50,7 +51,7 @@ impl Api {
 
     fn asked(&self, path: &str) -> Value {
         let seen = self.seen.lock().unwrap();
-        let found = seen.iter().find(|(line, _)| line.contains(path));
+        let found = seen.iter().rfind(|(line, _)| line.contains(path));
         found.map(|(_, body)| body.clone()).unwrap()
     }
 }
@@ -157,6 +158,19 @@ fn a_process_is_asked_about_with_what_proc_says_of_it() {
     assert_eq!(asked["tasks"][0]["node"], "n1");
     assert_eq!(asked["tasks"][0]["job"], "team/train");
     assert_eq!(asked["tasks"][0]["progress_s"], 7_200.0);
+    assert!(asked["tasks"][0]["progress_of_this_run"].is_null());
+    // What /proc tells begins anew with every restore.
+    let answered = api
+        .daemon
+        .run(&["cost", "--pid", &task.pid(), "--job", "team/train"]);
+    assert_exit(&answered, 0);
+    let asked_again = api.asked("/v1/estimate");
+    assert_eq!(asked_again["tasks"][0]["progress_of_this_run"], true);
+    let process = asked_again["tasks"][0]["process"].as_str().unwrap();
+    assert_eq!(
+        process,
+        origin::process(task.pid().parse().unwrap()).unwrap()
+    );
     assert!(asked["tasks"][0]["resident_bytes"].as_u64().unwrap() > 0);
     assert_eq!(asked["mechanisms"], json!(["kill"]));
     assert_eq!(asked["copies"], "replicated");

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use permafrost_client::origin::ProcessStat;
+use permafrost_client::origin::{self, ProcessStat};
 use permafrost_client::verdict::SealBy;
 use permafrost_protocol::control::{
     Done, ErrorCode, ServerStatus, SessionOpened, SessionStatus, reply, request,
 };
+use permafrost_protocol::manifest::Origin;
 
 use crate::fake::{Daemon, Victim, assert_exit, json, refusal, remove_log, stderr};
 use crate::for_dumps::{DUMPS, SEALS, for_dumps, job_of, left_behind, names, opened, sealed};
@@ -315,6 +316,44 @@ fn what_cannot_be_dumped_is_refused_before_the_daemon_is_asked() {
         stderr(&output)
     );
     assert!(daemon.requests().is_empty());
+}
+
+#[test]
+fn work_done_before_a_restore_is_carried_over() {
+    let victim = Victim::start();
+    let origin_of_dump = |daemon: &Daemon, options: &[&str]| {
+        daemon.criu(DUMPS);
+        daemon.script("action", SEALS);
+        let pid = victim.pid();
+        let dump = ["dump", "--pid", &pid, "--job", "train", "--leave-running"];
+        assert_exit(&daemon.run(&[&dump[..], options].concat()), 0);
+        opened(daemon).origin.unwrap()
+    };
+    // The job's newest checkpoint is of another process, so this one was restored from it.
+    let restored = Origin {
+        worked_us: 7_000_000,
+        carried_us: 4_000_000,
+        start_ticks: 1,
+        boot_id: "another".to_owned(),
+        ..Origin::default()
+    };
+    let (daemon, _pages) = for_dumps(Some((7, restored.clone())), sealed());
+    for options in [&[][..], &["--full"]] {
+        let origin = origin_of_dump(&daemon, options);
+        assert_eq!(origin.carried_us, 7_000_000, "{options:?}");
+        assert!(origin.worked_us >= origin.carried_us);
+    }
+    // It is of this process, which went on.
+    let pid = victim.pid().parse().unwrap();
+    let same = Origin {
+        worked_us: 7_000_000,
+        carried_us: 4_000_000,
+        ..origin::collect(pid).unwrap()
+    };
+    let (daemon, _pages) = for_dumps(Some((7, same)), sealed());
+    assert_eq!(origin_of_dump(&daemon, &[]).carried_us, 4_000_000);
+    let (daemon, _pages) = for_dumps(None, sealed());
+    assert_eq!(origin_of_dump(&daemon, &[]).carried_us, 0);
 }
 
 #[test]

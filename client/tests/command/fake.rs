@@ -11,7 +11,7 @@ use std::thread;
 
 use permafrost_client::framing;
 use permafrost_protocol::control::{
-    self, Checkpoint, Detail, ErrorCode, Reply, Request, reply, request,
+    self, Checkpoint, Detail, ErrorCode, Reply, Request, Work, reply, request,
 };
 use permafrost_protocol::manifest::{Manifest, Origin};
 use serde_json::Value;
@@ -187,7 +187,10 @@ pub(crate) fn checkpoint(job: &str, generation: u64) -> Checkpoint {
 
 pub(crate) fn detail(generation: u64, origin: Option<Origin>) -> reply::Body {
     reply::Body::Detail(Detail {
-        checkpoint: Some(checkpoint("train", generation)),
+        checkpoint: Some(Checkpoint {
+            work: origin.as_ref().and_then(Work::of),
+            ..checkpoint("train", generation)
+        }),
         manifest: Some(Manifest {
             origin,
             ..Manifest::default()

@@ -26,6 +26,7 @@ pub(crate) fn for_dumps(
                 Some((generation, origin)) => detail(*generation, Some(origin.clone())),
                 None => refusal(ErrorCode::NotFound),
             },
+            request::Body::Show(_) => refusal(ErrorCode::NotFound),
             request::Body::Open(_) => reply::Body::SessionOpened(SessionOpened {
                 session: "5e55".to_owned(),
                 socket: endpoint.lock().unwrap().clone(),

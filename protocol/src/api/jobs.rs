@@ -103,6 +103,10 @@ pub struct Checkpoint {
     pub holders: Vec<String>,
     /// How many copies there should be.
     pub copies_wanted: u32,
+    /// Work that the task had done, seconds, over all restores; missing: nothing known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 0)]
+    pub worked_s: Option<f64>,
     /// What is damaged in the copy of the node that answers; missing: nothing known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged: Option<String>,

@@ -99,6 +99,47 @@ pub struct Checkpoint {
     /// it is listed, never stored.
     #[prost(string, tag = "17")]
     pub damaged: String,
+    /// Work that the task had done. Absent where nobody looked.
+    #[prost(message, optional, boxed, tag = "18")]
+    pub work: Option<Box<Work>>,
+}
+
+/// Work that a task had done when it was dumped.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct Work {
+    /// Over all restores, microseconds.
+    #[prost(uint64, tag = "1")]
+    pub worked_us: u64,
+    /// Of that: done before the dumped process was restored.
+    #[prost(uint64, tag = "2")]
+    pub carried_us: u64,
+    /// The dumped process, as `Origin::process` names it; empty where it is not known.
+    #[prost(string, tag = "3")]
+    pub process: String,
+}
+
+impl Work {
+    /// The work that an origin tells of. `None` where nobody looked.
+    pub fn of(origin: &Origin) -> Option<Box<Self>> {
+        (origin.worked_us > 0).then(|| {
+            Box::new(Self {
+                worked_us: origin.worked_us,
+                carried_us: origin.carried_us,
+                process: origin.process(),
+            })
+        })
+    }
+
+    /// Work that the task of `process` had done before that process was started or restored, microseconds. The dumped process
+    /// itself goes on after a dump that leaves it running; any other one was restored from here, or is taken as if it was: its job
+    /// can go back here.
+    pub fn before(&self, process: &str) -> u64 {
+        if !process.is_empty() && process == self.process {
+            self.carried_us
+        } else {
+            self.worked_us
+        }
+    }
 }
 
 /// A listing.

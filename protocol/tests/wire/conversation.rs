@@ -93,7 +93,7 @@ fn both_ends_agree_on_a_dump_with_a_lost_connection_at_every_step() {
             assert_eq!(server.commit(&commit(2)), Ok(Some(committed.clone())));
         }
         let event = client.reply(committed).unwrap();
-        assert_eq!(event, DumpEvent::Committed(Committed::default()));
+        assert_eq!(event, DumpEvent::Committed(Box::default()));
     }
 }
 

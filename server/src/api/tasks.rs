@@ -1,6 +1,7 @@
 //! Tasks as they are asked about, with what the store knows of their jobs filled in.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use permafrost_protocol::api::problem::Kind;
 use permafrost_protocol::api::quantity;
@@ -78,12 +79,16 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
             }
         }
     };
-    let progress = given(task.progress_s, time, What::Progress);
-    let since_checkpoint = match (task.since_checkpoint_s, last, progress) {
+    let this_run = task.progress_s.map(time);
+    let progress = match this_run {
+        Some(this_run) => Figure::given(this_run.plus(carried(task, this_run, last))),
+        None => Figure::not_given(What::Progress),
+    };
+    let since_checkpoint = match (task.since_checkpoint_s, last, this_run) {
         (Some(since), _, _) => Figure::given(time(since)),
         // It cannot have worked longer than since its start.
-        (None, Some((_, age)), Figure::Known(progress)) => Figure::given(age.min(progress.p50)),
-        (None, Some((_, age)), Figure::Unknown { .. }) => Figure::given(age),
+        (None, Some((_, age)), Some(this_run)) => Figure::given(age.min(this_run)),
+        (None, Some((_, age)), None) => Figure::given(age),
         (None, None, _) => Figure::not_given(What::WorkSinceCheckpoint),
     };
     cost::Task {
@@ -104,6 +109,20 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
         start: given(task.start_s, time, What::StartTime),
         grace: task.grace_s.map(time),
     }
+}
+
+/// Work that a task did before this run of it, which has done `this_run`: what the checkpoint holds that it was restored from.
+fn carried(task: &Task<'_>, this_run: Seconds, last: Option<(&Checkpoint, Seconds)>) -> Seconds {
+    let work = last.and_then(|(checkpoint, age)| Some((checkpoint.work.as_ref()?, age)));
+    let (true, Some((work, age))) = (task.progress_of_this_run, work) else {
+        return Seconds::ZERO;
+    };
+    let carried_us = match &task.process {
+        Some(process) => work.before(process),
+        None if this_run > age => work.carried_us,
+        None => work.worked_us,
+    };
+    Seconds::new(Duration::from_micros(carried_us).as_secs_f64()).unwrap_or(Seconds::MAX)
 }
 
 /// A job's newest checkpoint that can be resumed, and its age.

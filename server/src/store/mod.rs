@@ -479,6 +479,7 @@ impl Store {
             nodes: Vec::new(),
             copies_wanted: 0,
             damaged: String::new(),
+            work: manifest.origin.as_ref().and_then(control::Work::of),
         }
     }
 

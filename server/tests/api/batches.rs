@@ -1,6 +1,7 @@
 //! Costs and decisions, worked out by hand.
 
 use axum::http::StatusCode;
+use permafrost_protocol::control::Work;
 use serde_json::{Value, json};
 
 use crate::fixture::{GB, asked, close, node, three_nodes};
@@ -60,6 +61,52 @@ async fn each_way_costs_what_the_papers_formula_says() {
         of(&answer, "suspend_in_memory")["unknown"],
         "nothing is to be suspended in memory on that node"
     );
+}
+
+#[tokio::test]
+async fn the_work_before_a_restore_counts_for_who_counts_from_the_restore() {
+    let plain = three_nodes();
+    {
+        // An hour of work, the first half of which the dumped process had from a restore of its own.
+        let mut checkpoints = plain.checkpoints.lock().unwrap();
+        let sort = &mut checkpoints[0];
+        assert_eq!(sort.job, "sort");
+        sort.work = Some(Box::new(Work {
+            worked_us: 3_600_000_000,
+            carried_us: 1_800_000_000,
+            process: "boot/17".into(),
+        }));
+    }
+    let asked = asked(plain);
+    let lost = async |task: Value| {
+        let mut task = task;
+        task["id"] = "s".into();
+        task["node"] = "b".into();
+        task["job"] = "sort".into();
+        let answer = asked.ok("/v1/estimate", &json!({ "tasks": [task] })).await;
+        let kill = &of(&answer, "kill")["cost"]["overhead_s"]["p50"];
+        let rollback = &of(&answer, "rollback")["cost"]["overhead_s"]["p50"];
+        (kill.as_f64().unwrap(), rollback.as_f64().unwrap())
+    };
+    // Restored 5 s ago, here or on another node: a kill loses the hour, going back only the 5 s. 8 GB at 2 GB/s.
+    let restored = json!({"progress_s": 5, "progress_of_this_run": true, "process": "other/99"});
+    let (kill, rollback) = lost(restored).await;
+    assert!((kill - 3_605.0).abs() < 0.1, "{kill}");
+    assert!((rollback - 9.0).abs() < 0.1, "{rollback}");
+    // The dumped process goes on: it counts the work since its own restore itself.
+    let goes_on = json!({"progress_s": 2000, "progress_of_this_run": true, "process": "boot/17"});
+    let (kill, rollback) = lost(goes_on).await;
+    assert!((kill - 3_800.0).abs() < 0.1, "{kill}");
+    assert!((16.0..40.0).contains(&rollback), "{rollback}");
+    // Pods have no process: one that is younger than the checkpoint was restored from it.
+    let pod = |age_s: u64| json!({"progress_s": age_s, "progress_of_this_run": true});
+    let young = lost(pod(1)).await.0;
+    assert!((young - 3_601.0).abs() < 0.1, "{young}");
+    let old = lost(pod(2_000)).await.0;
+    assert!((old - 3_800.0).abs() < 0.1, "{old}");
+    // Who says how much it is in all is believed.
+    let in_all = lost(json!({"progress_s": 50})).await.0;
+    assert!((in_all - 50.0).abs() < 0.1, "{in_all}");
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ const POSTS: [&str; 6] = [
 ];
 
 /// Names of fields that mean something somewhere, and one that does not.
-const FIELDS: [&str; 39] = [
+const FIELDS: [&str; 41] = [
     "tasks",
     "candidates",
     "checkpoints",
@@ -44,6 +44,8 @@ const FIELDS: [&str; 39] = [
     "full_bytes",
     "incremental_bytes",
     "progress_s",
+    "progress_of_this_run",
+    "process",
     "since_checkpoint_s",
     "remaining_s",
     "start_s",

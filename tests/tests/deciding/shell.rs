@@ -128,6 +128,7 @@ fn after_real_dumps_and_restores_costs_are_known_and_add_up() {
     };
     let mut task = Workload::start(work.path(), &options).unwrap();
     let pid = task.pid().to_string();
+    let mut worked_us = 0;
     for _ in 0..3 {
         task.modify().unwrap();
         daemon
@@ -135,7 +136,20 @@ fn after_real_dumps_and_restores_costs_are_known_and_add_up() {
             .unwrap();
         task.wait_until_gone().unwrap();
         daemon.run(&["restore", "train"]).unwrap();
+        // /proc has forgotten what was done before the last restore.
+        let origin = daemon.json(&["show", "train"]).unwrap()["manifest"]["origin"].clone();
+        assert_eq!(origin["carried_us"], worked_us, "{origin}");
+        worked_us = origin["worked_us"].as_u64().unwrap();
     }
+    let worked_s = Duration::from_micros(worked_us).as_secs_f64();
+    assert!(worked_s > 0.0);
+    // As soon as the API has listed the last checkpoint. What it says is rounded.
+    process::wait_for("the work of all runs to count", LIMIT, || {
+        let (_, costs, _) = told(&daemon, &["cost", "--pid", &pid, "--job", "train"]);
+        let lost = &way(&costs, "kill")["cost"]["overhead_s"]["p50"];
+        Ok(lost.as_f64().filter(|lost| *lost > worked_s * 0.99))
+    })
+    .unwrap();
 
     let tier = &node(&daemon)["tiers"][0];
     assert_measured(&tier["write_bytes_per_s"], false);

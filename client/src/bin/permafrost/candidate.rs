@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use permafrost_client::host::arguments::parse_duration;
+use permafrost_client::origin;
 use permafrost_client::processes;
 use permafrost_protocol::api::quantity::{Bytes, Count, Seconds};
 use permafrost_protocol::api::task::{Resources, Task};
@@ -17,7 +18,8 @@ pub(crate) struct Known {
     /// Kind of the job: jobs of a kind have dumps that are alike.
     #[arg(long, value_name = "KIND")]
     pub(crate) program: Option<String>,
-    /// Work it has done, such as 90m [default: its processor time, but no more than the time since its start].
+    /// Work it has done, such as 90m [default: its processor time, but no more than the time since its start; and what it
+    /// had done before it was restored, as the job's last checkpoint tells].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) progress: Option<Duration>,
     /// Time to its end.
@@ -47,6 +49,8 @@ pub(crate) fn task(
         program: known.program.clone().map(Into::into),
         resident_bytes: Some(resident),
         progress_s: Some(time(known.progress.unwrap_or(usage.progress()))?),
+        progress_of_this_run: known.progress.is_none(),
+        process: Some(origin::process(pid)?.into()),
         remaining_s: known.remaining.map(time).transpose()?,
         start_s: known.start_up.map(time).transpose()?,
         holds: Resources {

@@ -15,7 +15,7 @@ pub enum DumpEvent {
     /// All images are, too. Again after a resume.
     Prepared(Prepared),
     /// Sealed. The conversation is over.
-    Committed(Committed),
+    Committed(Box<Committed>),
 }
 
 /// Checks the replies to one dump, over all conversations that it takes.
@@ -117,7 +117,7 @@ impl DumpClient {
                 if self.open && self.commit.is_some() && !self.committed =>
             {
                 self.committed = true;
-                Ok(DumpEvent::Committed(committed))
+                Ok(DumpEvent::Committed(Box::new(committed)))
             }
             other => Err(unexpected(other.as_ref(), self.during())),
         }

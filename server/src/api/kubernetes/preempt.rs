@@ -90,7 +90,9 @@ fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
         job: job.map(Into::into),
         program: pod.program().map(Into::into),
         resident_bytes: resident.and_then(|bytes| Bytes::new(bytes).ok()),
+        // A pod is as old as its machine's part in it.
         progress_s: progress.and_then(Result::ok),
+        progress_of_this_run: true,
         grace_s: Seconds::new(pod.grace_s()).ok(),
         ..Task::default()
     }

@@ -1,7 +1,7 @@
 //! `GET /v1/jobs`, `GET /v1/checkpoints`.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::Uri;
@@ -211,6 +211,10 @@ fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> api::jobs::Checkpoint {
             of.nodes.clone()
         },
         copies_wanted: of.copies_wanted.max(1),
+        worked_s: of
+            .work
+            .as_ref()
+            .map(|work| say::rounded(Duration::from_micros(work.worked_us).as_secs_f64())),
         damaged: (!of.damaged.is_empty()).then(|| of.damaged.clone()),
     }
 }

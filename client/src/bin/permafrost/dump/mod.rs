@@ -236,16 +236,15 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// The job's newest checkpoint is the parent of clean pages if it was the last to reset this
+    /// Looks at the job's newest checkpoint: it knows the work that the process had done before it was restored, and what follows.
+    ///
+    /// It is the parent of clean pages if it was the last to reset this
     /// process's soft-dirty bits. (Equal pages are found by comparison with it in any case.)
     fn choose_parent(
         &mut self,
         connection: &mut Connection,
         interrupts: &Interrupts,
     ) -> Result<(), Failure> {
-        if self.arguments.full {
-            return Ok(());
-        }
         let detail = match connection.call(request::Show {
             checkpoint: self.arguments.job.clone(),
         }) {
@@ -264,6 +263,13 @@ impl<'a> Plan<'a> {
         else {
             return Ok(());
         };
+        self.origin.carried_us = checkpoint
+            .work
+            .as_ref()
+            .map_or(0, |work| work.before(&self.origin.process()));
+        if self.arguments.full {
+            return Ok(());
+        }
         let same = manifest
             .origin
             .is_some_and(|parent| parent.tracked && origin::same_process(&parent, &self.origin));

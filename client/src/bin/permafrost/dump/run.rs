@@ -20,6 +20,7 @@ use super::{Parent, Places, Plan, Sealed, dependencies, guard};
 use crate::cli::Durability;
 use crate::context::Context;
 use crate::failure::{Code, Failure};
+use crate::human;
 use crate::interrupt::Interrupts;
 use crate::progress::{Progress, Queue};
 use crate::transfer::open_directory;
@@ -131,7 +132,10 @@ impl Plan<'_> {
     /// The origin, with what the processes have in memory now: the dump's size and time are predicted by it.
     fn origin_now(&self) -> Origin {
         let pid = self.arguments.pid;
+        let worked = processes::usage(pid).map_or(Duration::ZERO, |usage| usage.progress());
+        let carried_us = self.origin.carried_us;
         Origin {
+            worked_us: carried_us.saturating_add(human::whole_micros(worked)),
             resident_bytes: memory::resident_bytes(pid),
             // Only those since the parent say what CRIU will leave out.
             dirty_pages: self.parent.as_ref().and_then(|_| memory::dirty_pages(pid)),

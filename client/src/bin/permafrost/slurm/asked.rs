@@ -65,6 +65,7 @@ fn candidate(situation: &Situation, node: &str) -> Result<Task<'static>, Failure
         ..Known::default()
     };
     let mut task = candidate::task(situation.pid, Some(&situation.job), node, &known)?;
+    task.progress_of_this_run = true;
     task.since_checkpoint_s = Some(of(situation.since_checkpoint.as_secs_f64())?);
     Ok(task)
 }
