@@ -17,5 +17,6 @@ pub mod peer;
 pub mod processes;
 pub mod remote;
 pub mod scratch;
+pub mod shares;
 pub mod tracking;
 pub mod verdict;

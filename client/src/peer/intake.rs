@@ -21,6 +21,9 @@ use super::{Frame, Options, PeerError, code, decode};
 /// Dumps that are kept, those included that are over and whose last word may have to be said again.
 const MAX_SESSIONS: usize = 1024;
 
+/// The same, of one peer.
+const MAX_OF_PEER: usize = MAX_SESSIONS / 4;
+
 /// Frames between the connection and the handler: with the largest, 4 MiB.
 const QUEUED_FRAMES: usize = 16;
 
@@ -188,7 +191,8 @@ impl Sessions {
             seat: tokio::sync::Mutex::new(()),
         });
         let mut sessions = self.lock();
-        if sessions.len() >= MAX_SESSIONS {
+        let own = sessions.keys().filter(|(owner, _)| owner == peer).count();
+        if sessions.len() >= MAX_SESSIONS || own >= MAX_OF_PEER {
             return None;
         }
         let place = sessions.entry((peer.to_owned(), id));

@@ -145,11 +145,12 @@ impl Tap {
                 })),
             };
             stream::write(&mut send, peer, "reply", &answer).await?;
-            let stream = connection
-                .open_uni()
-                .await
-                .map_err(|source| PeerError::lost(peer, source))?;
-            let stream = bulk.insert(stream);
+            let timeout = options.frame_timeout * 3;
+            let opened = within(peer, "a bulk stream", timeout, async {
+                let opened = connection.open_uni().await;
+                opened.map_err(|source| PeerError::lost(peer, source))
+            });
+            let stream = bulk.insert(opened.await?);
             let mut chunks = vec![Bytes::copy_from_slice(&Preamble { id }.encode())];
             let mut frames = Vec::with_capacity(QUEUED_FRAMES);
             while self.frames.recv_many(&mut frames, QUEUED_FRAMES).await > 0 {
@@ -162,7 +163,6 @@ impl Tap {
                     }
                 }
                 // Unlike CRIU a restoring peer has no reason to pause for long.
-                let timeout = options.frame_timeout * 3;
                 within(peer, "taking frames", timeout, async {
                     let written = stream.write_all_chunks(&mut chunks).await;
                     written.map_err(|error| PeerError::write(peer, "frames", error))
@@ -171,8 +171,11 @@ impl Tap {
                 chunks.clear();
             }
             if !chunks.is_empty() {
-                let written = stream.write_all_chunks(&mut chunks).await;
-                written.map_err(|error| PeerError::write(peer, "frames", error))?;
+                within(peer, "taking frames", timeout, async {
+                    let written = stream.write_all_chunks(&mut chunks).await;
+                    written.map_err(|error| PeerError::write(peer, "frames", error))
+                })
+                .await?;
             }
         }
         match result.await {

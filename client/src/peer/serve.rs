@@ -1,15 +1,14 @@
 //! Serving peers: a socket, its connections, and their conversations.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use permafrost_protocol::control;
 use permafrost_protocol::wire::conversation::{check_hello, check_request};
 use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
 use quinn::{Connection, Incoming, RecvStream, SendStream, VarInt};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 
 use super::intake::{FrameSource, Replies, Sessions};
 use super::network::resettable_endpoint;
@@ -19,6 +18,7 @@ use super::router::Router;
 use super::stream::{self, within};
 use super::{Options, PeerError, code};
 use crate::identity::{Peer, ReloadingIdentity};
+use crate::shares::Shares;
 
 /// What a node does for its peers. Every method may block; each runs on a thread of its own. What the peer may do
 /// is the handler's to check ([`Peer::may`]).
@@ -50,21 +50,47 @@ pub trait Handler: Send + Sync + 'static {
     ) -> Result<(), control::Error>;
 }
 
+/// Parts of what a node serves at once that one peer may take. A node passes on the dumps of many, and a restore reads a
+/// file for each process of its tree.
+struct PartOf {
+    connections: usize,
+    streams: usize,
+    calls: usize,
+    dumps: usize,
+    fetches: usize,
+}
+
+impl PartOf {
+    fn new(options: &Options) -> Self {
+        let (connections, conversations) = (options.connections, options.conversations);
+        Self {
+            connections: connections.div_ceil(4),
+            streams: conversations * 4,
+            calls: conversations.div_ceil(2),
+            dumps: conversations.div_ceil(2),
+            fetches: conversations.div_ceil(4) * 3,
+        }
+    }
+}
+
 struct Inner {
     endpoint: quinn::Endpoint,
     identity: Arc<ReloadingIdentity>,
     handler: Arc<dyn Handler>,
     options: Options,
     sessions: Sessions,
-    handshakes: Arc<Semaphore>,
+    /// Handshakes under way, by address.
+    handshakes: Arc<Shares>,
+    /// Of all that follows: in all, and by peer.
     connections: Arc<Semaphore>,
-    calls: Arc<Semaphore>,
-    dumps: Arc<Semaphore>,
-    fetches: Arc<Semaphore>,
+    streams: Arc<Shares>,
+    calls: Arc<Shares>,
+    dumps: Arc<Shares>,
+    fetches: Arc<Shares>,
     /// Counts how often all connections were ended.
     disconnects: watch::Sender<u64>,
     /// Connections of each peer.
-    peers: Mutex<HashMap<String, usize>>,
+    peers: Arc<Shares>,
 }
 
 /// A socket that serves peers. Dropped, it says goodbye and serves nobody.
@@ -91,19 +117,21 @@ impl Endpoint {
             .max_incoming(options.handshakes * 2);
         let key = ResetKey(identity.current().reset_key());
         let endpoint = resettable_endpoint(key, address, config, &options)?;
-        let semaphore = |permits| Arc::new(Semaphore::new(permits));
+        let part = PartOf::new(&options);
+        let all = options.conversations;
         let inner = Arc::new(Inner {
             endpoint,
             identity,
             handler,
             sessions: Sessions::default(),
-            handshakes: semaphore(options.handshakes),
-            connections: semaphore(options.connections),
-            calls: semaphore(options.conversations),
-            dumps: semaphore(options.conversations),
-            fetches: semaphore(options.conversations),
+            handshakes: Shares::new(options.handshakes.div_ceil(2), options.handshakes),
+            connections: Arc::new(Semaphore::new(options.connections)),
+            streams: Shares::new(part.streams, usize::MAX),
+            calls: Shares::new(part.calls, all),
+            dumps: Shares::new(part.dumps, all),
+            fetches: Shares::new(part.fetches, all),
             disconnects: watch::Sender::new(0),
-            peers: Mutex::default(),
+            peers: Shares::new(part.connections, usize::MAX),
             options,
         });
         let accepting = Arc::clone(&inner);
@@ -150,37 +178,24 @@ impl Drop for Endpoint {
     }
 }
 
-/// A connection's place among those of its peer.
-struct Place {
-    inner: Arc<Inner>,
-    peer: String,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut peers = self
-            .inner
-            .peers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = peers.get_mut(&self.peer) {
-            *count -= 1;
-            if *count == 0 {
-                peers.remove(&self.peer);
-            }
-        }
-    }
-}
-
 /// Who a session belongs to: names are unique within a role.
 fn key(peer: &Peer) -> String {
     format!("{} {}", peer.role(), peer.name())
 }
 
 fn accept(inner: &Arc<Inner>, incoming: Incoming) {
-    let handshake = Arc::clone(&inner.handshakes).try_acquire_owned();
+    // Under load an address has to be shown to be the sender's own: handshakes are counted by it.
+    let many = inner.options.handshakes.div_ceil(4);
+    if inner.handshakes.taken() >= many && incoming.may_retry() {
+        if let Err(error) = incoming.retry() {
+            tracing::debug!(%error, "no retry sent");
+        }
+        return;
+    }
+    let address = incoming.remote_address().ip().to_canonical().to_string();
+    let handshake = inner.handshakes.take(&address);
     let place = Arc::clone(&inner.connections).try_acquire_owned();
-    let (Ok(handshake), Ok(place)) = (handshake, place) else {
+    let (Some(handshake), Ok(place)) = (handshake, place) else {
         return incoming.refuse();
     };
     let inner = Arc::clone(inner);
@@ -209,7 +224,7 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
             return connection.close(VarInt::from_u32(code::UNWANTED), b"who are you?");
         }
     };
-    let Some(_place) = place(inner, key(&peer)) else {
+    let Some(_place) = inner.peers.take(&key(&peer)) else {
         return connection.close(VarInt::from_u32(code::BUSY), b"too many connections");
     };
     let refused = VarInt::from_u32(code::REFUSED);
@@ -223,8 +238,8 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
     let router = Router::spawn(connection.clone(), inner.options.request_timeout);
     let mut disconnects = inner.disconnects.subscribe();
     loop {
-        // quinn bounds how many streams a peer may have open, and so these tasks.
-        let (send, receive) = tokio::select! {
+        // quinn bounds how many streams a connection may have open; a peer may have several connections.
+        let (mut send, mut receive) = tokio::select! {
             opened = connection.accept_bi() => match opened {
                 Ok(streams) => streams,
                 Err(_) => return,
@@ -233,6 +248,12 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
                 return connection.close(VarInt::from_u32(code::DONE), b"disconnected");
             }
         };
+        let Some(share) = inner.streams.take(&key(&peer)) else {
+            let busy = VarInt::from_u32(code::BUSY);
+            let _ = send.reset(busy);
+            let _ = receive.stop(busy);
+            continue;
+        };
         let conversation = Conversation {
             inner: Arc::clone(inner),
             connection: connection.clone(),
@@ -240,26 +261,12 @@ async fn serve_connection(inner: &Arc<Inner>, connection: &Connection) {
             router: router.clone(),
         };
         tokio::spawn(async move {
+            let _share = share;
             if let Err(error) = conversation.run(send, receive).await {
                 tracing::debug!(peer = conversation.peer.name(), %error, "conversation ended");
             }
         });
     }
-}
-
-/// One peer's share of the connections is a quarter.
-fn place(inner: &Arc<Inner>, peer: String) -> Option<Place> {
-    let mut peers = inner.peers.lock().unwrap_or_else(PoisonError::into_inner);
-    let count = peers.entry(peer.clone()).or_default();
-    if *count >= inner.options.connections.div_ceil(4) {
-        return None;
-    }
-    *count += 1;
-    drop(peers);
-    Some(Place {
-        inner: Arc::clone(inner),
-        peer,
-    })
 }
 
 struct Conversation {
@@ -327,7 +334,7 @@ impl Conversation {
     }
 
     async fn call(&self, body: request::Body, mut send: SendStream) -> Result<(), PeerError> {
-        let Some(permit) = permit(&self.inner.calls) else {
+        let Some(permit) = self.inner.calls.take(&key(&self.peer)) else {
             return self.busy(send).await;
         };
         let (handler, peer) = (Arc::clone(&self.inner.handler), Arc::clone(&self.peer));
@@ -367,7 +374,7 @@ impl Conversation {
             };
             session
         } else {
-            let Some(permit) = permit(&self.inner.dumps) else {
+            let Some(permit) = self.inner.dumps.take(&key(&self.peer)) else {
                 return self.busy(send).await;
             };
             let Some((session, mut intake, mut answers)) = sessions.begin(&key(&self.peer), id)
@@ -394,7 +401,7 @@ impl Conversation {
     }
 
     async fn fetch(&self, fetch: request::Fetch, send: SendStream) -> Result<(), PeerError> {
-        let Some(permit) = permit(&self.inner.fetches) else {
+        let Some(permit) = self.inner.fetches.take(&key(&self.peer)) else {
             return self.busy(send).await;
         };
         let (mut out, tap) = outflow(self.peer.name(), &self.inner.options);
@@ -408,10 +415,6 @@ impl Conversation {
         tap.run(self.peer.name(), &self.connection, send, result, options)
             .await
     }
-}
-
-fn permit(semaphore: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    Arc::clone(semaphore).try_acquire_owned().ok()
 }
 
 fn settled(

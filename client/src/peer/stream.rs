@@ -20,6 +20,9 @@ pub(crate) const MAX_REPLY_BYTES: usize = permafrost_protocol::control::MAX_MESS
 
 /// Most bytes asked of a stream at once, so that an announced length costs no memory before its bytes come.
 const READ_BYTES: usize = 64 << 10;
+/// Time for a peer to take a message: the longest at 2 Mbit/s. One that takes nothing keeps its connection alive all the
+/// same.
+const WRITE_PATIENCE: Duration = Duration::from_secs(60);
 /// Chunks taken from quinn under one lock of the connection.
 const CHUNKS: usize = 32;
 
@@ -58,7 +61,7 @@ pub(crate) async fn read<M: Message + Default>(
     M::decode(body.as_slice()).map_err(|error| message(error.into()))
 }
 
-/// Writes one message.
+/// Writes one message, within [`WRITE_PATIENCE`].
 pub(crate) async fn write(
     stream: &mut SendStream,
     node: &str,
@@ -69,10 +72,11 @@ pub(crate) async fn write(
         node: node.to_owned(),
         source,
     })?;
-    stream
-        .write_chunk(bytes.into())
-        .await
-        .map_err(|error| PeerError::write(node, doing, error))
+    within(node, doing, WRITE_PATIENCE, async {
+        let written = stream.write_chunk(bytes.into()).await;
+        written.map_err(|error| PeerError::write(node, doing, error))
+    })
+    .await
 }
 
 /// Opens a conversation: a stream with the Hello and the request on it.

@@ -223,3 +223,31 @@ fn a_peer_gets_its_share_of_the_connections_and_no_more() {
     assert_eq!(served, 2);
     site.network().call("there", ping(), deadline()).unwrap();
 }
+
+#[test]
+fn a_peer_gets_its_share_of_the_dumps_and_others_theirs() {
+    let site = Site::new(Options {
+        conversations: 4,
+        ..Options::default()
+    });
+    let (_greedy, greedy) = stranger(&site, "greedy");
+    let (_modest, modest) = stranger(&site, "modest");
+    let begin = |connection: &Connection, name: &str, session: u8| {
+        let dump = request::Body::Dump(dump_request(session));
+        answered(&site, connection, &asks(name, dump))
+    };
+    for session in [11, 12] {
+        let opened = begin(&greedy, "greedy", session);
+        assert!(
+            matches!(opened, Some(reply::Body::DumpOpened(_))),
+            "{opened:?}"
+        );
+    }
+    let refused = message(begin(&greedy, "greedy", 13));
+    assert!(refused.contains("too many"), "{refused}");
+    let opened = begin(&modest, "modest", 14);
+    assert!(
+        matches!(opened, Some(reply::Body::DumpOpened(_))),
+        "{opened:?}"
+    );
+}

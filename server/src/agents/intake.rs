@@ -15,7 +15,7 @@ use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
 use super::rights::{authorize, check_dump, job_of};
 use super::spool::Spool;
-use super::{Agents, refusal};
+use super::{Agents, name_of, refusal};
 use crate::peers::{gone, invalid};
 use crate::store::{Session, SessionSink, StoreError, check_tells_processes};
 
@@ -91,7 +91,7 @@ impl Agents {
             return Ok(());
         }
         replies.closed(Closed::default());
-        let spool = self.images(frames);
+        let spool = self.images(peer, frames);
         let spool = spool.map_err(|error| ended(session, error))?;
         replies.prepared(Prepared::default());
         let commit = frames.commit();
@@ -121,7 +121,7 @@ impl Agents {
             return Err(invalid("pages for a session that is parked"));
         }
         replies.closed(Closed::default());
-        let spool = self.images(frames)?;
+        let spool = self.images(peer, frames)?;
         replies.prepared(Prepared::default());
         frames.commit().map_err(|error| gone(&error))?;
         let adopted = self.adopt_spooled(peer, &adopt, &spool);
@@ -197,8 +197,9 @@ impl Agents {
     }
 
     /// All small images.
-    fn images(&self, frames: &mut dyn FrameSource) -> Result<Spool, control::Error> {
-        let mut spool = Spool::new(&self.spool).map_err(|error| refusal(&error))?;
+    fn images(&self, peer: &Peer, frames: &mut dyn FrameSource) -> Result<Spool, control::Error> {
+        let spool = Spool::new(&self.spool, &self.spooled, &name_of(peer));
+        let mut spool = spool.map_err(|error| refusal(&error))?;
         loop {
             let frame = frames.next().map_err(|error| gone(&error))?;
             if frame.header.kind == Kind::Prepare {

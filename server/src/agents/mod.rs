@@ -38,6 +38,8 @@ pub struct Agents {
     store: Arc<Store>,
     /// Small images on their way into a checkpoint are kept beneath this directory.
     spool: PathBuf,
+    /// Bytes of those, by peer.
+    spooled: Arc<spool::Spooled>,
     /// Sessions whose conversation has not begun.
     opened: Mutex<HashMap<String, Opened>>,
     /// Parked sessions, and the agent of each. What was parked before this daemon's start is nobody's: an agent must
@@ -67,6 +69,7 @@ impl Agents {
         Self {
             store,
             spool,
+            spooled: Arc::default(),
             opened: Mutex::default(),
             owned: Mutex::default(),
             operator: None,

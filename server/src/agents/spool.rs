@@ -1,10 +1,12 @@
 //! Small images on their way from an agent into a checkpoint: an images directory of the daemon's own.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use permafrost_client::peer::Frame;
 use permafrost_protocol::wire::frame::Kind;
@@ -15,15 +17,69 @@ use crate::store::StoreError;
 /// may be large.
 const MAX_BYTES: u64 = 1 << 30;
 
+/// Small images of all dumps of one agent that are under way, bytes: those of one of them, and room for more.
+const MAX_PEER_BYTES: u64 = 2 << 30;
+
+/// The same of all agents.
+const MAX_ALL_BYTES: u64 = 4 << 30;
+
+/// Bytes that are spooled, by peer.
+#[derive(Default)]
+pub(super) struct Spooled(Mutex<HashMap<String, u64>>);
+
+impl Spooled {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, peer: &str, bytes: u64) -> Result<(), StoreError> {
+        let mut spooled = self.lock();
+        let all: u64 = spooled.values().sum();
+        let own = spooled.get(peer).copied().unwrap_or_default();
+        if own.saturating_add(bytes) > MAX_PEER_BYTES || all.saturating_add(bytes) > MAX_ALL_BYTES {
+            return Err(StoreError::Unavailable {
+                message: "the small images of other dumps take all the room there is".to_owned(),
+                hint: "dump again when fewer dumps are under way",
+            });
+        }
+        spooled.insert(peer.to_owned(), own + bytes);
+        Ok(())
+    }
+
+    fn give_back(&self, peer: &str, bytes: u64) {
+        let mut spooled = self.lock();
+        if let Some(own) = spooled.get_mut(peer) {
+            *own = own.saturating_sub(bytes);
+            if *own == 0 {
+                spooled.remove(peer);
+            }
+        }
+    }
+}
+
 /// A directory that is removed when it is dropped.
 pub(super) struct Spool {
     directory: tempfile::TempDir,
     current: Option<File>,
     left_bytes: u64,
+    spooled: Arc<Spooled>,
+    peer: String,
+    taken_bytes: u64,
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.spooled.give_back(&self.peer, self.taken_bytes);
+    }
 }
 
 impl Spool {
-    pub(super) fn new(beneath: &Path) -> Result<Self, StoreError> {
+    /// One for a dump of `peer`, counted in `spooled`.
+    pub(super) fn new(
+        beneath: &Path,
+        spooled: &Arc<Spooled>,
+        peer: &str,
+    ) -> Result<Self, StoreError> {
         // Only its owner can enter it.
         let directory = tempfile::Builder::new()
             .prefix("images-")
@@ -33,6 +89,9 @@ impl Spool {
             directory,
             current: None,
             left_bytes: MAX_BYTES,
+            spooled: Arc::clone(spooled),
+            peer: peer.to_owned(),
+            taken_bytes: 0,
         })
     }
 
@@ -47,6 +106,8 @@ impl Spool {
                     message: format!("the small images are more than {MAX_BYTES} bytes"),
                     hint: "",
                 })?;
+                self.spooled.add(&self.peer, len_bytes)?;
+                self.taken_bytes += len_bytes;
                 let made = File::options()
                     .write(true)
                     .create_new(true)
@@ -86,5 +147,21 @@ fn invalid() -> StoreError {
     StoreError::Invalid {
         message: "a frame that is none of an image".to_owned(),
         hint: "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_peer_leaves_room_for_the_images_of_others() {
+        let spooled = Arc::<Spooled>::default();
+        spooled.add("a", MAX_PEER_BYTES).unwrap();
+        assert!(spooled.add("a", 1).is_err());
+        spooled.add("b", MAX_ALL_BYTES - MAX_PEER_BYTES).unwrap();
+        assert!(spooled.add("c", 1).is_err());
+        spooled.give_back("a", MAX_PEER_BYTES);
+        spooled.add("c", 1).unwrap();
     }
 }

@@ -137,11 +137,12 @@ impl Driver {
         mut receive: RecvStream,
     ) -> Result<(), PeerError> {
         let node = self.shared.node.as_str();
-        let mut bulk = link
-            .connection
-            .open_uni()
-            .await
-            .map_err(|source| PeerError::lost(node, source))?;
+        let timeout = self.network.options().request_timeout;
+        let mut bulk = within(node, "a bulk stream", timeout, async {
+            let opened = link.connection.open_uni().await;
+            opened.map_err(|source| PeerError::lost(node, source))
+        })
+        .await?;
         // An end must not drop the streams, which would finish them as if all had been said.
         let mut listening = std::pin::pin!(self.listen(&mut receive));
         let ended = tokio::select! {
