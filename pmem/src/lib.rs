@@ -32,6 +32,7 @@ mod cpu;
 mod damage;
 mod error;
 mod geometry;
+pub mod heap;
 mod ids;
 mod journal;
 pub mod layout;

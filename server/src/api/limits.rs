@@ -46,6 +46,12 @@ pub const COPIES: u32 = 100;
 /// Readers of events at once: half of the connections that socket and port have each, as they keep theirs.
 pub const EVENT_READERS: usize = 128;
 
+/// Of these, as many as one caller may have.
+pub const CALLER_EVENT_READERS: usize = 32;
+
+/// Reservations that one caller may have made and that have not lapsed: a quarter of those of a queue.
+pub const CALLER_RESERVATIONS: usize = 64;
+
 /// Events that a slow reader may be behind.
 pub const EVENTS_KEPT: usize = 1024;
 

@@ -25,6 +25,7 @@ pub mod world;
 mod body;
 mod pace;
 mod say;
+mod shares;
 mod tasks;
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -37,6 +38,7 @@ pub use routes::router;
 
 use pace::Pace;
 use problem::Failure;
+use shares::{Booked, Shares};
 use source::Source;
 use world::{Builder, Jobs, World};
 
@@ -81,7 +83,9 @@ pub struct Api {
     /// Requests that are with the source.
     asking: Arc<Semaphore>,
     /// Readers of events.
-    readers: Arc<Semaphore>,
+    readers: Arc<Shares>,
+    /// Reservations of each caller.
+    booked: Booked,
 }
 
 impl std::fmt::Debug for Api {
@@ -108,7 +112,8 @@ impl Api {
             pace: Pace::default(),
             long: Arc::new(Semaphore::new(limits::LONG_AT_ONCE)),
             asking: Arc::new(Semaphore::new(limits::ASKING_AT_ONCE)),
-            readers: Arc::new(Semaphore::new(limits::EVENT_READERS)),
+            readers: Shares::new(limits::CALLER_EVENT_READERS, limits::EVENT_READERS),
+            booked: Booked::default(),
         }
     }
 

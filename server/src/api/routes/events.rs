@@ -8,13 +8,13 @@ use axum::extract::State;
 use axum::response::sse::{Event as Line, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
 use permafrost_protocol::api::events::Event;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::api::caller::Caller;
 use crate::api::openapi::Unasked;
 use crate::api::problem::Failure;
+use crate::api::shares::Share;
 use crate::api::{Api, limits};
 
 /// What changes, as it changes. Only what comes after the connection; a reader that is too slow is told how many it has
@@ -33,10 +33,10 @@ pub(in crate::api) async fn events(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Sse<impl Stream<Item = Result<Line, Infallible>>>, Failure> {
-    let turn = Arc::clone(&api.readers).try_acquire_owned();
-    let turn = turn.map_err(|_| {
-        let most = limits::EVENT_READERS;
-        Failure::for_now(format!("{most} read the events already"), 10)
+    let turn = api.readers.take(&caller.name).ok_or_else(|| {
+        let (own, most) = (limits::CALLER_EVENT_READERS, limits::EVENT_READERS);
+        let detail = format!("{most} streams of events are open, or {own} of this caller");
+        Failure::for_now(detail, 10)
     })?;
     let reader = Reader {
         events: api.events.subscribe(),
@@ -58,7 +58,7 @@ pub(in crate::api) async fn events(
 struct Reader {
     events: Receiver<Event>,
     caller: Caller,
-    _turn: OwnedSemaphorePermit,
+    _turn: Share,
 }
 
 impl Reader {

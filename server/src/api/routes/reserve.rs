@@ -1,18 +1,20 @@
 //! `POST /v1/reserve`, `DELETE /v1/reserve/{token}`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use permafrost_protocol::api::problem::{Kind, Problem};
 use permafrost_protocol::api::reserve::{Reservation, Reserve};
 
 use super::asking::ask;
-use crate::api::Api;
 use crate::api::body::{no_world, parse, read};
+use crate::api::caller::Caller;
 use crate::api::openapi::{Unasked, Unread};
 use crate::api::problem::Failure;
+use crate::api::{Api, limits};
 
 /// Longest token that is passed on, bytes.
 const TOKEN_BYTES: usize = 200;
@@ -35,8 +37,14 @@ const TOKEN_BYTES: usize = 200;
 )]
 pub(in crate::api) async fn reserve(
     State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<Reservation>, Failure> {
+    if api.booked.count(&caller.name) >= limits::CALLER_RESERVATIONS {
+        let most = limits::CALLER_RESERVATIONS;
+        let detail = format!("this caller has {most} reservations, which is the limit");
+        return Err(Failure::for_now(detail, 10));
+    }
     let body = read(request).await?;
     let wanted: Reserve = parse(&body)?;
     if let Some(name) = &wanted.node {
@@ -54,9 +62,10 @@ pub(in crate::api) async fn reserve(
             Some(_) => {}
         }
     }
-    ask(&api, move |source| source.reserve(&wanted))
-        .await
-        .map(Json)
+    let kept = ask(&api, move |source| source.reserve(&wanted)).await?;
+    let lapses_in = Duration::try_from_secs_f64(kept.lapses_in_s).unwrap_or_default();
+    api.booked.add(&caller.name, &kept.token, lapses_in);
+    Ok(Json(kept))
 }
 
 /// Gives a place back.
@@ -85,6 +94,8 @@ pub(in crate::api) async fn cancel(
         let detail = format!("longer than {TOKEN_BYTES} bytes");
         return Err(Failure::at(Kind::Invalid, "path:token", detail));
     }
+    let given = token.clone();
     ask(&api, move |source| source.cancel(&token)).await?;
+    api.booked.remove(&given);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -2,8 +2,8 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -19,9 +19,11 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
 use super::Limits;
 use super::buckets::Buckets;
+use super::door::Place;
 use super::refusal::Refusal;
 use super::tokens::Tokens;
 use crate::api::caller::Caller;
+use crate::api::shares::Shares;
 
 /// Named in the log and in the answer, so that one is found by the other.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -48,6 +50,8 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) tokens: Option<Tokens>,
     pub(super) buckets: Buckets,
+    /// Connections to the port of callers who are known.
+    pub(super) seats: Arc<Shares>,
     /// Room for bodies, in units.
     pub(super) bodies: Semaphore,
     /// True once the server is to stop.
@@ -72,8 +76,8 @@ pub(super) struct Conversation {
     pub(super) known: Known,
     /// Told when somebody known has asked something.
     pub(super) introduced: Notify,
-    /// There are too many: nobody is answered.
-    pub(super) crowded: bool,
+    /// Its place among the connections.
+    pub(super) place: Mutex<Place>,
 }
 
 impl Conversation {
@@ -85,7 +89,13 @@ impl Conversation {
         let id = self.id(&request);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let name;
-        let mut response = match self.admit(&request) {
+        let admitted = self
+            .admit(&request)
+            .and_then(|caller| match self.seat(&caller) {
+                Ok(()) => Ok(caller),
+                Err(refusal) => Err((Some(caller), refusal)),
+            });
+        let mut response = match admitted {
             Ok(caller) => {
                 name = Some(caller.name.clone());
                 self.introduced.notify_one();
@@ -130,10 +140,6 @@ impl Conversation {
         &self,
         request: &Request<B>,
     ) -> Result<Arc<Caller>, (Option<Arc<Caller>>, Refusal)> {
-        if self.crowded {
-            let limit = self.shared.limits.connections;
-            return Err((None, Refusal::Crowded { limit }));
-        }
         let certified = match &self.known {
             // Whoever is at the socket may do everything, and is not counted.
             Known::Local(caller) => return Ok(Arc::clone(caller)),
@@ -151,6 +157,23 @@ impl Conversation {
                 self.introduced.notify_one();
                 Err((Some(caller), Refusal::TooOften { again_in }))
             }
+        }
+    }
+
+    /// Gives the connection a place among those of callers who are known.
+    fn seat(&self, caller: &Caller) -> Result<(), Refusal> {
+        let limit = self.shared.limits.connections;
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*place {
+            Place::Local(_) | Place::Known(_) => Ok(()),
+            Place::Crowded(_) => Err(Refusal::Crowded { limit }),
+            Place::Stranger(_) => match self.shared.seats.take(&caller.name) {
+                Some(seat) => {
+                    *place = Place::Known(seat);
+                    Ok(())
+                }
+                None => Err(Refusal::Crowded { limit }),
+            },
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -21,7 +21,9 @@ use tokio_rustls::TlsAcceptor;
 use super::answer::{Conversation, Known, Shared};
 use super::patient::Patient;
 use super::remove_socket;
+use super::strangers::{Stranger, Strangers};
 use crate::api::caller::Caller;
+use crate::api::shares::Share;
 
 /// After there was no descriptor for a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -63,6 +65,18 @@ struct Admission {
     _tenure: Tenure,
 }
 
+/// The place of a connection.
+pub(super) enum Place {
+    /// Of the socket.
+    Local(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit),
+    /// Of the port, until it is known whose it is.
+    Stranger(#[expect(dead_code, reason = "held for its drop")] Stranger),
+    /// Of the port.
+    Known(#[expect(dead_code, reason = "held for its drop")] Share),
+    /// None: there are too many.
+    Crowded(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit),
+}
+
 /// Somebody at the door.
 enum Arrival {
     Local(UnixStream, Arc<Caller>),
@@ -86,6 +100,7 @@ impl Door {
     pub(super) async fn attend(self, shared: Arc<Shared>) {
         let places = Arc::new(Semaphore::new(shared.limits.connections));
         let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
+        let strangers = Strangers::new(shared.limits.strangers);
         let mut serving = JoinSet::new();
         loop {
             let arrival = tokio::select! {
@@ -105,15 +120,25 @@ impl Door {
                     continue;
                 }
             };
-            let (place, crowded) = match Arc::clone(&places).try_acquire_owned() {
-                Ok(place) => (place, false),
-                Err(_) => match Arc::clone(&turned_away).try_acquire_owned() {
-                    Ok(place) => (place, true),
-                    Err(_) => continue,
+            let tls = self.tls();
+            let place = match &arrival {
+                Arrival::Remote(_, address) => {
+                    let stranger = strangers.enter(address.ip().to_canonical());
+                    let (address, number) = stranger.place();
+                    let place = Place::Stranger(stranger);
+                    let welcomed = welcome(Arc::clone(&shared), arrival, tls, place);
+                    strangers.ended_by(address, number, serving.spawn(welcomed));
+                    continue;
+                }
+                Arrival::Local(..) => match Arc::clone(&places).try_acquire_owned() {
+                    Ok(place) => Place::Local(place),
+                    Err(_) => match Arc::clone(&turned_away).try_acquire_owned() {
+                        Ok(place) => Place::Crowded(place),
+                        Err(_) => continue,
+                    },
                 },
             };
-            let tls = self.tls();
-            serving.spawn(welcome(Arc::clone(&shared), arrival, tls, place, crowded));
+            serving.spawn(welcome(Arc::clone(&shared), arrival, tls, place));
         }
         // Nobody else comes in while these are served.
         drop(self);
@@ -163,16 +188,10 @@ fn owner(stream: &UnixStream) -> io::Result<Caller> {
 }
 
 /// Serves one connection, with the place that it has.
-async fn welcome(
-    shared: Arc<Shared>,
-    arrival: Arrival,
-    tls: Option<Guard>,
-    _place: OwnedSemaphorePermit,
-    crowded: bool,
-) {
+async fn welcome(shared: Arc<Shared>, arrival: Arrival, tls: Option<Guard>, place: Place) {
     match arrival {
         Arrival::Local(stream, caller) => {
-            converse(shared, stream, Known::Local(caller), None, crowded).await;
+            converse(shared, stream, Known::Local(caller), None, place).await;
         }
         Arrival::Remote(stream, address) => {
             if let Err(error) = stream.set_nodelay(true) {
@@ -180,14 +199,14 @@ async fn welcome(
                 return;
             }
             let Some(tls) = tls else {
-                converse(shared, stream, Known::Remote(None), None, crowded).await;
+                converse(shared, stream, Known::Remote(None), None, place).await;
                 return;
             };
             let patience = shared.limits.handshake;
             match tokio::time::timeout(patience, shake_hands(stream, &tls)).await {
                 Ok(Ok((stream, caller, admission))) => {
                     let known = Known::Remote(caller.map(Arc::new));
-                    converse(shared, stream, known, admission, crowded).await;
+                    converse(shared, stream, known, admission, place).await;
                 }
                 Ok(Err(error)) => tracing::debug!(%address, %error, "API connection refused"),
                 Err(_) => tracing::debug!(%address, "API connection refused: no TLS handshake"),
@@ -250,7 +269,7 @@ async fn converse<S>(
     stream: S,
     known: Known,
     admission: Option<Admission>,
-    crowded: bool,
+    place: Place,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -259,7 +278,7 @@ async fn converse<S>(
         shared,
         known,
         introduced: Notify::new(),
-        crowded,
+        place: Mutex::new(place),
     });
     let answering = Arc::clone(&conversation);
     let service = service_fn(move |request| Arc::clone(&answering).answer(request));

@@ -8,6 +8,10 @@ pub struct Limits {
     /// Connections at once, on the socket and on the port apart: callers from elsewhere leave those of this machine
     /// their room. Whoever comes then is told so, and may come again.
     pub connections: usize,
+    /// Of those to the port, as many as one caller may have.
+    pub caller_connections: usize,
+    /// Connections to the port that have not shown who they are, beside those. When one more comes the oldest goes.
+    pub strangers: usize,
     /// Time for a TLS handshake.
     pub handshake: Duration,
     /// From the connection to the first request of someone known: a stranger does not keep one of the connections.
@@ -36,6 +40,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 256,
+            caller_connections: 128,
+            strangers: 64,
             handshake: Duration::from_secs(10),
             introduction: Duration::from_secs(10),
             idle: Duration::from_secs(90),

@@ -10,6 +10,7 @@ mod door;
 mod limits;
 mod patient;
 mod refusal;
+mod strangers;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -33,6 +34,8 @@ use answer::{Shared, body_units};
 use buckets::Buckets;
 use door::{Door, Guard};
 use tokens::{LOOK_EVERY, Tokens};
+
+use crate::api::shares::Shares;
 
 pub use limits::{Limits, Rate};
 pub use tokens::TokensError;
@@ -179,6 +182,7 @@ async fn serve_looking(
         limits,
         tokens,
         buckets: Buckets::new(limits.rate),
+        seats: Shares::new(limits.caller_connections, limits.connections),
         bodies: Semaphore::new(body_units(&limits)),
         stop: stopped,
         run: Uuid::new_v4().simple().to_string().split_off(20),

@@ -243,3 +243,39 @@ async fn too_many_connections_are_told_so_and_the_socket_has_its_own() {
         tokio::task::yield_now().await;
     }
 }
+
+#[tokio::test]
+async fn strangers_keep_nobody_out_who_is_known() {
+    let place = Place::new();
+    let mut options = place.with_tokens(&[("a", "read", "t")]);
+    options.limits.strangers = 4;
+    let server = start(options).await;
+    let known = &mut at_port(&server).await;
+    assert_eq!(said(known, ask("/who", Some("t"))).await.status, 200);
+    let mut strangers = Vec::new();
+    for _ in 0..300 {
+        strangers.push(TcpStream::connect(server.address().unwrap()).await.unwrap());
+    }
+    let other = &mut at_port(&server).await;
+    assert_eq!(said(other, ask("/who", Some("t"))).await.status, 200);
+    assert_eq!(said(known, ask("/who", Some("t"))).await.status, 200);
+}
+
+#[tokio::test]
+async fn one_caller_does_not_take_all_connections() {
+    let place = Place::new();
+    let mut options = place.with_tokens(&[("a", "read", "t"), ("b", "read", "u")]);
+    options.limits.connections = 4;
+    options.limits.caller_connections = 2;
+    let server = start(options).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut client = at_port(&server).await;
+        assert_eq!(said(&mut client, ask("/who", Some("t"))).await.status, 200);
+        held.push(client);
+    }
+    let turned = said(&mut at_port(&server).await, ask("/who", Some("t"))).await;
+    assert_eq!(turned.status, StatusCode::SERVICE_UNAVAILABLE);
+    let other = said(&mut at_port(&server).await, ask("/who", Some("u"))).await;
+    assert_eq!(other.status, 200);
+}
