@@ -6,10 +6,11 @@
 //! run of present pages, so a fragmented task is near the first figure, a large heap near the last.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use permafrost_client::frontend::{self, Outcome, PageSink, SinkError};
+use permafrost_client::frontend::{self, Bounded, Outcome, PageSink, SinkError};
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{
     Answer, Dialect, PAGE_BYTES, PE_PRESENT, PageServer, SpaceId, Want,
@@ -99,6 +100,12 @@ impl Write for Peer<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Bounded for Peer<'_> {
+    fn limit_reads(&self, _: Duration) -> io::Result<()> {
         Ok(())
     }
 }

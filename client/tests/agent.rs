@@ -276,6 +276,7 @@ impl Site {
             host: host::Options {
                 run_dir: work.path().join("run"),
                 listen: None,
+                listen_uids: Vec::new(),
                 idle_connection: Duration::from_secs(60),
                 tls: None,
             },

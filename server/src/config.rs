@@ -35,6 +35,8 @@ pub struct Config {
     /// loopback interface by default: `127.0.0.1:7117`. The ports of sessions are on the same address. `None`: no
     /// ports at all, AF_UNIX sockets only.
     pub listen: Option<SocketAddr>,
+    /// Users of this machine, beside root and the daemon's own, who may store pages over the ports. Default none.
+    pub listen_uids: Vec<u32>,
     /// How long things are kept that nobody asks for.
     pub retention: Retention,
     /// A connection that brings a dump and is silent for so long is given up. The task is frozen meanwhile, so
@@ -120,6 +122,7 @@ impl Default for Config {
             emulate: None,
             run_dir: PathBuf::from("/run/permafrost"),
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 7117))),
+            listen_uids: Vec::new(),
             retention: Retention::default(),
             idle_connection: Duration::from_secs(600),
             identity: None,

@@ -61,6 +61,13 @@ struct Args {
     /// pages: keep it on loopback.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117", value_parser = parse_listen)]
     listen: Listen,
+    /// A user id of this machine, beside root's and this process's own, that may store pages over the ports. Repeatable.
+    #[arg(long = "listen-uid", value_name = "UID")]
+    listen_uids: Vec<u32>,
+    /// Most bytes of the region that dumps may take which nobody has named yet (`criu --page-server` by itself) [default:
+    /// half of the region].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    park_quota: Option<u64>,
     /// How long a dump is kept that CRIU closed and nobody adopted, such as 90m, 24h, 7d.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     park_ttl: Duration,
@@ -246,7 +253,9 @@ fn run(args: Args) -> anyhow::Result<()> {
         retention: Retention {
             parked: args.park_ttl,
             idle_session: args.session_ttl,
+            parked_bytes: args.park_quota,
         },
+        listen_uids: args.listen_uids,
         idle_connection: args.idle_timeout,
         identity: args.identity,
         listen_peers: args.listen_peers,
@@ -265,6 +274,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         probe_period: args.probe_period.0,
         cluster: args.cluster.options()?,
     };
+    permafrost_pmem::heap::bound_arenas();
     // Two threads accept and keep time; the work is done on threads of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -2,6 +2,11 @@
 
 mod common;
 
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
 use common::*;
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{Dialect, PE_PRESENT, SpaceId};
@@ -263,4 +268,123 @@ fn a_job_has_one_dump_at_a_time() {
         .run(&["abort", opened["session"].as_str().unwrap()])
         .unwrap();
     scene.assert_unharmed("two dumps of a job");
+}
+
+/// A user that no test runs as.
+const NOBODY: u32 = 65534;
+
+/// Bytes that the server answers to an OPEN frame of a user's connection.
+fn answered_to(user: u32, address: &str) -> String {
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let script = format!("exec 3<>/dev/tcp/{host}/{port}; cat >&3; head -c 1 <&3 | wc -c");
+    let mut client = Command::new("bash")
+        .args(["-c", &script])
+        .uid(user)
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let open = Encoder::new(Dialect::V32).open(SpaceId::process(PID));
+    // Whoever is refused may be gone already.
+    let _ = client.stdin.take().unwrap().write_all(open.as_ref());
+    let answer = client.wait_with_output().unwrap();
+    String::from_utf8_lossy(&answer.stdout).trim().to_owned()
+}
+
+#[test]
+fn other_users_of_the_machine_store_nothing_unless_they_are_admitted() {
+    if !rustix::process::geteuid().is_root() {
+        return; // Only root can be somebody else.
+    }
+    let scene = Scene::new(64);
+    assert_eq!(answered_to(NOBODY, scene.daemon.address()), "0");
+    assert_eq!(answered_to(0, scene.daemon.address()), "1");
+    let opened = scene.daemon.json(&["open", "--job", "other"]).unwrap();
+    let port_of_session = opened["address"].as_str().unwrap();
+    assert_eq!(answered_to(NOBODY, port_of_session), "0");
+
+    let work = tempfile::tempdir().unwrap();
+    let options = Options {
+        region_mib: 64,
+        extra: vec![format!("--listen-uid={NOBODY}")],
+        ..Options::default()
+    };
+    let daemon = Daemon::start(work.path(), &options).unwrap();
+    assert_eq!(answered_to(NOBODY, daemon.address()), "1");
+}
+
+#[test]
+fn a_dump_without_pages_parks_nothing() {
+    let mut scene = Scene::new(64);
+    for dialect in [Dialect::V24, Dialect::V32] {
+        for opens in [false, true] {
+            let mut peer = Peer::anonymous(&scene.daemon, dialect);
+            if opens {
+                peer.open();
+            }
+            assert_eq!(peer.close(), Some(0));
+            peer.leave();
+        }
+    }
+    scene.assert_unharmed("empty dumps");
+    let status = scene.daemon.json(&["status"]).unwrap();
+    assert_eq!(
+        status["sessions"].as_array().map_or(0, Vec::len),
+        0,
+        "{status}"
+    );
+}
+
+#[test]
+fn silent_connections_keep_nobody_from_a_session() {
+    let mut scene = Scene::new(64);
+    let silent: Vec<_> = (0..300)
+        .map(|_| TcpStream::connect(scene.daemon.address()).unwrap())
+        .collect();
+    let opened = scene.daemon.json(&["open", "--job", "next"]).unwrap();
+    for path in [opened["socket"].as_str().unwrap()] {
+        let mut peer = Peer::unix(path.as_ref(), Dialect::V32);
+        peer.open();
+        peer.pages(BASE, &pages(9, 10));
+        assert_eq!(peer.close(), Some(0));
+        peer.leave();
+    }
+    let session = opened["session"].as_str().unwrap();
+    scene.daemon.run(&["abort", session]).unwrap();
+    drop(silent);
+    scene.assert_unharmed("silent connections");
+}
+
+#[test]
+fn dumps_that_nobody_names_leave_room_for_others() {
+    let work = tempfile::tempdir().unwrap();
+    let options = Options {
+        region_mib: 64,
+        extra: vec!["--park-quota=16M".to_owned()],
+        ..Options::default()
+    };
+    let daemon = Daemon::start(work.path(), &options).unwrap();
+    let anonymous = |mib: u64| {
+        let mut peer = Peer::anonymous(&daemon, Dialect::V32);
+        peer.open();
+        for chunk in 0..mib {
+            peer.pages(BASE + chunk * 0x10_0000, &pages(7, 256));
+        }
+        let status = peer.close();
+        peer.leave();
+        status
+    };
+    assert_eq!(anonymous(10), Some(0));
+    assert_eq!(anonymous(10), Some(28), "ENOSPC");
+    assert_eq!(listing(&daemon).len(), 1);
+    // A dump that says what it is has all the room that is left.
+    let opened = daemon.json(&["open", "--job", "named"]).unwrap();
+    let mut peer = Peer::tcp(opened["address"].as_str().unwrap(), Dialect::V32);
+    peer.open();
+    for chunk in 0..20_u64 {
+        peer.pages(BASE + chunk * 0x10_0000, &pages(7, 256));
+    }
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
 }

@@ -5,10 +5,14 @@
 //! where it stays while it is still there. Memory is bounded by that buffer whatever the dump's size.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use permafrost_protocol::pageserver::{Answer, Event, PageServer, ProtocolError, Want};
 
 use super::sink::{PageSink, SinkError};
+use crate::identity::TlsStream;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -18,6 +22,47 @@ const EINVAL: i32 = 22;
 /// Received and handed on at once. Large enough that a 1 MiB frame costs a few system calls, small enough
 /// that the bytes are still in a private L2 cache when the sink reads them again.
 const CHUNK_BYTES: usize = 256 << 10;
+
+/// Time for a frame's header, or for a chunk of pages, to come in after its first byte. CRIU pauses between frames,
+/// and not within one.
+const CHUNK_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes read and dropped after a refusal, so that the client hears its reason at CLOSE. A client that still sends then
+/// is hung up on.
+const REFUSED_BYTES: u64 = 64 << 20;
+
+/// Bytes read and dropped after CLOSE was answered: no client has anything left to say.
+const CLOSED_BYTES: u64 = 64 << 10;
+
+/// Time for the client to end the connection after CLOSE was answered.
+const CLOSED_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A stream whose reads can be bounded in time.
+pub trait Bounded {
+    /// Has each read that follows fail after `limit`.
+    ///
+    /// # Errors
+    /// The stream cannot.
+    fn limit_reads(&self, limit: Duration) -> io::Result<()>;
+}
+
+impl Bounded for TcpStream {
+    fn limit_reads(&self, limit: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(limit))
+    }
+}
+
+impl Bounded for UnixStream {
+    fn limit_reads(&self, limit: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(limit))
+    }
+}
+
+impl Bounded for TlsStream {
+    fn limit_reads(&self, limit: Duration) -> io::Result<()> {
+        self.tcp().set_read_timeout(Some(limit))
+    }
+}
 
 /// How a conversation ended that kept to the protocol.
 #[derive(Debug)]
@@ -39,6 +84,9 @@ pub enum ServeError {
     /// The socket failed, or the peer was silent for longer than the socket's timeout.
     #[error("connection: {0}")]
     Io(#[from] io::Error),
+    /// The peer sent more than [`REFUSED_BYTES`] after its dump was refused.
+    #[error("the dump was refused, and its client goes on sending")]
+    Deaf,
     /// The peer asked for lazy pages. It waits for them, so there is no point in going on.
     #[error("lazy pages (GET) are not served on this endpoint")]
     Lazy,
@@ -58,13 +106,14 @@ pub enum ServeError {
 ///
 /// # Errors
 /// The peer broke the protocol or the connection; `sink.abort` has been called. The caller closes the socket.
-pub fn serve<S: Read + Write>(
+pub fn serve<S: Read + Write + Bounded>(
     stream: &mut S,
     sink: &mut impl PageSink,
 ) -> Result<Outcome, ServeError> {
     let mut conversation = Conversation {
         core: PageServer::new(),
         refusal: None,
+        dropped_bytes: 0,
         closed: false,
         forced: false,
     };
@@ -86,6 +135,8 @@ pub fn serve<S: Read + Write>(
 struct Conversation {
     core: PageServer,
     refusal: Option<SinkError>,
+    /// Bytes that came after the refusal.
+    dropped_bytes: u64,
     closed: bool,
     forced: bool,
 }
@@ -99,7 +150,7 @@ impl Conversation {
         }
     }
 
-    fn run<S: Read + Write>(
+    fn run<S: Read + Write + Bounded>(
         &mut self,
         stream: &mut S,
         sink: &mut impl PageSink,
@@ -121,6 +172,7 @@ impl Conversation {
                             missing_bytes: (bytes - filled) as u64,
                         });
                     }
+                    self.drop_if_refused(filled)?;
                     let event = match self.core.frame(frame) {
                         Ok(Some(event)) => event,
                         Ok(None) => continue,
@@ -159,6 +211,7 @@ impl Conversation {
                             missing_bytes: bytes - filled as u64,
                         });
                     }
+                    self.drop_if_refused(filled)?;
                     let at = self.core.payload(chunk / PAGE_BYTES);
                     if self.refusal.is_none() {
                         let taken = sink.pages(at.vaddr, flags, pages);
@@ -168,12 +221,25 @@ impl Conversation {
                 Want::Eof => {
                     // The stock server waits for the client's end of file, too (criu/page-xfer.c); after
                     // FORCE_CLOSE the client may keep its socket for other things.
-                    while !self.forced && stream.read(&mut buffer)? != 0 {}
+                    if !self.forced {
+                        await_end(stream, &mut buffer)?;
+                    }
                     return Ok(());
                 }
                 Want::Reply => unreachable!("every event that wants a reply is answered at once"),
             }
         }
+    }
+
+    /// Counts bytes that come after a refusal.
+    fn drop_if_refused(&mut self, bytes: usize) -> Result<(), ServeError> {
+        if self.refusal.is_some() {
+            self.dropped_bytes += bytes as u64;
+            if self.dropped_bytes > REFUSED_BYTES {
+                return Err(ServeError::Deaf);
+            }
+        }
+        Ok(())
     }
 
     /// Hands an event to the sink; what is to be answered, if anything.
@@ -238,16 +304,151 @@ impl Conversation {
     }
 }
 
-/// Reads until `buffer` is full or the peer has ended; how many bytes.
+/// Waits for the peer's end of file, and drops the little that may come before it.
+fn await_end<S: Read + Bounded>(stream: &mut S, buffer: &mut [u8]) -> io::Result<()> {
+    let deadline = Instant::now() + CLOSED_PATIENCE;
+    let mut dropped = 0;
+    while dropped <= CLOSED_BYTES {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        stream.limit_reads(left)?;
+        match stream.read(buffer)? {
+            0 => return Ok(()),
+            read => dropped += read as u64,
+        }
+    }
+    Err(ErrorKind::TimedOut.into())
+}
+
+/// Reads until `buffer` is full or the peer has ended; how many bytes. Fails when they come too slowly.
 fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
+    let mut began = None;
     while filled < buffer.len() {
         match stream.read(&mut buffer[filled..]) {
             Ok(0) => break,
-            Ok(read) => filled += read,
+            Ok(read) => {
+                filled += read;
+                // Most reads fill the buffer at once, and need no clock.
+                if filled < buffer.len()
+                    && began.get_or_insert_with(Instant::now).elapsed() > CHUNK_PATIENCE
+                {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
     Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use permafrost_protocol::pageserver::SpaceId;
+    use permafrost_protocol::pageserver::client::Encoder;
+    use permafrost_protocol::pageserver::{Dialect, PE_PRESENT};
+
+    use super::*;
+
+    /// Refuses all pages, or takes them.
+    struct Sink {
+        refuses: bool,
+    }
+
+    impl PageSink for Sink {
+        fn open(&mut self, _: SpaceId) -> Result<bool, SinkError> {
+            Ok(false)
+        }
+
+        fn has_parent(&mut self, _: SpaceId) -> Result<bool, SinkError> {
+            Ok(false)
+        }
+
+        fn pages(&mut self, _: u64, _: u16, _: &[u8]) -> Result<(), SinkError> {
+            let full = SinkError {
+                message: "full".to_owned(),
+                status: 28,
+            };
+            if self.refuses { Err(full) } else { Ok(()) }
+        }
+
+        fn hole(&mut self, _: u64, _: u64) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn close(&mut self) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn abort(&mut self, _: &str) {}
+    }
+
+    /// A client that says something first and then the same for ever, and counts what is read of it.
+    struct Endless {
+        first: Vec<u8>,
+        then: Vec<u8>,
+        read_bytes: u64,
+    }
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            if self.first.is_empty() {
+                self.first.clone_from(&self.then);
+            }
+            let length = self.first.len().min(buffer.len());
+            buffer[..length].copy_from_slice(&self.first[..length]);
+            self.first.drain(..length);
+            self.read_bytes += length as u64;
+            Ok(length)
+        }
+    }
+
+    impl Write for Endless {
+        fn write(&mut self, reply: &[u8]) -> io::Result<usize> {
+            Ok(reply.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Bounded for Endless {
+        fn limit_reads(&self, _: Duration) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_client_that_never_stops_sending_is_hung_up_on() {
+        let (encoder, space) = (Encoder::new(Dialect::V32), SpaceId::process(1));
+        let opened = encoder.open(space).as_ref().to_vec();
+
+        let close = encoder.close();
+        let mut client = Endless {
+            first: [&opened, close.as_ref()].concat(),
+            then: vec![7; 1000],
+            read_bytes: 0,
+        };
+        let outcome = serve(&mut client, &mut Sink { refuses: false });
+        assert!(matches!(outcome, Ok(Outcome::Closed)), "{outcome:?}");
+        assert!(client.read_bytes < 1 << 20, "{}", client.read_bytes);
+
+        let frame = encoder.pages(space, 0x1000, 256, PE_PRESENT);
+        let mut client = Endless {
+            first: opened,
+            then: [frame.as_ref(), &[7; 256 * PAGE_BYTES]].concat(),
+            read_bytes: 0,
+        };
+        let outcome = serve(&mut client, &mut Sink { refuses: true });
+        assert!(matches!(outcome, Err(ServeError::Deaf)), "{outcome:?}");
+        assert!(
+            client.read_bytes < 2 * REFUSED_BYTES,
+            "{}",
+            client.read_bytes
+        );
+    }
 }

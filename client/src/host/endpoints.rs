@@ -6,23 +6,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_protocol::manifest::JobName;
 use rustix::net::RecvFlags;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
 
+use super::limits::{self, FIRST_BYTE};
+use super::owner::peer_uid;
 use super::{Backend, Patiently, Session, Shared, bind_unix, remove_socket};
 use crate::frontend;
 use crate::identity::{Action, CriuTls, TlsStream, begins_with_tls};
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Connections that bring dumps, at most: each has a thread and a buffer of its own.
-const MAX_CONNECTIONS: usize = 1024;
 
 /// Time for a TLS handshake: the task is frozen meanwhile.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
@@ -35,18 +34,18 @@ pub(super) enum Connection {
 }
 
 impl Connection {
-    /// Waits for the peer's first byte; false when it leaves without one.
-    fn first_byte(&self, idle: Duration) -> io::Result<bool> {
+    /// Waits for the peer's first byte, `limit` at most; false when it leaves without one.
+    fn first_byte(&self, limit: Duration, idle: Duration) -> io::Result<bool> {
         match self {
             Self::Unix(stream) => {
                 stream.set_nonblocking(false)?;
-                stream.set_read_timeout(Some(idle))?;
+                stream.set_read_timeout(Some(limit))?;
                 stream.set_write_timeout(Some(idle))?;
             }
             Self::Tcp(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(idle))?;
+                stream.set_read_timeout(Some(limit))?;
                 stream.set_write_timeout(Some(idle))?;
             }
             // It has said who it is, and more than a byte.
@@ -55,19 +54,31 @@ impl Connection {
         loop {
             match rustix::net::recv(self, &mut [0_u8; 1], RecvFlags::PEEK) {
                 Err(rustix::io::Errno::INTR) => {}
-                peeked => return Ok(peeked?.1 > 0),
+                peeked => {
+                    let came = peeked?.1 > 0;
+                    match self {
+                        Self::Unix(stream) => stream.set_read_timeout(Some(idle))?,
+                        Self::Tcp(stream) => stream.set_read_timeout(Some(idle))?,
+                        Self::Tls(_) => {}
+                    }
+                    return Ok(came);
+                }
             }
         }
     }
 
-    /// Shakes hands where the peer begins TLS. Without it only this host's own connections are taken, where there are
-    /// certificates to tell others by.
-    fn secure(self, tls: Option<&CriuTls>, idle: Duration) -> Result<Self, control::Error> {
+    /// Shakes hands where the peer begins TLS. Without it only connections that are `admitted` are taken, where there
+    /// are certificates to tell others by.
+    fn secure(
+        self,
+        tls: Option<&CriuTls>,
+        admitted: bool,
+        idle: Duration,
+    ) -> Result<Self, control::Error> {
         let (Self::Tcp(stream), Some(tls)) = (&self, tls) else {
             return Ok(self);
         };
         let io = |error| failed("look for TLS", &error);
-        let local = stream.peer_addr().map_err(io)?.ip().is_loopback();
         let begins = begins_with_tls(stream, HANDSHAKE_PATIENCE).map_err(io)?;
         match self {
             Self::Tcp(stream) if begins => {
@@ -80,12 +91,13 @@ impl Connection {
                     .map_err(io)?;
                 Ok(Self::Tls(Box::new(secured)))
             }
-            Self::Tcp(stream) if local => {
+            Self::Tcp(stream) if admitted => {
                 stream.set_read_timeout(Some(idle)).map_err(io)?;
                 Ok(Self::Tcp(stream))
             }
             _ => Err(denied(
-                "a connection from another host without TLS".to_owned(),
+                "a connection without TLS, from another host or of a user who is not admitted"
+                    .to_owned(),
             )),
         }
     }
@@ -152,7 +164,7 @@ pub(super) async fn accept_tcp<B: Backend>(shared: Arc<Shared<B>>, listener: Tcp
         {
             Ok((stream, peer)) => {
                 tracing::debug!(%peer, "page-server connection");
-                serve(&shared, None, Connection::Tcp(stream));
+                serve(&shared, &Target::Anonymous, Connection::Tcp(stream));
             }
             Err(error) => accept_failed(&error).await,
         }
@@ -162,7 +174,7 @@ pub(super) async fn accept_tcp<B: Backend>(shared: Arc<Shared<B>>, listener: Tcp
 pub(super) async fn accept_unix<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
     loop {
         match accept_owner(&listener).await {
-            Ok(stream) => serve(&shared, None, Connection::Unix(stream)),
+            Ok(stream) => serve(&shared, &Target::Anonymous, Connection::Unix(stream)),
             Err(error) => accept_failed(&error).await,
         }
     }
@@ -193,22 +205,79 @@ fn anonymous<B: Backend>(backend: &B) -> Result<Arc<B::Session>, control::Error>
     backend.open(open, &mut Patiently)
 }
 
-/// Serves one connection on a thread of its own, for `session` or an anonymous one.
-fn serve<B: Backend>(
-    shared: &Arc<Shared<B>>,
-    session: Option<Arc<B::Session>>,
-    connection: Connection,
-) {
-    let Some(place) = Place::take(shared) else {
-        tracing::warn!("connection refused: {MAX_CONNECTIONS} are being served");
-        return;
+/// What the pages of a connection become.
+enum Target<S> {
+    /// A session of their own, which is parked at CLOSE.
+    Anonymous,
+    /// This session, with its places for connections.
+    Session(Arc<S>, Arc<Semaphore>),
+}
+
+/// Reason for which a connection counts as one of this machine's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// A user of this machine who is admitted.
+    Admitted,
+    /// Anybody else: certificates decide, where there are any.
+    Stranger,
+}
+
+/// Decides by user and address whether a connection may go on, before it costs anything.
+fn admit<B: Backend>(shared: &Shared<B>, connection: &Connection) -> Result<Standing, String> {
+    let stream = match connection {
+        Connection::Tcp(stream) => stream,
+        // The user was checked when it was accepted.
+        Connection::Unix(_) | Connection::Tls(_) => return Ok(Standing::Admitted),
+    };
+    let refused = match peer_uid(stream) {
+        Ok(Some(uid)) if shared.options.admits(uid) => return Ok(Standing::Admitted),
+        Ok(Some(uid)) => {
+            format!("user {uid} may not store pages (--listen-uid {uid} admits this user)")
+        }
+        // Another machine, or another network namespace of this one.
+        Ok(None) => match stream.peer_addr() {
+            Ok(peer) if !peer.ip().to_canonical().is_loopback() => return Ok(Standing::Stranger),
+            _ => "nobody knows whose connection it is".to_owned(),
+        },
+        Err(error) => format!("whose connection it is cannot be found out: {error}"),
+    };
+    // The certificate of `criu --tls` says more than a user id does.
+    if shared.options.tls.is_some() {
+        return Ok(Standing::Stranger);
+    }
+    Err(refused)
+}
+
+/// Serves one connection on a thread of its own.
+fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, connection: Connection) {
+    let standing = match admit(shared, &connection) {
+        Ok(standing) => standing,
+        Err(reason) => return shared.places.refused(&reason),
+    };
+    let admitted = standing == Standing::Admitted;
+    let (place, session) = match target {
+        Target::Anonymous => (shared.places.arriving(admitted), None),
+        Target::Session(session, places) => (
+            Arc::clone(places).try_acquire_owned().ok(),
+            Some(Arc::clone(session)),
+        ),
+    };
+    let Some(place) = place else {
+        return shared.places.refused("too many connections at once");
     };
     let shared = Arc::clone(shared);
     let thread = std::thread::Builder::new().name("page-server".to_owned());
     let spawned = thread.spawn(move || {
-        let _place = place;
+        let options = &shared.options;
+        let idle = options.idle_connection;
+        let patience = match (&session, standing) {
+            // Its opener has shown who it is, and waits for its tasks to freeze.
+            (Some(_), Standing::Admitted) => idle,
+            (None, Standing::Admitted) => FIRST_BYTE.min(idle),
+            (_, Standing::Stranger) => HANDSHAKE_PATIENCE.min(idle),
+        };
         // A connection that says nothing takes nobody's session.
-        match connection.first_byte(shared.options.idle_connection) {
+        match connection.first_byte(patience, idle) {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
@@ -216,17 +285,29 @@ fn serve<B: Backend>(
                 return;
             }
         }
-        let options = &shared.options;
         // Before a session is begun: whoever is refused takes nobody's.
-        let served = connection
-            .secure(options.tls.as_ref(), options.idle_connection)
-            .and_then(|connection| converse(&*shared.backend, session, connection));
+        let secured = connection.secure(options.tls.as_ref(), admitted, idle);
+        let served = secured.and_then(|connection| {
+            let _place = match &session {
+                Some(_) => place,
+                None => shared.places.anonymous().ok_or_else(crowded)?,
+            };
+            converse(&*shared.backend, session, connection)
+        });
         if let Err(error) = served {
-            tracing::warn!(error = error.message, "connection refused");
+            shared.places.refused(&error.message);
         }
     });
     if let Err(error) = spawned {
         tracing::error!(%error, "no thread for a connection");
+    }
+}
+
+fn crowded() -> control::Error {
+    control::Error {
+        code: ErrorCode::Unavailable.into(),
+        message: "too many anonymous dumps at once".to_owned(),
+        hint: "dump with `permafrost dump`, which waits for its place".to_owned(),
     }
 }
 
@@ -271,23 +352,6 @@ pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
         code: ErrorCode::Internal.into(),
         message: format!("{action}: {error}"),
         hint: String::new(),
-    }
-}
-
-/// One of [`MAX_CONNECTIONS`].
-struct Place<B>(Arc<Shared<B>>);
-
-impl<B> Place<B> {
-    fn take(shared: &Arc<Shared<B>>) -> Option<Self> {
-        // Given back by the drop when there was none.
-        let place = Self(Arc::clone(shared));
-        (shared.connections.fetch_add(1, Ordering::Relaxed) < MAX_CONNECTIONS).then_some(place)
-    }
-}
-
-impl<B> Drop for Place<B> {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -341,6 +405,7 @@ async fn endpoint<B: Backend>(
     path: PathBuf,
 ) {
     let mut ended = session.ended();
+    let target = Target::Session(session, limits::of_session());
     loop {
         let connection = tokio::select! {
             accepted = accept_owner(&unix) => accepted.map(Connection::Unix),
@@ -348,7 +413,7 @@ async fn endpoint<B: Backend>(
             _ = ended.wait_for(|ended| *ended) => break,
         };
         match connection {
-            Ok(connection) => serve(&shared, Some(Arc::clone(&session)), connection),
+            Ok(connection) => serve(&shared, &target, connection),
             Err(error) => accept_failed(&error).await,
         }
     }

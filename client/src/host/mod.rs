@@ -12,6 +12,8 @@ mod backend;
 mod control;
 mod ending;
 mod endpoints;
+mod limits;
+mod owner;
 mod run_dir;
 
 use std::fs::File;
@@ -20,12 +22,12 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 
+use self::limits::Places;
 use crate::identity::CriuTls;
 
 pub use backend::{Backend, Patiently, Progress, Session, Waits};
@@ -40,11 +42,20 @@ pub struct Options {
     /// The well-known page-server port; port 0 takes any. The ports of sessions are on the same address. `None`: no
     /// ports at all, AF_UNIX sockets only.
     pub listen: Option<SocketAddr>,
+    /// Users of this machine, beside root and this process's own, whose connections to the ports are taken.
+    pub listen_uids: Vec<u32>,
     /// A connection that brings a dump and is silent for so long is given up.
     pub idle_connection: Duration,
     /// Takes `criu --tls` on the ports, and nothing else from other hosts. `None`: no TLS, and whoever reaches the
     /// ports may dump.
     pub tls: Option<CriuTls>,
+}
+
+impl Options {
+    /// Whether a user of this machine may store pages over the ports.
+    fn admits(&self, uid: u32) -> bool {
+        uid == 0 || uid == rustix::process::geteuid().as_raw() || self.listen_uids.contains(&uid)
+    }
 }
 
 /// Why a host does not listen.
@@ -159,7 +170,7 @@ impl Bound {
             backend,
             options: self.options,
             address: self.address,
-            connections: AtomicUsize::new(0),
+            places: Places::default(),
             started: Instant::now(),
             runtime: Handle::current(),
         });
@@ -186,8 +197,8 @@ struct Shared<B> {
     backend: Arc<B>,
     options: Options,
     address: Option<SocketAddr>,
-    /// Page-server connections being served.
-    connections: AtomicUsize,
+    /// Page-server connections, counted by kind.
+    places: Places,
     started: Instant,
     runtime: Handle,
 }
@@ -263,6 +274,7 @@ mod tests {
         let bound = Bound::bind(Options {
             run_dir,
             listen: None,
+            listen_uids: Vec::new(),
             idle_connection: Duration::from_secs(1),
             tls: None,
         });

@@ -17,11 +17,13 @@ const REQUEST: u16 = 1;
 const ERROR: u16 = 2;
 /// `IPPROTO_TCP`.
 const TCP: u8 = 6;
+/// `AF_INET` and `AF_INET6`.
+const FAMILIES: (u8, u8) = (2, 10);
 
 /// Bytes of a netlink header.
 const HEADER_BYTES: usize = 16;
 /// Bytes of a request: header and `inet_diag_req_v2`.
-const REQUEST_BYTES: usize = HEADER_BYTES + 56;
+const REQUEST_BYTES: u32 = 72;
 /// Where `inet_diag_msg` has the user.
 const UID_AT: usize = HEADER_BYTES + 64;
 /// Where it has the inode.
@@ -76,17 +78,17 @@ fn by_sock_diag(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<Socke
 }
 
 /// The request for one socket: its own address is the source.
-fn request(theirs: SocketAddr, ours: SocketAddr) -> [u8; REQUEST_BYTES] {
+fn request(theirs: SocketAddr, ours: SocketAddr) -> [u8; REQUEST_BYTES as usize] {
     let family = match theirs {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
+        SocketAddr::V4(_) => FAMILIES.0,
+        SocketAddr::V6(_) => FAMILIES.1,
     };
-    let mut bytes = [0; REQUEST_BYTES];
+    let mut bytes = [0; REQUEST_BYTES as usize];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
+    put(0, &REQUEST_BYTES.to_ne_bytes());
     put(4, &BY_FAMILY.to_ne_bytes());
     put(6, &REQUEST.to_ne_bytes());
-    put(16, &[family.as_raw() as u8, TCP]);
+    put(16, &[family, TCP]);
     put(20, &u32::MAX.to_ne_bytes()); // Sockets in all states.
     put(24, &theirs.port().to_be_bytes());
     put(26, &ours.port().to_be_bytes());
@@ -226,14 +228,23 @@ mod tests {
         let line = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
                     0: 0100007F:1BCD 0100007F:0050 01 00000000:00000000 00:00000000 00000000  1000        0 4242 1 x";
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let list = line.replace("0100007F", &format!("{:08X}", u32::from_ne_bytes([127, 0, 0, 1])));
+        let list = line.replace(
+            "0100007F",
+            &format!("{:08X}", u32::from_ne_bytes([127, 0, 0, 1])),
+        );
         let found = find_in(&list, at("127.0.0.1:7117"), at("127.0.0.1:80"));
         let wanted = Socket {
             uid: 1000,
             inode: 4242,
         };
         assert_eq!(found, Some(wanted));
-        assert_eq!(find_in(&list, at("127.0.0.1:80"), at("127.0.0.1:7117")), None);
-        assert_eq!(find_in("x\ny z\n\n", at("127.0.0.1:80"), at("[::1]:1")), None);
+        assert_eq!(
+            find_in(&list, at("127.0.0.1:80"), at("127.0.0.1:7117")),
+            None
+        );
+        assert_eq!(
+            find_in("x\ny z\n\n", at("127.0.0.1:80"), at("[::1]:1")),
+            None
+        );
     }
 }

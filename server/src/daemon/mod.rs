@@ -11,12 +11,13 @@ mod startup;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_client::host::arguments::in_full;
 use permafrost_client::host::{self, Bound, Host, HostError, make_private_dir};
 use permafrost_client::identity::{CriuTls, ReloadingIdentity};
 use permafrost_client::peer::{self, Endpoint, Handler};
+use permafrost_pmem::heap;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -38,6 +39,9 @@ pub use startup::StartError;
 /// How often, at most and at least, what has outlived its retention is looked for: in between, twice in the
 /// shortest retention.
 const EXPIRY_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+/// How often, while no dump comes in, memory that was freed is given back to the system.
+const RETURN_PERIOD: Duration = Duration::from_secs(10);
 
 /// How often what was measured is written down: that much of it is lost in a crash.
 const FIGURES_PERIOD: Duration = Duration::from_secs(5);
@@ -74,6 +78,7 @@ impl Daemon {
         let bound = Bound::bind(host::Options {
             run_dir: config.run_dir.clone(),
             listen: config.listen,
+            listen_uids: config.listen_uids.clone(),
             idle_connection: config.idle_connection,
             tls,
         })
@@ -352,13 +357,21 @@ async fn serve_metrics(
 async fn expire(store: Arc<Store>, retention: Retention) {
     let shortest = retention.parked.min(retention.idle_session);
     let mut ticks = tokio::time::interval((shortest / 2).clamp(EXPIRY_PERIOD.0, EXPIRY_PERIOD.1));
+    let mut returned = Instant::now();
     loop {
         ticks.tick().await;
-        let store = Arc::clone(&store);
-        if tokio::task::spawn_blocking(move || store.expire())
-            .await
-            .is_err()
-        {
+        let expiring = Arc::clone(&store);
+        let returns = returned.elapsed() >= RETURN_PERIOD && !store.is_receiving();
+        if returns {
+            returned = Instant::now();
+        }
+        let expired = tokio::task::spawn_blocking(move || {
+            expiring.expire();
+            if returns {
+                heap::return_freed();
+            }
+        });
+        if expired.await.is_err() {
             tracing::error!("expiry failed");
         }
     }

@@ -127,6 +127,7 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
     };
     let place = Place { path, guarantee };
     let store = Store::new(region, place, Box::new(catalog), config.retention)?;
+    store.remember_parked_in(config.data_dir.join("parked.json"));
     Ok((store, origin))
 }
 

@@ -127,6 +127,11 @@ impl DumpBuilder {
         }
     }
 
+    /// Bytes written so far.
+    pub(super) fn added_bytes(&self) -> u64 {
+        self.shadow.added_bytes()
+    }
+
     /// Begins an address space and ends the one before. `pages_id` is the N of its `pages-N.img`, by default
     /// counted from where CRIU's own page server begins. Returns whether the parent has the space.
     ///

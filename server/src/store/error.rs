@@ -13,6 +13,12 @@ use crate::catalog::CatalogError;
 /// The store refuses or fails.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// Dumps that nobody has named take as much of the region as they may.
+    #[error("dumps that nobody has adopted take as much as they may ({limit_bytes} bytes)")]
+    ParkQuota {
+        /// That much.
+        limit_bytes: u64,
+    },
     /// A name, reference or images directory that makes no sense.
     #[error("{message}")]
     Invalid {
@@ -141,6 +147,7 @@ impl StoreError {
             Self::Corrupt { .. } | Self::Damaged { .. } | Self::Manifest { .. } => {
                 ErrorCode::Corrupt
             }
+            Self::ParkQuota { .. } => ErrorCode::NoSpace,
             Self::Shadow(error) if is_full(error) => ErrorCode::NoSpace,
             Self::Shadow(ShadowError::Corrupt(_)) => ErrorCode::Corrupt,
             Self::Seal(SealError::Shadow(error)) if is_full(error) => ErrorCode::NoSpace,
@@ -170,6 +177,9 @@ impl StoreError {
             }
             Self::Damaged { .. } => {
                 "restore an older generation (`permafrost ls`); `permafrost scrub` looks again"
+            }
+            Self::ParkQuota { .. } => {
+                "adopt or abort parked dumps (`permafrost ls`), use `permafrost dump`, or raise --park-quota"
             }
             Self::Corrupt { .. } => "`permafrost verify` lists everything that is damaged",
             Self::Shadow(ShadowError::Failed(_)) | Self::Journal(JournalError::Failed) => {

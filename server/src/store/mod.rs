@@ -17,6 +17,7 @@ mod import;
 mod inspect;
 mod jobs;
 mod measured;
+mod parking;
 mod provisional;
 mod quarantine;
 mod reader;
@@ -25,7 +26,7 @@ mod seal;
 mod session;
 mod stream;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,6 +37,7 @@ use permafrost_protocol::manifest::{CheckpointRef, JobName, Kind, Manifest};
 
 use self::dump::Parent;
 use self::jobs::JobLocks;
+use self::parking::{Parking, Quota};
 use crate::catalog::{Catalog, CatalogError, reconcile};
 use crate::costs::{Costs, Event};
 use crate::elsewhere::Elsewhere;
@@ -65,6 +67,8 @@ pub struct Retention {
     pub parked: Duration,
     /// An open session that no connection has begun, or one whose seal does not come. Default 1 h.
     pub idle_session: Duration,
+    /// Most bytes of the region that anonymous dumps may take, parked and under way. Default half of the region.
+    pub parked_bytes: Option<u64>,
 }
 
 impl Default for Retention {
@@ -72,6 +76,7 @@ impl Default for Retention {
         Self {
             parked: Duration::from_secs(24 * 3600),
             idle_session: Duration::from_secs(3600),
+            parked_bytes: None,
         }
     }
 }
@@ -91,8 +96,10 @@ pub struct Store {
     catalog: Box<dyn Catalog>,
     jobs: JobLocks,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
-    /// Parked checkpoints by id, and when this daemon first saw each.
-    parked_since: Mutex<HashMap<String, Instant>>,
+    /// Times for which parked checkpoints have been kept.
+    parking: Parking,
+    /// Bounds what anonymous dumps take.
+    anonymous: Arc<Quota>,
     /// Provisional checkpoints by id, and when this daemon first saw each.
     provisional_since: Mutex<HashMap<String, Instant>>,
     index: Mutex<Index>,
@@ -124,13 +131,15 @@ impl Store {
             .iter()
             .map(|c| (c.id().to_string(), c.attrs() & ATTR_PINNED != 0))
             .collect();
+        let half = region.usage().capacity_bytes / 2;
         let store = Self {
             region,
             place,
             catalog,
             jobs: JobLocks::default(),
             sessions: Mutex::default(),
-            parked_since: Mutex::default(),
+            parking: Parking::default(),
+            anonymous: Quota::new(retention.parked_bytes.unwrap_or(half)),
             provisional_since: Mutex::default(),
             index: Mutex::default(),
             retention,
@@ -204,6 +213,11 @@ impl Store {
             check_job(&request.job)?;
             Some(self.lock_job(&request.job, "a dump")?)
         };
+        let share = if request.job.is_empty() {
+            Some(self.begin_anonymous()?)
+        } else {
+            None
+        };
         let turn = admit()?;
         // What is newest now: with its job locked, nothing has followed it but by other nodes' repair.
         let parent = if request.no_parent || request.job.is_empty() {
@@ -221,6 +235,7 @@ impl Store {
         self.counters.dumps_begun.add(1);
         let measured = self.measure(&request, parent.as_ref(), copies.as_deref());
         let session = Session::new(id, request, parent, guard, copies, turn, measured);
+        session.bounded_by(share);
         let mut sessions = self.sessions();
         forget_old_failures(&mut sessions);
         sessions.insert(session.id.clone(), Arc::clone(&session));
@@ -254,6 +269,11 @@ impl Store {
             });
         }
         self.delete(&parked)
+    }
+
+    /// A session whose CLOSE left nothing to keep is over.
+    fn forget_session(&self, id: &str) {
+        self.sessions().remove(id);
     }
 
     /// The one who opened a session is gone: discards it unless it is being sealed this very moment.
@@ -292,10 +312,8 @@ impl Store {
         };
         parked.retain(|record| record.generation == 0);
         // Adopted ones need not be remembered.
-        self.parked_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|id, _| parked.iter().any(|record| record.id == *id));
+        let ids: HashSet<&str> = parked.iter().map(|record| record.id.as_str()).collect();
+        self.parking.retain(&ids);
         for parked in parked {
             if self.is_provisional(&parked.id) {
                 continue;
@@ -308,18 +326,30 @@ impl Store {
                 tracing::error!(session = %parked.session, %error, "parked session not discarded");
             }
         }
+        self.parking.save_now_and_then();
     }
 
-    /// How long this daemon has known a parked checkpoint. The wall clock is not asked: a step of it must not
-    /// cost anybody the only copy of a task. So a restart of the daemon begins the time anew.
+    /// Has the times of parked checkpoints go on from those in `file`, and kept there.
+    pub fn remember_parked_in(&self, file: PathBuf) {
+        self.parking.remember_in(file);
+    }
+
+    /// How long daemons have run with a parked checkpoint. The wall clock is not asked: a step of it must not
+    /// cost anybody the only copy of a task.
     fn parked_for(&self, id: &str) -> Duration {
-        let mut seen = self
-            .parked_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        seen.entry(id.to_owned())
-            .or_insert_with(Instant::now)
-            .elapsed()
+        self.parking.kept_for(id)
+    }
+
+    /// Room for an anonymous dump.
+    fn begin_anonymous(&self) -> Result<parking::Share, StoreError> {
+        let segment_bytes = self.region.usage().segment_bytes;
+        let parked = self.catalog.list(Some(""))?;
+        let parked_bytes = parked
+            .iter()
+            .filter(|record| record.generation == 0)
+            .map(|record| record.added_bytes.max(segment_bytes))
+            .fold(0, u64::saturating_add);
+        self.anonymous.begin(parked_bytes, segment_bytes)
     }
 
     /// Whether a dump comes in, here or for a copy of one that another node takes: what can wait waits. Costs a
@@ -350,6 +380,7 @@ impl Store {
     /// # Errors
     /// The catalog or the medium fails.
     pub fn close(&self) -> Result<(), StoreError> {
+        self.parking.save();
         // Threads that still serve somebody keep the catalog from being dropped, which would do it.
         let flushed = self.catalog.flush();
         // An index that fails is no reason to leave the region marked as crashed.
@@ -501,10 +532,7 @@ impl Store {
         {
             self.catalog.remove(record)?;
         }
-        self.parked_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&record.id);
+        self.parking.forget(&record.id);
         if let Some(costs) = self.costs() {
             costs.tell(|| Event::Removed {
                 job: record.job.clone(),

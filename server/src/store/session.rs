@@ -28,6 +28,7 @@ use super::counters::Counters;
 use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
 use super::measured::Measured;
+use super::parking::Share;
 use super::{Store, StoreError};
 use crate::queues::Turn;
 use crate::replication::{Copies, Durability};
@@ -85,6 +86,8 @@ struct State {
     /// Ends the connection that brings the pages.
     hang_up: Option<Box<dyn FnOnce() + Send>>,
     measured: Measured,
+    /// Its part of what anonymous dumps may take; goes to the sink when it starts.
+    share: Option<Share>,
 }
 
 enum Phase {
@@ -123,6 +126,7 @@ impl State {
         self.job_guard = None;
         self.measured.failed();
         self.turn = None;
+        self.share = None;
     }
 }
 
@@ -163,9 +167,15 @@ impl Session {
                 turn,
                 hang_up: None,
                 measured,
+                share: None,
             }),
             ended: watch::Sender::new(false),
         })
+    }
+
+    /// Bounds what it may take, if it is anonymous.
+    pub(super) fn bounded_by(&self, share: Option<Share>) {
+        self.state().share = share;
     }
 
     /// Turns true when the session takes no more pages: closed, failed or discarded.
@@ -221,6 +231,7 @@ impl Session {
             store: Arc::clone(store),
             session: Arc::clone(self),
             builder: Some(builder),
+            share: state.share.take(),
             failure: ErrorCode::SessionFailed,
         })
     }
@@ -397,14 +408,19 @@ pub struct SessionSink {
     store: Arc<Store>,
     session: Arc<Session>,
     builder: Option<DumpBuilder>,
+    /// Its part of what anonymous dumps may take.
+    share: Option<Share>,
     /// Why the session failed, if it does; what the client does wrong unless the store said otherwise.
     failure: ErrorCode,
 }
 
 impl SessionSink {
     /// What CLOSE asks for: the pages durable, and either waiting for their seal or parked.
-    fn finish(&self, builder: DumpBuilder) -> Result<(), StoreError> {
+    fn finish(&mut self, builder: DumpBuilder) -> Result<(), StoreError> {
         let dump = builder.finish()?;
+        if let Some(share) = &mut self.share {
+            share.grow_to(dump.shadow.added_bytes())?;
+        }
         self.session
             .measured(|measured| measured.closed(dump.waited));
         if self.session.request.seal_follows {
@@ -418,8 +434,17 @@ impl SessionSink {
             session: &self.session,
             done: false,
         };
+        if dump.spaces.iter().all(|space| space.pages == 0) {
+            // There is nothing to keep, and nobody could adopt it.
+            self.store.forget_session(&self.session.id);
+            sealing.done();
+            return Ok(());
+        }
         match self.store.park(&self.session, dump) {
             Ok(()) => {
+                if let Some(share) = self.share.take() {
+                    share.park();
+                }
                 sealing.done();
                 self.session.counters.dumps_parked.add(1);
                 Ok(())
@@ -439,7 +464,13 @@ impl SessionSink {
             // Discarded from outside in mid-dump: what it holds is wanted by others.
             self.builder = None;
         }
-        let taken = take(self.builder.as_mut().ok_or_else(over)?);
+        let builder = self.builder.as_mut().ok_or_else(over)?;
+        let taken = take(builder).and_then(|taken| {
+            if let Some(share) = &mut self.share {
+                share.grow_to(builder.added_bytes())?;
+            }
+            Ok(taken)
+        });
         self.refused(taken)
     }
 
@@ -504,6 +535,7 @@ impl PageSink for SessionSink {
 
     fn abort(&mut self, reason: &str) {
         self.builder = None;
+        self.share = None;
         let mut state = self.session.state();
         if matches!(state.phase, Phase::Receiving) {
             state.fail(self.failure, reason);

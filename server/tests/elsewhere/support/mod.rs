@@ -196,6 +196,7 @@ impl Site {
             host: host::Options {
                 run_dir: self.work.path().join(format!("run-{name}")),
                 listen: None,
+                listen_uids: Vec::new(),
                 idle_connection: LONG,
                 tls: None,
             },

@@ -1,0 +1,293 @@
+//! Parked dumps: how long each has been kept, and how much of the region all of them may take.
+//!
+//! A parked dump may be the only copy of a task, so the wall clock has no say in its end: what counts is the time that
+//! daemons have run with it, by the monotonic clock. That time is written down, so that a restart does not begin it anew;
+//! what a crash loses of it is at most [`SAVE_PERIOD`], and the dump is kept for that much longer.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::StoreError;
+
+/// The times are written down at least so often while there is something parked.
+const SAVE_PERIOD: Duration = Duration::from_secs(60);
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// A longer file is none of ours: 2^20 checkpoints.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Times for which parked checkpoints have been kept, by id.
+#[derive(Default)]
+pub(super) struct Parking(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    kept: HashMap<String, Kept>,
+    file: Option<PathBuf>,
+    saved: Option<Instant>,
+    /// Something was added or removed since it was saved.
+    changed: bool,
+}
+
+struct Kept {
+    /// By earlier daemons.
+    before: Duration,
+    /// Since when by this one.
+    since: Instant,
+}
+
+impl Kept {
+    fn total(&self) -> Duration {
+        self.before.saturating_add(self.since.elapsed())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    v: u32,
+    /// By checkpoint id, milliseconds that it has been kept.
+    kept_ms: HashMap<String, u64>,
+}
+
+impl Parking {
+    /// Goes on from the times in `file`, and writes them there. A file that cannot be read begins all of them anew.
+    pub(super) fn remember_in(&self, file: PathBuf) {
+        let known = load(&file).unwrap_or_else(|error| {
+            tracing::warn!(%error, path = %file.display(), "times of parked dumps cannot be read: they begin anew");
+            HashMap::new()
+        });
+        let mut inner = self.lock();
+        let since = Instant::now();
+        inner.kept = known
+            .into_iter()
+            .map(|(id, kept_ms)| {
+                let before = Duration::from_millis(kept_ms);
+                (id, Kept { before, since })
+            })
+            .collect();
+        inner.file = Some(file);
+    }
+
+    /// Time that a parked checkpoint has been kept; it begins with the first call.
+    pub(super) fn kept_for(&self, id: &str) -> Duration {
+        let mut inner = self.lock();
+        if let Some(kept) = inner.kept.get(id) {
+            return kept.total();
+        }
+        let begins = Kept {
+            before: Duration::ZERO,
+            since: Instant::now(),
+        };
+        inner.kept.insert(id.to_owned(), begins);
+        inner.changed = true;
+        Duration::ZERO
+    }
+
+    /// Forgets all but these.
+    pub(super) fn retain(&self, parked: &HashSet<&str>) {
+        let mut inner = self.lock();
+        let before = inner.kept.len();
+        inner.kept.retain(|id, _| parked.contains(id.as_str()));
+        inner.changed |= inner.kept.len() != before;
+    }
+
+    /// Forgets one.
+    pub(super) fn forget(&self, id: &str) {
+        let mut inner = self.lock();
+        inner.changed |= inner.kept.remove(id).is_some();
+    }
+
+    /// Writes the times down if it is time to.
+    pub(super) fn save_now_and_then(&self) {
+        let inner = self.lock();
+        let due = inner.saved.is_none_or(|at| at.elapsed() >= SAVE_PERIOD);
+        if inner.changed || (due && !inner.kept.is_empty()) {
+            drop(inner);
+            self.save();
+        }
+    }
+
+    /// Writes the times down, in one step.
+    pub(super) fn save(&self) {
+        let mut inner = self.lock();
+        let Some(path) = inner.file.clone() else {
+            return;
+        };
+        let ms = |kept: &Kept| u64::try_from(kept.total().as_millis()).unwrap_or(u64::MAX);
+        let kept = inner.kept.iter();
+        let file = File {
+            v: VERSION,
+            kept_ms: kept.map(|(id, kept)| (id.clone(), ms(kept))).collect(),
+        };
+        inner.saved = Some(Instant::now());
+        match write(&path, &file) {
+            Ok(()) => inner.changed = false,
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "times of parked dumps are not written down: a restart begins them anew");
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn load(path: &Path) -> io::Result<HashMap<String, u64>> {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashMap::new()),
+        Err(error) => return Err(error),
+        Ok(file) if file.len() > MAX_FILE_BYTES => return Err(io::Error::other("too long")),
+        Ok(_) => {}
+    }
+    let file: File = serde_json::from_slice(&fs::read(path)?)?;
+    if file.v == VERSION {
+        Ok(file.kept_ms)
+    } else {
+        Err(io::Error::other(format!("version {}", file.v)))
+    }
+}
+
+fn write(path: &Path, file: &File) -> io::Result<()> {
+    let aside = path.with_extension("new");
+    fs::write(&aside, serde_json::to_vec(file)?)?;
+    fs::rename(aside, path)
+}
+
+/// Bytes of the region that anonymous dumps take, parked and under way.
+pub(super) struct Quota {
+    limit_bytes: u64,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    parked_bytes: u64,
+    under_way_bytes: u64,
+}
+
+/// The part of one dump that is under way. Dropped, it is given back.
+pub(super) struct Share {
+    quota: Arc<Quota>,
+    bytes: u64,
+}
+
+impl Quota {
+    pub(super) fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes,
+            taken: Mutex::default(),
+        })
+    }
+
+    /// Begins a dump, with a segment; `parked_bytes` are parked.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        parked_bytes: u64,
+        segment_bytes: u64,
+    ) -> Result<Share, StoreError> {
+        self.lock().parked_bytes = parked_bytes;
+        let mut share = Share {
+            quota: Arc::clone(self),
+            bytes: 0,
+        };
+        share.grow_to(segment_bytes)?;
+        Ok(share)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Share {
+    /// Takes more, up to `bytes` in all.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(super) fn grow_to(&mut self, bytes: u64) -> Result<(), StoreError> {
+        let more = bytes.saturating_sub(self.bytes);
+        if more == 0 {
+            return Ok(());
+        }
+        let mut taken = self.quota.lock();
+        let others = taken.parked_bytes.saturating_add(taken.under_way_bytes);
+        if others.saturating_add(more) > self.quota.limit_bytes {
+            return Err(StoreError::ParkQuota {
+                limit_bytes: self.quota.limit_bytes,
+            });
+        }
+        taken.under_way_bytes += more;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// The dump is parked now.
+    pub(super) fn park(self) {
+        self.quota.lock().parked_bytes += self.bytes;
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.quota.lock().under_way_bytes -= self.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_go_on_after_a_restart_and_rubbish_begins_them_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("parked.json");
+        std::fs::write(&path, r#"{"v":1,"kept_ms":{"a":3600000,"gone":5}}"#).unwrap();
+        let hour = Duration::from_secs(3600);
+        let parking = Parking::default();
+        parking.remember_in(path.clone());
+        assert!(parking.kept_for("a") >= hour);
+        assert!(parking.kept_for("b") < hour);
+        parking.retain(&HashSet::from(["a", "b"]));
+        parking.save_now_and_then();
+
+        let next = Parking::default();
+        next.remember_in(path.clone());
+        assert!(next.kept_for("a") >= hour);
+        assert_eq!(next.lock().kept.len(), 2);
+        next.forget("a");
+        assert!(next.kept_for("a") < hour);
+        for rubbish in [&b"{\"v\":2,\"kept_ms\":{\"a\":1}}"[..], b"{", b""] {
+            std::fs::write(&path, rubbish).unwrap();
+            next.remember_in(path.clone());
+            assert_eq!(next.lock().kept.len(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_parked_and_under_way_stays_below_the_quota() {
+        let quota = Quota::new(100);
+        let mut first = quota.begin(20, 10).unwrap();
+        let mut second = quota.begin(20, 10).unwrap();
+        first.grow_to(60).unwrap();
+        first.grow_to(50).unwrap();
+        assert!(second.grow_to(21).is_err());
+        second.grow_to(20).unwrap();
+        first.park();
+        assert!(second.grow_to(21).is_err());
+        drop(second);
+        assert!(quota.begin(95, 10).is_err());
+        assert!(quota.begin(0, 100).is_ok());
+    }
+}
