@@ -18,6 +18,9 @@ const APART: f64 = 1.5;
 /// Pairs of such sizes that a slope needs.
 const PAIRS: usize = 6;
 
+/// Share of a transfer's time that its start takes at most: something was moved in the rest.
+const START_SHARE: f64 = 0.9;
+
 /// What every transfer pays, and what it pays for its size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
@@ -128,7 +131,13 @@ impl Fit {
         };
         let start = match told {
             Some(slope) => median(samples, |one| Some(one.elapsed - slope * one.bytes)),
-            None => Some(start.unwrap_or(unless_told).value()),
+            // It was not found with these samples, which may refute it: the quickest of them began, too.
+            None => Some(
+                start
+                    .unwrap_or(unless_told)
+                    .value()
+                    .min(START_SHARE * quickest(samples)),
+            ),
         };
         // Whatever the samples say, nothing starts in less than no time, or is moved in none.
         let start = start.unwrap_or_default().max(0.0);
@@ -183,6 +192,13 @@ fn slope(samples: &[Sample]) -> Option<f64> {
         return None;
     }
     Some(quantile(&mut slopes, 0.5)).filter(|slope| *slope > 0.0)
+}
+
+fn quickest(samples: &[Sample]) -> f64 {
+    samples
+        .iter()
+        .map(|one| one.elapsed)
+        .fold(f64::MAX, f64::min)
 }
 
 fn median(samples: &[Sample], value: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
@@ -273,6 +289,22 @@ mod tests {
         let given = line(&wholes, Some(0.05)).unwrap();
         assert!((given.start.p50.value() - 0.05).abs() < 1e-9);
         assert!((time(&given, 100) - by_the_line(100)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_start_longer_than_the_transfers_makes_no_bandwidth_without_end() {
+        // The start of other dumps, or what the daemon saw of these, is 20 ms; these took 10 ms in all.
+        let quick = of((0..8).map(|n| (100 + n, 0.01)));
+        for start in [None, Some(0.3)] {
+            let line = line(&quick, start).unwrap();
+            assert!(line.start.p50.value() <= 0.009, "{line:?}");
+            for mib in [16, 100, 2000] {
+                let rate = line.rates.of(Bytes::mib(mib)).known().unwrap();
+                let most = 110.0 * MIB as f64 / 0.001;
+                assert!(rate.p50.value() <= most, "{mib}: {rate:?}");
+            }
+            assert!((time(&line, 104) - 0.01).abs() < 1e-3);
+        }
     }
 
     #[test]
