@@ -13,6 +13,7 @@ pub mod faketime;
 pub mod net;
 pub mod process;
 pub mod random;
+pub mod runc;
 pub mod slurm;
 pub mod status;
 pub mod workload;

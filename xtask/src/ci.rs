@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use permafrost_tests::{binaries, criu, etcd, faketime};
+use permafrost_tests::{binaries, criu, etcd, faketime, runc};
 
 use crate::setup::{self, Criu};
 use crate::{fuzz, guest, paths, schema, tools, ui};
@@ -213,6 +213,14 @@ fn tests(quick: bool) -> Result<Count> {
             ));
             ui::say("############################################################");
         }
+    }
+    match tools::runc() {
+        Ok(()) => {
+            command.env(runc::REQUIRE_RUNC, "1");
+        }
+        Err(why) => ui::say(&format!(
+            "TESTS WITH CONTAINERS ARE SKIPPED: no runc: {why:#}"
+        )),
     }
     if let Err(why) = tools::slurm() {
         // They fail without it: nothing else shows that a preempted job survives.

@@ -50,6 +50,7 @@ pub(crate) fn print() -> Result<()> {
     tools::etcd()?;
     tools::faketime()?;
     tools::slurm()?;
+    tools::runc()?;
     match criu()? {
         Criu::Works(path) => println!("{}", path.display()),
         Criu::CannotRun(why) => bail!("CRIU cannot run here: {why}"),

@@ -1,4 +1,4 @@
-//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime and Slurm. Those of the machine, or Debian's, unpacked
+//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime, Slurm and runc. Those of the machine, or Debian's, unpacked
 //! under `target/` and started through their own loader.
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use permafrost_tests::{etcd, faketime, slurm};
+use permafrost_tests::{etcd, faketime, runc, slurm};
 
 use crate::{apt, paths, ui};
 
@@ -116,6 +116,24 @@ pub(crate) fn slurm() -> Result<slurm::Programs> {
         .context("use the Slurm that was fetched")?;
     task.done(&format!("{}", root.display()));
     Ok(programs)
+}
+
+/// The runc to test with, fetched where it is not there, with a busybox for its containers.
+///
+/// # Errors
+/// It cannot be fetched, or does not start with this machine's libraries.
+pub(crate) fn runc() -> Result<()> {
+    if runc::check().is_ok() {
+        return Ok(());
+    }
+    let task = ui::Task::begin("fetch runc, as there is none here");
+    let root = runc::root();
+    apt::unpack(SUITE, &runc::PACKAGES, &root)?;
+    runc::check()
+        .map_err(anyhow::Error::msg)
+        .context("use the runc that was fetched")?;
+    task.done(&format!("{}", root.display()));
+    Ok(())
 }
 
 /// What glibc consists of, and nothing else in `lib/` begins with.

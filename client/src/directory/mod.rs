@@ -9,12 +9,16 @@ mod export;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::ImageName;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 pub use export::{Exportable, PagesFile, export};
+
+/// Where runc and crun keep what the standard streams of a container were: they restore nothing without it.
+const DESCRIPTORS: &str = "descriptors.json";
 
 /// An images directory.
 pub struct ImagesDir(OwnedFd);
@@ -105,9 +109,9 @@ impl ImagesDir {
         read().map_err(DirectoryError::io("list images directory"))
     }
 
-    /// Of [`Self::files`] the small images: CRIU's but for the pagemaps and pages that are `stored` as such. (A dump
-    /// to a page server may still write some of its own, which are small images like any other.) Logs, pid files and
-    /// the like are nobody's image.
+    /// Of [`Self::files`] the small images: CRIU's but for the pagemaps and pages that are `stored` as such, and what
+    /// container runtimes keep beside them. (A dump to a page server may still write some of its own, which are small
+    /// images like any other.) Logs, pid files and the like are nobody's image.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -119,9 +123,41 @@ impl ImagesDir {
         names.retain(|name| match ImageName::parse(name) {
             parsed @ (ImageName::Pagemap(_) | ImageName::Pages(_)) => !stored(&parsed),
             ImageName::StatsDump => true,
-            _ => name.ends_with(".img"),
+            _ => name.ends_with(".img") || name == DESCRIPTORS,
         });
         Ok(names)
+    }
+
+    /// Time at which the images were complete: that of the inventory, which CRIU writes last. `None` without one.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn written(&self) -> Result<Option<SystemTime>, DirectoryError> {
+        self.modified("inventory.img")
+    }
+
+    /// Says whether `stats-dump` is of the dump that the images are of. An earlier dump into the same directory leaves
+    /// its own there, until this one has written its statistics.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn has_own_stats(&self) -> Result<bool, DirectoryError> {
+        let stats = self.modified("stats-dump")?;
+        Ok(stats.is_some() && stats >= self.written()?)
+    }
+
+    fn modified(&self, name: &str) -> Result<Option<SystemTime>, DirectoryError> {
+        match rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => {
+                let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+                let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or(0);
+                Ok(Some(UNIX_EPOCH + Duration::new(seconds, nanos)))
+            }
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(errno) => Err(DirectoryError::io(format!("stat image {name}"))(
+                errno.into(),
+            )),
+        }
     }
 
     /// Opens a file for reading.
