@@ -35,7 +35,9 @@ pub enum MediumError {
         path: PathBuf,
     },
     /// Too small for the smallest region.
-    #[error("{path} has {bytes} bytes, a region needs at least {needed}")]
+    #[error(
+        "{path} has {bytes} bytes and so holds no region, which needs at least {needed}: name a larger or a new file"
+    )]
     TooSmall {
         /// The region's path.
         path: PathBuf,
@@ -77,10 +79,14 @@ pub enum FormatError {
         journal_records: u32,
     },
     /// No room for a single segment, or for more than the format can count.
-    #[error("{capacity_bytes} bytes do not make a region with these segments and journal")]
+    #[error(
+        "{capacity_bytes} bytes do not make a region with these segments and journal, which needs at least {needed_bytes}"
+    )]
     Capacity {
         /// The medium's capacity.
         capacity_bytes: u64,
+        /// The least that would do.
+        needed_bytes: u64,
     },
     /// The medium failed.
     #[error("write region")]

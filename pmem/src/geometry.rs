@@ -14,6 +14,8 @@ pub(crate) const MAX_SEGMENT_BYTES: u32 = 2 << 20;
 const RECORDS_PER_PAGE: u32 = 32;
 const _: () = assert!(RECORDS_PER_PAGE as usize * RECORD_BYTES == PAGE_SIZE);
 const MAX_JOURNAL_RECORDS: u32 = 1 << 20;
+/// Records of a journal half where their number is not given, at least.
+const LEAST_RECORDS: u32 = 64;
 /// Where segment 0 is at the latest.
 pub(crate) const LAST_SEGMENTS_AT: u64 = (SUPERBLOCKS_BYTES
     + 2 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64)
@@ -42,7 +44,8 @@ impl Geometry {
             return Err(FormatError::SegmentSize { segment_bytes });
         }
         let records = journal_records.unwrap_or_else(|| {
-            let scaled = (medium_bytes / u64::from(segment_bytes) * 2).clamp(64, 65_536);
+            let scaled = (medium_bytes / u64::from(segment_bytes) * 2)
+                .clamp(u64::from(LEAST_RECORDS), 65_536);
             u32::try_from(scaled)
                 .unwrap_or(65_536)
                 .next_multiple_of(RECORDS_PER_PAGE)
@@ -57,6 +60,7 @@ impl Geometry {
         let segments = medium_bytes.saturating_sub(segments_at) / u64::from(segment_bytes);
         let capacity = || FormatError::Capacity {
             capacity_bytes: medium_bytes,
+            needed_bytes: least_bytes(segment_bytes, journal_records),
         };
         let segments = u32::try_from(segments).map_err(|_| capacity())?;
         if segments == 0 {
@@ -138,6 +142,13 @@ impl Geometry {
     }
 }
 
+/// Size of the smallest region: with one segment. The fewest records by default are those of [`Geometry::plan`].
+pub(crate) fn least_bytes(segment_bytes: u32, journal_records: Option<u32>) -> u64 {
+    let records = journal_records.unwrap_or(LEAST_RECORDS);
+    let segment_bytes = u64::from(segment_bytes);
+    (SUPERBLOCKS_BYTES + 2 * half_bytes(records)).next_multiple_of(segment_bytes) + segment_bytes
+}
+
 fn half_bytes(records: u32) -> u64 {
     u64::from(records) * to_u64(RECORD_BYTES)
 }
@@ -182,6 +193,20 @@ mod tests {
             Geometry::plan(1 << 16, 1 << 16, None),
             Err(FormatError::Capacity { .. })
         ));
+    }
+
+    #[test]
+    fn the_least_size_is_enough_and_a_byte_less_is_not() {
+        for (segment, records) in [(1 << 20, None), (64 << 10, None), (2 << 20, Some(1024))] {
+            let least = least_bytes(segment, records);
+            assert_eq!(Geometry::plan(least, segment, records).unwrap().segments, 1);
+            let Err(FormatError::Capacity { needed_bytes, .. }) =
+                Geometry::plan(least - 1, segment, records)
+            else {
+                panic!("{least} bytes are not the least");
+            };
+            assert_eq!(needed_bytes, least);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use crate::checkpoint::Checkpoint;
 use crate::damage::{DamagedCheckpoint, JournalDamage, RegionFailure};
 use crate::error::{CloseError, FormatError, JournalError, OpenError};
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, least_bytes};
 use crate::ids::{CheckpointId, RegionUuid};
 use crate::journal::{Change, Journal};
 use crate::medium::{Flushed, Medium};
@@ -81,6 +81,12 @@ pub struct Region {
 pub(crate) type Forgotten = (Option<Arc<Checkpoint>>, Option<DamagedCheckpoint>);
 
 impl Region {
+    /// Size of the smallest medium that [`Region::format`] takes with these options, bytes.
+    #[must_use]
+    pub fn least_bytes(options: &FormatOptions) -> u64 {
+        least_bytes(options.segment_bytes, options.journal_records)
+    }
+
     /// Makes an empty region of the medium, whatever was in it.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ pub mod denials;
 pub mod elsewhere;
 pub mod metrics;
 pub mod peers;
+mod private;
 pub mod queues;
 pub mod repair;
 pub mod replication;

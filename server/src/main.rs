@@ -296,7 +296,10 @@ fn run(args: Args) -> anyhow::Result<()> {
             or_none(daemon.address()),
             or_none(daemon.peer_address()),
             or_none(daemon.metrics_address()),
-            or_none(daemon.api_address())
+            daemon.api_address().map_or_else(
+                || daemon.api_socket().display().to_string(),
+                |address| address.to_string()
+            )
         );
         // Whoever started us may not read it: that is no reason to die.
         if writeln!(std::io::stdout(), "{ready}").is_err() {

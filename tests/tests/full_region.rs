@@ -58,10 +58,10 @@ fn a_seal_that_does_not_fit_is_refused_and_frees_everything() {
     let mut peer = Peer::tcp(opened["address"].as_str().unwrap(), Dialect::V32);
     peer.open();
     peer.pages(0x10_0000, &pages(1, 40 * 256));
-    assert_eq!(peer.close(), Some(0));
-    peer.leave();
     let images = work.path().join("images");
     fake_images(&images);
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
     std::fs::write(images.join("ghost-file-1.img"), vec![7; 32 << 20]).unwrap();
     let session = opened["session"].as_str().unwrap();
     let adopt = [
@@ -82,4 +82,35 @@ fn a_seal_that_does_not_fit_is_refused_and_frees_everything() {
     let status = daemon.json(&["status"]).unwrap();
     let region = &status["regions"][0];
     assert_eq!(region["free_bytes"], region["capacity_bytes"], "{status}");
+}
+
+#[test]
+fn a_region_that_is_too_small_is_refused_with_the_least_size() {
+    let work = tempfile::tempdir().unwrap();
+    let small = Options {
+        region_mib: 1,
+        ..Options::default()
+    };
+    let refused = format!("{:#}", Daemon::start(work.path(), &small).unwrap_err());
+    assert!(refused.contains("needs at least 2097152"), "{refused}");
+    // Nothing is in the way of a better size.
+    drop(Daemon::start(work.path(), &Options::default()).unwrap());
+
+    let passwd = work.path().join("passwd");
+    std::fs::write(&passwd, "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+    let file = Options {
+        region: Some(passwd.clone()),
+        ..Options::default()
+    };
+    let other = tempfile::tempdir().unwrap();
+    let refused = format!("{:#}", Daemon::start(other.path(), &file).unwrap_err());
+    assert!(
+        refused.contains("has 30 bytes and so holds no region"),
+        "{refused}"
+    );
+    assert_eq!(
+        std::fs::metadata(&passwd).unwrap().len(),
+        30,
+        "left as it was"
+    );
 }

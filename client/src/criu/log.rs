@@ -178,6 +178,14 @@ const KNOWN: &[Known] = &[
         hint: "this CRIU is too old for the running kernel: install a newer one, or name it with --criu",
     },
     Known {
+        words: &["Can't get rlimit"],
+        hint: "CRIU lacks CAP_SYS_RESOURCE: run as root with it (docker run --cap-add SYS_RESOURCE), as the limits of another user's process are read with it only",
+    },
+    Known {
+        words: &["SysVIPC shmem map"],
+        hint: "the process has System V shared memory, as every PostgreSQL has: start it in an IPC namespace of its own (unshare --ipc PROGRAM), which is dumped with it",
+    },
+    Known {
         words: &["No space left on device"],
         hint: "the directory of the images is full: name a larger one with --work-dir",
     },

@@ -315,3 +315,24 @@ fn an_unknown_cause_is_the_first_error() {
     assert_eq!(killed.reason, "CRIU was killed by signal 9");
     assert_eq!(digest("", "", None).reason, "CRIU gave no reason");
 }
+
+#[test]
+fn limits_of_another_users_process() {
+    check(
+        "(00.091002) Error (criu/cr-dump.c:391): Can't get rlimit 0: Operation not permitted\n\
+         (00.091020) Error (criu/cr-dump.c:1545): Dump core (pid: 912) failed with -1\n\
+         (00.091101) Error (criu/cr-dump.c:1975): Dumping FAILED.\n",
+        "Can't get rlimit 0: Operation not permitted",
+        "CAP_SYS_RESOURCE",
+    );
+}
+
+#[test]
+fn shared_memory_of_system_v_outside_of_an_ipc_namespace() {
+    check(
+        "(00.061530) Error (criu/cr-dump.c:213): Task 1187 with SysVIPC shmem map @7f2f0c5b8000 doesn't live in IPC ns\n\
+         (00.061702) Error (criu/cr-dump.c:1975): Dumping FAILED.\n",
+        "Task 1187 with SysVIPC shmem map @7f2f0c5b8000 doesn't live in IPC ns",
+        "unshare --ipc",
+    );
+}

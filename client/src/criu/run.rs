@@ -39,6 +39,12 @@ pub enum CriuError {
         /// The guard's exit status.
         status: ExitStatus,
     },
+    /// It starts, and is something else.
+    #[error("{} is not CRIU: `--version` names no version", program.display())]
+    NotCriu {
+        /// What was started.
+        program: PathBuf,
+    },
     /// It could not be started or waited for.
     #[error("{what}: {source}")]
     Io {
@@ -66,7 +72,7 @@ impl Criu {
     /// Its version, `4.2.1`. Costs one start of CRIU.
     ///
     /// # Errors
-    /// See [`CriuError`]; output without a version gives an empty one.
+    /// See [`CriuError`].
     pub fn version(&self) -> Result<String, CriuError> {
         let output = Command::new(&self.program)
             .arg("--version")
@@ -74,12 +80,12 @@ impl Criu {
             .output()
             .map_err(|source| self.not_started(source))?;
         let text = String::from_utf8_lossy(&output.stdout);
-        Ok(text
-            .lines()
+        text.lines()
             .find_map(|line| line.strip_prefix("Version:"))
-            .unwrap_or_default()
-            .trim()
-            .to_owned())
+            .map(|version| version.trim().to_owned())
+            .ok_or_else(|| CriuError::NotCriu {
+                program: self.program.clone(),
+            })
     }
 
     /// Whether this kernel has what `criu check --feature FEATURE` looks for.
@@ -403,6 +409,8 @@ mod tests {
     fn a_missing_program_is_told_apart() {
         let criu = Criu::new(Some("/nonexistent/criu".into()));
         assert!(matches!(criu.version(), Err(CriuError::NotFound { .. })));
+        let other = Criu::new(Some("/bin/true".into()));
+        assert!(matches!(other.version(), Err(CriuError::NotCriu { .. })));
         let directory = tempfile::tempdir().unwrap();
         let criu = fake(directory.path(), "echo 'Version: 4.2.1'; echo 'GitID: x'");
         assert_eq!(criu.version().unwrap(), "4.2.1");

@@ -457,3 +457,19 @@ fn an_interrupt_ends_the_session_and_lets_criu_roll_back() {
         left_behind(&daemon)
     );
 }
+
+#[test]
+fn a_dump_by_a_program_that_is_not_criu_begins_nothing() {
+    let (daemon, _pages) = for_dumps(None, sealed());
+    let victim = Victim::start();
+    let output = daemon.run(&[
+        "dump",
+        "--pid",
+        &victim.pid(),
+        "--job=train",
+        "--criu=/bin/true",
+    ]);
+    assert_exit(&output, 5);
+    assert!(stderr(&output).contains("/bin/true is not CRIU"));
+    assert!(daemon.requests().is_empty());
+}

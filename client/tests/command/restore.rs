@@ -266,3 +266,17 @@ fn a_pre_dump_is_not_restored() {
         stderr(&output)
     );
 }
+
+#[test]
+fn a_program_that_is_not_criu_is_named() {
+    let daemon = for_restores(&[]);
+    for command in [
+        &["restore", "train", "--no-stream", "--criu", "/bin/true"][..],
+        &["restore", "train", "--criu", "/bin/true"],
+    ] {
+        let output = daemon.run(command);
+        assert_exit(&output, 5);
+        let said = stderr(&output);
+        assert!(said.contains("/bin/true is not CRIU"), "{said}");
+    }
+}

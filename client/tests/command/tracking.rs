@@ -41,7 +41,7 @@ fn next_is_incremental(pid: &str, origin: &Origin) -> bool {
         "--leave-running",
     ]);
     assert_exit(&output, 0);
-    json(&output.stdout)["incremental"] == true
+    json(&output.stdout)["clean_pages_left_out"] == true
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn pre_dump_seals_by_itself_and_the_next_dump_leaves_clean_pages_out() {
     ];
     let output = daemon.run(&dump);
     assert_exit(&output, 0);
-    assert_eq!(json(&output.stdout)["incremental"], true);
+    assert_eq!(json(&output.stdout)["clean_pages_left_out"], true);
     assert_eq!(names(&daemon), ["show", "open", "export"]);
     assert!(opened(&daemon).parent_images);
     let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
@@ -159,7 +159,7 @@ fn pre_dump_seals_by_itself_and_the_next_dump_leaves_clean_pages_out() {
     daemon.criu(DUMPS);
     let output = daemon.run(&dump);
     assert_exit(&output, 0);
-    assert_eq!(json(&output.stdout)["incremental"], false);
+    assert_eq!(json(&output.stdout)["clean_pages_left_out"], false);
 }
 
 #[test]

@@ -103,7 +103,7 @@ pub fn open_medium(
         }
         return Err(MediumError::TooSmall {
             path: path.to_owned(),
-            bytes: wanted,
+            bytes: if created { wanted } else { metadata.len() },
             needed: MIN_BYTES,
         });
     }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::channels::Lane;
 use super::measure::{Costs, State};
 use crate::clock::unix_ms;
+use crate::private;
 
 /// Version of the file.
 const VERSION: u32 = 1;
@@ -206,10 +207,13 @@ impl Costs {
             written_unix_ms: unix_ms(),
             figures: self.kept(),
         };
-        write(path, &file).map_err(|source| StartError::Write {
-            path: path.clone(),
-            source,
-        })
+        let written = serde_json::to_vec(&file).map_err(io::Error::from);
+        written
+            .and_then(|bytes| private::replace(path, &bytes))
+            .map_err(|source| StartError::Write {
+                path: path.clone(),
+                source,
+            })
     }
 
     /// Everything measured that still counts.
@@ -350,12 +354,4 @@ fn read(path: &Path) -> io::Result<Option<File>> {
         return Err(io::Error::other(format!("it is of version {version}")));
     }
     Ok(Some(file))
-}
-
-/// In one step: a crash leaves the old one or the new one.
-fn write(path: &Path, file: &File) -> io::Result<()> {
-    let aside = path.with_extension("new");
-    std::fs::write(&aside, serde_json::to_vec(file)?)?;
-    std::fs::File::open(&aside)?.sync_all()?;
-    std::fs::rename(aside, path)
 }

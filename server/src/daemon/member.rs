@@ -251,10 +251,16 @@ impl Member {
     }
 
     /// Places in the queues of all nodes.
-    pub(super) fn reservations(&self, queues: &Arc<Queues>) -> Reservations {
+    pub(super) fn reservations(&self, queues: &Arc<Queues>, store: &Store) -> Reservations {
         let [_, network] = &self.networks;
         let others = OtherNodes(network.clone());
-        Reservations::of_cluster(Arc::clone(queues), &self.name, Box::new(others))
+        let capacity_bytes = store.region().usage().capacity_bytes;
+        Reservations::of_cluster(
+            Arc::clone(queues),
+            capacity_bytes,
+            &self.name,
+            Box::new(others),
+        )
     }
 
     /// The links to other nodes, to be probed.

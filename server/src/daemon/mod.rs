@@ -25,6 +25,7 @@ use self::answers::Answers;
 use self::backend::Local;
 use self::member::{Joining, Member};
 use crate::agents::Agents;
+use crate::api::serve;
 use crate::config::Config;
 use crate::costs::Probing;
 use crate::denials::{DENIED_FILE, Denials};
@@ -214,6 +215,12 @@ impl Daemon {
         self.answers.address()
     }
 
+    /// Socket of the HTTP API, which is always served.
+    #[must_use]
+    pub fn api_socket(&self) -> PathBuf {
+        self.control_socket().with_file_name(serve::SOCKET)
+    }
+
     /// Waits until the daemon cannot go on, and says why: another one has its name and a copy of its region.
     pub async fn failed(&self) -> StoreError {
         match &self.member {
@@ -269,11 +276,13 @@ async fn serve_peers(
     scrubber: &Arc<Scrubber>,
     queues: &Arc<Queues>,
 ) -> Result<Peers, StartError> {
+    let capacity_bytes = store.region().usage().capacity_bytes;
+    let reservations_here = || Reservations::here(Arc::clone(queues), capacity_bytes);
     let Some((listen, identity)) = config.listen_peers.zip(identity.clone()) else {
         return Ok(Peers {
             endpoint: None,
             member: None,
-            reservations: Arc::new(Reservations::here(Arc::clone(queues))),
+            reservations: Arc::new(reservations_here()),
             denials: identity.map(|identity| Arc::new(Denials::new(identity, None))),
         });
     };
@@ -318,8 +327,8 @@ async fn serve_peers(
         None => None,
     };
     let reservations = Arc::new(match &member {
-        Some(member) => member.reservations(queues),
-        None => Reservations::here(Arc::clone(queues)),
+        Some(member) => member.reservations(queues, store),
+        None => reservations_here(),
     });
     let registry = member.as_ref().map(Member::registry);
     let denials = Arc::new(Denials::new(identity, registry));

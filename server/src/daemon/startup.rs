@@ -56,6 +56,16 @@ pub enum StartError {
         /// The catalog.
         catalog: PathBuf,
     },
+    /// The region that is to be made would be too small.
+    #[error("make region {path}: {asked_bytes} bytes are too few, it needs at least {least_bytes}")]
+    TooSmall {
+        /// Where.
+        path: PathBuf,
+        /// Its size.
+        asked_bytes: u64,
+        /// The least that would do.
+        least_bytes: u64,
+    },
     /// The region's file cannot be opened or mapped.
     #[error("open region {path}")]
     Medium {
@@ -95,6 +105,9 @@ impl StartError {
         match self {
             Self::Store(error) => error.hint(),
             Self::Api(error) => error.hint(),
+            Self::TooSmall { .. } => {
+                "name a larger --region-size (a dump takes at least 1 MiB), or a --region on a file system with more room"
+            }
             _ => "",
         }
     }
@@ -182,6 +195,15 @@ fn open_region(
     let size_bytes = config
         .region_size_bytes
         .unwrap_or_else(|| default_size_bytes(path));
+    let least_bytes = Region::least_bytes(&FormatOptions::default());
+    // Before there is a file that would be in the way of the next try.
+    if size_bytes < least_bytes && is_missing(path) {
+        return Err(StartError::TooSmall {
+            path: path.to_owned(),
+            asked_bytes: size_bytes,
+            least_bytes,
+        });
+    }
     let options = OpenOptions {
         require_dax: config.require_dax,
         populate: true,

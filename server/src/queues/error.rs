@@ -30,6 +30,14 @@ pub enum QueuesError {
         /// Its token.
         token: String,
     },
+    /// It can never be moved.
+    #[error("{bytes} bytes are more than the region holds, {capacity_bytes}")]
+    TooLarge {
+        /// Wanted.
+        bytes: u64,
+        /// Size of the region.
+        capacity_bytes: u64,
+    },
     /// The direction is none.
     #[error("{direction:?} is no queue: there are write, for dumps, and read, for restores")]
     BadDirection {
@@ -64,6 +72,7 @@ impl QueuesError {
             Self::Full { .. } | Self::Stopping => ErrorCode::Unavailable,
             Self::BadToken { .. } | Self::BadDirection { .. } => ErrorCode::Invalid,
             Self::NoReservation { .. } => ErrorCode::Conflict,
+            Self::TooLarge { .. } => ErrorCode::NoSpace,
             Self::Gone => ErrorCode::SessionFailed,
         }
     }
@@ -75,6 +84,9 @@ impl QueuesError {
             Self::Full { .. } => "try again later, or on another node",
             Self::NoReservation { .. } => {
                 "it may have lapsed, or be of another node: reserve again, or go without --reservation"
+            }
+            Self::TooLarge { .. } => {
+                "reserve on a node with a larger region (`permafrost nodes`), or what is stored of it: zero and equal pages are not"
             }
             Self::BadToken { .. } => "`permafrost reserve` prints it",
             Self::Stopping => "try again when it runs",

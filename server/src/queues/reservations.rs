@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
 
-use super::Queues;
+use super::{Direction, Queues, QueuesError};
 
 /// The way to the other nodes of a cluster.
 pub trait Others: Send + Sync {
@@ -23,6 +23,8 @@ pub struct Reservations {
     /// This node's name; empty on a single machine.
     node: String,
     others: Option<Box<dyn Others>>,
+    /// Size of this node's region, bytes: no larger dump fits.
+    capacity_bytes: u64,
     /// Where a token is from, and until when, so that it can be given up by itself.
     elsewhere: Mutex<HashMap<String, (String, Instant)>>,
 }
@@ -30,9 +32,10 @@ pub struct Reservations {
 impl Reservations {
     /// On a single machine.
     #[must_use]
-    pub fn here(queues: Arc<Queues>) -> Self {
+    pub fn here(queues: Arc<Queues>, capacity_bytes: u64) -> Self {
         Self {
             queues,
+            capacity_bytes,
             node: String::new(),
             others: None,
             elsewhere: Mutex::default(),
@@ -41,11 +44,16 @@ impl Reservations {
 
     /// On a node of a cluster.
     #[must_use]
-    pub fn of_cluster(queues: Arc<Queues>, node: &str, others: Box<dyn Others>) -> Self {
+    pub fn of_cluster(
+        queues: Arc<Queues>,
+        capacity_bytes: u64,
+        node: &str,
+        others: Box<dyn Others>,
+    ) -> Self {
         Self {
             node: node.to_owned(),
             others: Some(others),
-            ..Self::here(queues)
+            ..Self::here(queues, capacity_bytes)
         }
     }
 
@@ -76,7 +84,7 @@ impl Reservations {
     /// Keeps a place in this node's own queue, whoever asks.
     ///
     /// # Errors
-    /// The request names another node; no such queue; too many places are kept.
+    /// The request names another node; no such queue; more than the region holds; too many places are kept.
     pub fn reserve_here(
         &self,
         reserve: &request::Reserve,
@@ -84,7 +92,8 @@ impl Reservations {
         if !self.is_here(&reserve.node) {
             return Err(no_node(&reserve.node));
         }
-        let kept = self.queues.reserve(reserve);
+        let kept = self.check_size(reserve);
+        let kept = kept.and_then(|()| self.queues.reserve(reserve));
         let reserved = kept.map_err(|error| error.to_reply())?;
         tracing::debug!(direction = reserved.direction, "a place is reserved");
         Ok(control::Reserved {
@@ -118,6 +127,17 @@ impl Reservations {
         }
     }
 
+    fn check_size(&self, reserve: &request::Reserve) -> Result<(), QueuesError> {
+        // What is read may well be more: zero pages take no room.
+        if reserve.bytes <= self.capacity_bytes || reserve.direction != Direction::Write.name() {
+            return Ok(());
+        }
+        Err(QueuesError::TooLarge {
+            bytes: reserve.bytes,
+            capacity_bytes: self.capacity_bytes,
+        })
+    }
+
     fn is_here(&self, node: &str) -> bool {
         node.is_empty() || node == self.node
     }
@@ -145,5 +165,28 @@ fn odd(node: &str) -> control::Error {
         code: ErrorCode::Internal.into(),
         message: format!("{node} answers something else than it was asked"),
         hint: "use the same version of Permafrost everywhere".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queues::QueuesOptions;
+
+    #[test]
+    fn nothing_is_reserved_that_the_region_does_not_hold() {
+        let queues = Queues::new(QueuesOptions::default());
+        let reservations = Reservations::here(queues, 1 << 30);
+        let reserve = |bytes| {
+            reservations.reserve(&request::Reserve {
+                direction: "write".to_owned(),
+                bytes,
+                ..request::Reserve::default()
+            })
+        };
+        reserve(1 << 30).unwrap();
+        let refused = reserve(4 << 30).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::NoSpace);
+        assert!(refused.message.contains("1073741824"), "{refused:?}");
     }
 }

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::private;
+
 /// Version of the file.
 const VERSION: u32 = 1;
 
@@ -48,9 +50,7 @@ pub(super) fn save(path: &Path, verified: &HashMap<String, u64>) -> io::Result<(
         v: VERSION,
         verified_unix_ms: verified.clone(),
     };
-    let aside = path.with_extension("new");
-    std::fs::write(&aside, serde_json::to_vec(&file)?)?;
-    std::fs::rename(aside, path)
+    private::replace(path, &serde_json::to_vec(&file)?)
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ impl From<CriuError> for Failure {
     fn from(error: CriuError) -> Self {
         let failure = Self::new(Code::CriuFailed, error.to_string());
         match error {
-            CriuError::NotFound { .. } => {
+            CriuError::NotFound { .. } | CriuError::NotCriu { .. } => {
                 failure.hint("install criu, or name it with --criu or PERMAFROST_CRIU")
             }
             CriuError::Io { .. } | CriuError::Unguarded { .. } => failure,

@@ -183,6 +183,8 @@ pub(crate) fn bring_back(
     }
     let refusal = refusal.filter(delivery::counts);
     let Some(pid) = pid else {
+        // A program that is something else ends without having asked for any image.
+        criu.version()?;
         if let Some(refusal) = refusal {
             return Err(Failure::from(refusal).during(format!("restore {name}")));
         }

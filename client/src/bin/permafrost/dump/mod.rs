@@ -146,8 +146,9 @@ pub(crate) fn take(
         total_us: human::whole_micros(elapsed),
         criu_us: human::whole_micros(sealed.finished.elapsed),
         seal_us: sealed.seal_us,
+        incremental: sealed.checkpoint.parent_generation > 0,
+        clean_pages_left_out: plan.parent.is_some(),
         checkpoint: sealed.checkpoint,
-        incremental: plan.parent.is_some(),
         restore_needs: plan.passed_on.with_counterpart(),
         log: arguments.work_dir.is_some().then_some(sealed.finished.log),
     };

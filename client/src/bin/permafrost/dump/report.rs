@@ -25,8 +25,10 @@ pub(crate) struct Report {
     /// CRIU's own measurements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stats: Option<DumpStats>,
-    /// Whether clean pages were left out by soft-dirty bits.
+    /// Compared with the job's checkpoint before it: equal pages are not stored.
     pub(super) incremental: bool,
+    /// Clean pages were not even sent, by soft-dirty bits.
+    pub(super) clean_pages_left_out: bool,
     /// Options whose counterpart a restore must be given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) restore_needs: Vec<String>,
@@ -55,7 +57,7 @@ pub(super) fn human_report(report: &Report) -> String {
             human::bytes(checkpoint.parent_bytes),
             checkpoint.job,
             checkpoint.parent_generation,
-            if report.incremental {
+            if report.clean_pages_left_out {
                 ", clean pages left out by CRIU"
             } else {
                 ""

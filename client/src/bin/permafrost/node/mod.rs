@@ -94,7 +94,8 @@ pub(crate) fn node(context: &Context, arguments: &NodeArguments) -> Result<(), F
     match &arguments.command {
         NodeCommand::Ls => {
             let list = context.connect()?.call(request::Nodes::default())?;
-            context.print(&list, human_list)
+            context.print(&list, human_list)?;
+            check_counted(&list)
         }
         NodeCommand::Show(one) => {
             let list = look(&mut context.connect()?, &one.name)?;
@@ -108,6 +109,18 @@ pub(crate) fn node(context: &Context, arguments: &NodeArguments) -> Result<(), F
         NodeCommand::Remove(remove) => self::remove(context, remove),
         NodeCommand::Rebuild(rebuild) => self::rebuild(context, rebuild),
     }
+}
+
+/// Says by the exit code that the list, which is printed, is an old one.
+fn check_counted(list: &NodeList) -> Result<(), Failure> {
+    if list.checkpoints.is_some() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Code::Unavailable,
+        "the registry does not answer: the nodes are those that were known before",
+    )
+    .hint("see that most members of etcd run and can be reached"))
 }
 
 fn look(connection: &mut Connection, name: &str) -> Result<NodeList, Failure> {
