@@ -137,7 +137,7 @@ fn seal(
         let adopt = request::Adopt {
             session,
             job,
-            origin: None,
+            ..request::Adopt::default()
         };
         connection.call_with(adopt, Some(images.as_fd()), &mut |_| {})?
     } else {

@@ -121,6 +121,16 @@ pub struct Origin {
     /// Of that: done before it was restored. The process counts only the rest.
     #[prost(uint64, tag = "24")]
     pub carried_us: u64,
+    /// Processes of the tree, as far as somebody looked at them.
+    #[prost(message, repeated, tag = "40")]
+    pub processes: Vec<DumpedProcess>,
+    /// Of a dump that was parked: when its pages began to come, milliseconds since the Unix epoch by the clock of the
+    /// node that took them; 0 if unknown.
+    #[prost(uint64, tag = "41")]
+    pub pages_begun_unix_ms: u64,
+    /// When CRIU's CLOSE came, likewise: the images of the dump were written between the two.
+    #[prost(uint64, tag = "42")]
+    pub pages_closed_unix_ms: u64,
 }
 
 impl Origin {
@@ -132,6 +142,17 @@ impl Origin {
         }
         format!("{}/{}", self.boot_id, self.start_ticks)
     }
+}
+
+/// A process of a dumped tree.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct DumpedProcess {
+    /// Pid in its namespace: the id of its address space.
+    #[prost(uint32, tag = "1")]
+    pub pid: u32,
+    /// Name of its program (`comm`).
+    #[prost(string, tag = "2")]
+    pub program: String,
 }
 
 /// One CRIU image file other than a pagemap or pages file.

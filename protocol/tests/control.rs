@@ -28,6 +28,8 @@ fn requests() -> Vec<Request> {
             session: text(),
             job: text(),
             origin: None,
+            images_age_us: Some(7),
+            ignore_times: true,
         }),
         Body::List(request::List { job: text() }),
         Body::Show(request::Show { checkpoint: text() }),

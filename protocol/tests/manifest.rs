@@ -1,7 +1,8 @@
 //! Manifests: what is written reads back, what breaks a rule is refused on either side.
 
 use permafrost_protocol::manifest::{
-    AddressSpace, Image, JobNameError, Kind, Manifest, ManifestError, Origin, SpaceType, VERSION,
+    AddressSpace, DumpedProcess, Image, JobNameError, Kind, Manifest, ManifestError, Origin,
+    SpaceType, VERSION,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -51,6 +52,12 @@ fn manifest() -> Manifest {
             program: "sleep".into(),
             worked_us: 3_600_000_000,
             carried_us: 1_800_000_000,
+            processes: vec![DumpedProcess {
+                pid: 42,
+                program: "sleep".into(),
+            }],
+            pages_begun_unix_ms: 1_800_000_000_000,
+            pages_closed_unix_ms: 1_800_000_000_100,
         }),
         images: vec![
             image("inventory.img"),

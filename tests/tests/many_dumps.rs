@@ -32,10 +32,10 @@ fn forty_dumps_at_once_keep_their_pages_apart() {
                 for (at, chunk) in contents(n).chunks(64 * PAGE).enumerate() {
                     peer.pages(0x5000_0000 + at as u64 * 0x100_0000, chunk);
                 }
-                assert_eq!(peer.close(), Some(0));
-                peer.leave();
                 let images = work.join(format!("images-{n}"));
                 fake_images(&images);
+                assert_eq!(peer.close(), Some(0));
+                peer.leave();
                 let session = opened["session"].as_str().unwrap();
                 daemon
                     .json(&[
@@ -77,10 +77,10 @@ fn pages_equal_to_the_parents_and_zero_pages_are_not_stored() {
         } else {
             peer.pages(0x40_0000, memory);
         }
-        assert_eq!(peer.close(), Some(0));
-        peer.leave();
         let images = work.path().join("images");
         fake_images(&images);
+        assert_eq!(peer.close(), Some(0));
+        peer.leave();
         let session = opened["session"].as_str().unwrap();
         daemon
             .json(&[

@@ -130,32 +130,52 @@ fn a_parked_dump_survives_kill_nine() {
 }
 
 #[test]
-fn dumps_that_look_alike_must_be_told_apart_by_hand() {
-    let Some(criu) = criu::for_test("dumps_that_look_alike_must_be_told_apart_by_hand") else {
+fn dumps_that_look_alike_are_told_apart_and_copies_by_hand() {
+    let Some(criu) = criu::for_test("dumps_that_look_alike_are_told_apart_and_copies_by_hand")
+    else {
         return;
     };
     let work = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
-    let workload = Workload::start(work.path(), &workload::Options::default()).unwrap();
+    let workload = Workload::start(work.path(), &workload::Options::tree(1)).unwrap();
     let images = [1, 2].map(|n| work.path().join(format!("images{n}")));
     for dir in &images {
         criu_dump(&criu, workload.pid(), dir, daemon.address(), true);
     }
-    let parked = listing(&daemon);
+    let parked = daemon.json(&["ls", "--parked"]).unwrap();
+    let parked = parked["checkpoints"].as_array().unwrap();
     assert_eq!(parked.len(), 2);
-    let adopt = [
-        "adopt",
-        "--job",
-        "twins",
-        "--images-dir",
-        images[0].to_str().unwrap(),
-    ];
+    let processes = &parked[0]["parked_processes"];
+    assert_eq!(processes[0]["pid"], workload.pid());
+    // Linux keeps 15 letters of it.
+    assert_eq!(processes[0]["program"], "permafrost-work", "{processes}");
+
+    let adopt =
+        |dir: &std::path::Path| daemon.json(&["adopt", "--job=twins", "-D", dir.to_str().unwrap()]);
+    let second = adopt(&images[1]).unwrap();
+    assert_eq!(adopt(&images[1]).unwrap()["id"], second["id"], "as it was");
+    assert_eq!(listing(&daemon).len(), 2, "the first one is parked still");
+    let first = adopt(&images[0]).unwrap();
+    assert!(first["session"] != second["session"]);
+    let parked = daemon.json(&["ls", "--parked"]).unwrap();
+    assert_eq!(parked["checkpoints"].as_array().unwrap().len(), 0);
+
+    // A copy was written later than the pages.
+    let third = work.path().join("images3");
+    criu_dump(&criu, workload.pid(), &third, daemon.address(), true);
+    let copy = work.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for file in std::fs::read_dir(&third).unwrap().flatten() {
+        std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+    }
+    let adopt = ["adopt", "--job=twins", "-D", copy.to_str().unwrap()];
     let refused = daemon.try_run(&adopt).unwrap();
-    assert_eq!(refused.status.code(), Some(4), "ambiguous");
-    let session = parked[0]["session"].as_str().unwrap();
-    daemon.json(&[&adopt[..], &[session]].concat()).unwrap();
-    // The other one's turn: now it is the only one that fits.
-    daemon.json(&adopt).unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(said.contains("after its last page"), "{said}");
+    daemon
+        .json(&[&adopt[..], &["--ignore-times"]].concat())
+        .unwrap();
 }
 
 #[test]

@@ -168,7 +168,11 @@ impl Remote {
         served: &Served,
         waits: &dyn Waits,
     ) -> Result<control::Checkpoint, control::Error> {
+        let own_stats = images.has_own_stats()?;
         for name in images.small_images(|name| served.has(name))? {
+            if name == "stats-dump" && !own_stats {
+                continue;
+            }
             let bytes = images::read(images, &name)?;
             sender
                 .image(&name, &bytes)
@@ -223,7 +227,7 @@ impl Remote {
         let adopt = request::Adopt {
             session: id.to_owned(),
             job: found.job,
-            origin: None,
+            ..request::Adopt::default()
         };
         self.adopt(adopt, images)
     }
@@ -328,10 +332,14 @@ impl Backend for Remote {
 
     fn adopt(
         &self,
-        adopt: request::Adopt,
+        mut adopt: request::Adopt,
         images: OwnedFd,
     ) -> Result<control::Checkpoint, control::Error> {
         let images = ImagesDir::new(images)?;
+        // The node gets copies, and has a clock of its own.
+        adopt.images_age_us = (images.written()?)
+            .and_then(|written| written.elapsed().ok())
+            .and_then(|age| u64::try_from(age.as_micros()).ok());
         let session = adopt.session.clone();
         let mut refused = unavailable("no storage node is known");
         // A parked session is on the node that took it, unless the cluster has found it another.

@@ -1,8 +1,10 @@
 //! Checkpoints removed, pinned and verified.
 
 use permafrost_protocol::control::{
-    Checkpoint, Done, Progress, SessionOpened, Verified, reply, request,
+    Checkpoint, Checkpoints, Done, NodeList, NodeStatus, Progress, SessionOpened, Verified, reply,
+    request,
 };
+use permafrost_protocol::manifest::DumpedProcess;
 
 use crate::fake::{Daemon, assert_exit, checkpoint, stderr, stdout};
 
@@ -104,4 +106,56 @@ fn verify_exits_with_corrupt_when_something_is() {
     let output = daemon.run(&["verify"]);
     assert_exit(&output, 7);
     assert!(stdout(&output).contains("page 0x7f0000001000"));
+}
+
+#[test]
+fn nodes_of_a_registry_that_does_not_answer_are_printed_and_exit_11() {
+    let list = |checkpoints| NodeList {
+        nodes: vec![NodeStatus {
+            name: "n1".to_owned(),
+            ..NodeStatus::default()
+        }],
+        checkpoints,
+        ..NodeList::default()
+    };
+    for (checkpoints, code) in [(Some(3), 0), (None, 11)] {
+        let daemon = Daemon::start(move |_| vec![reply::Body::Nodes(list(checkpoints))]);
+        let output = daemon.run(&["node", "ls"]);
+        assert_exit(&output, code);
+        assert!(stdout(&output).contains("n1"), "{}", stdout(&output));
+    }
+}
+
+#[test]
+fn parked_sessions_are_listed_with_their_processes_and_times() {
+    let parked = Checkpoint {
+        kind: "parked".to_owned(),
+        session: "77".to_owned(),
+        processes: 9,
+        parked_processes: vec![
+            DumpedProcess {
+                pid: 12,
+                program: "nginx".to_owned(),
+            },
+            DumpedProcess {
+                pid: 13,
+                program: String::new(),
+            },
+        ],
+        ..checkpoint("", 0)
+    };
+    let daemon = Daemon::start(move |_| {
+        vec![reply::Body::Checkpoints(Checkpoints {
+            checkpoints: vec![checkpoint("train", 1), parked.clone()],
+        })]
+    });
+    let text = stdout(&daemon.run(&["ls", "--parked"]));
+    assert!(text.contains("2026-11-21 01:04:29 UTC"), "{text}");
+    assert!(text.contains("12 nginx, 13, and 7 more"), "{text}");
+    assert!(!text.contains("train"), "{text}");
+    let text = stdout(&daemon.run(&["ls"]));
+    assert!(
+        text.contains("train@1") && text.contains("12 nginx"),
+        "{text}"
+    );
 }

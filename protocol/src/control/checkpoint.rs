@@ -4,7 +4,7 @@ use prost::Message;
 use serde::Serialize;
 
 use super::Waiting;
-use crate::manifest::{Manifest, Origin};
+use crate::manifest::{DumpedProcess, Manifest, Origin};
 
 /// How far a long request is.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
@@ -102,6 +102,9 @@ pub struct Checkpoint {
     /// Work that the task had done. Absent where nobody looked.
     #[prost(message, optional, boxed, tag = "18")]
     pub work: Option<Box<Work>>,
+    /// Of a parked session: its processes (16 at most), and their programs as far as they are known.
+    #[prost(message, repeated, tag = "40")]
+    pub parked_processes: Vec<DumpedProcess>,
 }
 
 /// Work that a task had done when it was dumped.

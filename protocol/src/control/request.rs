@@ -127,6 +127,13 @@ pub struct Adopt {
     /// Where the dump was taken, as far as known.
     #[prost(message, optional, tag = "3")]
     pub origin: Option<Origin>,
+    /// How long ago `inventory.img` was written, microseconds, by the clock that wrote it. Sent by agents, which pass
+    /// copies of the images on; absent: the file itself says it.
+    #[prost(uint64, optional, tag = "40")]
+    pub images_age_us: Option<u64>,
+    /// Take images that were not written while the pages came: copies, or those of another machine's clock.
+    #[prost(bool, tag = "41")]
+    pub ignore_times: bool,
 }
 
 /// List checkpoints (and parked sessions). Answered by [`super::Checkpoints`].

@@ -9,6 +9,7 @@ mod fields;
 mod framing;
 mod inventory;
 mod magic;
+mod mm;
 mod names;
 mod pagemap;
 mod pstree;
@@ -22,6 +23,7 @@ pub use magic::{
     COMMON_MAGIC, FILES_MAGIC, Head, INVENTORY_MAGIC, MM_MAGIC, PAGEMAP_MAGIC, PSTREE_MAGIC,
     SERVICE_MAGIC, STATS_MAGIC,
 };
+pub use mm::{Mapping, read_mappings, write_mappings};
 pub use names::{ImageName, mm_name, pagemap_name, pages_name};
 pub use pagemap::{FIRST_SERVED_PAGES_ID, Pagemap, PagemapEntry, PagemapReader, PagemapWriter};
 pub use pstree::{Process, read_pstree, write_pstree};

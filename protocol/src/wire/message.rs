@@ -222,6 +222,7 @@ pub mod reply {
     /// What is answered.
     #[derive(Clone, PartialEq, prost::Oneof)]
     #[allow(missing_docs)]
+    #[expect(clippy::large_enum_variant, reason = "decoded one at a time")]
     pub enum Body {
         #[prost(message, tag = "1")]
         Error(control::Error),

@@ -1,15 +1,13 @@
 //! An agent's dump: its frames as the pages of a session.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use permafrost_client::frontend::{PageSink, SinkError};
 use permafrost_client::identity::Peer;
 use permafrost_client::peer::{Frame, FrameSource, Replies};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::images::ImageName;
-use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
@@ -17,7 +15,7 @@ use super::rights::{authorize, check_dump, job_of};
 use super::spool::Spool;
 use super::{Agents, name_of, refusal};
 use crate::peers::{gone, invalid};
-use crate::store::{Session, SessionSink, StoreError, check_tells_processes};
+use crate::store::{Adoption, Session, SessionSink, StoreError};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -115,6 +113,7 @@ impl Agents {
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
+        let asked = Instant::now();
         replies.opened(false);
         let first = frames.next().map_err(|error| gone(&error))?;
         if first.header.kind != Kind::Close {
@@ -124,7 +123,7 @@ impl Agents {
         let spool = self.images(peer, frames)?;
         replies.prepared(Prepared::default());
         frames.commit().map_err(|error| gone(&error))?;
-        let adopted = self.adopt_spooled(peer, &adopt, &spool);
+        let adopted = self.adopt_spooled(peer, &adopt, &spool, asked);
         let adopted = adopted.map_err(|error| refusal(&error))?;
         self.owned().remove(&adopted.session);
         replies.committed(committed(adopted));
@@ -136,64 +135,20 @@ impl Agents {
         peer: &Peer,
         adopt: &control::request::Adopt,
         spool: &Spool,
+        asked: Instant,
     ) -> Result<control::Checkpoint, StoreError> {
-        // A name is known to whoever was told it. Without one, an agent finds its own only.
-        let session = if adopt.session.is_empty() {
-            self.parked_like(peer, spool)?
-        } else {
-            adopt.session.clone()
+        let age = Duration::from_micros(adopt.images_age_us.unwrap_or(0));
+        let adoption = Adoption {
+            session: &adopt.session,
+            origin: adopt.origin.clone(),
+            // Files that were copied here do not tell.
+            images_age: Some(age.saturating_add(asked.elapsed())),
+            ignore_times: adopt.ignore_times,
+            // A name is known to whoever was told it. Without one, an agent finds its own only.
+            may_find: &|session| self.owns(peer, session),
+            ..Adoption::into_job(&adopt.job)
         };
-        self.store.adopt(
-            &session,
-            &adopt.job,
-            adopt.origin.clone(),
-            spool.descriptor()?,
-        )
-    }
-
-    /// The one session that `peer` has parked with exactly the processes of these images.
-    fn parked_like(&self, peer: &Peer, spool: &Spool) -> Result<String, StoreError> {
-        let wanted: BTreeSet<u64> = spool
-            .names()?
-            .iter()
-            .filter_map(|name| match ImageName::parse(name) {
-                ImageName::Mm(pid) => Some(u64::from(pid)),
-                _ => None,
-            })
-            .collect();
-        check_tells_processes(&wanted)?;
-        let mut fitting = Vec::new();
-        for record in self.store.list(None)? {
-            if record.generation > 0 || !self.owns(peer, &record.session) {
-                continue;
-            }
-            let parked = self.store.open_fetch(&record.id, "")?;
-            let processes: BTreeSet<u64> = parked
-                .manifest()
-                .spaces
-                .iter()
-                .filter(|space| space.space_type() == SpaceType::Process)
-                .map(|space| space.id)
-                .collect();
-            if processes == wanted {
-                fitting.push(record.session);
-            }
-        }
-        match fitting.len() {
-            1 => Ok(fitting.swap_remove(0)),
-            0 => Err(StoreError::NotFound {
-                what: format!(
-                    "parked dump of the processes {wanted:?} (adopted already, perhaps, or another images directory)"
-                ),
-            }),
-            _ => Err(StoreError::Conflict {
-                message: format!(
-                    "several parked sessions have the processes {wanted:?}: {}",
-                    fitting.join(", ")
-                ),
-                hint: "name the session to adopt",
-            }),
-        }
+        self.store.adopt(&adoption, spool.descriptor()?)
     }
 
     /// All small images.

@@ -146,6 +146,7 @@ impl Agents {
             no_parent: open.no_parent,
             parent_images: open.parent_images,
             durability,
+            from_here: false,
         };
         let turn = if frozen {
             self.runs(admission.bytes)

@@ -126,16 +126,6 @@ impl Spool {
         }
     }
 
-    /// Names of the images.
-    pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
-        let read = || -> std::io::Result<Vec<String>> {
-            std::fs::read_dir(self.directory.path())?
-                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-                .collect()
-        };
-        read().map_err(StoreError::io("list images"))
-    }
-
     /// The directory, as the store takes it.
     pub(super) fn descriptor(&self) -> Result<OwnedFd, StoreError> {
         let opened = File::open(self.directory.path());

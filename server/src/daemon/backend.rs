@@ -17,7 +17,7 @@ use crate::queues::{
     Admission, Direction, Queues, QueuesError, Reservations, Turn, expected_bytes,
 };
 use crate::replication::Durability;
-use crate::store::{self, SessionRequest, SessionSink, Store, StoreError};
+use crate::store::{self, Adoption, SessionRequest, SessionSink, Store, StoreError};
 
 /// The store of this node.
 pub(crate) struct Local {
@@ -127,6 +127,7 @@ impl Backend for Local {
             no_parent: open.no_parent,
             parent_images: open.parent_images,
             durability,
+            from_here: true,
         };
         let admit = || {
             if frozen {
@@ -180,9 +181,14 @@ impl Backend for Local {
         adopt: request::Adopt,
         images: OwnedFd,
     ) -> Result<control::Checkpoint, control::Error> {
-        self.store
-            .adopt(&adopt.session, &adopt.job, adopt.origin, images)
-            .map_err(refusal)
+        let adoption = Adoption {
+            session: &adopt.session,
+            origin: adopt.origin,
+            images_age: adopt.images_age_us.map(Duration::from_micros),
+            ignore_times: adopt.ignore_times,
+            ..Adoption::into_job(&adopt.job)
+        };
+        self.store.adopt(&adoption, images).map_err(refusal)
     }
 
     fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {

@@ -21,15 +21,8 @@ pub(super) fn store_small(
     spaces: &[AddressSpace],
     mut copies: Option<&mut (dyn Copies + 'static)>,
 ) -> Result<Vec<Image>, StoreError> {
-    let is_stored = |name: &ImageName| match name {
-        ImageName::Pagemap(id) => spaces
-            .iter()
-            .any(|space| space.space_type() == id.space_type && space.id == id.id),
-        ImageName::Pages(id) => spaces.iter().any(|space| space.pages_id == *id),
-        _ => false,
-    };
     let mut images = Vec::new();
-    for name in directory.small_images(is_stored)? {
+    for name in directory.small_images(|name| holds_pages(name, spaces))? {
         let mut file = directory.open(&name)?;
         let (root, stats, len_bytes) = shadow.write_blob(&mut file)?;
         if let Some(copies) = copies.as_deref_mut() {
@@ -45,4 +38,15 @@ pub(super) fn store_small(
         });
     }
     Ok(images)
+}
+
+/// Says whether an image is a pagemap or the pages of one of `spaces`, which are stored as such.
+pub(super) fn holds_pages(name: &ImageName, spaces: &[AddressSpace]) -> bool {
+    match name {
+        ImageName::Pagemap(id) => spaces
+            .iter()
+            .any(|space| space.space_type() == id.space_type && space.id == id.id),
+        ImageName::Pages(id) => spaces.iter().any(|space| space.pages_id == *id),
+        _ => false,
+    }
 }

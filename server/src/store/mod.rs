@@ -2,6 +2,7 @@
 //!
 //! Everything here blocks: callers are threads of their own, one for each connection.
 
+mod adopt;
 mod anywhere;
 mod checking;
 mod clustered;
@@ -10,6 +11,7 @@ mod digest;
 mod dump;
 mod elsewhere;
 mod error;
+mod evidence;
 mod export;
 mod fetch;
 mod images;
@@ -17,6 +19,7 @@ mod import;
 mod inspect;
 mod jobs;
 mod measured;
+mod parked;
 mod parking;
 mod provisional;
 mod quarantine;
@@ -43,6 +46,7 @@ use crate::costs::{Costs, Event};
 use crate::elsewhere::Elsewhere;
 use crate::queues::Turn;
 
+pub use adopt::Adoption;
 pub use checking::{Checked, Held, PagesRead};
 pub use clustered::Cluster;
 pub use counters::{BOUNDS_S, Count, Counters, Timings};
@@ -51,7 +55,6 @@ pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use provisional::{Holding, Mark, Settled};
 pub use quarantine::Scrub;
 pub use replica::{ReplicaDump, ReplicaRequest};
-pub(crate) use seal::check_tells_processes;
 pub use session::{Session, SessionRequest, SessionSink};
 
 /// Failed sessions that `permafrost status` can show.
@@ -511,6 +514,7 @@ impl Store {
             copies_wanted: 0,
             damaged: String::new(),
             work: manifest.origin.as_ref().and_then(control::Work::of),
+            parked_processes: parked::processes_of(manifest),
         }
     }
 

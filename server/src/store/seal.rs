@@ -1,4 +1,4 @@
-//! From a closed dump to a checkpoint: sealing, parking, adopting.
+//! From a closed dump to a checkpoint: sealing, parking.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -8,12 +8,14 @@ use permafrost_client::directory::ImagesDir;
 use permafrost_pmem::{CheckpointId, Shadow};
 use permafrost_protocol::control;
 use permafrost_protocol::images::ImageName;
-use permafrost_protocol::manifest::{self, AddressSpace, Image, Kind, Manifest, Origin, SpaceType};
+use permafrost_protocol::manifest::{self, AddressSpace, Image, Kind, Manifest, Origin};
 
+use super::adopt::Adoption;
 use super::dump::Dump;
+use super::evidence::process_spaces;
 use super::images::store_small;
 use super::session::Session;
-use super::{Index, Store, StoreError, check_job, digest, manifest_of};
+use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
 use crate::replication::{ContentDigest, Copies};
 
@@ -60,7 +62,11 @@ impl Store {
         let Some(session) = session else {
             if let Some(parked) = self.catalog.parked(id)? {
                 // CLOSE was its last word; it knows its job.
-                return self.adopt(id, &parked.job, None, images);
+                let adoption = Adoption {
+                    session: id,
+                    ..Adoption::into_job(&parked.job)
+                };
+                return self.adopt(&adoption, images);
             }
             let sealed = self
                 .catalog
@@ -131,7 +137,7 @@ impl Store {
             job: session.request.job.clone(),
             kind: Kind::Parked,
             parent_generation: session.parent_generation,
-            origin: session.request.origin.clone(),
+            origin: Some(session.parked_origin(&dump.spaces)),
             images: Vec::new(),
             spaces: dump.spaces,
             session: session.id.clone(),
@@ -142,105 +148,6 @@ impl Store {
         self.measured(session, &parked);
         self.sessions().remove(&session.id);
         Ok(())
-    }
-
-    /// Gives a parked session a job and its small images, in one step: before it there is the parked session,
-    /// after it the checkpoint. With an empty `session`, the parked one whose processes are those of the
-    /// directory.
-    ///
-    /// # Errors
-    /// None or several fit, the job has a dump under way, the region is full or fails.
-    pub fn adopt(
-        &self,
-        session: &str,
-        job: &str,
-        origin: Option<Origin>,
-        images: OwnedFd,
-    ) -> Result<control::Checkpoint, StoreError> {
-        check_job(job)?;
-        let _guard = self.lock_job(job, "an adoption")?;
-        let dir = ImagesDir::new(images)?;
-        let record = if session.is_empty() {
-            self.parked_like(&dir)?
-        } else {
-            let parked = self.catalog.parked(session)?;
-            parked.ok_or_else(|| StoreError::NotFound {
-                what: format!("parked session {session}"),
-            })?
-        };
-        self.check_adoptable(&record)?;
-        let parked = self.checkpoint(&record.id)?;
-        let manifest = manifest_of(&parked)?;
-
-        let mut shadow = self.region.begin();
-        shadow.inherit(&parked);
-        let images = store_small(&dir, &mut shadow, &manifest.spaces, None)?;
-        let kind = kind_of(&images);
-        check_images_fit(kind, &images, &manifest.spaces, OF_THESE_PAGES)?;
-        let same_job = manifest.job == job;
-        let contents = Contents {
-            job: job.to_owned(),
-            kind,
-            parent_generation: if same_job {
-                manifest.parent_generation
-            } else {
-                0
-            },
-            origin: merged(manifest.origin, origin),
-            images,
-            spaces: digest::with_digests(&parked, manifest.spaces)?,
-            session: manifest.session,
-            commit_deadline: Duration::ZERO,
-        };
-        let replaced = Replaced {
-            id: parked.id(),
-            record,
-            added_bytes: manifest.added_bytes,
-        };
-        let adopted = self.commit(shadow, contents, None, Some(replaced), &|| true)?;
-        // Only now has it a job whose dumps it may be compared with.
-        if let Some(costs) = self.costs() {
-            costs.learn_history(std::slice::from_ref(&adopted));
-        }
-        Ok(adopted)
-    }
-
-    /// The one parked session that holds exactly the processes of an images directory.
-    fn parked_like(&self, dir: &ImagesDir) -> Result<control::Checkpoint, StoreError> {
-        let files = dir.files()?;
-        let wanted = processes_of(files.iter().map(String::as_str));
-        check_tells_processes(&wanted)?;
-        let mut fitting = Vec::new();
-        for record in self
-            .catalog
-            .list(None)?
-            .into_iter()
-            .filter(|record| record.generation == 0)
-        {
-            let manifest = manifest_of(&self.checkpoint(&record.id)?)?;
-            if process_spaces(&manifest.spaces) == wanted {
-                fitting.push(record);
-            }
-        }
-        match fitting.len() {
-            1 => Ok(fitting.swap_remove(0)),
-            0 => Err(StoreError::NotFound {
-                what: format!(
-                    "parked dump of the processes {wanted:?} (adopted already, perhaps, or another images directory)"
-                ),
-            }),
-            _ => Err(StoreError::Conflict {
-                message: format!(
-                    "several parked sessions have the processes {wanted:?}: {}",
-                    fitting
-                        .iter()
-                        .map(|record| record.session.as_str())
-                        .collect::<Vec<_>>()
-                        .join(", ")
-                ),
-                hint: "name the session to adopt",
-            }),
-        }
     }
 
     /// The seal: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog; in a
@@ -432,25 +339,14 @@ pub(super) struct Numbering {
 
 /// A parked checkpoint that an adopted one takes the place of.
 pub(super) struct Replaced {
-    id: CheckpointId,
-    record: control::Checkpoint,
-    added_bytes: u64,
-}
-
-/// What was known when the session was opened, and what whoever adopts it adds.
-fn merged(known: Option<Origin>, added: Option<Origin>) -> Option<Origin> {
-    let (Some(mut known), Some(added)) = (known.clone(), added.clone()) else {
-        return added.or(known);
-    };
-    known.restore_options.extend(added.restore_options);
-    if known.criu_version.is_empty() {
-        known.criu_version = added.criu_version;
-    }
-    Some(known)
+    pub(super) id: CheckpointId,
+    pub(super) record: control::Checkpoint,
+    pub(super) added_bytes: u64,
 }
 
 /// Which images directory pages that came before it need.
-const OF_THESE_PAGES: &str = "name the directory that criu dump wrote for these very pages";
+pub(super) const OF_THESE_PAGES: &str =
+    "name the directory that criu dump wrote for these very pages";
 
 /// A directory that does not belong to the pages would make a checkpoint that cannot be restored; better now
 /// than then, while the task is still there.
@@ -496,7 +392,7 @@ fn processes_of<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<u64> {
 }
 
 /// A directory that names no process fits no parked dump, or any.
-pub(crate) fn check_tells_processes(processes: &BTreeSet<u64>) -> Result<(), StoreError> {
+pub(super) fn check_tells_processes(processes: &BTreeSet<u64>) -> Result<(), StoreError> {
     if !processes.is_empty() {
         return Ok(());
     }
@@ -504,13 +400,4 @@ pub(crate) fn check_tells_processes(processes: &BTreeSet<u64>) -> Result<(), Sto
         message: "the images directory describes no process (it has no mm-PID.img)".to_owned(),
         hint: "name the directory that criu dump wrote; for a pre-dump name the session, too",
     })
-}
-
-fn process_spaces(spaces: &[AddressSpace]) -> BTreeSet<u64> {
-    let process = i32::from(SpaceType::Process);
-    spaces
-        .iter()
-        .filter(|space| space.space_type == process)
-        .map(|space| space.id)
-        .collect()
 }

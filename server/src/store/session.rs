@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use permafrost_client::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::{ErrorCode, SessionStatus};
-use permafrost_protocol::manifest::Origin;
+use permafrost_protocol::manifest::{AddressSpace, Origin};
 use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -29,7 +29,8 @@ use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
 use super::measured::Measured;
 use super::parking::Share;
-use super::{Store, StoreError};
+use super::{Store, StoreError, parked};
+use crate::clock::unix_ms;
 use crate::queues::Turn;
 use crate::replication::{Copies, Durability};
 
@@ -50,6 +51,8 @@ pub struct SessionRequest {
     /// On how many nodes it must be durable before CLOSE and the seal are answered; by default what the cluster
     /// is configured with.
     pub durability: Option<Durability>,
+    /// Its tasks run on this machine, not on an agent's.
+    pub from_here: bool,
 }
 
 /// A dump that is not sealed yet.
@@ -83,6 +86,8 @@ struct State {
     job_guard: Option<JobGuard>,
     /// Its turn on the medium.
     turn: Option<Turn>,
+    /// When its pages began to come, milliseconds since the Unix epoch; 0 before.
+    begun_unix_ms: u64,
     /// Ends the connection that brings the pages.
     hang_up: Option<Box<dyn FnOnce() + Send>>,
     measured: Measured,
@@ -165,6 +170,7 @@ impl Session {
                 copies,
                 job_guard,
                 turn,
+                begun_unix_ms: 0,
                 hang_up: None,
                 measured,
                 share: None,
@@ -224,6 +230,7 @@ impl Session {
         }
         state.enter(Phase::Receiving);
         state.hang_up = Some(hang_up);
+        state.begun_unix_ms = unix_ms();
         state.measured.begun();
         let builder = DumpBuilder::new(store.region(), state.parent.take(), state.copies.take())
             .until(self.ended());
@@ -286,6 +293,17 @@ impl Session {
     pub(super) fn failed_since(&self) -> Option<Instant> {
         let state = self.state();
         matches!(state.phase, Phase::Failed { .. }).then_some(state.since)
+    }
+
+    /// What is known of where a dump was taken whose CLOSE is CRIU's last word. The tasks are still frozen.
+    pub(super) fn parked_origin(&self, spaces: &[AddressSpace]) -> Origin {
+        let mut origin = self.request.origin.clone().unwrap_or_default();
+        origin.pages_begun_unix_ms = self.state().begun_unix_ms;
+        origin.pages_closed_unix_ms = unix_ms();
+        if origin.processes.is_empty() {
+            origin.processes = parked::look_at(spaces, self.request.from_here);
+        }
+        origin
     }
 
     /// Takes the dump for sealing.

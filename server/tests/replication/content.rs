@@ -98,6 +98,7 @@ fn pages_in_the_parent_are_not_sent_again() {
 fn a_parked_dump_is_parked_on_all() {
     use permafrost_client::frontend::PageSink as _;
     use permafrost_protocol::pageserver::SpaceId;
+    use permafrost_server::store::Adoption;
 
     let world = World::new(2, Durability::All);
     let pages = Pages::from([(1, page(1)), (2, page(0))]);
@@ -119,8 +120,12 @@ fn a_parked_dump_is_parked_on_all() {
         assert_eq!(Whole::of(&node.store, &parked.id).pages(), pages);
         assert!(node.store.held()[0].published);
     }
+    let adoption = Adoption {
+        ignore_times: true,
+        ..Adoption::into_job("job")
+    };
     let refused = store
-        .adopt("", "job", None, super::fakes::images(&[3]))
+        .adopt(&adoption, super::fakes::images(&[3]))
         .unwrap_err();
     assert!(
         refused.to_reply().hint.contains("permafrost dump"),

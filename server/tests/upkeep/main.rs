@@ -2,6 +2,7 @@
 
 #![allow(missing_docs)]
 
+mod adopting;
 mod metrics;
 mod probes;
 mod scrub;

@@ -145,6 +145,7 @@ impl Site {
             no_parent: false,
             parent_images: false,
             durability: None,
+            from_here: true,
         };
         let session = self.store.open_session(request).unwrap();
         let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();

@@ -159,10 +159,10 @@ fn what_goes_through_an_agent_is_on_the_node_and_comes_back() {
     assert!(peer.open(), "the parent has this process");
     peer.hole(0x40_0000, 400);
     peer.pages(0x40_0000 + 400 * PAGE as u64, &memory[400 * PAGE..]);
-    assert_eq!(peer.close(), Some(0));
-    peer.leave();
     let images = site.path("images-second");
     fake_images(&images);
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
     let session = opened["session"].as_str().unwrap();
     let adopt = [
         "adopt",
@@ -290,10 +290,10 @@ fn many_sessions_at_once_keep_their_pages_apart() {
                 for (at, chunk) in contents(n).chunks(64 * PAGE).enumerate() {
                     peer.pages(0x5000_0000 + at as u64 * 0x100_0000, chunk);
                 }
-                assert_eq!(peer.close(), Some(0));
-                peer.leave();
                 let images = site.path(&format!("images-{n}"));
                 fake_images(&images);
+                assert_eq!(peer.close(), Some(0));
+                peer.leave();
                 let session = opened["session"].as_str().unwrap();
                 let adopt = [
                     "adopt",
@@ -382,9 +382,8 @@ fn processes_that_do_not_read_yet_hold_up_nobody() {
         for (at, chunk) in pages(n + 1, PAGES).chunks(64 * PAGE).enumerate() {
             peer.pages((0x40_0000 + at * 64 * PAGE) as u64, chunk);
         }
-        for kind in ["mm", "core"] {
-            std::fs::write(images.join(format!("{kind}-{pid}.img")), "not really").unwrap();
-        }
+        std::fs::write(images.join(format!("core-{pid}.img")), "not really").unwrap();
+        fake_mappings(&images, pid);
     }
     assert_eq!(peer.close(), Some(0));
     peer.leave();
@@ -436,10 +435,10 @@ fn an_agent_stays_in_its_namespaces() {
     let mut peer = Peer::unix(opened["socket"].as_str().unwrap().as_ref(), Dialect::V32);
     peer.open();
     peer.pages(0x40_0000, &memory);
-    assert_eq!(peer.close(), Some(0));
-    peer.leave();
     let images = site.path("images");
     fake_images(&images);
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
     let session = opened["session"].as_str().unwrap();
     // Its name is no secret of the node's, but the job is not the other's.
     let adopt = |job: &str| -> Vec<String> {

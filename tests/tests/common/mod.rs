@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use permafrost_protocol::images::{mm_name, write_mappings};
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{Dialect, PE_LAZY, PE_PRESENT, SpaceId};
 use permafrost_tests::daemon::Daemon;
@@ -194,14 +195,15 @@ pub fn pages(seed: u8, count: usize) -> Vec<u8> {
 /// A directory that looks like the images of a dump of process [`PID`].
 pub fn fake_images(dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
-    for name in [
-        "inventory.img",
-        "pstree.img",
-        &format!("core-{PID}.img"),
-        &format!("mm-{PID}.img"),
-    ] {
+    for name in ["inventory.img", "pstree.img", &format!("core-{PID}.img")] {
         std::fs::write(dir.join(name), format!("not really {name}")).unwrap();
     }
+    fake_mappings(dir, PID);
+}
+
+/// The image of a process whose mappings are not known.
+pub fn fake_mappings(dir: &Path, pid: u32) {
+    std::fs::write(dir.join(mm_name(pid)), write_mappings(&[])).unwrap();
 }
 
 /// A whole dump of `pages` at `vaddr` to the well-known port, adopted as `job`; its line of the listing.
@@ -215,10 +217,10 @@ pub fn dump_and_adopt(
     let mut peer = Peer::anonymous(daemon, Dialect::V32);
     peer.open();
     peer.pages(vaddr, pages);
-    assert_eq!(peer.close(), Some(0));
-    peer.leave();
     let images = work.join(format!("images-{}", job.replace('/', "-")));
     fake_images(&images);
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
     daemon
         .json(&[
             "adopt",

@@ -56,6 +56,8 @@ pub(super) fn run(dir: &Path, daemon: &Daemon, interrupt: &Interrupt) -> Result<
             "demo".as_ref(),
             "--images-dir".as_ref(),
             images.as_os_str(),
+            // They were recorded some time ago.
+            "--ignore-times".as_ref(),
             session.as_ref(),
         ])?;
         let checkpoint = daemon.json(&["show", "demo"])?;

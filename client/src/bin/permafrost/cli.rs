@@ -361,6 +361,9 @@ pub(crate) struct LsArguments {
     /// Only this job.
     #[arg(value_parser = job_name)]
     pub(crate) job: Option<String>,
+    /// Only parked sessions: dumps that CRIU closed and nobody has adopted.
+    #[arg(long)]
+    pub(crate) parked: bool,
 }
 
 #[derive(Debug, Args)]
@@ -415,8 +418,13 @@ pub(crate) struct AdoptArguments {
     /// The images directory of the dump.
     #[arg(long, short = 'D', value_name = "DIR")]
     pub(crate) images_dir: PathBuf,
-    /// Session, as `permafrost ls` prints it.
+    /// Session, as `permafrost ls --parked` prints it. By default the one that the images belong to, by their
+    /// processes, mappings, number of pages and time.
     pub(crate) session: Option<String>,
+    /// Take images that were not written while the pages came: a copy of the directory has other times. Everything
+    /// else must fit.
+    #[arg(long)]
+    pub(crate) ignore_times: bool,
     /// CRIU options of the dump, so that a restore repeats those it must.
     #[arg(last = true, value_name = "CRIU ARGS")]
     pub(crate) criu_arguments: Vec<String>,

@@ -17,9 +17,18 @@ use crate::table::{Align, Table, facts};
 const PAGE_BYTES: u64 = 4096;
 
 pub(crate) fn ls(context: &Context, arguments: &LsArguments) -> Result<(), Failure> {
-    let checkpoints = context.connect()?.call(request::List {
+    let mut checkpoints = context.connect()?.call(request::List {
         job: arguments.job.clone().unwrap_or_default(),
     })?;
+    if arguments.parked {
+        checkpoints
+            .checkpoints
+            .retain(|checkpoint| checkpoint.kind == "parked");
+        return context.print(&checkpoints, |parked| match parked.checkpoints.len() {
+            0 => "no parked sessions\n".to_owned(),
+            _ => human_parked(&parked.checkpoints),
+        });
+    }
     if let (Some(job), true) = (&arguments.job, checkpoints.checkpoints.is_empty()) {
         return Err(
             Failure::new(Code::NotFound, format!("no checkpoint of job {job}"))
@@ -68,31 +77,62 @@ fn human_list(list: &Checkpoints) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        let mut table = Table::new([
-            ("PARKED SESSION", Align::Left),
-            ("AGE", Align::Right),
-            ("MEMORY", Align::Right),
-            ("STORED", Align::Right),
-            ("DISCARDED IN", Align::Right),
-        ]);
-        for session in parked {
-            table.row([
-                session.session.clone(),
-                human::age(human::seconds_since(session.created_unix_ms)),
-                human::bytes(session.memory_bytes),
-                human::bytes(session.added_bytes),
-                match session.expires_unix_ms {
-                    0 => "never".to_owned(),
-                    expires => human::age(expires.saturating_sub(human::now_unix_ms()) / 1_000),
-                },
-            ]);
-        }
-        text.push_str(&table.render());
+        text.push_str(&human_parked(parked));
     }
     if text.is_empty() {
         text.push_str("no checkpoints\n");
     }
     text
+}
+
+fn human_parked<'a>(parked: impl IntoIterator<Item = &'a Checkpoint>) -> String {
+    let mut table = Table::new([
+        ("PARKED SESSION", Align::Left),
+        ("TAKEN", Align::Left),
+        ("MEMORY", Align::Right),
+        ("STORED", Align::Right),
+        ("DISCARDED IN", Align::Right),
+        ("JOB", Align::Left),
+        ("PROCESSES", Align::Left),
+    ]);
+    for session in parked {
+        table.row([
+            session.session.clone(),
+            human::date(session.created_unix_ms),
+            human::bytes(session.memory_bytes),
+            human::bytes(session.added_bytes),
+            match session.expires_unix_ms {
+                0 => "never".to_owned(),
+                expires => human::age(expires.saturating_sub(human::now_unix_ms()) / 1_000),
+            },
+            if session.job.is_empty() {
+                "-".to_owned()
+            } else {
+                session.job.clone()
+            },
+            parked_processes(session),
+        ]);
+    }
+    table.render()
+}
+
+/// `12 postgres, 13, and 4 more`.
+fn parked_processes(session: &Checkpoint) -> String {
+    const SHOWN: usize = 6;
+    let processes = &session.parked_processes;
+    let mut shown: Vec<String> = processes
+        .iter()
+        .take(SHOWN)
+        .map(|process| match process.program.as_str() {
+            "" => process.pid.to_string(),
+            program => format!("{} {program}", process.pid),
+        })
+        .collect();
+    let all = usize::try_from(session.processes).unwrap_or(usize::MAX);
+    if all > shown.len() {
+        shown.push(format!("and {} more", all - shown.len()));
+    }
+    shown.join(", ")
 }
 
 /// `2 of 3`; nothing of a checkpoint that no cluster lists.

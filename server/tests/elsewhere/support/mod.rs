@@ -222,6 +222,7 @@ impl Site {
             no_parent: true,
             parent_images: false,
             durability: None,
+            from_here: true,
         };
         let session = store.open_session(request).unwrap();
         let mut sink = session.start(store, Box::new(|| {})).unwrap();

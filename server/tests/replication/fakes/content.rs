@@ -9,6 +9,7 @@ use std::sync::Arc;
 use permafrost_client::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::images::write_mappings;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_server::replication::ContentDigest;
 use permafrost_server::store::{Fetched, SessionRequest, SessionSink, Store};
@@ -36,6 +37,7 @@ pub(crate) fn request(job: &str, seal_follows: bool) -> SessionRequest {
         no_parent: false,
         parent_images: true,
         durability: None,
+        from_here: true,
     }
 }
 
@@ -76,7 +78,7 @@ pub(crate) fn images(pids: &[u32]) -> OwnedFd {
     write("big.img", &[9; 300_001]);
     for pid in pids {
         write(&format!("core-{pid}.img"), &pid.to_le_bytes());
-        write(&format!("mm-{pid}.img"), &[1; 5000]);
+        write(&format!("mm-{pid}.img"), &write_mappings(&[]));
     }
     let fd = OwnedFd::from(File::open(dir.path()).unwrap());
     IMAGES.with_borrow_mut(|kept| kept.push(dir));

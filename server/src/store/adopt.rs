@@ -1,0 +1,330 @@
+//! Giving a parked dump a job and its images.
+
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use permafrost_client::directory::ImagesDir;
+use permafrost_pmem::{BlobError, Checkpoint};
+use permafrost_protocol::control;
+use permafrost_protocol::manifest::{Image, Manifest, Origin};
+
+use super::dump::map_root;
+use super::evidence::Evidence;
+use super::images::{holds_pages, store_small};
+use super::seal::{
+    Contents, OF_THESE_PAGES, Replaced, check_images_fit, check_tells_processes, kind_of,
+};
+use super::{Store, StoreError, check_job, digest, manifest_of};
+use crate::clock::unix_ms;
+
+/// Name of the statistics, which CRIU writes after everything else: an adoption by its action script comes before.
+const STATS: &str = "stats-dump";
+
+/// A parked dump that becomes a checkpoint of a job.
+pub struct Adoption<'a> {
+    /// Its session; empty: the one parked dump that the images belong to.
+    pub session: &'a str,
+    /// Job of the checkpoint.
+    pub job: &'a str,
+    /// Facts that were not known when the session was opened.
+    pub origin: Option<Origin>,
+    /// How long ago the images were written, where their files do not tell.
+    pub images_age: Option<Duration>,
+    /// The images may have been written at any time.
+    pub ignore_times: bool,
+    /// Sessions that may be found without being named.
+    pub may_find: &'a dyn Fn(&str) -> bool,
+}
+
+impl<'a> Adoption<'a> {
+    /// One into `job`; everything else is left open.
+    #[must_use]
+    pub fn into_job(job: &'a str) -> Self {
+        Self {
+            session: "",
+            job,
+            origin: None,
+            images_age: None,
+            ignore_times: false,
+            may_find: &|_| true,
+        }
+    }
+}
+
+impl Store {
+    /// Gives a parked session a job and its small images, in one step: before it there is the parked session,
+    /// after it the checkpoint. A repetition answers with the checkpoint that is there.
+    ///
+    /// # Errors
+    /// The images belong to no parked session, or to one as well as to another; the job has a dump under way, the
+    /// region is full or fails.
+    pub fn adopt(
+        &self,
+        adoption: &Adoption<'_>,
+        images: OwnedFd,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let job = adoption.job;
+        check_job(job)?;
+        let _guard = self.lock_job(job, "an adoption")?;
+        let dir = ImagesDir::new(images)?;
+        let evidence = Evidence::read(&dir, adoption.images_age)?;
+        if let Some(adopted) = self.adopted_before(adoption, &dir, &evidence)? {
+            return self.acknowledged(adopted);
+        }
+        let record = if adoption.session.is_empty() {
+            self.parked_for_images(adoption, &evidence)?
+        } else {
+            self.parked_by_name(adoption, &evidence)?
+        };
+        self.check_adoptable(&record)?;
+        let parked = self.checkpoint(&record.id)?;
+        let manifest = manifest_of(&parked)?;
+
+        let mut shadow = self.region.begin();
+        shadow.inherit(&parked);
+        let images = store_small(&dir, &mut shadow, &manifest.spaces, None)?;
+        let kind = kind_of(&images);
+        check_images_fit(kind, &images, &manifest.spaces, OF_THESE_PAGES)?;
+        let contents = Contents {
+            job: job.to_owned(),
+            kind,
+            parent_generation: if manifest.job == job {
+                manifest.parent_generation
+            } else {
+                0
+            },
+            origin: merged(manifest.origin, adoption.origin.clone()),
+            images,
+            spaces: digest::with_digests(&parked, manifest.spaces)?,
+            session: manifest.session,
+            commit_deadline: Duration::ZERO,
+        };
+        let replaced = Replaced {
+            id: parked.id(),
+            record,
+            added_bytes: manifest.added_bytes,
+        };
+        let adopted = self.commit(shadow, contents, None, Some(replaced))?;
+        // Only now has it a job whose dumps it may be compared with.
+        if let Some(costs) = self.costs() {
+            costs.learn_history(std::slice::from_ref(&adopted));
+        }
+        Ok(adopted)
+    }
+
+    /// The checkpoint that an earlier adoption of these images has made.
+    fn adopted_before(
+        &self,
+        adoption: &Adoption<'_>,
+        dir: &ImagesDir,
+        evidence: &Evidence,
+    ) -> Result<Option<control::Checkpoint>, StoreError> {
+        let by_name = !adoption.session.is_empty();
+        let mut listed = self.catalog.list((!by_name).then_some(adoption.job))?;
+        listed.retain(|record| record.generation > 0 && !record.session.is_empty());
+        if by_name {
+            listed.retain(|record| record.session == adoption.session);
+        }
+        listed.sort_unstable_by_key(|record| std::cmp::Reverse(record.generation));
+        for record in listed {
+            let checkpoint = self.checkpoint(&record.id)?;
+            let manifest = manifest_of(&checkpoint)?;
+            let was_parked =
+                (manifest.origin.as_ref()).is_some_and(|origin| origin.pages_closed_unix_ms > 0);
+            let in_time =
+                adoption.ignore_times || evidence.check_time(manifest.origin.as_ref()).is_ok();
+            if record.job == adoption.job
+                && was_parked
+                && in_time
+                && has_images(&checkpoint, &manifest, dir)?
+            {
+                return Ok(Some(record));
+            }
+            if by_name {
+                return Err(StoreError::Conflict {
+                    message: format!(
+                        "session {} is {}@{} already, with other images or of another job",
+                        record.session, record.job, record.generation
+                    ),
+                    hint: "`permafrost ls --parked` lists what can be adopted",
+                });
+            }
+        }
+        Ok(None)
+    }
+
+    fn parked_by_name(
+        &self,
+        adoption: &Adoption<'_>,
+        evidence: &Evidence,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let session = adoption.session;
+        let record = self.catalog.parked(session)?;
+        let record = record.ok_or_else(|| StoreError::NotFound {
+            what: format!("parked session {session}"),
+        })?;
+        self.check_belongs(&record, evidence, adoption.ignore_times)?;
+        Ok(record)
+    }
+
+    /// The one parked session that the images belong to.
+    fn parked_for_images(
+        &self,
+        adoption: &Adoption<'_>,
+        evidence: &Evidence,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let wanted = evidence.processes();
+        check_tells_processes(&wanted)?;
+        let (mut fitting, mut misfits) = (Vec::new(), Vec::new());
+        for record in self.catalog.list(None)? {
+            if record.generation > 0 || !(adoption.may_find)(&record.session) {
+                continue;
+            }
+            match self.check_belongs(&record, evidence, adoption.ignore_times) {
+                Ok(()) => fitting.push(record),
+                Err(StoreError::Invalid { message, .. }) => {
+                    misfits.push(format!("{}: {message}", named(&record)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match fitting.len() {
+            1 => Ok(fitting.swap_remove(0)),
+            0 => Err(StoreError::NotFound {
+                what: format!(
+                    "parked dump that these images of the processes {wanted:?} belong to{}",
+                    told(&misfits)
+                ),
+            }),
+            _ => Err(StoreError::Conflict {
+                message: format!(
+                    "these images of the processes {wanted:?} may belong to several parked sessions: {}",
+                    fitting.iter().map(named).collect::<Vec<_>>().join("; ")
+                ),
+                hint: "name the session to adopt (`permafrost ls --parked` shows when each was taken)",
+            }),
+        }
+    }
+
+    fn check_belongs(
+        &self,
+        record: &control::Checkpoint,
+        evidence: &Evidence,
+        ignore_times: bool,
+    ) -> Result<(), StoreError> {
+        let parked = self.checkpoint(&record.id)?;
+        let manifest = manifest_of(&parked)?;
+        evidence.check_pages(&parked, &manifest)?;
+        if ignore_times {
+            return Ok(());
+        }
+        evidence.check_time(manifest.origin.as_ref())
+    }
+}
+
+/// A parked session with what tells it from others.
+fn named(record: &control::Checkpoint) -> String {
+    let processes = record.parked_processes.iter().map(|process| {
+        if process.program.is_empty() {
+            process.pid.to_string()
+        } else {
+            format!("{} {}", process.pid, process.program)
+        }
+    });
+    format!(
+        "{} ({}; {} s ago)",
+        record.session,
+        processes.collect::<Vec<_>>().join(", "),
+        unix_ms().saturating_sub(record.created_unix_ms) / 1_000
+    )
+}
+
+/// Why each of the parked sessions is not the one; the first few.
+fn told(misfits: &[String]) -> String {
+    const SHOWN: usize = 5;
+    match misfits.len() {
+        0 => String::new(),
+        count => format!(
+            " ({}{})",
+            misfits[..count.min(SHOWN)].join("; "),
+            if count > SHOWN { "; and others" } else { "" }
+        ),
+    }
+}
+
+/// Compares a checkpoint's small images with those of a directory, byte by byte, but for the statistics.
+fn has_images(
+    checkpoint: &Arc<Checkpoint>,
+    manifest: &Manifest,
+    dir: &ImagesDir,
+) -> Result<bool, StoreError> {
+    let mut names = dir.small_images(|name| holds_pages(name, &manifest.spaces))?;
+    names.retain(|name| name != STATS);
+    let mut kept: Vec<&Image> = manifest.images.iter().collect();
+    kept.retain(|image| image.name != STATS);
+    kept.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    if !kept.iter().map(|image| &image.name).eq(&names) {
+        return Ok(false);
+    }
+    for image in kept {
+        if !is_same(checkpoint, image, dir)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn is_same(
+    checkpoint: &Arc<Checkpoint>,
+    image: &Image,
+    dir: &ImagesDir,
+) -> Result<bool, StoreError> {
+    let mut file = dir.open(&image.name)?;
+    let metadata = file.metadata();
+    let len_bytes = metadata
+        .map_err(StoreError::io(format!("stat image {}", image.name)))?
+        .len();
+    if len_bytes != image.len_bytes {
+        return Ok(false);
+    }
+    let mut buffer = Vec::new();
+    let map = checkpoint.map(&map_root(&image.map_root)?);
+    let compared = map.read_blob(image.len_bytes, |piece| {
+        buffer.resize(piece.len(), 0);
+        file.read_exact(&mut buffer)?;
+        if buffer == piece {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
+        }
+    });
+    match compared {
+        Ok(()) => Ok(true),
+        Err(BlobError::Page(source)) => Err(StoreError::Corrupt {
+            what: format!("image {}", image.name),
+            source,
+        }),
+        // It differs, or has become shorter.
+        Err(_) => Ok(false),
+    }
+}
+
+/// Facts known when the session was opened or parked, and those that whoever adopts it adds.
+fn merged(known: Option<Origin>, added: Option<Origin>) -> Option<Origin> {
+    let (Some(mut known), Some(added)) = (known.clone(), added.clone()) else {
+        return added.or(known);
+    };
+    known.restore_options.extend(added.restore_options);
+    for (known, added) in [
+        (&mut known.criu_version, added.criu_version),
+        (&mut known.host, added.host),
+        (&mut known.boot_id, added.boot_id),
+    ] {
+        if known.is_empty() {
+            *known = added;
+        }
+    }
+    Some(known)
+}
