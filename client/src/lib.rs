@@ -19,4 +19,5 @@ pub mod remote;
 pub mod scratch;
 pub mod shares;
 pub mod tracking;
+pub mod tree;
 pub mod verdict;

@@ -153,6 +153,28 @@ pub struct DumpedProcess {
     /// Name of its program (`comm`).
     #[prost(string, tag = "2")]
     pub program: String,
+    /// Pid of its parent; 0 of the root's.
+    #[prost(uint32, tag = "3")]
+    pub parent: u32,
+    /// Path of its program; empty while nobody looked.
+    #[prost(string, tag = "4")]
+    pub executable: String,
+    /// Its largest private writable mappings ([`Self::MAX_MAPPINGS`] at most), ascending: first page number and number
+    /// of pages, in turn.
+    #[prost(uint64, repeated, tag = "5")]
+    pub mappings: Vec<u64>,
+}
+
+impl DumpedProcess {
+    /// Mappings that are kept of a process: enough to tell whether two have one layout, and few enough for trees of
+    /// thousands.
+    pub const MAX_MAPPINGS: usize = 12;
+
+    /// First and last page numbers, the latter not included.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let pairs = self.mappings.chunks_exact(2);
+        pairs.map(|pair| (pair[0], pair[0].saturating_add(pair[1])))
+    }
 }
 
 /// One CRIU image file other than a pagemap or pages file.

@@ -55,6 +55,9 @@ fn manifest() -> Manifest {
             processes: vec![DumpedProcess {
                 pid: 42,
                 program: "sleep".into(),
+                parent: 0,
+                executable: "/usr/bin/sleep".into(),
+                mappings: vec![0x5555, 33, 0x7fff, 2],
             }],
             pages_begun_unix_ms: 1_800_000_000_000,
             pages_closed_unix_ms: 1_800_000_000_100,

@@ -1,8 +1,11 @@
 //! A task's life: dumped, restored, dumped again, ten times over, checked by its own checksum each time.
 
-use permafrost_tests::criu;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::workload::{self, Workload};
+use permafrost_tests::{criu, process};
 
 #[test]
 fn ten_generations_each_restored_and_checked() {
@@ -98,4 +101,82 @@ fn a_task_left_running_is_not_disturbed() {
         generation_of_third,
         "the second dump is from before the second modification"
     );
+}
+
+/// Keeps 8 MB of random text, and a worker with it that is renewed by SIGUSR1, as `nginx -s reload` does. The worker's
+/// pid is in the file `worker`.
+const MASTER: &str = r#"
+data=$(head -c 6000000 /dev/urandom | base64)
+renew() {
+    [ -z "$worker" ] || { kill "$worker"; wait "$worker"; }
+    ( trap - USR1; while :; do sleep 1000; done ) &
+    worker=$!
+    echo "$worker" >worker.new && mv worker.new worker
+}
+trap renew USR1
+renew
+while :; do wait; done
+"#;
+
+#[test]
+fn a_renewed_worker_shares_its_memory_with_the_one_before() {
+    if criu::for_test("a_renewed_worker_shares_its_memory_with_the_one_before").is_none() {
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+    let mut master = Command::new("setsid")
+        .args(["sh", "-c", MASTER])
+        .current_dir(work.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = master.id().to_string();
+    let worker = |before: u64| {
+        process::wait_for("a worker", Duration::from_secs(60), || {
+            let pid = std::fs::read_to_string(work.path().join("worker")).unwrap_or_default();
+            let pid: Option<u64> = pid.trim().parse().ok();
+            Ok(pid.filter(|pid| *pid != before))
+        })
+        .unwrap()
+    };
+    let dump = || {
+        let dumped = daemon
+            .json(&["dump", "--pid", &pid, "--job", "web", "--leave-running"])
+            .unwrap();
+        let shown = daemon.json(&["show", "web"]).unwrap();
+        (dumped, shown["manifest"]["spaces"].clone())
+    };
+    let space = |spaces: &serde_json::Value, pid: u64| {
+        let mut spaces = spaces.as_array().unwrap().iter();
+        let space = spaces.find(|space| space["id"] == pid).unwrap().clone();
+        ["pages", "parent_pages"].map(|field| space[field].as_u64().unwrap())
+    };
+    let before = worker(0);
+    let (first, spaces) = dump();
+    assert_eq!(first["incremental"], false, "{first}");
+    assert!(space(&spaces, before)[0] > 1000, "{spaces}");
+
+    assert!(
+        Command::new("kill")
+            .args(["-USR1", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let after = worker(before);
+    let (second, spaces) = dump();
+    let [pages, shared] = space(&spaces, after);
+    assert!(
+        shared * 10 > pages * 9,
+        "{shared} of {pages} pages are shared"
+    );
+    assert_eq!(second["incremental"], true, "{second}");
+
+    for pid in [after, master.id().into()] {
+        let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+    }
+    master.wait().unwrap();
 }

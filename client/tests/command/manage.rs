@@ -136,10 +136,11 @@ fn parked_sessions_are_listed_with_their_processes_and_times() {
             DumpedProcess {
                 pid: 12,
                 program: "nginx".to_owned(),
+                ..DumpedProcess::default()
             },
             DumpedProcess {
                 pid: 13,
-                program: String::new(),
+                ..DumpedProcess::default()
             },
         ],
         ..checkpoint("", 0)

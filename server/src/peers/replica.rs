@@ -28,6 +28,7 @@ pub(super) fn take_copy(
             session,
             job: request.job,
             parent: request.parent,
+            compared: request.compared,
         })
         .map_err(|error| error.to_reply())?;
     replies.opened(dump.has_parent());

@@ -2,7 +2,7 @@
 
 mod intake;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -235,6 +235,8 @@ impl Puller {
             session,
             job: manifest.job.clone(),
             parent: parent.to_owned(),
+            // The holder says what is in the parent, and compares by pids alone.
+            compared: HashMap::new(),
         };
         self.store.open_replica(request).map_err(Failure::Own)
     }

@@ -420,6 +420,7 @@ impl Shared {
             session: request.session.to_vec(),
             job: request.job.clone(),
             parent: request.parent.clone(),
+            compared: request.compared.clone(),
             ..request::Dump::default()
         };
         DumpSender::open(&self.network, node, dump, Instant::now() + OPENING)

@@ -6,6 +6,7 @@
 
 mod fanout;
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ pub struct CopiesRequest {
     pub job: String,
     /// Checkpoint id (32 hex digits) that the dump is compared with; empty for none.
     pub parent: String,
+    /// Processes that are compared with one of another pid there, and that pid.
+    pub compared: HashMap<u64, u64>,
     /// What must be reached.
     pub durability: Durability,
     /// How long CLOSE and the seal may wait for it.

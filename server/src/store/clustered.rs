@@ -1,6 +1,7 @@
 //! The store as one node of a cluster: dumps that are copied while they stream, sealed on all copies under one id,
 //! and listed by the registry.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -121,6 +122,7 @@ impl Store {
             session,
             job: job.to_owned(),
             parent: parent.map_or_else(String::new, |parent| parent.checkpoint.id().to_string()),
+            compared: parent.map_or_else(HashMap::new, |parent| parent.compared().clone()),
             durability: durability.unwrap_or(cluster.durability),
             deadline: cluster.deadline,
         };

@@ -1,5 +1,6 @@
 //! A dump being taken in: address spaces one after another into the segments of one shadow.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,10 +9,11 @@ use permafrost_pmem::{
     ShadowError,
 };
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
-use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
+use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
 use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
 
+use super::kin::match_processes;
 use super::{StoreError, digest};
 use crate::replication::{ContentDigest, Copies};
 
@@ -27,9 +29,41 @@ pub(super) struct Parent {
     pub(super) checkpoint: Arc<Checkpoint>,
     /// Its manifest.
     pub(super) manifest: Manifest,
+    /// Processes of the dump whose pid it does not have, and the pid that they are compared with instead.
+    compared: HashMap<u64, u64>,
 }
 
 impl Parent {
+    pub(super) fn new(checkpoint: Arc<Checkpoint>, manifest: Manifest) -> Self {
+        Self {
+            checkpoint,
+            manifest,
+            compared: HashMap::new(),
+        }
+    }
+
+    /// Finds what processes are compared with whose pids are new, by what is known of them.
+    #[must_use]
+    pub(super) fn knowing(self, origin: Option<&Origin>) -> Self {
+        let (Some(before), Some(now)) = (&self.manifest.origin, origin) else {
+            return self;
+        };
+        let has_pid = |pid| self.has(SpaceId::process(pid));
+        let compared = match_processes(&before.processes, &now.processes, has_pid);
+        self.compared_as(compared)
+    }
+
+    /// Takes these pids for those of the dump.
+    #[must_use]
+    pub(super) fn compared_as(self, compared: HashMap<u64, u64>) -> Self {
+        Self { compared, ..self }
+    }
+
+    /// The pids that are taken for others.
+    pub(super) fn compared(&self) -> &HashMap<u64, u64> {
+        &self.compared
+    }
+
     /// Whether it has that address space.
     #[must_use]
     pub(super) fn has(&self, id: SpaceId) -> bool {
@@ -41,12 +75,19 @@ impl Parent {
         spaces.find(|space| space.space_type() == id.space_type && space.id == id.id)
     }
 
-    /// What to compare a space with: its namesake, or for shared memory, whose ids are new after every
-    /// restore, the one that came at the same place in the dump. A wrong guess finds little equal, and costs
-    /// a comparison of checksums.
+    /// What to compare a space with: its namesake; of a process with a new pid the one that it is taken for; or for shared
+    /// memory, whose ids are new after every restore, the one that came at the same place in the dump. A wrong guess finds
+    /// little equal, and costs a comparison of checksums.
     pub(super) fn counterpart(&self, id: SpaceId, shared_before: usize) -> Option<&AddressSpace> {
         let shared = SpaceType::SharedMemory;
-        self.space(id).or_else(|| {
+        let taken_for = || {
+            let pid = self
+                .compared
+                .get(&id.id)
+                .filter(|_| id.space_type != shared)?;
+            self.space(SpaceId::process(u32::try_from(*pid).ok()?))
+        };
+        self.space(id).or_else(taken_for).or_else(|| {
             let mut spaces = self.manifest.spaces.iter();
             let mut at_same_place = spaces.by_ref().filter(|space| space.space_type() == shared);
             at_same_place

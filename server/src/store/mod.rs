@@ -18,6 +18,7 @@ mod images;
 mod import;
 mod inspect;
 mod jobs;
+mod kin;
 mod measured;
 mod parked;
 mod parking;
@@ -228,6 +229,7 @@ impl Store {
         } else {
             self.parent_of(&request.job)?
         };
+        let parent = parent.map(|parent| parent.knowing(request.origin.as_ref()));
         let id = uuid::Uuid::new_v4();
         let copies = self.begin_copies(
             *id.as_bytes(),
@@ -439,10 +441,7 @@ impl Store {
             let checkpoint = self.checkpoint(&head.id)?;
             let manifest = manifest_of(&checkpoint)?;
             reader::check_listed_as(&head, &manifest)?;
-            Ok::<_, StoreError>(Parent {
-                checkpoint,
-                manifest,
-            })
+            Ok::<_, StoreError>(Parent::new(checkpoint, manifest))
         };
         match read() {
             Ok(parent) => Ok(Some(parent)),

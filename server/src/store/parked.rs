@@ -26,6 +26,7 @@ pub(super) fn look_at(spaces: &[AddressSpace], from_here: bool) -> Vec<DumpedPro
             Some(DumpedProcess {
                 pid,
                 program: program.unwrap_or_default(),
+                ..DumpedProcess::default()
             })
         })
         .collect()
@@ -64,6 +65,7 @@ pub(super) fn processes_of(manifest: &Manifest) -> Vec<DumpedProcess> {
             Some(DumpedProcess {
                 pid,
                 program: program.map_or_else(String::new, |process| process.program.clone()),
+                ..DumpedProcess::default()
             })
         })
         .collect()

@@ -10,6 +10,7 @@
 
 mod images;
 
+use std::collections::HashMap;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,6 +36,8 @@ pub struct ReplicaRequest {
     pub job: String,
     /// Checkpoint id (32 hex digits) that pages may be said to be in; empty for none.
     pub parent: String,
+    /// Processes that are compared with one of another pid in the parent, and that pid.
+    pub compared: HashMap<u64, u64>,
 }
 
 /// A dump that another node sends. Dropped before it is committed, everything it wrote is free again. Blocks
@@ -100,7 +103,8 @@ impl Store {
         let parent = if request.parent.is_empty() {
             None
         } else {
-            self.parent_by_id(&request.parent)
+            let parent = self.parent_by_id(&request.parent);
+            parent.map(|parent| parent.compared_as(request.compared))
         };
         self.counters.copies_begun.add(1);
         Ok(ReplicaDump {
@@ -141,10 +145,7 @@ impl Store {
             return None;
         }
         match manifest_of(&checkpoint) {
-            Ok(manifest) => Some(Parent {
-                checkpoint,
-                manifest,
-            }),
+            Ok(manifest) => Some(Parent::new(checkpoint, manifest)),
             Err(error) => {
                 tracing::error!(id, %error, "not compared with: damaged");
                 None

@@ -157,6 +157,7 @@ impl Node {
             session: [u8::try_from(number).unwrap(); 16],
             job: job.to_owned(),
             parent: String::new(),
+            compared: std::collections::HashMap::new(),
         };
         let mut dump = self.store.open_replica(request).unwrap();
         dump.space(SpaceId::process(7), 65_537).unwrap();

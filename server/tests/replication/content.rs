@@ -132,3 +132,52 @@ fn a_parked_dump_is_parked_on_all() {
         "{refused}"
     );
 }
+
+#[test]
+fn a_worker_with_a_new_pid_shares_with_its_predecessor_everywhere() {
+    use permafrost_client::frontend::PageSink as _;
+    use permafrost_protocol::manifest::{DumpedProcess, Origin};
+    use permafrost_protocol::pageserver::SpaceId;
+
+    let world = World::new(2, Durability::All);
+    let store = &world.origin.store;
+    let memory: Pages = (1..200).map(|index| (index, page(index))).collect();
+    let process = |pid, parent| DumpedProcess {
+        pid,
+        parent,
+        program: "nginx".to_owned(),
+        executable: "/usr/sbin/nginx".to_owned(),
+        mappings: vec![1, 200],
+    };
+    let dump = |worker: u32, executable: &str| {
+        let mut request = super::fakes::request("job", true);
+        let worker_of = DumpedProcess {
+            executable: executable.to_owned(),
+            ..process(worker, 10)
+        };
+        request.origin = Some(Origin {
+            processes: vec![process(10, 0), worker_of],
+            ..Origin::default()
+        });
+        let session = store.open_session(request).unwrap();
+        let mut sink = session.start(store, Box::new(|| {})).unwrap();
+        super::fakes::send(&mut sink, SpaceId::process(worker), &memory).unwrap();
+        // CRIU is told of no parent that it has no images of.
+        assert!(!sink.has_parent(SpaceId::process(worker)).unwrap());
+        sink.close().unwrap();
+        store
+            .seal_session(&session.id, super::fakes::images(&[worker]))
+            .unwrap()
+    };
+    let first = dump(11, "/usr/sbin/nginx");
+    assert_eq!(first.parent_bytes, 0);
+    let second = dump(21, "/usr/sbin/nginx");
+    assert_eq!(second.parent_bytes, second.memory_bytes);
+    let own = Whole::of(store, &second.id);
+    assert_eq!(own.pages(), memory);
+    for node in world.nodes() {
+        assert_eq!(Whole::of(&node.store, &second.id), own);
+    }
+    // Another program's memory is not compared with it, whatever it holds.
+    assert_eq!(dump(31, "/bin/other").parent_bytes, 0);
+}

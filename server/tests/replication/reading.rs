@@ -74,6 +74,7 @@ fn open(store: &Arc<Store>, session: &str, parent: &str) -> ReplicaDump {
         session,
         job: "job".to_owned(),
         parent: parent.to_owned(),
+        compared: std::collections::HashMap::new(),
     };
     store.open_replica(request).unwrap()
 }

@@ -13,6 +13,7 @@ fn open(node: &Node, parent: &str) -> ReplicaDump {
         session: [0xab; 16],
         job: "job".to_owned(),
         parent: parent.to_owned(),
+        compared: std::collections::HashMap::new(),
     };
     node.store.open_replica(request).unwrap()
 }

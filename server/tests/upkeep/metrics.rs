@@ -327,6 +327,7 @@ fn dumps_copies_and_restores_move_them() {
         session: [9; 16],
         job: "theirs".to_owned(),
         parent: String::new(),
+        compared: std::collections::HashMap::new(),
     };
     let mut copy = site.store.open_replica(request).unwrap();
     copy.space(super::site::space(), 1).unwrap();

@@ -263,6 +263,7 @@ impl Site {
             session: *session.as_bytes(),
             job: manifest.job.clone(),
             parent: String::new(),
+            compared: std::collections::HashMap::new(),
         };
         let node = &self.nodes[to];
         let mut dump = node.store.open_replica(request).unwrap();

@@ -35,6 +35,7 @@ impl Replicate for Wire {
                 session: request.session,
                 job: request.job.clone(),
                 parent: request.parent.clone(),
+                compared: request.compared.clone(),
             })
         };
         let mut copies = Vec::new();

@@ -11,6 +11,7 @@ use permafrost_client::handover::{self, Order};
 use permafrost_client::memory;
 use permafrost_client::processes;
 use permafrost_client::scratch;
+use permafrost_client::tree;
 use permafrost_client::verdict::{self, SealBy};
 use permafrost_protocol::control::{SessionOpened, request};
 use permafrost_protocol::manifest::Origin;
@@ -139,6 +140,7 @@ impl Plan<'_> {
             resident_bytes: memory::resident_bytes(pid),
             // Only those since the parent say what CRIU will leave out.
             dirty_pages: self.parent.as_ref().and_then(|_| memory::dirty_pages(pid)),
+            processes: tree::of(pid),
             ..self.origin.clone()
         }
     }
