@@ -156,6 +156,7 @@ fn a_copy_is_left_over_only_when_its_origins_deadline_has_passed() {
         session: [0xcd; 16],
         job: "other".to_owned(),
         parent: String::new(),
+        compared: std::collections::HashMap::new(),
     };
     let mut dump = node.store.open_replica(second).unwrap();
     let quick = Commit {

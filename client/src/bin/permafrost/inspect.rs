@@ -129,6 +129,9 @@ fn parked_processes(session: &Checkpoint) -> String {
         })
         .collect();
     let all = usize::try_from(session.processes).unwrap_or(usize::MAX);
+    if shown.is_empty() {
+        return all.to_string();
+    }
     if all > shown.len() {
         shown.push(format!("and {} more", all - shown.len()));
     }
