@@ -151,7 +151,7 @@ mod tests {
     fn listeners_that_the_daemon_needs_are_found_in_a_tree_by_their_port() {
         let own = std::process::id();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        let udp = UdpSocket::bind("[::1]:0").unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         for endpoint in [
             tcp.local_addr().unwrap().to_string(),
             udp.local_addr().unwrap().to_string(),
