@@ -5,7 +5,6 @@ use crate::wire::message::{Closed, Commit, Committed, DumpOpened, Prepared, Repl
 
 /// What a reply says.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "made one at a time")]
 pub enum DumpEvent {
     /// The dump is open, or goes on: for [`crate::wire::sender::Sender::resumed`].
     Opened(DumpOpened),
