@@ -166,9 +166,11 @@ impl Access {
                 Some(body) if request.version == control::VERSION => Self::of_control(body)?,
                 _ => return Err(RequestError::Version),
             },
-            Body::Publish(_) | Body::Rollback(_) | Body::Inventory(_) | Body::Pull(_) => {
-                Self::Replicate
-            }
+            Body::Publish(_)
+            | Body::Rollback(_)
+            | Body::Inventory(_)
+            | Body::Pull(_)
+            | Body::Verify(_) => Self::Replicate,
             Body::Ping(_) => Self::Ping,
         })
     }

@@ -26,12 +26,15 @@ pub struct NodeList {
     /// Checkpoints that are listed. Like all that is counted, none while the registry does not answer.
     #[prost(uint64, optional, tag = "6")]
     pub checkpoints: Option<u64>,
-    /// Of these, with fewer copies on nodes that live and stay than there should be.
+    /// Of these, with fewer good copies on nodes that live and stay than there should be.
     #[prost(uint64, optional, tag = "7")]
     pub under_replicated: Option<u64>,
-    /// Of these, without a copy on any node that lives.
+    /// Of these, without a good copy on any node that lives.
     #[prost(uint64, optional, tag = "8")]
     pub stranded: Option<u64>,
+    /// Listed checkpoints of which some copy is known to be damaged.
+    #[prost(uint64, optional, tag = "31")]
+    pub damaged: Option<u64>,
 }
 
 /// One node of a cluster.
@@ -85,13 +88,13 @@ pub struct NodeStatus {
     /// Listed checkpoints that it holds.
     #[prost(uint64, optional, tag = "16")]
     pub checkpoints: Option<u64>,
-    /// Of these, with too few copies on the other nodes that live and stay: it is needed until they are copied.
+    /// Of these, with too few good copies on the other nodes that live and stay: it is needed until they are copied.
     #[prost(uint64, optional, tag = "17")]
     pub needed: Option<u64>,
     /// Memory of those, bytes.
     #[prost(uint64, optional, tag = "18")]
     pub needed_bytes: Option<u64>,
-    /// Of these, on no other node that lives: lost, if this one is.
+    /// Of these, without a good copy on any other node that lives: lost, if this one is.
     #[prost(uint64, optional, tag = "19")]
     pub only_here: Option<u64>,
     /// Names of some of those that are only here.
@@ -103,6 +106,15 @@ pub struct NodeStatus {
     /// Copies there count towards durability.
     #[prost(bool, tag = "41")]
     pub copies_count: bool,
+    /// Of those that it holds, its copy is known to be damaged.
+    #[prost(uint64, optional, tag = "31")]
+    pub damaged: Option<u64>,
+    /// Of those for which it is needed: no other node has room for them, or may hold them.
+    #[prost(uint64, optional, tag = "32")]
+    pub stuck: Option<u64>,
+    /// Of a drained node: those that it holds whose other copies have not been read lately. They are being read.
+    #[prost(uint64, optional, tag = "33")]
+    pub unverified: Option<u64>,
 }
 
 /// What a rebuild has done, or would do.

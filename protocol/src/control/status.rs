@@ -88,6 +88,16 @@ pub struct ClusterStatus {
     /// Copies here count towards durability.
     #[prost(bool, tag = "41")]
     pub copies_count: bool,
+    /// Listed checkpoints with fewer good copies on nodes that live and stay than there should be; none while the registry
+    /// does not answer, like the two that follow.
+    #[prost(uint64, optional, tag = "31")]
+    pub under_replicated: Option<u64>,
+    /// Of these, without a good copy on any node that lives.
+    #[prost(uint64, optional, tag = "32")]
+    pub stranded: Option<u64>,
+    /// Listed checkpoints of which some copy is known to be damaged.
+    #[prost(uint64, optional, tag = "33")]
+    pub damaged: Option<u64>,
 }
 
 /// State of a region.

@@ -86,6 +86,11 @@ pub fn check_request(request: &Request) -> Result<&request::Body, ConversationEr
                 check_node(node)?;
             }
         }
+        request::Body::Verify(verify) => {
+            for checkpoint in &verify.checkpoints {
+                check_id("checkpoint", checkpoint)?;
+            }
+        }
         // These have no ids.
         request::Body::Inventory(_) | request::Body::Ping(_) | request::Body::Control(_) => {}
     }
@@ -170,6 +175,7 @@ fn unexpected(body: Option<&reply::Body>, during: &'static str) -> ConversationE
         Some(reply::Body::Held(_)) => "Held",
         Some(reply::Body::Done(_)) => "Done",
         Some(reply::Body::Control(_)) => "Control",
+        Some(reply::Body::Verified(_)) => "Verified",
     };
     ConversationError::Unexpected { reply, during }
 }

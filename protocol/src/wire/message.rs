@@ -25,7 +25,7 @@ pub struct Hello {
 #[derive(Clone, PartialEq, Message)]
 pub struct Request {
     /// What is asked for.
-    #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: Option<request::Body>,
 }
 
@@ -53,6 +53,8 @@ pub mod request {
         Control(control::Request),
         #[prost(message, tag = "8")]
         Pull(Pull),
+        #[prost(message, tag = "9")]
+        Verify(Verify),
     }
 
     /// Take in a dump, or go on with one after a lost connection. Answered by [`super::DumpOpened`]; then frames
@@ -158,6 +160,21 @@ pub mod request {
         pub background: bool,
     }
 
+    /// Have copies of this node read and compared with their checksums, unless that was done lately. Answered at once by
+    /// [`super::Verified`], with what is known: to be asked again for the rest.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Verify {
+        /// Checkpoints, 32 hex digits each; at most [`MAX_VERIFY`].
+        #[prost(string, repeated, tag = "1")]
+        pub checkpoints: Vec<String>,
+        /// A verification that is older, in seconds, does not count.
+        #[prost(uint64, tag = "2")]
+        pub within_s: u64,
+    }
+
+    /// Most checkpoints in one [`Verify`].
+    pub const MAX_VERIFY: usize = 10_000;
+
     /// What checkpoints a node holds. Answered by [`super::Held`], a part at a time.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Inventory {
@@ -211,7 +228,7 @@ pub struct Commit {
 #[derive(Clone, PartialEq, Message)]
 pub struct Reply {
     /// What is answered.
-    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub body: Option<reply::Body>,
 }
 
@@ -244,6 +261,8 @@ pub mod reply {
         Done(Done),
         #[prost(message, tag = "10")]
         Control(control::Reply),
+        #[prost(message, tag = "11")]
+        Verified(Verified),
     }
 }
 
@@ -339,6 +358,23 @@ pub struct HeldCopy {
     /// It was sealed for the cluster, and the node has not been told that it is listed.
     #[prost(bool, tag = "3")]
     pub provisional: bool,
+    /// It is known to be damaged.
+    #[prost(bool, tag = "4")]
+    pub damaged: bool,
+}
+
+/// How the copies stand that a [`request::Verify`] names. Those that are in none of the lists are being read.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Verified {
+    /// Read lately, and whole.
+    #[prost(string, repeated, tag = "1")]
+    pub whole: Vec<String>,
+    /// Damaged.
+    #[prost(string, repeated, tag = "2")]
+    pub damaged: Vec<String>,
+    /// Not on this node.
+    #[prost(string, repeated, tag = "3")]
+    pub missing: Vec<String>,
 }
 
 /// Done; and how the node is.

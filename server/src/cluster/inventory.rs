@@ -13,13 +13,22 @@ use crate::store::{Holding, Store, StoreError};
 /// An answer is a message, which may have 16 MiB.
 const PART_BYTES: usize = 8 << 20;
 
-/// Asks nodes what they hold.
+/// How long a node may take to say how its copies stand, which it knows: somebody waits.
+const VERIFY_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Asks nodes what they hold, and how it stands.
 pub trait Inventories: Send + Sync {
     /// Everything that a node holds. Blocks.
     ///
     /// # Errors
     /// It cannot be asked, or does not answer.
     fn inventory(&self, node: &str) -> Result<NodeInventory, StoreError>;
+
+    /// How copies of a node stand; it reads those that it has not read lately. Does not wait for that.
+    ///
+    /// # Errors
+    /// As [`Inventories::inventory`].
+    fn verify(&self, node: &str, asked: request::Verify) -> Result<message::Verified, StoreError>;
 }
 
 /// Asks the other nodes by QUIC, and the store here.
@@ -49,6 +58,21 @@ impl Inventories for PeerInventories {
             }
         })
     }
+
+    fn verify(&self, node: &str, asked: request::Verify) -> Result<message::Verified, StoreError> {
+        if node == self.node {
+            return self.store.verified(&asked);
+        }
+        let body = request::Body::Verify(asked);
+        match self
+            .network
+            .call(node, body, Instant::now() + VERIFY_DEADLINE)
+        {
+            Ok(reply::Body::Verified(verified)) => Ok(verified),
+            Ok(_) => Err(unusable(node, "it answers something else")),
+            Err(error) => Err(unusable(node, &error.to_string())),
+        }
+    }
 }
 
 /// Answers an [`request::Inventory`]: the next part of what this node holds.
@@ -67,6 +91,7 @@ fn part_of(mut holdings: Vec<Holding>, after: &str) -> Held {
             content_digest: holding.content_digest.to_vec(),
             published: holding.published,
             provisional: holding.provisional,
+            damaged: holding.damaged,
         };
         // With the numbers and lengths in front of both.
         bytes += holding.checkpoint.encoded_len() + copy.encoded_len() + 16;
@@ -116,6 +141,7 @@ fn collect(
                 checkpoint,
                 content_digest,
                 is_published: state.published,
+                is_damaged: state.damaged,
             });
         }
         if !more {
@@ -153,6 +179,7 @@ mod tests {
             content_digest: [7; 32],
             published: number.is_multiple_of(2),
             provisional: false,
+            damaged: number.is_multiple_of(5),
         };
         // In another order than that of the ids.
         (1..=count).rev().map(holding).collect()
@@ -172,6 +199,8 @@ mod tests {
         assert_eq!(inventory.copies.len(), 20_000);
         let published = inventory.copies.iter().filter(|copy| copy.is_published);
         assert_eq!(published.count(), 10_000);
+        let damaged = inventory.copies.iter().filter(|copy| copy.is_damaged);
+        assert_eq!(damaged.count(), 4_000);
     }
 
     #[test]

@@ -184,6 +184,50 @@ pub struct Registered {
     pub nodes: Vec<String>,
     /// How many copies there should be.
     pub wanted_copies: u32,
+    /// Those of the holders whose copy is known to be damaged. It counts for nothing until it is healed.
+    pub damaged: Vec<String>,
+}
+
+impl Registered {
+    /// Whether the copy of a node is known to be damaged.
+    #[must_use]
+    pub fn is_damaged_on(&self, node: &str) -> bool {
+        self.damaged.iter().any(|damaged| damaged == node)
+    }
+
+    /// Holders whose copy is not known to be damaged.
+    pub fn good(&self) -> impl Iterator<Item = &String> {
+        self.nodes.iter().filter(|node| !self.is_damaged_on(node))
+    }
+
+    /// Adds or removes a holder; whether that changes anything.
+    pub fn set_holder(&mut self, node: &str, holds: bool) -> bool {
+        if self.nodes.iter().any(|holder| holder == node) == holds {
+            return false;
+        }
+        if holds {
+            self.nodes.push(node.to_owned());
+        } else {
+            self.nodes.retain(|holder| holder != node);
+            self.damaged.retain(|holder| holder != node);
+        }
+        true
+    }
+
+    /// Marks the copy of a holder as damaged, or as whole; whether that changes anything. Of a node that holds none
+    /// nothing is remembered.
+    pub fn set_damaged(&mut self, node: &str, damaged: bool) -> bool {
+        let holds = self.nodes.iter().any(|holder| holder == node);
+        if self.is_damaged_on(node) == damaged || (damaged && !holds) {
+            return false;
+        }
+        if damaged {
+            self.damaged.push(node.to_owned());
+        } else {
+            self.damaged.retain(|holder| holder != node);
+        }
+        true
+    }
 }
 
 /// Released when dropped.
@@ -252,6 +296,17 @@ pub trait Registry: Send + Sync {
         checkpoint: &Checkpoint,
         node: &str,
         holds: bool,
+    ) -> Result<(), StoreError>;
+
+    /// Marks the copy of a holder as damaged, or as whole again.
+    ///
+    /// # Errors
+    /// Unavailable, or it is not listed.
+    fn set_damaged(
+        &self,
+        checkpoint: &Checkpoint,
+        node: &str,
+        damaged: bool,
     ) -> Result<(), StoreError>;
 }
 

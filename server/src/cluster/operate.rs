@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_protocol::control::{self, MissingNode, NodeList, NodeStatus, Rebuilt, request};
+use permafrost_protocol::wire::message::request as request_to_peer;
 
 use super::inventory::Inventories;
 use super::nodes::{LiveNode, Nodes, NodesView};
+use super::rebuild::name_of;
 use super::rebuild::{self, NodeInventory};
 use super::registry::EtcdRegistry;
-use super::standing::{Holdings, Standing, standing};
+use super::standing::{Holdings, Standing, relied_on, standing};
 use super::values::{Member, MemberState};
 use super::{Registered, Registry as _};
+use crate::repair::VERIFIED_WITHIN;
 use crate::store::StoreError;
 
 /// A view of the nodes that is older says nothing of who is alive: more than a lease's time, and a registry that is
@@ -25,6 +28,9 @@ const LATE: Duration = Duration::from_secs(5);
 
 /// Names that are told of what a node alone holds.
 const NAMES: usize = 20;
+
+/// Names that are told of what a removed node had alone: what fits into an answer, at 200 bytes each.
+const NAMES_LOST: usize = 50_000;
 
 /// Inventories that are taken at once.
 const AT_ONCE: usize = 8;
@@ -40,7 +46,8 @@ pub trait Operate: Send + Sync {
     /// Drains a node, takes it back, or removes it.
     ///
     /// # Errors
-    /// No such node or state; it lives and is not drained; it alone holds something; unavailable.
+    /// No such node or state; it lives and is not drained; it alone holds something undamaged; the other copies of what it
+    /// holds are being read; unavailable.
     fn set_node(&self, set: &request::SetNode) -> Result<NodeList, StoreError>;
 
     /// Lists again what the nodes hold.
@@ -94,7 +101,7 @@ impl Operator {
         Ok(view)
     }
 
-    fn answer(&self, view: &NodesView, only: &str) -> Result<NodeList, StoreError> {
+    fn answer(&self, view: &NodesView, only: &str, names: usize) -> Result<NodeList, StoreError> {
         // Whoever looks at the nodes while etcd is away does not wait for it.
         let listed = if view.age > LATE {
             None
@@ -109,7 +116,17 @@ impl Operator {
             None => None,
         };
         let counted = listed.as_ref().map(|(listed, _)| standing(listed, view));
-        let mut list = describe(view, counted.as_ref());
+        let mut list = describe(view, counted.as_ref(), names);
+        // Whoever looks at one drained node waits for the moment in which it can be switched off.
+        if let Some((listed, _)) = &listed {
+            let drained = list
+                .nodes
+                .iter_mut()
+                .filter(|node| node.name == only && node.state == MemberState::Drained.word());
+            for node in drained {
+                node.unverified = Some(self.unverified(listed, view, only).len() as u64);
+            }
+        }
         list.answered_by = self.registry.node().to_owned();
         list.leader = leader.unwrap_or_default();
         list.cluster = listed.map_or_else(String::new, |(_, mark)| mark.id);
@@ -132,23 +149,74 @@ impl Operator {
         }
         let listed = self.registry.list("")?;
         let standing = standing(&listed, view);
-        let only_here = standing
-            .nodes
-            .get(name)
-            .map(|held| held.only_here.as_slice());
-        match only_here {
-            None | Some([]) => Ok(()),
-            Some(only_here) => Err(StoreError::Conflict {
-                message: format!("no other node that is alive holds {}", enumerate(only_here)),
-                hint: "wait until they are copied, or bring another holder back; with --force they stay listed, and cannot be read until the node is taken back (`permafrost node undrain`)",
-            }),
+        let held = standing.nodes.get(name);
+        let only_here = held.map_or(&[][..], |held| held.only_here.as_slice());
+        if !only_here.is_empty() {
+            return Err(StoreError::Conflict {
+                message: format!(
+                    "no other node that is alive holds an undamaged copy of {}",
+                    enumerate(only_here)
+                ),
+                hint: "wait until they are copied or healed, or bring another holder back; with --force they stay listed, and cannot be read until the node is taken back (`permafrost node undrain`)",
+            });
         }
+        let unverified = self.unverified(&listed, view, name);
+        if unverified.is_empty() {
+            return Ok(());
+        }
+        Err(StoreError::Unavailable {
+            message: format!(
+                "the other copies of {} have not been read within {} h: they are being read now, as {name} may have the last good ones",
+                enumerate(&unverified),
+                VERIFIED_WITHIN.as_secs() / 3600
+            ),
+            hint: "try again when they are (`permafrost node drain --wait` waits for it); --force does without",
+        })
+    }
+
+    /// Names of what a node holds whose other copies, those that are relied on when it goes, are not known to have been
+    /// found whole lately. Has their nodes read them.
+    fn unverified(&self, listed: &[Registered], view: &NodesView, name: &str) -> Vec<String> {
+        let held: Vec<_> = listed
+            .iter()
+            .filter(|entry| entry.nodes.iter().any(|holder| holder == name))
+            .map(|entry| (entry, relied_on(entry, view, name)))
+            .collect();
+        let mut by_node: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (entry, relied_on) in &held {
+            for node in relied_on {
+                by_node.entry(node).or_default().push(&entry.checkpoint.id);
+            }
+        }
+        let mut whole: BTreeSet<(&str, String)> = BTreeSet::new();
+        for (node, ids) in by_node {
+            for ids in ids.chunks(request_to_peer::MAX_VERIFY) {
+                let asked = request_to_peer::Verify {
+                    checkpoints: ids.iter().map(|&id| id.to_owned()).collect(),
+                    within_s: VERIFIED_WITHIN.as_secs(),
+                };
+                match self.inventories.verify(node, asked) {
+                    Ok(verified) => whole.extend(verified.whole.into_iter().map(|id| (node, id))),
+                    Err(error) => {
+                        tracing::warn!(node, %error, "not known how its copies stand");
+                        break;
+                    }
+                }
+            }
+        }
+        let is_whole = |entry: &Registered, node: &String| {
+            whole.contains(&(node.as_str(), entry.checkpoint.id.clone()))
+        };
+        held.iter()
+            .filter(|(entry, relied_on)| !relied_on.iter().all(|node| is_whole(entry, node)))
+            .map(|(entry, _)| name_of(&entry.checkpoint))
+            .collect()
     }
 }
 
 impl Operate for Operator {
     fn nodes(&self, nodes: &request::Nodes) -> Result<NodeList, StoreError> {
-        self.answer(&self.nodes.live(), &nodes.name)
+        self.answer(&self.nodes.live(), &nodes.name, NAMES)
     }
 
     fn set_node(&self, set: &request::SetNode) -> Result<NodeList, StoreError> {
@@ -175,7 +243,13 @@ impl Operate for Operator {
         if state == MemberState::Removed {
             view.nodes.retain(|node| node.facts.name != set.name);
         }
-        self.answer(&view, &set.name)
+        // What a removal by force gives up is named in full.
+        let names = if state == MemberState::Removed {
+            NAMES_LOST
+        } else {
+            NAMES
+        };
+        self.answer(&view, &set.name, names)
     }
 
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<Rebuilt, StoreError> {
@@ -236,7 +310,7 @@ impl Operate for Operator {
                 .collect(),
             busy: busy
                 .iter()
-                .map(|entry| rebuild::name_of(&entry.checkpoint))
+                .map(|entry| name_of(&entry.checkpoint))
                 .collect(),
         })
     }
@@ -299,7 +373,7 @@ fn enumerate(names: &[String]) -> String {
 }
 
 /// What is known of the nodes, and of what they hold as far as that was counted.
-fn describe(view: &NodesView, counted: Option<&Standing>) -> NodeList {
+fn describe(view: &NodesView, counted: Option<&Standing>, names: usize) -> NodeList {
     let members: BTreeMap<&str, &Member> = view
         .members
         .iter()
@@ -310,7 +384,7 @@ fn describe(view: &NodesView, counted: Option<&Standing>) -> NodeList {
         .iter()
         .map(|node| (node.facts.name.as_str(), node))
         .collect();
-    let names: BTreeSet<&str> = members.keys().chain(live.keys()).copied().collect();
+    let all: BTreeSet<&str> = members.keys().chain(live.keys()).copied().collect();
     let describe = |name: &str| {
         let (member, node) = (members.get(name), live.get(name));
         let mut status = NodeStatus {
@@ -346,17 +420,20 @@ fn describe(view: &NodesView, counted: Option<&Standing>) -> NodeList {
             status.needed = Some(held.needed);
             status.needed_bytes = Some(held.needed_bytes);
             status.only_here = Some(held.only_here.len() as u64);
-            status.only_here_names = held.only_here.iter().take(NAMES).cloned().collect();
+            status.only_here_names = held.only_here.iter().take(names).cloned().collect();
+            status.damaged = Some(held.damaged);
+            status.stuck = Some(held.stuck);
         }
         status
     };
     NodeList {
-        nodes: names.into_iter().map(describe).collect(),
+        nodes: all.into_iter().map(describe).collect(),
         age_ms: (view.age != Duration::MAX)
             .then(|| u64::try_from(view.age.as_millis()).unwrap_or(u64::MAX)),
         checkpoints: counted.map(|counted| counted.listed),
         under_replicated: counted.map(|counted| counted.under_replicated),
         stranded: counted.map(|counted| counted.stranded),
+        damaged: counted.map(|counted| counted.damaged),
         ..NodeList::default()
     }
 }
@@ -391,7 +468,7 @@ mod tests {
             ],
             age: Duration::MAX,
         };
-        let list = describe(&view, None);
+        let list = describe(&view, None, NAMES);
         let [a, b] = list.nodes.as_slice() else {
             panic!("{list:?}");
         };
@@ -407,7 +484,7 @@ mod tests {
             (list.age_ms, list.checkpoints, b.checkpoints),
             (None, None, None)
         );
-        let counted = describe(&view, Some(&Standing::default()));
+        let counted = describe(&view, Some(&Standing::default()), NAMES);
         assert_eq!(counted.nodes[0].checkpoints, Some(0));
     }
 

@@ -73,16 +73,19 @@ fn counts(node: &LiveNode) -> bool {
     node.facts.counts()
 }
 
-fn is_fit(node: &LiveNode, wanted: &Wanted<'_>) -> bool {
+/// Whether a node takes copies, and has room for one of that size.
+pub(super) fn has_room(node: &LiveNode, size_bytes: u64) -> bool {
     let facts = &node.facts;
     let room = facts
         .free_bytes
         .saturating_sub(facts.queued_bytes)
         .saturating_sub(facts.capacity_bytes / RESERVE_FRACTION);
-    node.state == MemberState::Active
-        && !facts.draining
-        && room > 0
-        && room >= wanted.size_bytes
+    node.state == MemberState::Active && !facts.draining && room > 0 && room >= size_bytes
+}
+
+fn is_fit(node: &LiveNode, wanted: &Wanted<'_>) -> bool {
+    let facts = &node.facts;
+    has_room(node, wanted.size_bytes)
         && !wanted.without.contains(&facts.name)
         && !wanted.holders.contains(&facts.name)
 }

@@ -21,6 +21,8 @@ pub struct Copy {
     pub content_digest: ContentDigest,
     /// Whether the node was told that the cluster lists it.
     pub is_published: bool,
+    /// Whether the node knows it to be damaged.
+    pub is_damaged: bool,
 }
 
 /// What a node holds.
@@ -142,15 +144,19 @@ fn add(versions: &mut Vec<Registered>, copy: &Copy, node: &str, wanted_copies: u
     });
     match same {
         Some(entry) => {
-            if !entry.nodes.iter().any(|holder| holder == node) {
-                entry.nodes.push(node.to_owned());
-            }
+            entry.set_holder(node, true);
+            entry.set_damaged(node, copy.is_damaged);
         }
         None => versions.push(Registered {
             checkpoint: copy.checkpoint.clone(),
             content_digest: copy.content_digest,
             nodes: vec![node.to_owned()],
             wanted_copies,
+            damaged: copy
+                .is_damaged
+                .then(|| node.to_owned())
+                .into_iter()
+                .collect(),
         }),
     }
 }
@@ -234,6 +240,7 @@ mod tests {
             },
             content_digest: [content; 32],
             is_published,
+            is_damaged: false,
         }
     }
 
@@ -271,6 +278,7 @@ mod tests {
             content_digest: [1; 32],
             nodes: vec!["a".into()],
             wanted_copies: 2,
+            damaged: Vec::new(),
         }];
         let inventories = [
             holds("a", &[copy(1, "x", 1, true)]),
@@ -289,6 +297,28 @@ mod tests {
             .map(|doubt| doubt.node.as_str())
             .collect();
         assert_eq!(doubted, ["c", "d"]);
+    }
+
+    #[test]
+    fn what_nodes_know_to_be_damaged_is_listed_as_such() {
+        let damaged = Copy {
+            is_damaged: true,
+            ..copy(1, "x", 1, true)
+        };
+        for inventories in [
+            [
+                holds("b", std::slice::from_ref(&damaged)),
+                holds("a", &[copy(1, "x", 1, true)]),
+            ],
+            [
+                holds("a", &[copy(1, "x", 1, true)]),
+                holds("b", std::slice::from_ref(&damaged)),
+            ],
+        ] {
+            let plan = plan(&[], &inventories, 2);
+            assert_eq!(plan.list[0].nodes.len(), 2);
+            assert_eq!(plan.list[0].damaged, ["b"]);
+        }
     }
 
     #[test]

@@ -436,17 +436,20 @@ impl Registry for EtcdRegistry {
     ) -> Result<(), StoreError> {
         let (checkpoint, node) = (checkpoint.clone(), node.to_owned());
         self.wait(|inner| async move {
-            let change = |entry: &mut Registered| {
-                if entry.nodes.contains(&node) == holds {
-                    return false;
-                }
-                if holds {
-                    entry.nodes.push(node.clone());
-                } else {
-                    entry.nodes.retain(|holder| *holder != node);
-                }
-                true
-            };
+            let change = |entry: &mut Registered| entry.set_holder(&node, holds);
+            inner.change(&checkpoint, change).await
+        })
+    }
+
+    fn set_damaged(
+        &self,
+        checkpoint: &Checkpoint,
+        node: &str,
+        damaged: bool,
+    ) -> Result<(), StoreError> {
+        let (checkpoint, node) = (checkpoint.clone(), node.to_owned());
+        self.wait(|inner| async move {
+            let change = |entry: &mut Registered| entry.set_damaged(&node, damaged);
             inner.change(&checkpoint, change).await
         })
     }

@@ -1,11 +1,11 @@
 //! How the listed checkpoints stand: who holds how many, and what would be lost with whom. A pure function of what
 //! is listed and which nodes there are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Registered;
 use super::nodes::{LiveNode, NodesView};
-use super::placement::host;
+use super::placement::{has_room, host};
 use super::rebuild::name_of;
 use super::values::MemberState;
 
@@ -14,10 +14,12 @@ use super::values::MemberState;
 pub(crate) struct Standing {
     /// How many are listed.
     pub(crate) listed: u64,
-    /// Fewer copies on nodes that live and stay than there should be.
+    /// Fewer good copies on nodes that live and stay than there should be.
     pub(crate) under_replicated: u64,
-    /// No copy on a node that lives.
+    /// No good copy on a node that lives.
     pub(crate) stranded: u64,
+    /// Some copy is known to be damaged.
+    pub(crate) damaged: u64,
     /// By node; one that holds nothing is not among them.
     pub(crate) nodes: BTreeMap<String, Holdings>,
 }
@@ -27,28 +29,50 @@ pub(crate) struct Standing {
 pub(crate) struct Holdings {
     /// How many it holds.
     pub(crate) held: u64,
-    /// Those with too few copies on other nodes.
+    /// Those whose copy on it is known to be damaged.
+    pub(crate) damaged: u64,
+    /// Those with too few good copies on other nodes.
     pub(crate) needed: u64,
     /// Memory of those, bytes.
     pub(crate) needed_bytes: u64,
-    /// Names of those that no other node has which lives.
+    /// Those of the needed ones that no other node can take: none has room, or may hold another copy.
+    pub(crate) stuck: u64,
+    /// Names of those of which no other node that lives has a good copy.
     pub(crate) only_here: Vec<String>,
+}
+
+/// Nodes whose good copies of a checkpoint are relied on when `without` is gone: those that live and stay, or else those
+/// that live.
+pub(crate) fn relied_on<'a>(
+    entry: &'a Registered,
+    view: &NodesView,
+    without: &str,
+) -> Vec<&'a String> {
+    let others = entry.good().filter(|name| *name != without);
+    let live = |name: &&String| view.nodes.iter().find(|node| node.facts.name == **name);
+    let (staying, living): (Vec<_>, Vec<_>) = others
+        .filter_map(|name| Some((name, live(&name)?)))
+        .partition(|(_, node)| stays(node));
+    let relied_on = if staying.is_empty() { living } else { staying };
+    relied_on.into_iter().map(|(name, _)| name).collect()
+}
+
+fn stays(node: &LiveNode) -> bool {
+    node.state == MemberState::Active && node.facts.counts()
 }
 
 /// Counts. Nodes that are drained, removed or transient, or whose medium is volatile, do not stay: their copies serve, and are not relied on.
 ///
 /// A node is *needed* for a checkpoint as long as there are fewer copies on others that stay than there should be, or
-/// than there are hosts to have them: what cannot be copied once more is not waited for, if there is a copy at all.
+/// than there are hosts to have them: what cannot be copied once more is not waited for, if there is a copy at all. A copy
+/// that is known to be damaged is none.
 pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
     let live: BTreeMap<&str, &LiveNode> = view
         .nodes
         .iter()
         .map(|node| (node.facts.name.as_str(), node))
         .collect();
-    let stays = |name: &str| {
-        live.get(name)
-            .is_some_and(|node| node.state == MemberState::Active && node.facts.counts())
-    };
+    let stays = |name: &str| live.get(name).is_some_and(|node| stays(node));
     let hosts_besides = |name: &str| {
         let staying = live.values().filter(|node| stays(&node.facts.name));
         let others = staying.filter(|node| node.facts.name != name);
@@ -64,29 +88,45 @@ pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
         .map(|name| (name, hosts_besides(name)))
         .collect();
 
+    let by_number: ByNumber<'_> = entries
+        .iter()
+        .filter(|entry| entry.checkpoint.generation > 0)
+        .map(|entry| {
+            let checkpoint = &entry.checkpoint;
+            ((checkpoint.job.as_str(), checkpoint.generation), entry)
+        })
+        .collect();
     let mut all = Standing {
         listed: entries.len() as u64,
         ..Standing::default()
     };
     for entry in entries {
         let wanted = usize::try_from(entry.wanted_copies).unwrap_or(usize::MAX);
-        let staying = entry.nodes.iter().filter(|name| stays(name)).count();
-        let living = entry
-            .nodes
-            .iter()
-            .filter(|name| live.contains_key(name.as_str()));
+        let staying = entry.good().filter(|name| stays(name)).count();
+        let living = entry.good().filter(|name| live.contains_key(name.as_str()));
         let living = living.count();
         all.under_replicated += u64::from(staying < wanted);
         all.stranded += u64::from(living == 0);
+        all.damaged += u64::from(!entry.damaged.is_empty());
+        // Once a checkpoint: the same for whichever of its holders is to go.
+        let mut is_stuck = None;
         for name in &entry.nodes {
-            let others_staying = staying - usize::from(stays(name));
-            let others_living = living - usize::from(live.contains_key(name.as_str()));
+            let is_good = !entry.is_damaged_on(name);
+            let others_staying = staying - usize::from(is_good && stays(name));
+            let others_living = living - usize::from(is_good && live.contains_key(name.as_str()));
             let possible = hosts.get(name.as_str()).copied().unwrap_or_default();
             let holdings = all.nodes.entry(name.clone()).or_default();
             holdings.held += 1;
+            holdings.damaged += u64::from(!is_good);
             if others_staying < wanted.min(possible).max(1) {
                 holdings.needed += 1;
                 holdings.needed_bytes += entry.checkpoint.memory_bytes;
+                let is_stuck = *is_stuck.get_or_insert_with(|| {
+                    !live
+                        .values()
+                        .any(|node| is_free_for(entry, node, &live, &by_number))
+                });
+                holdings.stuck += u64::from(is_stuck);
             }
             if others_living == 0 {
                 holdings.only_here.push(name_of(&entry.checkpoint));
@@ -94,6 +134,38 @@ pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
         }
     }
     all
+}
+
+type ByNumber<'a> = HashMap<(&'a str, u64), &'a Registered>;
+
+/// Whether a node could be given one more copy: it stays, is on a host of its own, and has room. Where its parent is, a
+/// copy takes only what differs.
+fn is_free_for(
+    entry: &Registered,
+    node: &LiveNode,
+    live: &BTreeMap<&str, &LiveNode>,
+    by_number: &ByNumber<'_>,
+) -> bool {
+    let checkpoint = &entry.checkpoint;
+    let staying = entry
+        .nodes
+        .iter()
+        .filter_map(|name| live.get(name.as_str()));
+    let mut staying = staying.filter(|holder| stays(holder));
+    if !stays(node) || staying.any(|holder| host(holder) == host(node)) {
+        return false;
+    }
+    let whole = checkpoint
+        .memory_bytes
+        .saturating_sub(checkpoint.zero_bytes);
+    let parent = by_number.get(&(checkpoint.job.as_str(), checkpoint.parent_generation));
+    let beside = parent.is_some_and(|parent| parent.nodes.contains(&node.facts.name));
+    let size = if beside {
+        checkpoint.added_bytes.min(whole)
+    } else {
+        whole
+    };
+    has_room(node, size)
 }
 
 #[cfg(test)]
@@ -110,6 +182,8 @@ mod tests {
         let node = |word: &&str| LiveNode {
             facts: NodeFacts {
                 name: word.trim_end_matches(['-', '?']).to_owned(),
+                capacity_bytes: 3200,
+                free_bytes: 1000,
                 class: if word.ends_with('?') {
                     NodeClass::Transient
                 } else {
@@ -131,6 +205,7 @@ mod tests {
         }
     }
 
+    /// `a!`: its copy is damaged.
     fn entry(generation: u64, wanted_copies: u32, nodes: &[&str]) -> Registered {
         Registered {
             checkpoint: Checkpoint {
@@ -140,8 +215,16 @@ mod tests {
                 ..Checkpoint::default()
             },
             content_digest: [0; 32],
-            nodes: nodes.iter().map(|&name| name.to_owned()).collect(),
+            nodes: nodes
+                .iter()
+                .map(|name| name.trim_end_matches('!').to_owned())
+                .collect(),
             wanted_copies,
+            damaged: nodes
+                .iter()
+                .filter_map(|name| name.strip_suffix('!'))
+                .map(str::to_owned)
+                .collect(),
         }
     }
 
@@ -181,6 +264,66 @@ mod tests {
         assert_eq!(all.nodes["b"].only_here, ["j@1"]);
         assert_eq!(all.nodes["c"].only_here, ["j@2", "j@3"]);
         assert_eq!((all.nodes["a"].held, all.nodes["c"].held), (2, 2));
+    }
+
+    #[test]
+    fn a_damaged_copy_is_no_copy() {
+        let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["a", "b", "c"]));
+        assert_eq!((all.under_replicated, all.stranded, all.damaged), (1, 0, 1));
+        assert_eq!((all.nodes["a"].damaged, all.nodes["b"].damaged), (0, 1));
+        // Two nodes, and the good copy is to go: it is needed, and nobody can take it.
+        let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["a-", "b"]));
+        let a = &all.nodes["a"];
+        assert_eq!((a.needed, a.stuck), (1, 1));
+        assert_eq!(a.only_here, ["j@1"]);
+        assert!(all.nodes["b"].only_here.is_empty());
+        // With a third it is copied.
+        let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["a-", "b", "c"]));
+        assert_eq!((all.nodes["a"].needed, all.nodes["a"].stuck), (1, 0));
+        // The good one's node is dead.
+        let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["b", "c"]));
+        assert_eq!((all.under_replicated, all.stranded), (1, 1));
+        assert_eq!(all.nodes["a"].only_here, ["j@1"]);
+        // What is left is damaged everywhere: each may be of use yet.
+        let all = standing(&[entry(1, 2, &["a!", "b!"])], &view(&["a-", "b"]));
+        assert_eq!(all.nodes["a"].only_here, ["j@1"]);
+        assert_eq!(all.nodes["b"].only_here, ["j@1"]);
+    }
+
+    #[test]
+    fn what_no_node_has_room_for_is_stuck() {
+        let mut view = view(&["a-", "b", "c"]);
+        view.nodes[2].facts.free_bytes = 105;
+        let mut held = entry(1, 2, &["a", "b"]);
+        let stuck = |held: &Registered| {
+            let all = standing(std::slice::from_ref(held), &view);
+            (all.nodes["a"].needed, all.nodes["a"].stuck)
+        };
+        assert_eq!(stuck(&held), (1, 1));
+        held.checkpoint.memory_bytes = 5;
+        assert_eq!(stuck(&held), (1, 0));
+        // What differs from its parent fits beside it.
+        let mut parent = entry(1, 2, &["b", "c"]);
+        parent.checkpoint.memory_bytes = 1000;
+        let mut child = entry(2, 2, &["a", "b"]);
+        child.checkpoint.memory_bytes = 1000;
+        child.checkpoint.added_bytes = 3;
+        child.checkpoint.parent_generation = 1;
+        let all = standing(&[parent, child], &view);
+        assert_eq!((all.nodes["a"].needed, all.nodes["a"].stuck), (1, 0));
+    }
+
+    #[test]
+    fn what_is_relied_on_is_good_alive_and_stays() {
+        let of = |holders: &[&str], nodes: &[&str]| {
+            let entry = entry(1, 2, holders);
+            let relied_on = relied_on(&entry, &view(nodes), "a");
+            relied_on.into_iter().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["a", "b", "c!", "d"], &["a", "b", "c"]), ["b"]);
+        assert_eq!(of(&["a", "b", "c"], &["a", "b-", "c"]), ["c"]);
+        assert_eq!(of(&["a", "b"], &["a", "b-"]), ["b"]);
+        assert!(of(&["a", "b!"], &["a", "b"]).is_empty());
     }
 
     #[test]

@@ -270,6 +270,8 @@ pub(crate) struct Entry {
     pub(crate) nodes: Vec<String>,
     #[prost(uint32, tag = "5")]
     pub(crate) wanted_copies: u32,
+    #[prost(string, repeated, tag = "6")]
+    pub(crate) damaged: Vec<String>,
 }
 
 impl Entry {
@@ -280,6 +282,7 @@ impl Entry {
             content_digest: registered.content_digest.to_vec(),
             nodes: registered.nodes.clone(),
             wanted_copies: registered.wanted_copies,
+            damaged: registered.damaged.clone(),
         }
     }
 
@@ -300,6 +303,7 @@ impl Entry {
                 .map_err(|_| ValueError::Incomplete("a digest that is not 32 bytes"))?,
             nodes: entry.nodes,
             wanted_copies: entry.wanted_copies,
+            damaged: entry.damaged,
         })
     }
 }
@@ -330,6 +334,7 @@ mod tests {
             content_digest: [7; 32],
             nodes: vec!["a".into(), "b".into()],
             wanted_copies: 2,
+            damaged: vec!["b".into()],
         };
         let bytes = Entry::of(&entry).encode_to_vec();
         assert_eq!(Entry::read(&bytes).unwrap(), entry);

@@ -94,6 +94,15 @@ impl Registry for Listing {
     ) -> Result<(), StoreError> {
         self.registry.set_holder(checkpoint, node, holds)
     }
+
+    fn set_damaged(
+        &self,
+        checkpoint: &Checkpoint,
+        node: &str,
+        damaged: bool,
+    ) -> Result<(), StoreError> {
+        self.registry.set_damaged(checkpoint, node, damaged)
+    }
 }
 
 impl Standing for Listing {

@@ -308,26 +308,32 @@ impl Member {
         Arc::clone(&self.operator)
     }
 
-    /// How this node stands. Asks the registry who leads, unless it is away.
+    /// How this node and what is listed stand. Asks the registry, unless it is away.
     pub(super) fn status(&self) -> InCluster {
         let (cluster, node, copies_wanted) =
             (Arc::clone(&self.cluster), self.name.clone(), self.wanted);
         let registry = self.registry_words.clone();
         let copies_count = self.facts.counts();
+        let operator = Arc::clone(&self.operator);
         Box::new(move || {
             let fenced = cluster.fence().check().err();
-            let leader = match &fenced {
-                None => cluster.registry().leader().ok().flatten(),
+            // Nobody waits for a registry that is known to be away.
+            let counted = match &fenced {
+                None => operator.nodes(&control::request::Nodes::default()).ok(),
                 Some(_) => None,
             };
+            let counted = counted.unwrap_or_default();
             control::ClusterStatus {
                 node: node.clone(),
                 id: cluster.id().unwrap_or_default(),
                 fenced: fenced.map_or_else(String::new, |error| error.to_string()),
-                leader: leader.unwrap_or_default(),
+                leader: counted.leader,
                 copies_wanted,
                 registry: registry.clone(),
                 copies_count,
+                under_replicated: counted.under_replicated,
+                stranded: counted.stranded,
+                damaged: counted.damaged,
             }
         })
     }
@@ -361,10 +367,38 @@ impl Member {
             })
     }
 
-    /// Whether this node may act, or why not.
-    pub(super) fn readiness(&self) -> impl Fn() -> Result<(), String> + Send + Sync + 'static {
+    /// Whether this node may act, or why not; with what has fewer good copies than it should, as far as this node knows:
+    /// the leader of all that is listed, each node of its own.
+    pub(super) fn readiness(
+        &self,
+        store: &Arc<Store>,
+    ) -> impl Fn() -> Result<Vec<String>, String> + Send + Sync + 'static {
         let fence = self.cluster.fence();
-        move || fence.check().map_err(|error| error.to_string())
+        let (progress, store) = (Arc::clone(&self.progress), Arc::clone(store));
+        move || {
+            fence.check().map_err(|error| error.to_string())?;
+            let listed = [
+                (
+                    &progress.under_replicated,
+                    "have fewer good copies than wanted",
+                ),
+                (&progress.stranded, "have no good copy on a live node"),
+            ];
+            let listed = listed.into_iter().map(|(number, what)| {
+                (
+                    number.load(Ordering::Relaxed),
+                    format!("listed checkpoints {what}"),
+                )
+            });
+            let own = (
+                store.set_asides().len() as u64,
+                "copies on this node are damaged".to_owned(),
+            );
+            let some = listed.chain([own]).filter(|(number, _)| *number > 0);
+            Ok(some
+                .map(|(number, what)| format!("{number} {what}"))
+                .collect())
+        }
     }
 
     /// Leaves the cluster: the others know at once, and this node's locks are free.

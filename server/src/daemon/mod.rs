@@ -136,7 +136,7 @@ impl Daemon {
                         denied: identity.denied().len() as u64,
                     });
                 }
-                Some(serve_metrics(listen, all, member.as_ref()).await?)
+                Some(serve_metrics(listen, all, store, member.as_ref()).await?)
             }
             None => None,
         };
@@ -354,11 +354,12 @@ async fn serve_peers(
 async fn serve_metrics(
     listen: SocketAddr,
     all: Metrics,
+    store: &Arc<Store>,
     member: Option<&Member>,
 ) -> Result<metrics::Server, StartError> {
     let served = match member {
-        Some(member) => metrics::serve(listen, member.metrics(all), member.readiness()).await,
-        None => metrics::serve(listen, all, || Ok(())).await,
+        Some(member) => metrics::serve(listen, member.metrics(all), member.readiness(store)).await,
+        None => metrics::serve(listen, all, || Ok(Vec::new())).await,
     };
     Ok(served?)
 }

@@ -37,8 +37,8 @@ const CONNECTION: Duration = Duration::from_secs(30);
 /// After there was no descriptor for one.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// Says why the node takes no dumps just now, if it does not. Must not block.
-pub type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Says why the node takes no dumps just now, if it does not; and what is amiss although it does. Must not block.
+pub type Ready = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
 /// The numbers cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ struct Shared {
 pub async fn serve(
     listen: SocketAddr,
     metrics: Metrics,
-    ready: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ready: impl Fn() -> Result<Vec<String>, String> + Send + Sync + 'static,
 ) -> Result<Server, ServeError> {
     let failed = |source| ServeError { listen, source };
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
@@ -161,7 +161,11 @@ async fn turn(scrapes: &Semaphore) -> Option<SemaphorePermit<'_>> {
 
 async fn is_ready(State(shared): State<Arc<Shared>>) -> Response {
     match (shared.ready)() {
-        Ok(()) => "ready\n".into_response(),
+        Ok(amiss) => {
+            let lines = ["ready".to_owned()].into_iter().chain(amiss);
+            let text: String = lines.map(|line| line + "\n").collect();
+            text.into_response()
+        }
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
 }

@@ -299,12 +299,17 @@ impl Told<'_> {
             ),
             (
                 "scrub_mended",
-                "Damaged ones replaced by a fresh copy",
+                "Damaged ones that were healed",
                 &counters.mended,
             ),
             (
+                "scrub_pages_healed",
+                "Damaged pages that were written anew in their places",
+                &counters.pages_healed,
+            ),
+            (
                 "scrub_mends_failed",
-                "Times that mending failed",
+                "Times that healing failed",
                 &counters.mends_failed,
             ),
         ];
@@ -349,13 +354,18 @@ impl Told<'_> {
         let gauges = [
             (
                 "repair_under_replicated",
-                "Checkpoints with fewer copies than wanted",
+                "Checkpoints with fewer good copies than wanted",
                 &progress.under_replicated,
             ),
             (
                 "repair_stranded",
-                "Checkpoints that no live node holds",
+                "Checkpoints that no live node holds undamaged",
                 &progress.stranded,
+            ),
+            (
+                "repair_damaged",
+                "Copies that are known to be damaged",
+                &progress.damaged,
             ),
             ("repair_under_way", "Copies under way", &progress.under_way),
         ];

@@ -83,6 +83,7 @@ impl NodeHandler {
                     nodes: vec![self.node.clone()],
                 })
             }
+            request::Body::Verify(verify) => reply::Body::Verified(self.store.verified(&verify)?),
             _ => {
                 return Err(StoreError::Invalid {
                     message: "a request that this node does not know".to_owned(),

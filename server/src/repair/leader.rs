@@ -142,6 +142,7 @@ impl Leading {
         Progress::add(&progress.rounds, 1);
         Progress::set(&progress.under_replicated, planned.under_replicated);
         Progress::set(&progress.stranded, planned.stranded);
+        Progress::set(&progress.damaged, planned.damaged);
         let Planned { jobs, is_busy, .. } = planned;
         last.is_busy = is_busy || !under_way.is_empty();
         for job in jobs {

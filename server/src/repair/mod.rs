@@ -18,7 +18,7 @@ pub use leader::Leading;
 pub use plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
 pub use progress::Progress;
 pub use pull::Puller;
-pub use steps::{ClusterView, Peers, View};
+pub use steps::{ClusterView, CopyHealth, Peers, VERIFIED_WITHIN, View};
 pub use sweep::{Standing, Sweep, SweepTiming, Swept};
 pub use thread::Worker;
 pub use throttle::{Limits, Pace, Throttle, ThrottledSink};

@@ -43,7 +43,7 @@ pub enum Action {
         /// Live nodes whose copies stay, as many as are wanted at least.
         keepers: Vec<String>,
     },
-    /// No live node has it. Nothing can be done until one comes back.
+    /// No live node has it undamaged. Nothing can be done until one comes back, or is healed.
     Stranded {
         /// What.
         checkpoint: Checkpoint,
@@ -52,14 +52,14 @@ pub enum Action {
     },
 }
 
-/// How many copies of it are on live nodes that stay.
+/// How many copies of it are on live nodes that stay, and not known to be damaged.
 #[must_use]
 pub fn copies_that_count(entry: &Registered, nodes: &BTreeMap<String, NodeState>) -> usize {
     let counts = |holder: &&String| {
         let state = nodes.get(*holder);
         state.is_some_and(|node| node.live && !node.leaving)
     };
-    entry.nodes.iter().filter(counts).count()
+    entry.good().filter(counts).count()
 }
 
 /// How many copies there should be; never none.
@@ -69,22 +69,27 @@ pub fn wanted_copies(entry: &Registered) -> usize {
 }
 
 /// Works out what is to be done, in the order of the entries. `choose` names a node for one more copy of a
-/// checkpoint, given who has one already; `None` when no node fits.
+/// checkpoint, given who has one already; `None` when no node fits. `heals` says of a checkpoint and a holder whose copy
+/// is damaged that the holder is given time to heal it.
 ///
 /// - Fewer copies on live nodes that stay than wanted: copied, once for each that is missing. Copies on nodes that
 ///   are absent for a moment are not missed, but are not counted when others are dropped either.
 /// - Enough of them: copies on nodes that leave go; and so does a surplus, where there is the least room. A dead
 ///   node's entry stays as long as the node is a member: what it holds is good when it comes back.
+/// - A damaged copy is no copy. While its holder may be healing it, it is like one on a node that is absent for a moment;
+///   after that another node gets a copy, and once there are enough good ones the damaged one goes. As nothing goes
+///   before, the last good copy never does, and neither does a damaged one that nothing else is left of.
 ///
 /// Cost: linear in the entries and their holders.
 pub fn plan(
     entries: &[Registered],
     nodes: &BTreeMap<String, NodeState>,
+    heals: impl Fn(&str, &str) -> bool,
     mut choose: impl FnMut(&Checkpoint, &[String]) -> Option<String>,
 ) -> Vec<Action> {
     let mut actions = Vec::new();
     for entry in entries {
-        plan_one(entry, nodes, &mut choose, &mut actions);
+        plan_one(entry, nodes, &heals, &mut choose, &mut actions);
     }
     actions
 }
@@ -92,14 +97,23 @@ pub fn plan(
 fn plan_one(
     entry: &Registered,
     nodes: &BTreeMap<String, NodeState>,
+    heals: &impl Fn(&str, &str) -> bool,
     choose: &mut impl FnMut(&Checkpoint, &[String]) -> Option<String>,
     actions: &mut Vec<Action>,
 ) {
     let checkpoint = &entry.checkpoint;
     let state = |name: &String| nodes.get(name).copied();
     let (mut staying, mut leaving, mut absent) = (Vec::new(), Vec::new(), 0);
+    let mut damaged = Vec::new();
     for holder in &entry.nodes {
         match state(holder) {
+            Some(node) if entry.is_damaged_on(holder) => {
+                let healing = node.live && heals(&checkpoint.id, holder);
+                absent += usize::from(healing && !node.leaving);
+                if node.live && !healing {
+                    damaged.push(holder.clone());
+                }
+            }
             Some(node) if node.live && node.leaving => leaving.push(holder.clone()),
             Some(node) if node.live => staying.push(holder.clone()),
             Some(node) if node.absent => absent += usize::from(!node.leaving),
@@ -144,7 +158,8 @@ fn plan_one(
         }
         return;
     }
-    let mut go: Vec<(String, bool)> = leaving.into_iter().map(|node| (node, true)).collect();
+    let gone = leaving.into_iter().chain(damaged);
+    let mut go: Vec<(String, bool)> = gone.map(|node| (node, true)).collect();
     // Members that are gone for good are not among the nodes at all.
     let removed = entry.nodes.iter().filter(|holder| state(holder).is_none());
     go.extend(removed.map(|node| (node.clone(), false)));
@@ -182,6 +197,7 @@ mod tests {
         ..DEAD
     };
 
+    /// `a!`: its copy is damaged.
     fn entry(wanted: u32, holders: &[&str]) -> Registered {
         Registered {
             checkpoint: Checkpoint {
@@ -192,13 +208,25 @@ mod tests {
                 ..Checkpoint::default()
             },
             content_digest: [0; 32],
-            nodes: holders.iter().map(|&name| name.to_owned()).collect(),
+            nodes: holders
+                .iter()
+                .map(|name| name.trim_end_matches('!').to_owned())
+                .collect(),
             wanted_copies: wanted,
+            damaged: holders
+                .iter()
+                .filter_map(|name| name.strip_suffix('!'))
+                .map(str::to_owned)
+                .collect(),
         }
     }
 
     /// Each action in short; a free live node that is no holder takes a copy.
     fn planned(entry: &Registered, nodes: &[(&str, NodeState)]) -> Vec<String> {
+        planned_while(entry, nodes, false)
+    }
+
+    fn planned_while(entry: &Registered, nodes: &[(&str, NodeState)], heals: bool) -> Vec<String> {
         let nodes: BTreeMap<String, NodeState> = nodes
             .iter()
             .map(|&(name, state)| (name.to_owned(), state))
@@ -209,7 +237,7 @@ mod tests {
                 .find(|(name, node)| node.live && !node.leaving && !holders.contains(name))
                 .map(|(name, _)| name.clone())
         };
-        plan(std::slice::from_ref(entry), &nodes, choose)
+        plan(std::slice::from_ref(entry), &nodes, |_, _| heals, choose)
             .into_iter()
             .map(|action| match action {
                 Action::Copy { to, from, .. } => format!("copy to {to} from {}", from.join(",")),
@@ -305,6 +333,49 @@ mod tests {
         assert!(planned(&entry(2, &["a", "b", "c"]), &nodes).is_empty());
         let nodes = [("a", STAYS), ("b", ABSENT), ("c", STAYS)];
         assert!(planned(&entry(2, &["a", "b", "c"]), &nodes).is_empty());
+    }
+
+    #[test]
+    fn a_damaged_copy_is_replaced_and_goes_after() {
+        let nodes = [("a", STAYS), ("b", STAYS), ("c", STAYS)];
+        let damaged = entry(2, &["a", "b!"]);
+        assert!(planned_while(&damaged, &nodes, true).is_empty());
+        assert_eq!(planned(&damaged, &nodes), ["copy to c from a"]);
+        let replaced = entry(2, &["a", "b!", "c"]);
+        assert_eq!(planned(&replaced, &nodes), ["drop b true"]);
+        assert!(planned_while(&replaced, &nodes, true).is_empty());
+        // Nowhere to go: the damaged one stays, which may be of use yet.
+        assert!(planned(&damaged, &nodes[..2]).is_empty());
+    }
+
+    #[test]
+    fn the_last_good_copy_stays_wherever_it_is() {
+        // The node that leaves has it, and the one that stays a damaged one.
+        let nodes = [("a", LEAVES), ("b", STAYS)];
+        assert!(planned(&entry(1, &["a", "b!"]), &nodes).is_empty());
+        let nodes = [("a", LEAVES), ("b", STAYS), ("c", STAYS)];
+        assert_eq!(
+            planned(&entry(2, &["a", "b!"]), &nodes),
+            ["copy to c from a"]
+        );
+        // Of a surplus it is not the good one that goes.
+        let roomy = NodeState {
+            free_bytes: 1000,
+            ..STAYS
+        };
+        let nodes = [("a", STAYS), ("b", roomy), ("c", STAYS)];
+        assert_eq!(
+            planned(&entry(2, &["a", "b!", "c"]), &nodes),
+            ["drop b true"]
+        );
+    }
+
+    #[test]
+    fn without_a_good_copy_nothing_is_copied_and_nothing_goes() {
+        let nodes = [("a", STAYS), ("b", STAYS), ("c", STAYS)];
+        assert_eq!(planned(&entry(1, &["a!", "b!"]), &nodes), ["stranded a,b"]);
+        let nodes = [("a", STAYS), ("b", DEAD), ("c", STAYS)];
+        assert_eq!(planned(&entry(2, &["a!", "b"]), &nodes), ["stranded a,b"]);
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(super) struct Planned {
     pub(super) jobs: Vec<Job>,
     pub(super) under_replicated: usize,
     pub(super) stranded: usize,
+    /// Copies that are known to be damaged.
+    pub(super) damaged: usize,
     /// Something waits for its time, or is to be done.
     pub(super) is_busy: bool,
 }
@@ -66,6 +68,8 @@ pub(super) struct Planner {
     seen: HashMap<String, Seen>,
     /// Checkpoints that are listed, and since when, as far as this leader knows.
     listed_since: HashMap<String, Duration>,
+    /// Damaged copies, a checkpoint and a node each, and since when they are, as far as this leader knows.
+    damaged_since: HashMap<(String, String), Duration>,
     /// Checkpoints whose copies failed: how often, and until when they wait.
     failed: HashMap<String, (u32, Duration)>,
     /// Nodes that do not answer, or are full, and until when they are left alone.
@@ -111,6 +115,9 @@ impl Planner {
             is_busy: nodes.values().any(|node| node.absent),
             ..Planned::default()
         };
+        let healing = self.healing(now, entries, &nodes);
+        planned.damaged = self.damaged_since.len();
+        planned.is_busy |= !healing.is_empty();
         let mut ready = Vec::new();
         let mut listed = HashMap::with_capacity(entries.len());
         for entry in entries {
@@ -133,7 +140,8 @@ impl Planner {
         self.listed_since = listed;
 
         let mut choice = Choice::new(entries, view, &nodes, &self.resting);
-        let actions = plan(&ready, &nodes, |checkpoint, holders| {
+        let heals = |id: &str, node: &str| healing.contains(&(id.to_owned(), node.to_owned()));
+        let actions = plan(&ready, &nodes, heals, |checkpoint, holders| {
             choice.choose(checkpoint, holders)
         });
         let mut stranded = HashSet::new();
@@ -175,7 +183,7 @@ impl Planner {
                 } => {
                     if !self.told.contains(&checkpoint.id) {
                         let (job, generation) = (&checkpoint.job, checkpoint.generation);
-                        tracing::error!(id = %checkpoint.id, job, generation, holders = holders.join(", "), "no live node has this checkpoint");
+                        tracing::error!(id = %checkpoint.id, job, generation, holders = holders.join(", "), "no live node has this checkpoint undamaged");
                     }
                     stranded.insert(checkpoint.id);
                 }
@@ -185,6 +193,32 @@ impl Planner {
         self.told = stranded;
         planned.is_busy |= !planned.jobs.is_empty();
         planned
+    }
+
+    /// Damaged copies whose live holders may still be healing them.
+    fn healing(
+        &mut self,
+        now: Duration,
+        entries: &[Registered],
+        nodes: &BTreeMap<String, NodeState>,
+    ) -> HashSet<(String, String)> {
+        let damaged = entries.iter().flat_map(|entry| {
+            let id = &entry.checkpoint.id;
+            entry.damaged.iter().map(|node| (id.clone(), node.clone()))
+        });
+        let since: HashMap<_, _> = damaged
+            .map(|copy| {
+                let since = self.damaged_since.get(&copy).copied().unwrap_or(now);
+                (copy, since)
+            })
+            .collect();
+        self.damaged_since = since;
+        let heals = |((_, node), since): &(&(String, String), &Duration)| {
+            let live = nodes.get(node).is_some_and(|node| node.live);
+            live && now < **since + self.timing.healing
+        };
+        let healing = self.damaged_since.iter().filter(heals);
+        healing.map(|(copy, _)| copy.clone()).collect()
     }
 
     /// Every node that counts as one: those that are there, and those that may come back.

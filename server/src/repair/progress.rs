@@ -15,10 +15,12 @@ pub struct Progress {
     pub copies_dropped: AtomicU64,
     /// Looks at all that is listed.
     pub rounds: AtomicU64,
-    /// Checkpoints with fewer copies on live nodes that stay than they should have, now.
+    /// Checkpoints with fewer good copies on live nodes that stay than they should have, now.
     pub under_replicated: AtomicU64,
-    /// Checkpoints that no live node has, now. Counted among those above.
+    /// Checkpoints that no live node has undamaged, now. Counted among those above.
     pub stranded: AtomicU64,
+    /// Copies that are known to be damaged, now.
+    pub damaged: AtomicU64,
     /// Copies that are being made or wait for their turn, now.
     pub under_way: AtomicU64,
 }
@@ -34,7 +36,13 @@ impl Progress {
 
     /// This node does not lead: what is now is another's to say.
     pub(super) fn quiet(&self) {
-        for now in [&self.under_replicated, &self.stranded, &self.under_way] {
+        let now = [
+            &self.under_replicated,
+            &self.stranded,
+            &self.damaged,
+            &self.under_way,
+        ];
+        for now in now {
             now.store(0, Ordering::Relaxed);
         }
     }

@@ -1,6 +1,7 @@
 //! Getting a checkpoint from another node: fetched, compared, and sealed here under the same id.
 
 mod intake;
+mod pages;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -82,7 +83,7 @@ impl Puller {
         request.from.iter().any(|node| *node != self.node)
     }
 
-    /// Gets a fresh copy of a checkpoint that is damaged here, whole and without its parent's pages, and puts it in
+    /// Gets a fresh copy of a checkpoint that is damaged here, with those of its parent's pages that are whole, and puts it in
     /// the place of the damaged one in the instant in which it is sealed: at every moment one of them is here. Marks and
     /// pin stay.
     ///
@@ -129,8 +130,7 @@ impl Puller {
         let mut said = Vec::new();
         let sources = request.from.iter().filter(|node| **node != self.node);
         for node in sources.take(MAX_SOURCES) {
-            let parent = if again { "" } else { &request.parent };
-            let mut pulled = self.pull_from(request, node, parent, again);
+            let mut pulled = self.pull_from(request, node, &request.parent, again);
             if let Err(Failure::Parent(error)) = &pulled {
                 tracing::warn!(id = %request.checkpoint, %error, "pulled without its parent");
                 pulled = self.pull_from(request, node, "", again);

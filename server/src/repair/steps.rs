@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_client::peer::{Network, PeerError};
-use permafrost_protocol::control::ErrorCode;
-use permafrost_protocol::wire::message::{reply, request};
+use permafrost_protocol::control::{Checkpoint, ErrorCode};
+use permafrost_protocol::wire::message::{Verified, reply, request};
 
 use super::planner::{Job, Task};
 use super::progress::Progress;
 use crate::cluster::{Leader, Nodes, NodesView, Registry};
+use crate::replication::ContentDigest;
 use crate::store::StoreError;
 
 /// Time for a small request.
@@ -20,6 +21,13 @@ const SOON: Duration = Duration::from_secs(15);
 /// on at its node, and is found there later.
 const SLOWEST: u64 = 4 << 20;
 const ON_TOP: Duration = Duration::from_secs(300);
+
+/// How old a verification of a copy may be for another copy to go in reliance on it: damage is as likely before as after
+/// it, and a node that reads a TiB a day for this would read it for its scrub anyway.
+pub const VERIFIED_WITHIN: Duration = Duration::from_secs(24 * 3600);
+
+/// How often a node is asked again that is still reading.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Who leads, and which nodes there are.
 pub trait View: Send + Sync {
@@ -60,6 +68,38 @@ pub trait Peers: Send + Sync {
     /// # Errors
     /// As [`Peers::pull`].
     fn drop_copy(&self, node: &str, checkpoint: &str) -> Result<(), PeerError>;
+
+    /// How a copy of `node` stands, which it reads if it was not read lately.
+    ///
+    /// # Errors
+    /// As [`Peers::pull`].
+    fn verify(&self, node: &str, checkpoint: &str) -> Result<CopyHealth, PeerError>;
+}
+
+/// How a copy stands, as its node says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyHealth {
+    /// Read lately, and whole.
+    Whole,
+    /// Damaged, or not there.
+    Bad,
+    /// It is being read.
+    Unknown,
+}
+
+impl CopyHealth {
+    /// What an answer says of a checkpoint.
+    #[must_use]
+    pub fn of(answer: &Verified, checkpoint: &str) -> Self {
+        let names = |ids: &[String]| ids.iter().any(|id| id == checkpoint);
+        if names(&answer.damaged) || names(&answer.missing) {
+            Self::Bad
+        } else if names(&answer.whole) {
+            Self::Whole
+        } else {
+            Self::Unknown
+        }
+    }
 }
 
 impl Peers for Network {
@@ -77,6 +117,17 @@ impl Peers for Network {
         });
         match self.call(node, body, Instant::now() + SOON)? {
             reply::Body::Done(_) => Ok(()),
+            _ => Err(unexpected(node)),
+        }
+    }
+
+    fn verify(&self, node: &str, checkpoint: &str) -> Result<CopyHealth, PeerError> {
+        let body = request::Body::Verify(request::Verify {
+            checkpoints: vec![checkpoint.to_owned()],
+            within_s: VERIFIED_WITHIN.as_secs(),
+        });
+        match self.call(node, body, Instant::now() + SOON)? {
+            reply::Body::Verified(answer) => Ok(CopyHealth::of(&answer, checkpoint)),
             _ => Err(unexpected(node)),
         }
     }
@@ -207,20 +258,18 @@ impl Steps {
         };
         self.check()?;
         let (checkpoint, node) = (&job.checkpoint, &job.node);
-        // What is listed may be wrong: each of those that stay says itself that it has it.
+        // What is listed may be wrong: each of those that stay says itself that it has it, and has read it lately.
         let mut confirmed = 0;
         for keeper in keepers.iter().filter(|keeper| *keeper != node) {
-            let asks = request::Pull {
-                checkpoint: checkpoint.id.clone(),
-                published: true,
-                content_digest: content_digest.to_vec(),
-                ..request::Pull::default()
-            };
-            match self.peers.pull(keeper, asks, SOON) {
-                Ok(()) => confirmed += 1,
-                Err(error) => {
-                    tracing::warn!(id = %checkpoint.id, %keeper, %error, "copy not found")
+            match self.confirm(checkpoint, keeper, content_digest) {
+                Ok(true) => confirmed += 1,
+                Ok(false) => {
+                    tracing::warn!(id = %checkpoint.id, %keeper, "its copy is not known to be whole");
                 }
+                Err(Undone::Peer(error)) => {
+                    tracing::warn!(id = %checkpoint.id, %keeper, %error, "copy not found");
+                }
+                Err(undone) => return Err(undone),
             }
         }
         if confirmed < keepers.len().max(1) {
@@ -237,6 +286,35 @@ impl Steps {
             unlist().map_err(Undone::Registry)?;
         }
         Ok(())
+    }
+
+    /// Whether a holder has a checkpoint with this content, and has found it whole lately. Waits while it is being read.
+    fn confirm(
+        &self,
+        checkpoint: &Checkpoint,
+        keeper: &str,
+        content_digest: &ContentDigest,
+    ) -> Result<bool, Undone> {
+        let asks = request::Pull {
+            checkpoint: checkpoint.id.clone(),
+            published: true,
+            content_digest: content_digest.to_vec(),
+            ..request::Pull::default()
+        };
+        let answered = self.peers.pull(keeper, asks, SOON);
+        answered.map_err(Undone::Peer)?;
+        let until =
+            Instant::now() + ON_TOP + Duration::from_secs(checkpoint.memory_bytes / SLOWEST);
+        loop {
+            self.check()?;
+            let health = self.peers.verify(keeper, &checkpoint.id);
+            match health.map_err(Undone::Peer)? {
+                CopyHealth::Whole => return Ok(true),
+                CopyHealth::Bad => return Ok(false),
+                CopyHealth::Unknown if Instant::now() >= until => return Ok(false),
+                CopyHealth::Unknown => std::thread::sleep(ASK_AGAIN),
+            }
+        }
     }
 
     fn check(&self) -> Result<(), Undone> {

@@ -1,7 +1,8 @@
 //! Each node's own part: what it holds, compared with what is listed.
 //!
 //! What this node holds is read first, the list after: what was published before is seen. And nothing is done that
-//! was not found in two sweeps in a row, as the two are changed by others in between.
+//! was not found in two sweeps in a row, as the two are changed by others in between; but what somebody has removed goes at
+//! once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use permafrost_protocol::control::Checkpoint;
 
+use super::plan::wanted_copies;
 use super::thread::{Stop, Worker};
 use crate::cluster::{Registered, Registry};
 use crate::store::{Store, StoreError};
@@ -33,6 +35,8 @@ pub trait Standing: Send + Sync {
 pub struct SweepTiming {
     /// Between two sweeps. Default 30 s.
     pub interval: Duration,
+    /// From a sweep that failed to the next. Default 5 s.
+    pub again: Duration,
     /// What has been provisional for so long is settled: longer than the deadline of a dump and the lease of a node
     /// together. Default 2 min.
     pub settle: Duration,
@@ -42,6 +46,7 @@ impl Default for SweepTiming {
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(30),
+            again: Duration::from_secs(5),
             settle: Duration::from_secs(120),
         }
     }
@@ -62,6 +67,10 @@ pub struct Swept {
     pub dropped: Vec<String>,
     /// Once listed, not listed any more, and left alone: the registry may have lost it.
     pub in_doubt: Vec<String>,
+    /// Damaged here, and listed as such only now.
+    pub damaged: Vec<String>,
+    /// Listed as damaged here, and not known to be here: set aside and looked at again.
+    pub suspected: Vec<String>,
 }
 
 /// What was found in a sweep, to be found again in the next.
@@ -70,6 +79,8 @@ struct Found {
     unclaimed: HashSet<String>,
     missing: HashSet<String>,
     unlisted: HashSet<String>,
+    /// Listed as damaged here, and not set aside.
+    forgotten: HashSet<String>,
 }
 
 /// Compares what a node holds with what is listed, now and then.
@@ -115,9 +126,16 @@ impl Sweep {
             if let Err(error) = self.disclaim_missing() {
                 tracing::warn!(%error, "not compared with what is listed");
             }
-            while !stop.after(self.timing.interval) {
+            if let Err(error) = self.remember_damage() {
+                tracing::warn!(%error, "not known yet which copies were damaged");
+            }
+            let mut pause = self.timing.interval;
+            while !stop.after(pause) {
+                pause = self.timing.interval;
                 if let Err(error) = self.once() {
                     tracing::warn!(%error, "sweep not done");
+                    // Where nodes die, etcd elects: that is over soon, and space waits.
+                    pause = self.timing.again;
                 }
             }
         })
@@ -136,6 +154,32 @@ impl Sweep {
             }
         }
         Ok(disclaimed)
+    }
+
+    /// Sets aside what is listed as damaged here, as it was found before this start of the daemon, and has it read. Their
+    /// ids.
+    ///
+    /// # Errors
+    /// The registry does not answer.
+    pub fn remember_damage(&self) -> Result<Vec<String>, StoreError> {
+        let listed = self.registry.list("")?;
+        let forgotten = listed.iter().filter(|entry| self.is_forgotten(entry));
+        Ok(forgotten.map(|entry| self.suspect(entry)).collect())
+    }
+
+    /// Listed as damaged here, and not known to be.
+    fn is_forgotten(&self, entry: &Registered) -> bool {
+        let id = &entry.checkpoint.id;
+        entry.is_damaged_on(&self.node) && self.store.damage(id).is_none() && self.store.holds(id)
+    }
+
+    fn suspect(&self, entry: &Registered) -> String {
+        let id = entry.checkpoint.id.clone();
+        // In this order: what is set aside is no news to the scrub.
+        self.store.suspect(&id);
+        self.store
+            .set_aside(&id, "it was found damaged before, and was not read since");
+        id
     }
 
     /// One sweep.
@@ -174,11 +218,25 @@ impl Sweep {
             self.standing.all_listed();
         }
         let here: HashSet<&str> = marks.iter().map(|mark| mark.id.as_str()).collect();
-        for entry in &listed {
+        let mut damaged = Vec::new();
+        for entry in listed.iter().filter(|e| e.nodes.contains(&self.node)) {
             let id = &entry.checkpoint.id;
-            if entry.nodes.contains(&self.node) && !here.contains(id.as_str()) {
+            if !here.contains(id.as_str()) {
                 found.missing.insert(id.clone());
+            } else if self.is_forgotten(entry) {
+                found.forgotten.insert(id.clone());
+            } else if !entry.is_damaged_on(&self.node) && self.store.damage(id).is_some() {
+                damaged.push(entry);
             }
+        }
+        for entry in damaged {
+            self.registry
+                .set_damaged(&entry.checkpoint, &self.node, true)
+                .or_else(|error| match error {
+                    StoreError::NotFound { .. } => Ok(()),
+                    error => Err(error),
+                })?;
+            swept.damaged.push(entry.checkpoint.id.clone());
         }
         let before = std::mem::replace(&mut self.before, found);
         let again = |now: &HashSet<String>, then: &HashSet<String>| {
@@ -194,7 +252,15 @@ impl Sweep {
                 };
                 if self.is_same(entry) && self.claim(entry)? {
                     swept.claimed.push(id);
+                } else if self.is_spare(entry) && self.store.roll_back(&id, true)? {
+                    tracing::info!(%id, "damaged, and listed on others: dropped here");
+                    swept.dropped.push(id);
                 }
+            }
+        }
+        for id in again(&self.before.forgotten, &before.forgotten) {
+            if let Some(entry) = by_id.get(id.as_str()) {
+                swept.suspected.push(self.suspect(entry));
             }
         }
         for id in again(&self.before.missing, &before.missing) {
@@ -205,12 +271,18 @@ impl Sweep {
                 swept.disclaimed.push(id);
             }
         }
-        for id in again(&self.before.unlisted, &before.unlisted) {
+        let mut unlisted: Vec<String> = self.before.unlisted.iter().cloned().collect();
+        unlisted.sort_unstable();
+        for id in unlisted {
+            // Somebody has said so, which nobody takes back: its space is not kept for a second look.
             if self.registry.is_withdrawn(&self.store.line_of(&id))? {
                 if self.store.roll_back(&id, true)? {
                     tracing::info!(%id, "removed from the cluster's list: dropped here");
                     swept.dropped.push(id);
                 }
+                continue;
+            }
+            if !before.unlisted.contains(&id) {
                 continue;
             }
             if self.told.insert(id.clone()) {
@@ -237,6 +309,13 @@ impl Sweep {
             // A damaged one is no copy.
             Err(_) => false,
         }
+    }
+
+    /// Whether a copy that is not listed is damaged, and others are enough without it: the leader has taken it off the list,
+    /// and its word to drop it was lost.
+    fn is_spare(&self, entry: &Registered) -> bool {
+        self.store.damage(&entry.checkpoint.id).is_some()
+            && entry.good().count() >= wanted_copies(entry)
     }
 
     /// Lists this node as a holder. The leader may have had the copy dropped at this moment: then not.

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct Timing {
     /// How long a node may be gone before its copies are made anew. Default 30 s.
     pub grace: Duration,
+    /// How long a node has to heal a damaged copy before another node gets one. Default 30 s.
+    pub healing: Duration,
     /// How long a checkpoint that was just listed may lack copies before one is made: its dump may still be making
     /// them. Default 10 s.
     pub patience: Duration,
@@ -24,6 +26,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             grace: Duration::from_secs(30),
+            healing: Duration::from_secs(30),
             patience: Duration::from_secs(10),
             busy: Duration::from_secs(3),
             idle: Duration::from_secs(30),

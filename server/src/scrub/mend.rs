@@ -1,4 +1,4 @@
-//! Who mends.
+//! Who heals.
 
 use std::sync::Arc;
 
@@ -6,10 +6,22 @@ use permafrost_protocol::control;
 use permafrost_protocol::wire::message::request;
 
 use crate::repair::Puller;
-use crate::store::{Store, StoreError};
+use crate::store::{DamagedPage, Object, Store, StoreError};
 
-/// Puts a whole copy in the place of a damaged one.
+/// Heals damaged copies from those of other nodes.
 pub trait Mend: Send + Sync {
+    /// Fetches pages of a checkpoint from its other `holders`, and writes them anew in the places of the damaged ones; how
+    /// many were damaged. Blocks for as long as that takes.
+    ///
+    /// # Errors
+    /// None of the holders gives some page; the medium takes no write there. Other pages may be healed.
+    fn heal(
+        &self,
+        checkpoint: &control::Checkpoint,
+        holders: &[String],
+        pages: &[DamagedPage],
+    ) -> Result<u64, StoreError>;
+
     /// Fetches a fresh copy of a checkpoint from the first of its other `holders` that has it whole, and puts it in the
     /// place of the damaged one. Blocks for as long as the transfer takes.
     ///
@@ -18,7 +30,7 @@ pub trait Mend: Send + Sync {
     fn mend(&self, checkpoint: &control::Checkpoint, holders: &[String]) -> Result<(), StoreError>;
 }
 
-/// Mends by pulling again from other nodes.
+/// Heals by pulling from other nodes.
 pub struct MendByPull {
     store: Arc<Store>,
     puller: Arc<Puller>,
@@ -30,9 +42,48 @@ impl MendByPull {
     pub fn new(store: Arc<Store>, puller: Arc<Puller>) -> Self {
         Self { store, puller }
     }
+
+    /// Id of the checkpoint that one was compared with; empty if it is not here, or not listed.
+    fn parent_of(&self, checkpoint: &control::Checkpoint) -> String {
+        let generation = checkpoint.parent_generation;
+        let held = (generation > 0).then(|| self.store.id_here(&checkpoint.job, generation));
+        held.flatten().unwrap_or_default()
+    }
 }
 
 impl Mend for MendByPull {
+    fn heal(
+        &self,
+        checkpoint: &control::Checkpoint,
+        holders: &[String],
+        pages: &[DamagedPage],
+    ) -> Result<u64, StoreError> {
+        let mut healed = 0;
+        let mut holders = holders.to_vec();
+        let mut left = pages;
+        while let Some(first) = left.first() {
+            // Neighbours in one address space come in one fetch; an image comes whole.
+            let is_next = |(page, index): &(&DamagedPage, u64)| {
+                let follows = matches!(page.object, Object::Image(_)) || page.index == *index;
+                page.object == first.object && follows
+            };
+            let together = left.iter().zip(first.index..).take_while(is_next).count();
+            let (now, later) = left.split_at(together);
+            left = later;
+            let wanted: Vec<u64> = now.iter().map(|page| page.index).collect();
+            let heal = |fetched: &[_]| {
+                let healed = self
+                    .store
+                    .heal_pages(&checkpoint.id, &first.object, fetched);
+                healed.map_err(|error| error.to_string())
+            };
+            healed +=
+                self.puller
+                    .pages(&checkpoint.id, &mut holders, &first.object, &wanted, heal)?;
+        }
+        Ok(healed)
+    }
+
     fn mend(&self, checkpoint: &control::Checkpoint, holders: &[String]) -> Result<(), StoreError> {
         let content_digest = match self.store.listed_digest(checkpoint) {
             Ok(digest) => digest.map_or_else(Vec::new, |digest| digest.to_vec()),
@@ -43,7 +94,9 @@ impl Mend for MendByPull {
         let pull = request::Pull {
             checkpoint: checkpoint.id.clone(),
             from: holders.to_vec(),
-            parent: String::new(),
+            // Pages that it shared with a whole parent are shared again: generations that one damaged page has hit are
+            // not each stored in full. They are read and verified first.
+            parent: self.parent_of(checkpoint),
             published: true,
             content_digest,
             background: true,

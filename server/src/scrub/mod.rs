@@ -1,16 +1,17 @@
-//! The scrub: everything that this node holds is read and verified within a period, and what is damaged is mended from
+//! The scrub: everything that this node holds is read and verified within a period, and what is damaged is healed from
 //! another node or set aside.
 //!
 //! ```text
 //!  Schedule: oldest first, in the share of the period that its bytes have ──▶ Store::check ──▶ whole: lifted
-//!     ▲ suspects: in front                                                       │ damaged: set aside, at once
+//!     ▲ suspects: in front; then what other nodes are to rely on                 │ damaged: set aside and listed so, at once
 //!     └───────────── Store::suspect, others of the job ◀─────────────────────────┤
 //!                                                                                ▼
-//!                      set aside until a later look ◀── no ── Mend: a fresh copy, read again ── good ──▶ lifted
+//!     set aside until a later look ◀── no ── Mend: its pages in place, else a fresh copy; read again ── good ──▶ lifted
 //! ```
 //!
 //! It works in a thread of its own, for a share of a processor's time, and not at all while a dump comes in. A page that
-//! checkpoints share is read once a round, through the first of them; its checksum is compared for each.
+//! checkpoints share is read once a round, through the first of them; its checksum is compared for each. What it holds is
+//! listed now and then, not for each checkpoint: a pass is linear in their number.
 //!
 //! The daemon makes one, always, before it listens, and keeps what `start` gives until it stops:
 //!
@@ -28,12 +29,14 @@
 //! `permafrost scrub`, `permafrost status` and damage found while reading come to it through the store
 //! ([`Store::scrub_now`], [`Store::scrub_status`], [`Store::suspect`]).
 
+mod background;
+mod heal;
 mod memory;
 mod mend;
 mod pace;
 mod schedule;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,26 +46,23 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::CheckpointRef;
+use permafrost_protocol::wire::message::Verified;
 
-use self::pace::Pace;
-use self::schedule::{Candidate, Next, Schedule};
+use self::schedule::{Candidate, Schedule};
 use crate::clock::unix_ms;
 use crate::costs::ScrubDone;
 use crate::store::{Checked, Count, Held, PagesRead, Progress, Scrub, Store, StoreError};
 
 pub use mend::{Mend, MendByPull};
 
-/// How long nothing is looked for at most: what was sealed meanwhile has its turn in days.
-const NAP: Duration = Duration::from_secs(60);
-
-/// How often it is looked whether dumps still come in.
-const LOOK: Duration = Duration::from_millis(100);
-
 /// What was verified is written down so often.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 
 /// How long a stop waits for what is under way: a fetch may take its time, and is nobody's loss.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is held is listed anew for a status when the list is older.
+const STATUS_AGE: Duration = Duration::from_secs(1);
 
 /// How it scrubs.
 #[derive(Clone, Debug)]
@@ -96,10 +96,14 @@ pub struct ScrubCounters {
     pub read_bytes: Count,
     /// Checkpoints found damaged.
     pub damaged: Count,
-    /// Damaged ones that a fresh copy has taken the place of.
+    /// Damaged ones that were healed.
     pub mended: Count,
-    /// Times that mending failed.
+    /// Damaged pages that were written anew in their places.
+    pub pages_healed: Count,
+    /// Times that healing failed.
     pub mends_failed: Count,
+    /// Times that everything held was listed.
+    pub listings: Count,
 }
 
 /// Verifies what a store holds.
@@ -117,18 +121,17 @@ pub struct Scrubber {
     mending: Mutex<()>,
     /// It waits for dumps to be in.
     paused: AtomicBool,
-}
-
-/// Who has put a fresh copy in the place of a damaged one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    This,
-    Another,
+    stopped: AtomicBool,
+    /// Copies that wait which other nodes are to rely on: the background hurries.
+    asked: AtomicUsize,
 }
 
 struct State {
     schedule: Schedule,
-    stopped: bool,
+    /// Jobs whose checkpoints all wait as suspects.
+    suspected_jobs: HashSet<String>,
+    /// When everything held was listed.
+    listed: Option<Instant>,
     saved: Instant,
 }
 
@@ -144,7 +147,8 @@ impl Scrubber {
             began: Instant::now(),
             state: Mutex::new(State {
                 schedule: Schedule::new(options.period, verified.unwrap_or_default()),
-                stopped: false,
+                suspected_jobs: HashSet::new(),
+                listed: None,
                 saved: Instant::now(),
             }),
             options,
@@ -152,6 +156,8 @@ impl Scrubber {
             requests: AtomicUsize::new(0),
             mending: Mutex::new(()),
             paused: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            asked: AtomicUsize::new(0),
         });
         let weak: Weak<Self> = Arc::downgrade(&scrubber);
         if !store.scrubbed_by(weak) {
@@ -192,88 +198,6 @@ impl Scrubber {
         })
     }
 
-    fn run(&self) {
-        if let Some(period) = self.options.period {
-            let period_s = period.as_secs();
-            let share_percent = self.options.share_percent;
-            tracing::info!(period_s, share_percent, "scrub begins");
-        }
-        while !self.is_stopped() {
-            let nap = match self.store.everything() {
-                Ok(held) => self.turn(&held),
-                Err(error) => {
-                    tracing::error!(%error, "scrub: it is not known what there is");
-                    self.longest_nap()
-                }
-            };
-            self.save(false);
-            self.nap(nap);
-        }
-        self.save(true);
-    }
-
-    /// What is sealed in the meantime must have its turn within the period, too.
-    fn longest_nap(&self) -> Duration {
-        let period = self.options.period.unwrap_or(NAP);
-        NAP.min((period / 4).max(LOOK))
-    }
-
-    /// Checks one checkpoint, if it is time; how long to wait then.
-    fn turn(&self, held: &[Held]) -> Duration {
-        let candidates = self.candidates(held);
-        let (place, read) = {
-            let mut state = self.state();
-            let next = state
-                .schedule
-                .next(&candidates, unix_ms(), self.began.elapsed());
-            match next {
-                Next::Wait(wait) => return wait.unwrap_or(NAP).min(self.longest_nap()),
-                Next::Check { place, suspect } => {
-                    let id = candidates[place].id;
-                    let read = (!suspect).then(|| state.schedule.begin(id, &candidates));
-                    (place, read.flatten())
-                }
-            }
-        };
-        let mut read = read;
-        let one = &held[place];
-        let began = self.began.elapsed();
-        self.hold_back();
-        let mut pace = Pace::new(self.options.share_percent);
-        let mut since = Instant::now();
-        let checked = self.read(one, read.as_mut(), &mut |_| {
-            let nap = pace.took(since.elapsed());
-            self.nap(nap);
-            self.hold_back();
-            since = Instant::now();
-        });
-        let mut state = self.state();
-        let schedule = &mut state.schedule;
-        let Some(checked) = checked else {
-            schedule.broken_off(&one.id, read);
-            return Duration::ZERO;
-        };
-        schedule.checked(&one.id, &candidates, read, began, unix_ms());
-        drop(state);
-        self.conclude(one, checked);
-        Duration::ZERO
-    }
-
-    fn candidates<'a>(&self, held: &'a [Held]) -> Vec<Candidate<'a>> {
-        let damaged: HashMap<_, _> = self.store.set_asides().into_iter().collect();
-        let candidate = |held: &'a Held| Candidate {
-            id: &held.id,
-            bytes: held.bytes,
-            sealed_unix_ms: held
-                .record
-                .as_ref()
-                .map_or(0, |record| record.created_unix_ms),
-            damaged: damaged.contains_key(&held.id),
-            copy: held.copy.clone(),
-        };
-        held.iter().map(candidate).collect()
-    }
-
     /// Reads one whole. `None`: it is not there any more, or the scrub stops.
     fn read(
         &self,
@@ -302,94 +226,10 @@ impl Scrubber {
         }
     }
 
-    /// What follows from a check.
-    fn conclude(&self, held: &Held, checked: Checked) -> Option<control::DamagedCheckpoint> {
-        let name = held.name();
-        let Some(first) = checked.damage.first() else {
-            if self.store.lift(&held.id) {
-                tracing::info!(checkpoint = name, "whole: no longer set aside");
-            }
-            return None;
-        };
-        // Before it is mended: nothing is to be built upon it meanwhile.
-        if self.store.set_aside(&held.id, first) {
-            self.counters.damaged.add(1);
-            let places = checked.damage.len();
-            tracing::error!(checkpoint = name, id = %held.id, places, damage = first, "damaged");
-            self.suspect_others_of(held);
-        }
-        let mended = self.mended(held);
-        let reason = match &mended {
-            Ok(by_whom) => {
-                if *by_whom == By::This {
-                    self.counters.mended.add(1);
-                }
-                self.store.lift(&held.id);
-                tracing::info!(checkpoint = name, "mended: a fresh copy has its place");
-                String::new()
-            }
-            Err(reason) => {
-                tracing::warn!(checkpoint = name, reason, "not mended: it stays set aside");
-                reason.clone()
-            }
-        };
-        Some(control::DamagedCheckpoint {
-            checkpoint: name,
-            id: held.id.clone(),
-            damage: checked.damage,
-            mended: mended.is_ok(),
-            reason,
-            node: String::new(),
-        })
-    }
-
-    /// Has it mended, and looks whether it is. Why not.
-    fn mended(&self, held: &Held) -> Result<By, String> {
-        let alone = || "no other node has a copy".to_owned();
-        let found = self.store.other_holders(held);
-        let (record, holders) = found
-            .map_err(|error| format!("other holders are not known: {error}"))?
-            .ok_or_else(alone)?;
-        if holders.is_empty() {
-            return Err(alone());
-        }
-        let mend = self
-            .mend
-            .get()
-            .ok_or("this node fetches nothing from others")?;
-        let _one = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
-        // A request and the background may have found the same.
-        let now = self.store.everything().map_err(|e| e.to_string())?;
-        let is_another = |now: &Held| now.id == held.id && !now.copy.ptr_eq(&held.copy);
-        let is_whole = |checked: Checked| checked.damage.is_empty();
-        if now.iter().any(is_another) && self.read(held, None, &mut |_| {}).is_some_and(is_whole) {
-            return Ok(By::Another);
-        }
-        let mended = mend.mend(&record, &holders).map_err(|e| e.to_string());
-        let mended = mended.and_then(|()| match self.read(held, None, &mut |_| {}) {
-            Some(again) => match again.damage.into_iter().next() {
-                None => Ok(By::This),
-                Some(damage) => Err(format!("the fresh copy is damaged, too: {damage}")),
-            },
-            None => Err("the fresh copy was not read to its end".to_owned()),
-        });
-        if mended.is_err() {
-            self.counters.mends_failed.add(1);
-        }
-        mended
-    }
-
-    /// Generations of a job share pages.
-    fn suspect_others_of(&self, held: &Held) {
-        let Ok(all) = self.store.everything() else {
-            return;
-        };
-        let others = all
-            .iter()
-            .filter(|other| !held.job().is_empty() && other.job() == held.job())
-            .filter(|other| other.id != held.id);
-        for other in others {
-            self.suspect(&other.id);
+    fn suspect_quietly(&self, id: &str) {
+        // Known already, and tried again in its time.
+        if self.store.damage(id).is_none() {
+            self.state().schedule.suspect(id);
         }
     }
 
@@ -423,25 +263,13 @@ impl Scrubber {
         Ok(all)
     }
 
-    /// Waits while dumps come in, or somebody has everything read anyway.
-    fn hold_back(&self) {
-        while !self.is_stopped()
-            && (self.store.is_receiving() || self.requests.load(Ordering::Relaxed) > 0)
-        {
-            self.paused.store(true, Ordering::Relaxed);
-            // Suspects wake it, but do not make it go on.
-            std::thread::sleep(LOOK);
-        }
-        self.paused.store(false, Ordering::Relaxed);
-    }
-
     /// Sleeps, until it is stopped or there is a suspect.
     fn nap(&self, time: Duration) {
         if time.is_zero() {
             return;
         }
         let state = self.state();
-        if !state.stopped {
+        if !self.is_stopped() {
             drop(
                 self.woken
                     .wait_timeout(state, time)
@@ -468,7 +296,7 @@ impl Scrubber {
     }
 
     fn is_stopped(&self) -> bool {
-        self.state().stopped
+        self.stopped.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -512,11 +340,12 @@ impl Scrub for Scrubber {
                     elapsed: since.elapsed(),
                 });
             }
-            {
-                let mut state = self.state();
-                state.schedule.verified_now(&held.id, unix_ms());
+            let damaged = self.conclude(held, checked, Some(&mut read));
+            scrubbed.damaged.extend(damaged);
+            if let Some(now) = self.store.held_copy(&held.id) {
+                let of = candidate(&now, self.store.damage(&held.id).is_some());
+                self.state().schedule.verified_now(&of, unix_ms());
             }
-            scrubbed.damaged.extend(self.conclude(held, checked));
         }
         Ok(scrubbed)
     }
@@ -528,12 +357,37 @@ impl Scrub for Scrubber {
         }
     }
 
+    fn verified(&self, ids: &[String], within: Duration) -> Verified {
+        let mut verified = Verified::default();
+        let now = unix_ms();
+        for id in ids {
+            let list = if self.store.damage(id).is_some() {
+                &mut verified.damaged
+            } else {
+                match self.store.copy(id) {
+                    None => &mut verified.missing,
+                    Some(copy) => {
+                        let mut state = self.state();
+                        if !state.schedule.is_verified(id, &copy, within, now) {
+                            state.schedule.ask(id);
+                            continue;
+                        }
+                        &mut verified.whole
+                    }
+                }
+            };
+            list.push(id.clone());
+        }
+        self.count_asked();
+        self.woken.notify_all();
+        verified
+    }
+
     fn status(&self) -> control::ScrubStatus {
-        let held = self.store.everything().unwrap_or_default();
-        let oldest = self
-            .state()
-            .schedule
-            .oldest(&self.candidates(&held), unix_ms());
+        if let Err(error) = self.list(STATUS_AGE) {
+            tracing::warn!(%error, "the scrub's status is an old one");
+        }
+        let oldest = self.state().schedule.oldest(unix_ms());
         control::ScrubStatus {
             period_s: self.options.period.map_or(0, |period| period.as_secs()),
             oldest_s: oldest.as_secs(),
@@ -553,7 +407,9 @@ pub struct Scrubbing {
 
 impl Drop for Scrubbing {
     fn drop(&mut self) {
-        self.scrubber.state().stopped = true;
+        self.scrubber.stopped.store(true, Ordering::Relaxed);
+        // Not between a look at it and the sleep.
+        drop(self.scrubber.state());
         self.scrubber.woken.notify_all();
         let until = Instant::now() + PATIENCE;
         while !self.thread.is_finished() && Instant::now() < until {
@@ -575,5 +431,16 @@ impl<'a> Request<'a> {
 impl Drop for Request<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn candidate(held: &Held, damaged: bool) -> Candidate<'_> {
+    let record = held.record.as_ref();
+    Candidate {
+        id: &held.id,
+        bytes: held.bytes,
+        sealed_unix_ms: record.map_or(0, |record| record.created_unix_ms),
+        damaged,
+        copy: held.copy.clone(),
     }
 }

@@ -1,6 +1,9 @@
-//! What is verified next, and when: a pure function of what is held, what was verified and the time.
+//! What is verified next, and when: sans-I/O, over what is held, what was verified and the time.
+//!
+//! Everything that is held is gone through in [`Schedule::sync`] alone, which is called now and then; each step in between
+//! costs a look-up. So a pass over all checkpoints is linear in their number, but for the depth of a tree.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -25,39 +28,94 @@ pub(super) struct Candidate<'a> {
     pub(super) copy: Weak<Checkpoint>,
 }
 
-/// What to do.
+/// Why a checkpoint is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Somebody thinks that it is damaged.
+    Suspect,
+    /// Another node is to rely on it.
+    Asked,
+    /// It has not been verified for longest.
+    Turn,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Verify the candidate at this place; `suspect`: somebody thinks that it is damaged.
-    Check {
-        /// Among the candidates.
-        place: usize,
-        /// It is read whole, whatever was read of it through others.
-        suspect: bool,
-    },
+    /// Verify the checkpoint of this id.
+    Check { id: String, why: Why },
     /// Nothing for so long; `None`: until something changes.
     Wait(Option<Duration>),
+}
+
+struct Tracked {
+    /// Since when it is not verified, milliseconds since the Unix epoch.
+    since: u64,
+    bytes: u64,
+    damaged: bool,
+    copy: Weak<Checkpoint>,
+    /// The sync that found this copy.
+    found_by: u64,
 }
 
 /// Where the scrub is. Times of day say what was verified when, across restarts; a time that lies in the future
 /// counts as now. The pace within a period is by a clock that is never set.
 #[derive(Default)]
 pub(super) struct Schedule {
-    /// Everything is verified once in this time; `None`: only what is suspected.
+    /// Everything is verified once in this time; `None`: only what is suspected or asked for.
     period: Option<Duration>,
     /// By id, milliseconds since the Unix epoch.
     verified: HashMap<String, u64>,
-    suspects: VecDeque<String>,
+    copies: HashMap<String, Tracked>,
+    /// Those that are not known to be damaged, and those that are: since when each is not verified, and its id.
+    whole: BTreeSet<(u64, String)>,
+    damaged: BTreeSet<(u64, String)>,
+    /// Of all copies.
+    bytes: u128,
+    suspects: Queue,
+    asked: Queue,
     /// The share of the period that the last one has ends here.
     next_at: Duration,
+    syncs: u64,
+    /// Of those whose turn it is, and of those that are suspected or asked for.
     round: Round,
+    aside: Round,
+    /// Copies looked at.
+    #[cfg(test)]
+    steps: u64,
 }
 
-/// Each checkpoint once. Those that were there when it began read what they share once; others may lie in segments
-/// that were free in between, and are read whole.
+/// Ids in the order in which they came, each once.
+#[derive(Default)]
+struct Queue {
+    order: VecDeque<String>,
+    waiting: HashSet<String>,
+}
+
+impl Queue {
+    fn push(&mut self, id: &str) -> bool {
+        let is_new = self.waiting.insert(id.to_owned());
+        if is_new {
+            self.order.push_back(id.to_owned());
+        }
+        is_new
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        let id = self.order.pop_front()?;
+        self.waiting.remove(&id);
+        Some(id)
+    }
+}
+
+/// A reading of many checkpoints in which each page that they share is read once: through the first of them. Copies that
+/// were not known when it began may lie in segments that were free in between, and are read whole.
 #[derive(Default)]
 struct Round {
-    left: HashMap<String, Weak<Checkpoint>>,
+    /// Syncs before it began.
+    began: u64,
+    left: HashSet<String>,
+    done: HashSet<String>,
     read: PagesRead,
 }
 
@@ -74,133 +132,232 @@ impl Schedule {
         &self.verified
     }
 
-    /// Puts one at the front; whether it was not there yet.
-    pub(super) fn suspect(&mut self, id: &str) -> bool {
-        let is_new = !self.suspects.iter().any(|suspect| suspect == id);
-        if is_new {
-            self.suspects.push_front(id.to_owned());
+    /// Takes up what is held now, and forgets what is not. Linear in what is held.
+    pub(super) fn sync<'a>(&mut self, held: impl Iterator<Item = Candidate<'a>>, unix_ms: u64) {
+        self.syncs += 1;
+        let mut before = std::mem::take(&mut self.copies);
+        self.whole.clear();
+        self.damaged.clear();
+        self.bytes = 0;
+        for candidate in held {
+            self.step();
+            let id = candidate.id;
+            let old = before.remove(id);
+            let same = old.filter(|old| old.copy.ptr_eq(&candidate.copy));
+            // What was verified was another copy; what is remembered from before the start was this one.
+            if same.is_none() && self.syncs > 1 {
+                self.verified.remove(id);
+            }
+            let verified = self.verified.get(id).copied();
+            let tracked = Tracked {
+                since: verified.unwrap_or(candidate.sealed_unix_ms).min(unix_ms),
+                bytes: candidate.bytes,
+                damaged: candidate.damaged,
+                copy: candidate.copy,
+                found_by: same.map_or(self.syncs, |same| same.found_by),
+            };
+            self.insert(id, tracked);
         }
-        is_new
+        let copies = &self.copies;
+        self.verified.retain(|id, _| copies.contains_key(id));
+        self.round.left.retain(|id| copies.contains_key(id));
     }
 
-    /// Since when a candidate is not verified.
-    fn since(&self, candidate: &Candidate<'_>, unix_ms: u64) -> u64 {
-        let verified = self.verified.get(candidate.id).copied();
-        verified.unwrap_or(candidate.sealed_unix_ms).min(unix_ms)
+    fn insert(&mut self, id: &str, tracked: Tracked) {
+        self.remove(id);
+        self.bytes += u128::from(tracked.bytes.max(1));
+        let order = if tracked.damaged {
+            &mut self.damaged
+        } else {
+            &mut self.whole
+        };
+        order.insert((tracked.since, id.to_owned()));
+        self.copies.insert(id.to_owned(), tracked);
     }
 
-    /// The longest time for which a candidate is not verified.
-    pub(super) fn oldest(&self, held: &[Candidate<'_>], unix_ms: u64) -> Duration {
-        let ages = held
-            .iter()
-            .map(|candidate| unix_ms - self.since(candidate, unix_ms));
-        Duration::from_millis(ages.max().unwrap_or(0))
+    fn remove(&mut self, id: &str) -> Option<Tracked> {
+        let tracked = self.copies.remove(id)?;
+        self.bytes -= u128::from(tracked.bytes.max(1));
+        let key = (tracked.since, id.to_owned());
+        self.whole.remove(&key);
+        self.damaged.remove(&key);
+        Some(tracked)
     }
 
-    /// What to do at `now`, which is `unix_ms` by the clock on the wall: suspects; damaged ones again; else the one
-    /// not verified for longest, when the share of the one before is over, or it itself is due.
-    pub(super) fn next(&mut self, held: &[Candidate<'_>], unix_ms: u64, now: Duration) -> Next {
-        while let Some(suspect) = self.suspects.pop_front() {
-            if let Some(place) = held.iter().position(|candidate| candidate.id == suspect) {
-                return Next::Check {
-                    place,
-                    suspect: true,
-                };
+    /// Has one read next; whether it was not waiting yet.
+    pub(super) fn suspect(&mut self, id: &str) -> bool {
+        self.suspects.push(id)
+    }
+
+    /// Has one read after the suspects.
+    pub(super) fn ask(&mut self, id: &str) {
+        self.asked.push(id);
+    }
+
+    /// How many wait that were asked for.
+    pub(super) fn asked(&self) -> usize {
+        self.asked.order.len()
+    }
+
+    /// Whether this very copy was verified in the time `within` before `unix_ms`.
+    pub(super) fn is_verified(
+        &self,
+        id: &str,
+        copy: &Weak<Checkpoint>,
+        within: Duration,
+        unix_ms: u64,
+    ) -> bool {
+        let tracked = self.copies.get(id);
+        let is_same = tracked.is_some_and(|tracked| tracked.copy.ptr_eq(copy));
+        let age = self
+            .verified
+            .get(id)
+            .and_then(|at| unix_ms.checked_sub(*at));
+        is_same && age.is_some_and(|age| Duration::from_millis(age) <= within)
+    }
+
+    /// The longest time for which a copy is not verified.
+    pub(super) fn oldest(&self, unix_ms: u64) -> Duration {
+        let firsts = [self.whole.first(), self.damaged.first()];
+        let oldest = firsts.into_iter().flatten().map(|(since, _)| *since).min();
+        Duration::from_millis(oldest.map_or(0, |oldest| unix_ms.saturating_sub(oldest)))
+    }
+
+    /// What to do at `now`, which is `unix_ms` by the clock on the wall: suspects; those that are asked for; damaged ones
+    /// again; else the one not verified for longest, when the share of the one before is over, or it itself is due.
+    pub(super) fn next(&mut self, unix_ms: u64, now: Duration) -> Next {
+        self.step();
+        for (why, queue) in [
+            (Why::Suspect, &mut self.suspects),
+            (Why::Asked, &mut self.asked),
+        ] {
+            if let Some(id) = queue.pop() {
+                return Next::Check { id, why };
             }
         }
+        self.aside = Round::default();
         let Some(period) = self.period else {
             return Next::Wait(None);
         };
-        // Time left until it must be verified.
-        let left = |candidate: &Candidate<'_>| {
-            let within = if candidate.damaged {
-                RETRY.min(period)
-            } else {
-                period
-            };
-            let age = Duration::from_millis(unix_ms - self.since(candidate, unix_ms));
+        // Time left until one must be verified that was not since then.
+        let left = |since: u64, within: Duration| {
+            let age = Duration::from_millis(unix_ms.saturating_sub(since));
             within.saturating_sub(age)
         };
-        let due = |(_, candidate): &(usize, &Candidate<'_>)| {
-            // Damaged ones again only when their time has come.
-            !candidate.damaged || left(candidate).is_zero()
+        let first = |order: &BTreeSet<(u64, String)>, within: Duration| {
+            let (since, id) = order.first()?;
+            Some((left(*since, within), *since, id.clone()))
         };
-        let oldest = held
-            .iter()
-            .enumerate()
-            .filter(due)
-            .min_by_key(|(_, candidate)| (left(candidate), self.since(candidate, unix_ms)));
-        let Some((place, candidate)) = oldest else {
-            return Next::Wait(held.iter().map(left).min());
+        let damaged = first(&self.damaged, RETRY.min(period));
+        let again = damaged.as_ref().map(|(left, ..)| *left);
+        // Damaged ones again only when their time has come.
+        let due = damaged.filter(|(left, ..)| left.is_zero());
+        let oldest = first(&self.whole, period).into_iter().chain(due).min();
+        let Some((left, _, id)) = oldest else {
+            return Next::Wait(again);
         };
-        let wait = left(candidate).min(self.next_at.saturating_sub(now));
+        let wait = left.min(self.next_at.saturating_sub(now));
         if wait.is_zero() {
-            return Next::Check {
-                place,
-                suspect: false,
-            };
+            return Next::Check { id, why: Why::Turn };
         }
-        let again = held.iter().filter(|candidate| candidate.damaged).map(left);
-        Next::Wait(again.chain([wait]).min())
+        Next::Wait(again.into_iter().chain([wait]).min())
     }
 
     /// The pages that were read already in this round, for one that may rely on them; to be given back with
     /// [`Schedule::checked`].
-    pub(super) fn begin(&mut self, id: &str, held: &[Candidate<'_>]) -> Option<PagesRead> {
-        let is_left = |round: &Round, candidate: &Candidate<'_>| {
-            let copy = round.left.get(candidate.id);
-            copy.is_some_and(|copy| copy.ptr_eq(&candidate.copy))
-        };
-        if !held.iter().any(|candidate| is_left(&self.round, candidate)) {
-            let all = held.iter().map(|c| (c.id.to_owned(), c.copy.clone()));
+    pub(super) fn begin(&mut self, id: &str, why: Why) -> Option<PagesRead> {
+        self.step();
+        if why == Why::Turn && self.round.left.is_empty() {
             self.round = Round {
-                left: all.collect(),
-                read: PagesRead::default(),
+                left: self.copies.keys().cloned().collect(),
+                ..Round::default()
             };
+            #[cfg(test)]
+            {
+                self.steps += self.copies.len() as u64;
+            }
         }
-        let candidate = held.iter().find(|candidate| candidate.id == id)?;
-        is_left(&self.round, candidate).then(|| std::mem::take(&mut self.round.read))
+        let (found_by, syncs) = (self.copies.get(id)?.found_by, self.syncs);
+        let round = self.round_of(why);
+        if round.began == 0 {
+            round.began = syncs;
+        }
+        // What was read once in a round is read indeed when it comes again.
+        let may_rely = found_by <= round.began && !round.done.contains(id);
+        may_rely.then(|| std::mem::take(&mut round.read))
+    }
+
+    fn round_of(&mut self, why: Why) -> &mut Round {
+        match why {
+            Why::Turn => &mut self.round,
+            Why::Suspect | Why::Asked => &mut self.aside,
+        }
     }
 
     /// A check that began at `began` has come to its end at `unix_ms`.
     pub(super) fn checked(
         &mut self,
-        id: &str,
-        held: &[Candidate<'_>],
+        of: &Candidate<'_>,
+        why: Why,
         read: Option<PagesRead>,
         began: Duration,
         unix_ms: u64,
     ) {
-        if let Some(read) = read {
-            self.round.read = read;
-        }
-        self.round.left.remove(id);
-        self.verified.insert(id.to_owned(), unix_ms);
-        self.verified
-            .retain(|id, _| held.iter().any(|candidate| candidate.id == id));
-        let bytes = |c: &Candidate<'_>| u128::from(c.bytes.max(1));
-        let total: u128 = held.iter().map(bytes).sum();
-        let own = held.iter().find(|c| c.id == id);
+        self.ended(of.id, why, read);
+        let total = self.bytes.max(1);
+        let in_turn = self.copies.get(of.id);
         // What is looked at out of turn has no share of the period.
-        let in_turn = own.is_some_and(|candidate| !candidate.damaged);
-        let own = own.map_or(0, bytes);
-        if let Some(period) = self.period.filter(|_| in_turn) {
-            let ns = period.as_nanos().saturating_mul(own) / total.max(1);
+        let in_turn = in_turn.filter(|tracked| why == Why::Turn && !tracked.damaged);
+        if let (Some(period), Some(tracked)) = (self.period, in_turn) {
+            let own = u128::from(tracked.bytes.max(1));
+            let ns = period.as_nanos().saturating_mul(own) / total;
             self.next_at = began + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
         }
+        self.verified_now(of, unix_ms);
     }
 
-    /// One was verified on request.
-    pub(super) fn verified_now(&mut self, id: &str, unix_ms: u64) {
-        self.verified.insert(id.to_owned(), unix_ms);
+    /// A copy was verified, or found damaged, at `unix_ms`.
+    pub(super) fn verified_now(&mut self, of: &Candidate<'_>, unix_ms: u64) {
+        self.step();
+        self.verified.insert(of.id.to_owned(), unix_ms);
+        let before = self.remove(of.id);
+        let same = before.filter(|before| before.copy.ptr_eq(&of.copy));
+        let tracked = Tracked {
+            since: unix_ms,
+            bytes: of.bytes,
+            damaged: of.damaged,
+            copy: of.copy.clone(),
+            // One that no sync has found yet counts as found by the next.
+            found_by: same.map_or(self.syncs + 1, |same| same.found_by),
+        };
+        self.insert(of.id, tracked);
     }
 
     /// A check was broken off, or found nothing to check.
-    pub(super) fn broken_off(&mut self, id: &str, read: Option<PagesRead>) {
-        if let Some(read) = read {
-            self.round.read = read;
+    pub(super) fn broken_off(&mut self, id: &str, why: Why, read: Option<PagesRead>, gone: bool) {
+        self.ended(id, why, read);
+        if gone {
+            self.remove(id);
+            self.verified.remove(id);
         }
-        self.round.left.remove(id);
+    }
+
+    fn ended(&mut self, id: &str, why: Why, read: Option<PagesRead>) {
+        self.step();
+        let round = self.round_of(why);
+        if let Some(read) = read {
+            round.read = read;
+        }
+        round.left.remove(id);
+        round.done.insert(id.to_owned());
+    }
+
+    /// Counts a copy that was looked at, for the test that a pass is linear.
+    fn step(&mut self) {
+        #[cfg(test)]
+        {
+            self.steps += 1;
+        }
     }
 }
 
@@ -222,26 +379,36 @@ mod tests {
         }
     }
 
-    fn place(next: Next) -> usize {
+    fn scheduled(
+        period: Option<Duration>,
+        verified: HashMap<String, u64>,
+        held: &[Candidate<'_>],
+    ) -> Schedule {
+        let mut schedule = Schedule::new(period, verified);
+        schedule.sync(held.iter().cloned(), NOW);
+        schedule
+    }
+
+    fn id(next: Next) -> String {
         match next {
-            Next::Check { place, .. } => place,
+            Next::Check { id, .. } => id,
             Next::Wait(wait) => panic!("waits {wait:?}"),
         }
     }
 
     /// Lets it run for a time, with checks that take none: who was checked on which hour.
     fn run(schedule: &mut Schedule, held: &[Candidate<'_>], hours: u64) -> Vec<(u64, String)> {
+        let by_id: HashMap<_, _> = held.iter().map(|one| (one.id, one)).collect();
         let (mut now, mut seen) = (Duration::ZERO, Vec::new());
         let end = Duration::from_secs(hours * 3600);
         while now < end {
             let unix_ms = NOW + u64::try_from(now.as_millis()).unwrap();
-            match schedule.next(held, unix_ms, now) {
-                Next::Check { place, suspect } => {
-                    assert!(!suspect);
-                    let id = held[place].id;
-                    seen.push((now.as_secs() / 3600, id.to_owned()));
-                    let read = schedule.begin(id, held);
-                    schedule.checked(id, held, read, now, unix_ms);
+            match schedule.next(unix_ms, now) {
+                Next::Check { id, why } => {
+                    assert_eq!(why, Why::Turn);
+                    seen.push((now.as_secs() / 3600, id.clone()));
+                    let read = schedule.begin(&id, why);
+                    schedule.checked(by_id[&*id], why, read, now, unix_ms);
                 }
                 Next::Wait(wait) => now += wait.unwrap_or(end).max(Duration::from_millis(1)),
             }
@@ -256,7 +423,7 @@ mod tests {
             held("old", 20, NOW - 30),
             held("middle", 20, NOW - 20),
         ];
-        let mut schedule = Schedule::new(Some(10 * DAY), HashMap::new());
+        let mut schedule = scheduled(Some(10 * DAY), HashMap::new(), &held);
         let seen = run(&mut schedule, &held, 24 * 20);
         let seen: Vec<_> = seen.iter().map(|(hour, id)| (*hour, &id[..])).collect();
         // 20 % of ten days are two days, and so on; then again.
@@ -277,7 +444,7 @@ mod tests {
     fn what_is_overdue_goes_first_and_at_once_and_then_the_pace_is_even() {
         let verified = HashMap::from([("a".to_owned(), NOW - DAY_MS)]);
         let held = [held("a", 1, 0), held("b", 1, 5), held("c", 1, 6)];
-        let mut schedule = Schedule::new(Some(3 * DAY), verified);
+        let mut schedule = scheduled(Some(3 * DAY), verified, &held);
         let seen = run(&mut schedule, &held, 24 * 3);
         let seen: Vec<_> = seen.iter().map(|(hour, id)| (*hour, &id[..])).collect();
         assert_eq!(seen, [(0, "b"), (0, "c"), (24, "a"), (48, "b")]);
@@ -288,29 +455,32 @@ mod tests {
         // Verified a year in the future, by the clock as it is now: not later than after a period.
         let verified = HashMap::from([("a".to_owned(), NOW + 365 * DAY_MS)]);
         let held = [held("a", 1, 0)];
-        let mut schedule = Schedule::new(Some(DAY), verified);
+        let mut schedule = scheduled(Some(DAY), verified, &held);
         assert_eq!(run(&mut schedule, &held, 48).len(), 2);
     }
 
     #[test]
-    fn suspects_come_first_and_without_a_period_nothing_else_does() {
+    fn suspects_come_first_then_what_is_asked_for_and_without_a_period_nothing_else_does() {
         let held = [held("a", 1, 0), held("b", 1, 1)];
-        let mut schedule = Schedule::new(None, HashMap::new());
-        assert_eq!(schedule.next(&held, NOW, DAY), Next::Wait(None));
+        let mut schedule = scheduled(None, HashMap::new(), &held);
+        assert_eq!(schedule.next(NOW, DAY), Next::Wait(None));
+        schedule.ask("a");
         assert!(schedule.suspect("b"));
         assert!(!schedule.suspect("b"));
-        schedule.suspect("gone");
-        let next = schedule.next(&held, NOW, DAY);
-        let suspect = true;
-        assert_eq!(next, Next::Check { place: 1, suspect });
-        assert_eq!(schedule.next(&held, NOW, DAY), Next::Wait(None));
+        let check = |id: &str, why| {
+            let id = id.to_owned();
+            Next::Check { id, why }
+        };
+        assert_eq!(schedule.next(NOW, DAY), check("b", Why::Suspect));
+        assert_eq!(schedule.next(NOW, DAY), check("a", Why::Asked));
+        assert_eq!(schedule.next(NOW, DAY), Next::Wait(None));
     }
 
     #[test]
     fn damaged_ones_are_tried_again_within_the_hour_and_do_not_hold_up_others() {
         let mut held = [held("a", 1, NOW), held("b", 1, NOW)];
         held[0].damaged = true;
-        let mut schedule = Schedule::new(Some(4 * DAY), HashMap::new());
+        let mut schedule = scheduled(Some(4 * DAY), HashMap::new(), &held);
         let seen = run(&mut schedule, &held, 4);
         let again = seen.iter().filter(|(_, id)| id == "a").count();
         assert_eq!(again, 3, "{seen:?}");
@@ -324,19 +494,89 @@ mod tests {
     #[test]
     fn in_a_round_only_those_that_were_there_at_its_begin_share_what_was_read() {
         let both = [held("a", 1, 0), held("b", 1, 1)];
-        let mut schedule = Schedule::new(Some(DAY), HashMap::new());
-        assert_eq!(place(schedule.next(&both, NOW, DAY)), 0);
-        let read = schedule.begin("a", &both);
+        let mut schedule = scheduled(Some(DAY), HashMap::new(), &both);
+        assert_eq!(id(schedule.next(NOW, DAY)), "a");
+        let read = schedule.begin("a", Why::Turn);
         assert!(read.is_some());
-        schedule.checked("a", &both, read, DAY, NOW);
+        schedule.checked(&both[0], Why::Turn, read, DAY, NOW);
         let three = [both[0].clone(), both[1].clone(), held("late", 1, 2)];
-        assert!(schedule.begin("late", &three).is_none());
+        // The copies are the same in the test: they are told apart by when they were found.
+        schedule.sync(three.iter().cloned(), NOW);
+        assert!(schedule.begin("late", Why::Turn).is_none());
         // Again in the same round: it is read indeed.
-        assert!(schedule.begin("a", &three).is_none());
-        let read = schedule.begin("b", &three);
+        assert!(schedule.begin("a", Why::Turn).is_none());
+        let read = schedule.begin("b", Why::Turn);
         assert!(read.is_some());
-        schedule.checked("b", &three, read, DAY, NOW);
+        schedule.checked(&both[1], Why::Turn, read, DAY, NOW);
         // All were there: a new round, with everybody.
-        assert!(schedule.begin("late", &three).is_some());
+        assert!(schedule.begin("late", Why::Turn).is_some());
+    }
+
+    #[test]
+    fn what_is_suspected_together_is_read_once_together() {
+        let three = [held("a", 1, 0), held("b", 1, 1), held("c", 1, 2)];
+        let mut schedule = scheduled(None, HashMap::new(), &three);
+        for one in ["a", "b"] {
+            schedule.suspect(one);
+        }
+        schedule.ask("c");
+        for one in &three {
+            let Next::Check { id, why } = schedule.next(NOW, DAY) else {
+                panic!("{} is not read", one.id)
+            };
+            let read = schedule.begin(&id, why);
+            assert!(read.is_some(), "{id}");
+            schedule.checked(one, why, read, DAY, NOW);
+        }
+        // What was read for them serves no later suspicion.
+        schedule.suspect("a");
+        assert_eq!(id(schedule.next(NOW, DAY)), "a");
+        assert!(schedule.begin("a", Why::Suspect).is_none());
+    }
+
+    #[test]
+    fn what_was_verified_was_this_copy_and_lately() {
+        let hour = Duration::from_secs(3600);
+        let mut schedule = scheduled(None, HashMap::new(), &[held("a", 1, NOW)]);
+        let copy = Weak::new();
+        assert!(!schedule.is_verified("a", &copy, hour, NOW));
+        schedule.verified_now(&held("a", 1, NOW), NOW);
+        assert!(schedule.is_verified("a", &copy, hour, NOW + 3_600_000));
+        assert!(!schedule.is_verified("a", &copy, hour, NOW + 3_600_001));
+        // The clock was set back: nothing is known.
+        assert!(!schedule.is_verified("a", &copy, hour, NOW - 1));
+        // It is gone, and one of its name has come.
+        schedule.sync(std::iter::empty(), NOW);
+        schedule.sync([held("a", 1, NOW)].into_iter(), NOW);
+        assert!(!schedule.is_verified("a", &copy, hour, NOW));
+    }
+
+    /// Copies looked at in `passes` passes over so many.
+    fn steps(count: usize, passes: usize) -> u64 {
+        let ids: Vec<_> = (0..count).map(|number| format!("{number:032x}")).collect();
+        let held: Vec<_> = ids.iter().map(|id| held(id, 1, 0)).collect();
+        let by_id: HashMap<_, _> = held.iter().map(|one| (one.id, one)).collect();
+        let mut schedule = scheduled(Some(DAY), HashMap::new(), &held);
+        for pass in 0..passes {
+            let unix_ms = NOW + DAY_MS * u64::try_from(pass).unwrap();
+            for _ in 0..count {
+                let id = id(schedule.next(unix_ms, DAY * 1000));
+                let read = schedule.begin(&id, Why::Turn);
+                assert!(read.is_some());
+                schedule.checked(by_id[&*id], Why::Turn, read, Duration::ZERO, unix_ms);
+            }
+            assert_eq!(schedule.verified().len(), count);
+        }
+        schedule.steps
+    }
+
+    #[test]
+    fn a_pass_is_linear_in_the_number_of_checkpoints() {
+        for count in [100, 1_000, 10_000] {
+            // Five for each, and one for its sync.
+            let most = u64::try_from(count).unwrap() * 6 * 2;
+            let steps = steps(count, 2);
+            assert!(steps <= most, "{steps} for {count}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use permafrost_pmem::{Checkpoint, PageError, PageMap, Run, RunKind};
+use permafrost_pmem::{Checkpoint, PAGE_SIZE, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 
@@ -13,6 +13,9 @@ use super::{Store, StoreError, manifest_of};
 
 /// Damaged places that are named one by one.
 const MAX_DAMAGE: usize = 64;
+
+/// Damaged pages that are healed one by one; of more a fresh copy is got.
+const MAX_DAMAGED_PAGES: usize = 1024;
 
 /// Pages that one word of [`PagesRead`] stands for.
 const WORD: u64 = u64::BITS as u64;
@@ -29,8 +32,31 @@ pub struct Checked {
     pub read_bytes: u64,
     /// What is damaged, by name and address: the first 64.
     pub damage: Vec<String>,
+    /// The damaged pages that other copies have, too: the first 1,024.
+    pub pages_damaged: Vec<DamagedPage>,
+    /// There is damage beyond those pages: in a map, a root or the manifest, which every copy has of its own; or in more
+    /// of them.
+    pub damaged_beyond: bool,
     /// It was stopped before its end.
     pub stopped: bool,
+}
+
+/// What a page belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// The address space at this place in the manifest, from 0.
+    Space(usize),
+    /// The small image of this name.
+    Image(String),
+}
+
+/// A page whose bytes are not those that were sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedPage {
+    /// What it belongs to.
+    pub object: Object,
+    /// Its index in the map of that.
+    pub index: u64,
 }
 
 /// Pages of the region that were read and found good: those that checkpoints share need no second reading. Takes a bit
@@ -97,6 +123,86 @@ impl Held {
 }
 
 impl Store {
+    /// One copy that the region holds.
+    #[must_use]
+    pub fn held_copy(&self, id: &str) -> Option<Held> {
+        let checkpoint = self.checkpoint(id).ok()?;
+        let record = match manifest_of(&checkpoint) {
+            Ok(manifest) => Some(self.summary(&checkpoint, &manifest)),
+            // The catalog may remember.
+            Err(_) => self.catalog.list(None).ok().and_then(|records| {
+                let mut records = records.into_iter();
+                records.find(|record| record.id == id)
+            }),
+        };
+        Some(Held {
+            id: id.to_owned(),
+            record,
+            bytes: checkpoint.segments() * self.region.usage().segment_bytes,
+            copy: Arc::downgrade(&checkpoint),
+        })
+    }
+
+    /// The copy of a checkpoint that is here.
+    #[must_use]
+    pub fn copy(&self, id: &str) -> Option<Weak<Checkpoint>> {
+        let checkpoint = self.checkpoint(id).ok()?;
+        Some(Arc::downgrade(&checkpoint))
+    }
+
+    /// Id of a generation that is here.
+    #[must_use]
+    pub fn id_here(&self, job: &str, generation: u64) -> Option<String> {
+        let record = self.catalog.find(job, generation).ok().flatten()?;
+        self.holds(&record.id).then_some(record.id)
+    }
+
+    /// Ids of what the catalog has of a job.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn ids_of(&self, job: &str) -> Result<Vec<String>, StoreError> {
+        let records = self.catalog.list(Some(job))?.into_iter();
+        Ok(records.map(|record| record.id).collect())
+    }
+
+    /// Writes damaged pages of one object of a checkpoint anew, each with its index and the bytes that another copy has;
+    /// how many were damaged. Bytes that are not those that were sealed are refused.
+    ///
+    /// # Errors
+    /// It is not here, or has no such object; its map is damaged; other bytes; the medium takes no write there. Pages
+    /// before the one that failed are healed.
+    pub fn heal_pages(
+        &self,
+        id: &str,
+        object: &Object,
+        pages: &[(u64, Box<[u8; PAGE_SIZE]>)],
+    ) -> Result<u64, StoreError> {
+        let checkpoint = self.checkpoint(id)?;
+        let manifest = manifest_of(&checkpoint)?;
+        let root = match object {
+            Object::Space(place) => manifest.spaces.get(*place).map(|space| &space.map_root),
+            Object::Image(name) => {
+                let mut images = manifest.images.iter();
+                let image = images.find(|image| image.name == *name);
+                image.map(|image| &image.map_root)
+            }
+        };
+        let root = root.ok_or_else(|| StoreError::NotFound {
+            what: format!("{object:?} of checkpoint {id}"),
+        })?;
+        let map = checkpoint.map(&map_root(root)?);
+        let mut healed = 0;
+        for (index, page) in pages {
+            let changed = map.heal_page(*index, page);
+            healed += u64::from(changed.map_err(|source| StoreError::NotHealed {
+                what: format!("page {index:#x} of {object:?}"),
+                source,
+            })?);
+        }
+        Ok(healed)
+    }
+
     /// Everything that the region holds, in the order of the seals.
     ///
     /// # Errors
@@ -135,10 +241,11 @@ impl Store {
     ) -> Result<Checked, StoreError> {
         let checkpoint = self.checkpoint(&held.id)?;
         let name = held.name();
+        let mut own = PagesRead::default();
         let mut check = Check {
             name: &name,
             checkpoint: &checkpoint,
-            already,
+            already: already.unwrap_or(&mut own),
             go_on,
             found: Checked::default(),
         };
@@ -150,13 +257,13 @@ impl Store {
                 copies,
                 "copies of its root are damaged, and the others intact"
             ),
-            Err(error) => check.note(format!(
+            Err(error) => check.beyond(format!(
                 "{name}: {error}; it cannot be read after the next start of permafrostd"
             )),
         }
         match manifest_of(&checkpoint) {
             Ok(manifest) => check.all(&manifest),
-            Err(error) => check.note(format!("{name}: {error}")),
+            Err(error) => check.beyond(format!("{name}: {error}")),
         }
         Ok(check.found)
     }
@@ -165,7 +272,7 @@ impl Store {
 struct Check<'a> {
     name: &'a str,
     checkpoint: &'a Arc<Checkpoint>,
-    already: Option<&'a mut PagesRead>,
+    already: &'a mut PagesRead,
     go_on: &'a mut dyn FnMut(u64, u64) -> bool,
     found: Checked,
 }
@@ -174,38 +281,37 @@ impl Check<'_> {
     fn all(&mut self, manifest: &Manifest) {
         for image in &manifest.images {
             let place = |_| format!("image {}", image.name);
-            self.object(&image.map_root, &place);
+            self.object(&image.map_root, &Object::Image(image.name.clone()), &place);
         }
-        for space in &manifest.spaces {
+        for (number, space) in manifest.spaces.iter().enumerate() {
             let whose = match space.space_type() {
                 SpaceType::Process => format!("process {}", space.id),
                 SpaceType::SharedMemory => format!("shared memory {}", space.id),
             };
             let place = |index: u64| format!("{whose} address {:#x}", index * PAGE_BYTES);
-            self.object(&space.map_root, &place);
+            self.object(&space.map_root, &Object::Space(number), &place);
         }
     }
 
-    /// Goes through a map. A run that fails is noted, and the next is read; what lies behind a damaged map page cannot
+    /// Goes through a map. A page that fails is noted, and the next is read; what lies behind a damaged map page cannot
     /// even be named.
-    fn object(&mut self, root: &[u8], place: &dyn Fn(u64) -> String) {
+    fn object(&mut self, root: &[u8], object: &Object, place: &dyn Fn(u64) -> String) {
         if self.found.stopped {
             return;
         }
         let map = match map_root(root) {
             Ok(root) => self.checkpoint.map(&root),
-            Err(error) => return self.note(format!("{}: {error}", self.name)),
+            Err(error) => return self.beyond(format!("{}: {error}", self.name)),
         };
         for run in map.runs() {
             let run = match run {
                 Ok(run) => run,
-                Err(error) => return self.damaged(place, 0, &error),
+                Err(error) => {
+                    return self.beyond(format!("{}: {}: {error}", self.name, place(0)));
+                }
             };
             let before = self.found.read_bytes;
-            if let Err(error) = self.run(&map, &run) {
-                let index = error.index().unwrap_or(run.first_index);
-                self.damaged(place, index, &error);
-            }
+            self.run(&map, &run, object, place);
             let pages = u64::from(run.pages);
             self.found.pages += pages;
             if !(self.go_on)(pages, self.found.read_bytes - before) {
@@ -215,28 +321,64 @@ impl Check<'_> {
         }
     }
 
-    fn run(&mut self, map: &PageMap, run: &Run) -> Result<(), PageError> {
+    /// Reads those pages of a run that were not read through another map.
+    fn run(&mut self, map: &PageMap, run: &Run, object: &Object, place: &dyn Fn(u64) -> String) {
         let RunKind::Stored { location, .. } = run.kind else {
-            return Ok(());
+            return;
         };
-        let Some(already) = self.already.as_deref_mut() else {
-            self.found.read_bytes += u64::from(run.pages) * PAGE_BYTES;
-            return map.read(run).map(drop);
-        };
-        map.check_checksums(run)?;
+        if let Err(error) = map.check_checksums(run) {
+            let place = place(run.first_index);
+            return self.beyond(format!("{}: {place}: {error}", self.name));
+        }
         let first = location.value();
         let mut from = 0;
-        while let Some((skip, pages)) = already.missing(first, run.pages, from) {
-            self.found.read_bytes += u64::from(pages) * PAGE_BYTES;
-            map.read_range(run, run.first_index + u64::from(skip), pages)?;
-            already.add(first + u64::from(skip), pages);
-            from = skip + pages;
+        // Where one page of several cannot be read at all, they are read one by one.
+        let mut at_once = u32::MAX;
+        while let Some((skip, pages)) = self.already.missing(first, run.pages, from) {
+            let pages = pages.min(at_once);
+            let index = run.first_index + u64::from(skip);
+            let (good, error) = match map.read_range(run, index, pages) {
+                Ok(_) => (pages, None),
+                Err(error) if error.index().is_some_and(|bad| bad >= index) => {
+                    let before = error.index().map_or(0, |bad| bad - index);
+                    (u32::try_from(before).unwrap_or(0), Some(error))
+                }
+                Err(_) if pages > 1 => {
+                    at_once = 1;
+                    continue;
+                }
+                Err(error) => (0, Some(error)),
+            };
+            let read = good + u32::from(error.is_some());
+            self.found.read_bytes += u64::from(read) * PAGE_BYTES;
+            self.already.add(first + u64::from(skip), good);
+            if let Some(error) = error {
+                self.page(object, index + u64::from(good), place, &error);
+            }
+            from = skip + read;
         }
-        Ok(())
     }
 
-    fn damaged(&mut self, place: &dyn Fn(u64) -> String, index: u64, error: &PageError) {
+    fn page(
+        &mut self,
+        object: &Object,
+        index: u64,
+        place: &dyn Fn(u64) -> String,
+        error: &PageError,
+    ) {
+        if self.found.pages_damaged.len() < MAX_DAMAGED_PAGES {
+            let object = object.clone();
+            self.found.pages_damaged.push(DamagedPage { object, index });
+        } else {
+            self.found.damaged_beyond = true;
+        }
         self.note(format!("{}: {}: {error}", self.name, place(index)));
+    }
+
+    /// Damage that no page of another copy heals.
+    fn beyond(&mut self, damage: String) {
+        self.found.damaged_beyond = true;
+        self.note(damage);
     }
 
     fn note(&mut self, damage: String) {

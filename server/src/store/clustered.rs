@@ -79,9 +79,10 @@ impl Store {
         };
         Ok(entry.map(|entry| {
             let own = self.node();
-            let others = entry.nodes.iter().filter(|node| Some(node.as_str()) != own);
+            let line = line(entry);
+            let others = line.nodes.iter().filter(|node| Some(node.as_str()) != own);
             let others = others.cloned().collect();
-            (line(entry), others)
+            (line, others)
         }))
     }
 
@@ -228,6 +229,7 @@ impl Store {
                 content_digest,
                 nodes,
                 wanted_copies: cluster.wanted_copies,
+                damaged: Vec::new(),
             };
             if let Err(error) = registry.publish(&entry, None) {
                 match listed_after(&**registry, &record, &error) {
@@ -504,10 +506,11 @@ fn listed_after(
     }
 }
 
-/// A registered checkpoint's line of the listing.
+/// A registered checkpoint's line of the listing. Holders whose copy is damaged come last: they are asked last.
 fn line(entry: Registered) -> control::Checkpoint {
+    let damaged = entry.nodes.iter().filter(|node| entry.is_damaged_on(node));
     control::Checkpoint {
-        nodes: entry.nodes,
+        nodes: entry.good().chain(damaged).cloned().collect(),
         copies_wanted: entry.wanted_copies,
         ..entry.checkpoint
     }

@@ -5,7 +5,9 @@ use std::io;
 use permafrost_client::directory::DirectoryError;
 use permafrost_client::frontend::SinkError;
 use permafrost_client::host::arguments::in_full;
-use permafrost_pmem::{CheckpointId, CloseError, JournalError, PageError, SealError, ShadowError};
+use permafrost_pmem::{
+    CheckpointId, CloseError, HealError, JournalError, PageError, SealError, ShadowError,
+};
 use permafrost_protocol::control::{self, ErrorCode};
 
 use crate::catalog::CatalogError;
@@ -72,6 +74,14 @@ pub enum StoreError {
         what: String,
         /// The failed check.
         source: PageError,
+    },
+    /// A damaged page was not written anew.
+    #[error("{what}: {source}")]
+    NotHealed {
+        /// Which page.
+        what: String,
+        /// Why not.
+        source: HealError,
     },
     /// It is known to be damaged, and no other node has it.
     #[error("{name} is damaged: {damage}")]
@@ -158,6 +168,7 @@ impl StoreError {
             | Self::Journal(_)
             | Self::Close(_)
             | Self::Catalog(_)
+            | Self::NotHealed { .. }
             | Self::Io { .. } => ErrorCode::Internal,
         }
     }

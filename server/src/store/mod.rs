@@ -48,7 +48,7 @@ use crate::elsewhere::Elsewhere;
 use crate::queues::Turn;
 
 pub use adopt::Adoption;
-pub use checking::{Checked, Held, PagesRead};
+pub use checking::{Checked, DamagedPage, Held, Object, PagesRead};
 pub use clustered::Cluster;
 pub use counters::{BOUNDS_S, Count, Counters, Timings};
 pub use error::StoreError;

@@ -25,6 +25,8 @@ pub struct Holding {
     pub published: bool,
     /// It was sealed for a cluster, and is not known to be listed.
     pub provisional: bool,
+    /// It is known here to be damaged.
+    pub damaged: bool,
 }
 
 /// How a checkpoint that this node holds stands towards the cluster.
@@ -190,6 +192,7 @@ impl Store {
                     content_digest,
                     published: attrs & ATTR_PUBLISHED != 0,
                     provisional: attrs & ATTR_PROVISIONAL != 0,
+                    damaged: self.damage(&checkpoint.id().to_string()).is_some(),
                 })
             };
             match read() {

@@ -1,12 +1,15 @@
 //! Checkpoints that are known to be damaged here, and who looks for them.
 //!
 //! One in quarantine stays, and nothing is built upon it: no dump is compared with it, and no restore begins that no
-//! other node could help out. Remembered in memory: the scrub finds them again.
+//! other node could help out. Remembered in memory, and in a cluster in its registry too: a restarted node sets aside what
+//! is listed as damaged, until the scrub has read it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use permafrost_protocol::control;
+use permafrost_protocol::wire::message::{Verified, request};
 
 use super::reader::checkpoint_name;
 use super::{Progress, Store, StoreError};
@@ -25,6 +28,10 @@ pub trait Scrub: Send + Sync {
 
     /// A checkpoint may be damaged: it is the next to be verified. Returns at once.
     fn suspect(&self, id: &str);
+
+    /// How copies of this node stand; those that were not read within `within` are the next to be read, after the
+    /// suspects. Returns at once.
+    fn verified(&self, ids: &[String], within: Duration) -> Verified;
 
     /// How far it is.
     fn status(&self) -> control::ScrubStatus;
@@ -76,6 +83,42 @@ impl Store {
     pub fn suspect(&self, id: &str) {
         if let Some(scrub) = self.scrub() {
             scrub.suspect(id);
+        }
+    }
+
+    /// How copies of this node stand, for another node that is to rely on them.
+    ///
+    /// # Errors
+    /// Too many at once; this node is starting or stopping.
+    pub fn verified(&self, asked: &request::Verify) -> Result<Verified, StoreError> {
+        if asked.checkpoints.len() > request::MAX_VERIFY {
+            return Err(StoreError::Invalid {
+                message: format!(
+                    "{} checkpoints are to be verified, and {} may be at once",
+                    asked.checkpoints.len(),
+                    request::MAX_VERIFY
+                ),
+                hint: "ask for some at a time",
+            });
+        }
+        let scrub = self.scrub().ok_or_else(|| StoreError::Unavailable {
+            message: "this node is starting or stopping and verifies nothing".to_owned(),
+            hint: "try again",
+        })?;
+        Ok(scrub.verified(&asked.checkpoints, Duration::from_secs(asked.within_s)))
+    }
+
+    /// Marks in the registry this node's copy of a checkpoint as damaged, or as whole; nothing where the cluster does
+    /// not list it. What does not get through is the sweep's.
+    pub fn list_damage(&self, record: &control::Checkpoint, damaged: bool) {
+        let Some((registry, node)) = self.registry().zip(self.node()) else {
+            return;
+        };
+        match registry.set_damaged(record, node, damaged) {
+            Ok(()) | Err(StoreError::NotFound { .. }) => {}
+            Err(error) => {
+                tracing::warn!(id = %record.id, damaged, %error, "the registry does not know yet how this copy stands");
+            }
         }
     }
 

@@ -121,18 +121,33 @@ impl State {
         std::mem::replace(&mut self.phase, phase)
     }
 
-    fn fail(&mut self, code: ErrorCode, reason: &str) {
-        self.enter(Phase::Failed {
+    /// Gives back what it held: to be dropped without the lock, as that asks the registry and other nodes.
+    #[must_use = "it is dropped once the lock is released"]
+    fn fail(&mut self, code: ErrorCode, reason: &str) -> Released {
+        let phase = self.enter(Phase::Failed {
             code,
             reason: reason.to_owned(),
         });
-        self.parent = None;
-        self.copies = None;
-        self.job_guard = None;
         self.measured.failed();
-        self.turn = None;
-        self.share = None;
+        Released {
+            _phase: phase,
+            _parent: self.parent.take(),
+            _copies: self.copies.take(),
+            _job_guard: self.job_guard.take(),
+            _turn: self.turn.take(),
+            _share: self.share.take(),
+        }
     }
+}
+
+/// Everything that a session held.
+struct Released {
+    _phase: Phase,
+    _parent: Option<Parent>,
+    _copies: Option<Box<dyn Copies>>,
+    _job_guard: Option<JobGuard>,
+    _turn: Option<Turn>,
+    _share: Option<Share>,
 }
 
 impl Session {
@@ -257,15 +272,16 @@ impl Session {
     /// Ends a session from outside: frees what it holds and hangs up on whoever brings its pages. False when it
     /// is just being sealed, and goes on.
     pub(super) fn discard(&self, code: ErrorCode, reason: &str) -> bool {
-        let hang_up = {
+        let (released, hang_up) = {
             let mut state = self.state();
-            match state.phase {
+            let released = match state.phase {
                 Phase::Sealing => return false,
                 Phase::Failed { .. } => return true,
                 _ => state.fail(code, reason),
-            }
-            state.hang_up.take()
+            };
+            (released, state.hang_up.take())
         };
+        drop(released);
         if let Some(hang_up) = hang_up {
             hang_up();
         }
@@ -408,7 +424,8 @@ impl Sealing<'_> {
 
     fn fail(&mut self, code: ErrorCode, reason: &str) {
         self.done = true;
-        self.session.state().fail(code, reason);
+        let released = self.session.state().fail(code, reason);
+        drop(released);
         self.session.log_failure(reason);
     }
 }
@@ -556,8 +573,9 @@ impl PageSink for SessionSink {
         self.share = None;
         let mut state = self.session.state();
         if matches!(state.phase, Phase::Receiving) {
-            state.fail(self.failure, reason);
+            let released = state.fail(self.failure, reason);
             drop(state);
+            drop(released);
             self.session.log_failure(reason);
         }
     }

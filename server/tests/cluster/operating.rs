@@ -1,10 +1,11 @@
 //! What an operator does: drain, remove and take back nodes, and rebuild the registry in other data.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use permafrost_protocol::control::{NodeList, NodeStatus, request};
+use permafrost_protocol::wire::message::{Verified, request as to_peer};
 use permafrost_server::cluster::rebuild::{self, Copy, NodeInventory};
 use permafrost_server::cluster::{
     Acquaintance, Cluster, ClusterConfig, Inventories, KnownData, Operate, Operator, Registered,
@@ -14,9 +15,9 @@ use permafrost_server::store::{Holding, StoreError};
 
 use crate::support::{Bench, entry, until};
 
-/// Inventories that were written down.
+/// Inventories that were written down, and what nodes have verified: all of it, but for these ids.
 #[derive(Default)]
-struct Written(HashMap<String, Vec<Copy>>);
+struct Written(HashMap<String, Vec<Copy>>, Arc<Mutex<Vec<String>>>);
 
 impl Inventories for Written {
     fn inventory(&self, node: &str) -> Result<NodeInventory, StoreError> {
@@ -30,6 +31,15 @@ impl Inventories for Written {
                 message: format!("{node} is silent"),
                 hint: "",
             })
+    }
+
+    fn verify(&self, _: &str, asked: to_peer::Verify) -> Result<Verified, StoreError> {
+        let unread = self.1.lock().unwrap();
+        let whole = asked.checkpoints.into_iter();
+        Ok(Verified {
+            whole: whole.filter(|id| !unread.contains(id)).collect(),
+            ..Verified::default()
+        })
     }
 }
 
@@ -166,6 +176,57 @@ fn a_node_is_drained_removed_and_taken_back() {
 }
 
 #[test]
+fn the_last_good_copy_does_not_go_with_its_node() {
+    let Some(bench) = Bench::new("cluster damaged", 1) else {
+        return;
+    };
+    let (one, two) = (bench.join("n1"), bench.join("n2"));
+    let registry = one.registry();
+    let x = held(1, "x", &["n1", "n2"]);
+    registry.publish(&x, None).unwrap();
+    let unread = Arc::new(Mutex::new(Vec::new()));
+    let written = Written(HashMap::new(), Arc::clone(&unread));
+    let operator = one.operator(Arc::new(written), 2);
+    until("both are seen", || {
+        let list = look(&operator, "").unwrap();
+        list.nodes.iter().filter(|node| node.live).count() == 2
+    });
+    // One does not know of itself that it is damaged before it was read: nobody relies on it.
+    unread.lock().unwrap().push("x".to_owned());
+    let drained = set(&operator, "n2", "drained", false).unwrap();
+    assert_eq!((drained.needed, drained.unverified), (Some(0), Some(1)));
+    let refused = set(&operator, "n2", "removed", false).unwrap_err();
+    assert!(matches!(refused, StoreError::Unavailable { .. }));
+    assert!(refused.to_string().contains("j@1"), "{refused}");
+    // It was read, and is damaged.
+    registry.set_damaged(&x.checkpoint, "n1", true).unwrap();
+    registry.set_damaged(&x.checkpoint, "n9", true).unwrap();
+    assert_eq!(registry.find("j", 1).unwrap().unwrap().damaged, ["n1"]);
+    unread.lock().unwrap().clear();
+    let list = look(&operator, "").unwrap();
+    let counted = (list.under_replicated, list.stranded, list.damaged);
+    assert_eq!(counted, (Some(1), Some(0), Some(1)));
+    let drained = look(&operator, "n2").unwrap().nodes.remove(0);
+    let counted = (drained.needed, drained.stuck, drained.only_here);
+    assert_eq!(counted, (Some(1), Some(1), Some(1)));
+    let refused = set(&operator, "n2", "removed", false).unwrap_err();
+    assert!(matches!(refused, StoreError::Conflict { .. }));
+    assert!(refused.to_string().contains("j@1"), "{refused}");
+    // Healed and read.
+    registry.set_damaged(&x.checkpoint, "n1", false).unwrap();
+    let drained = look(&operator, "n2").unwrap().nodes.remove(0);
+    assert_eq!((drained.needed, drained.unverified), (Some(0), Some(0)));
+    // Once more, and it is removed by force: what is lost is said.
+    registry.set_damaged(&x.checkpoint, "n1", true).unwrap();
+    let removed = set(&operator, "n2", "removed", true).unwrap();
+    assert_eq!(removed.only_here_names, ["j@1"]);
+    // Who is no holder any more has no damaged copy either.
+    registry.set_holder(&x.checkpoint, "n1", false).unwrap();
+    assert!(registry.find("j", 1).unwrap().unwrap().damaged.is_empty());
+    drop(two);
+}
+
+#[test]
 fn a_dead_holder_of_the_last_copy_is_removed_only_by_force() {
     let Some(bench) = Bench::new("cluster lost disk", 1) else {
         return;
@@ -272,19 +333,23 @@ fn nodes_notice_that_etcd_has_other_data_and_a_rebuild_puts_it_right() {
         checkpoint: entry.checkpoint.clone(),
         content_digest: entry.content_digest,
         is_published,
+        is_damaged: false,
     };
     let mut z = held(4, "z", &[]);
     z.content_digest = [9; 32];
     let mut doubted = copy(&z, true);
     doubted.content_digest = [8; 32];
     let unlisted = copy(&held(7, "u", &[]), false);
-    let written = Written(HashMap::from([
-        (
-            "n1".to_owned(),
-            vec![copy(&x, true), copy(&z, true), unlisted],
-        ),
-        ("n2".to_owned(), vec![copy(&x, true), doubted]),
-    ]));
+    let written = Written(
+        HashMap::from([
+            (
+                "n1".to_owned(),
+                vec![copy(&x, true), copy(&z, true), unlisted],
+            ),
+            ("n2".to_owned(), vec![copy(&x, true), doubted]),
+        ]),
+        Arc::default(),
+    );
     let operator = one.operator(Arc::new(written), 3);
     until("all are seen", || {
         look(&operator, "").is_ok_and(|list| list.nodes.len() == 3)
@@ -333,6 +398,7 @@ fn nodes_notice_that_etcd_has_other_data_and_a_rebuild_puts_it_right() {
         content_digest: [1; 32],
         published: true,
         provisional: false,
+        damaged: false,
     };
     rebuild::keep_numbers(&registry, &[old]).unwrap();
     assert_eq!(registry.reserve_generation("only-here").unwrap(), 43);

@@ -143,6 +143,7 @@ fn thousands_are_listed_by_pages_and_put_back_from_the_nodes() {
         checkpoint: entry("j", generation, &format!("{generation:032x}")).checkpoint,
         content_digest: [7; 32],
         is_published: true,
+        is_damaged: false,
     };
     let inventory = |from: u64, to: u64| NodeInventory {
         node: "n1".to_owned(),

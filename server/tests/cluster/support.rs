@@ -105,6 +105,7 @@ pub(crate) fn entry(job: &str, generation: u64, id: &str) -> Registered {
         content_digest: [7; 32],
         nodes: vec!["n1".to_owned()],
         wanted_copies: 2,
+        damaged: Vec::new(),
     }
 }
 

@@ -1,5 +1,8 @@
 //! A fresh copy in the place of a damaged one.
 
+use std::sync::Arc;
+
+use permafrost_server::scrub::{Mend as _, MendByPull};
 use permafrost_server::store::StoreError;
 
 use super::site::{Site, id, page, pages, pull};
@@ -23,6 +26,42 @@ fn a_damaged_copy_is_replaced_and_its_marks_stay() {
     let listed = b.store.list(Some(&"job".parse().unwrap())).unwrap();
     assert_eq!((listed.len(), listed[0].pinned), (1, true));
     assert!(b.free_bytes().abs_diff(free) <= 128 << 10);
+}
+
+#[test]
+fn damaged_pages_are_fetched_and_nothing_else() {
+    let site = Site::new();
+    let (a, b) = (site.node("a"), site.node("b"));
+    let content = pages(100, 300);
+    let digest = a.make(1, "job", 1, &content);
+    b.puller.pull(&pull(1, &digest, &["a"])).unwrap();
+    let free = b.free_bytes();
+    for salt in [151, 152, 201, 399] {
+        b.damage(salt);
+    }
+    b.damage_image();
+    let check = || {
+        let held = b.store.held_copy(&id(1)).unwrap();
+        b.store.check(&held, None, &mut |_, _| true).unwrap()
+    };
+    let checked = check();
+    assert_eq!(checked.pages_damaged.len(), 5, "{checked:?}");
+    assert!(!checked.damaged_beyond);
+    let mend = MendByPull::new(Arc::clone(&b.store), Arc::clone(&b.puller));
+    let record = b.store.list("job").unwrap().remove(0);
+    let holders = ["b".to_owned(), "a".to_owned()];
+    let healed = mend.heal(&record, &holders, &checked.pages_damaged);
+    assert_eq!(healed.unwrap(), 5);
+    assert!(check().damage.is_empty());
+    assert_eq!(b.read(1).unwrap().0, content);
+    assert_eq!(b.free_bytes(), free);
+    // Nobody else has this one whole: it stays damaged, and so it is said.
+    b.damage(201);
+    a.damage(201);
+    let checked = check();
+    mend.heal(&record, &holders, &checked.pages_damaged)
+        .unwrap_err();
+    assert_eq!(check().pages_damaged, checked.pages_damaged);
 }
 
 #[test]

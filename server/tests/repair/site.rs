@@ -249,6 +249,18 @@ impl Node {
         assert!(damaged > 0, "page {salt} is not there");
     }
 
+    /// Gets a bit of a page of `big.img` wrong.
+    pub(crate) fn damage_image(&self) {
+        let bytes = std::fs::read(&self.region).unwrap();
+        let mut pages = bytes.chunks(PAGE_SIZE).enumerate();
+        let nines = |page: &[u8]| page.iter().all(|&byte| byte == 9);
+        let (at, _) = pages.rfind(|(_, page)| nines(page)).unwrap();
+        let file = std::fs::File::options().write(true).open(&self.region);
+        file.unwrap()
+            .write_all_at(&[8], (at * PAGE_SIZE + 500) as u64)
+            .unwrap();
+    }
+
     pub(crate) fn free_bytes(&self) -> u64 {
         self.store.region().usage().free_bytes
     }

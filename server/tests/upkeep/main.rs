@@ -6,4 +6,5 @@ mod adopting;
 mod metrics;
 mod probes;
 mod scrub;
+mod sessions;
 mod site;

@@ -120,6 +120,7 @@ impl Scene {
         let progress = Arc::new(Progress::default());
         progress.copies_made.store(5, Ordering::Relaxed);
         progress.stranded.store(6, Ordering::Relaxed);
+        progress.damaged.store(9, Ordering::Relaxed);
         let queues = Queues::new(QueuesOptions::default());
         drop(queues.run(Direction::Write, 1));
         let metrics = Metrics::new(&site.store)
@@ -150,7 +151,9 @@ impl Scene {
             SocketAddr::from(([127, 0, 0, 1], 0)),
             metrics,
             move || match is_ready.load(Ordering::Relaxed) {
-                true => Ok(()),
+                true => Ok(vec![
+                    "3 listed checkpoints have fewer good copies".to_owned(),
+                ]),
                 false => Err("no lease".to_owned()),
             },
         ));
@@ -262,6 +265,7 @@ fn what_others_count_is_passed_on() {
     for (name, value) in [
         ("permafrost_repair_copies_made_total", 5.0),
         ("permafrost_repair_stranded", 6.0),
+        ("permafrost_repair_damaged", 9.0),
         ("permafrost_replication_copies_failed_total", 7.0),
         ("permafrost_replication_copies_replaced_total", 8.0),
         ("permafrost_cluster_leader", 1.0),
@@ -390,8 +394,12 @@ fn it_says_whether_it_lives_and_whether_it_is_ready() {
         status.contains(" 200 ") && body == "ok\n",
         "{status} {body}"
     );
-    let (status, _) = fetch(address, "/readyz");
-    assert!(status.contains(" 200 "), "{status}");
+    // What is amiss is said, and keeps nobody from dumping.
+    let (status, body) = fetch(address, "/readyz");
+    assert!(
+        status.contains(" 200 ") && body == "ready\n3 listed checkpoints have fewer good copies\n",
+        "{status} {body}"
+    );
     scene.ready.store(false, Ordering::Relaxed);
     let (status, body) = fetch(address, "/readyz");
     assert!(

@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use permafrost_client::frontend::PageSink;
 use permafrost_protocol::control::{Checkpoint, ErrorCode, Scrubbed};
+use permafrost_protocol::wire::message::request;
 use permafrost_server::scrub::{Mend, ScrubOptions, Scrubber};
-use permafrost_server::store::StoreError;
+use permafrost_server::store::{DamagedPage, Store, StoreError};
 
-use super::site::{CORE_IMAGE, PID, Site, address, flip_page, wait_until};
+use super::site::{CORE_IMAGE, PID, Site, address, flip_page, page, wait_until};
 
 fn on_request() -> ScrubOptions {
     ScrubOptions {
@@ -176,7 +177,146 @@ struct Fake {
     asked: AtomicUsize,
 }
 
+/// Another node that has all pages, and gives nothing else.
+struct Pages(Weak<Store>);
+
+impl Mend for Pages {
+    fn heal(
+        &self,
+        checkpoint: &Checkpoint,
+        holders: &[String],
+        pages: &[DamagedPage],
+    ) -> Result<u64, StoreError> {
+        assert_eq!(holders, ["other"]);
+        let store = self.0.upgrade().unwrap();
+        let mut healed = 0;
+        for damaged in pages {
+            let salt = damaged.index - address(0) / 4096;
+            let bytes = [(damaged.index, Box::new(page(salt)))];
+            healed += store.heal_pages(&checkpoint.id, &damaged.object, &bytes)?;
+        }
+        Ok(healed)
+    }
+
+    fn mend(&self, _: &Checkpoint, _: &[String]) -> Result<(), StoreError> {
+        panic!("nobody needs a whole copy");
+    }
+}
+
+#[test]
+fn a_page_is_healed_in_place_for_all_that_share_it() {
+    const GENERATIONS: u64 = 50;
+    let site = Site::clustered();
+    let scrubber = Scrubber::new(&site.store, on_request());
+    assert!(scrubber.mend_with(Arc::new(Pages(Arc::downgrade(&site.store)))));
+    for generation in 0..GENERATIONS {
+        site.dump("job", 0..40 + generation);
+    }
+    let free = site.store.region().usage().free_bytes;
+    for damaged in [3, 4, 23] {
+        site.flip_page(damaged);
+    }
+    let found = scrub(&site, "job@2");
+    assert!(
+        found.damaged.len() == 1 && found.damaged[0].mended,
+        "{found:?}"
+    );
+    assert_eq!(found.damaged[0].damage.len(), 3);
+    assert_eq!(scrubber.counters().pages_healed.value(), 3);
+    // All the others were healed with it, and nothing was stored a second time.
+    let all = scrub(&site, "");
+    assert_eq!((all.checkpoints, all.damaged.len()), (GENERATIONS, 0));
+    assert_eq!(scrubber.counters().pages_healed.value(), 3);
+    assert_eq!(site.store.region().usage().free_bytes, free);
+    assert!(site.listed("job@2").damaged.is_empty());
+}
+
+#[test]
+fn damage_is_marked_for_the_cluster_while_it_lasts() {
+    let site = Site::clustered();
+    let _scrubber = Scrubber::new(&site.store, on_request());
+    site.dump("job", 0..40);
+    site.flip_page(23);
+    assert_eq!(scrub(&site, "job@1").damaged.len(), 1);
+    assert_eq!(site.marked("job", 1), ["self"]);
+    site.flip_page(23);
+    assert!(scrub(&site, "job@1").damaged.is_empty());
+    assert!(site.marked("job", 1).is_empty());
+}
+
+#[test]
+fn a_copy_is_relied_on_when_it_was_read_lately() {
+    let site = Site::clustered();
+    let scrubber = Scrubber::new(&site.store, on_request());
+    let ids = ["one", "two"].map(|job| site.dump(job, 0..40).id);
+    let ask = || {
+        let asked = request::Verify {
+            checkpoints: ids.iter().cloned().chain(["0".repeat(32)]).collect(),
+            within_s: 3600,
+        };
+        let mut answer = site.store.verified(&asked).unwrap();
+        answer.whole.sort_unstable();
+        assert_eq!(answer.missing.len(), 1);
+        answer
+    };
+    // Never read, by this daemon or one before.
+    let answer = ask();
+    assert!(answer.whole.is_empty() && answer.damaged.is_empty());
+    let _scrubbing = scrubber.start().unwrap();
+    let mut both = ids.to_vec();
+    both.sort_unstable();
+    wait_until("they are read", || ask().whole == both);
+    // What they share was read once.
+    let read = scrubber.counters().read_bytes.value() / 4096;
+    assert!(read < 60 + 40, "{read} pages");
+    assert_eq!(scrubber.counters().checkpoints.value(), 2);
+    site.flip_page(3);
+    scrub(&site, "one@1");
+    let answer = ask();
+    assert_eq!(answer.damaged, &ids[..1]);
+    let many = request::Verify {
+        checkpoints: vec!["0".repeat(32); request::MAX_VERIFY + 1],
+        within_s: 0,
+    };
+    site.store.verified(&many).unwrap_err();
+}
+
+/// What many checkpoints share is read once in a pass, and what is held is listed now and then, not for each.
+#[test]
+fn a_pass_over_many_generations_is_linear() {
+    const GENERATIONS: u64 = 300;
+    let site = Site::of(64 << 20);
+    for generation in 0..GENERATIONS {
+        site.dump("job", 0..100 + generation % 2);
+    }
+    let scrubber = Scrubber::new(&site.store, every(Duration::from_secs(86_400)));
+    let memory = serde_json::json!({"v": 1, "verified_unix_ms": {}});
+    std::fs::write(site.memory(), memory.to_string()).unwrap();
+    let ids: Vec<_> = site.store.list("job").unwrap();
+    let asked = request::Verify {
+        checkpoints: ids.into_iter().map(|record| record.id).collect(),
+        within_s: 3600,
+    };
+    let _scrubbing = scrubber.start().unwrap();
+    wait_until("all are read", || {
+        site.store.verified(&asked).unwrap().whole.len() == asked.checkpoints.len()
+    });
+    let counters = scrubber.counters();
+    // The pages that they share, and of each its manifest's and images'.
+    let read = counters.read_bytes.value() / 4096;
+    assert!(read < 100 + 8 * GENERATIONS, "{read} pages");
+    let listings = counters.listings.value();
+    assert!(listings <= 3, "{listings} listings");
+}
+
 impl Mend for Fake {
+    fn heal(&self, _: &Checkpoint, _: &[String], _: &[DamagedPage]) -> Result<u64, StoreError> {
+        Err(StoreError::Unavailable {
+            message: "the medium takes no write there".to_owned(),
+            hint: "",
+        })
+    }
+
     fn mend(&self, checkpoint: &Checkpoint, holders: &[String]) -> Result<(), StoreError> {
         assert_eq!(checkpoint.job, "job");
         assert_eq!(checkpoint.id.len(), 32);

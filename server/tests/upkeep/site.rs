@@ -28,6 +28,8 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Site {
     pub(crate) store: Arc<Store>,
     pub(crate) dir: tempfile::TempDir,
+    /// Joined by [`Site::clustered`] only.
+    registry: Arc<Twofold>,
 }
 
 impl Site {
@@ -56,16 +58,28 @@ impl Site {
             guarantee,
         };
         let store = Store::new(region, place, Box::new(catalog), Retention::default()).unwrap();
-        Self { store, dir }
+        let registry = Arc::default();
+        Self {
+            store,
+            dir,
+            registry,
+        }
     }
 
     /// As node `self`, in a cluster where `other` has a copy of everything.
     pub(crate) fn clustered() -> Self {
-        let site = Self::new();
+        Self::clustered_with(None)
+    }
+
+    /// The same; `unlocking` is called when a job's lock is let go.
+    pub(crate) fn clustered_with(unlocking: Option<Unlocking>) -> Self {
+        let registry = Arc::new(Twofold(Mutex::default(), unlocking));
+        let mut site = Self::new();
+        site.registry = Arc::clone(&registry);
         assert!(site.store.join(Cluster {
             node: "self".to_owned(),
             replicate: None,
-            registry: Some(Arc::new(Twofold::default())),
+            registry: Some(registry),
             durability: Durability::Local,
             deadline: LIMIT,
             wanted_copies: 2,
@@ -163,6 +177,12 @@ impl Site {
         self.store.seal_session(&session, images()).unwrap()
     }
 
+    /// Nodes whose copies the registry has as damaged.
+    pub(crate) fn marked(&self, job: &str, generation: u64) -> Vec<String> {
+        let found = self.registry.find(job, generation).unwrap();
+        found.unwrap().damaged
+    }
+
     pub(crate) fn listed(&self, reference: &str) -> Checkpoint {
         let (job, generation) = reference.split_once('@').unwrap();
         let generation: u64 = generation.parse().unwrap();
@@ -194,7 +214,7 @@ pub(crate) fn address(salt: u64) -> u64 {
 }
 
 /// A page that is like no other.
-fn page(salt: u64) -> [u8; PAGE_SIZE] {
+pub(crate) fn page(salt: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     let mut word = salt.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for bytes in page.chunks_exact_mut(8) {
@@ -230,13 +250,26 @@ pub(crate) fn wait_until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
+/// Called when a job's lock is let go.
+pub(crate) type Unlocking = Arc<dyn Fn() + Send + Sync>;
+
 /// Lists what is published, as held by two nodes.
 #[derive(Default)]
-struct Twofold(Mutex<Vec<Registered>>);
+struct Twofold(Mutex<Vec<Registered>>, Option<Unlocking>);
+
+struct Lock(Option<Unlocking>);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Some(unlocking) = &self.0 {
+            unlocking();
+        }
+    }
+}
 
 impl Registry for Twofold {
     fn lock_job(&self, _: &str) -> Result<JobLock, StoreError> {
-        Ok(Box::new(()))
+        Ok(Box::new(Lock(self.1.clone())))
     }
 
     fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
@@ -275,6 +308,15 @@ impl Registry for Twofold {
     }
 
     fn set_holder(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn set_damaged(&self, of: &Checkpoint, node: &str, damaged: bool) -> Result<(), StoreError> {
+        for entry in &mut *self.0.lock().unwrap() {
+            if entry.checkpoint.id == of.id {
+                entry.set_damaged(node, damaged);
+            }
+        }
         Ok(())
     }
 }

@@ -394,6 +394,27 @@ fn in_cluster(cluster: &ClusterStatus) -> String {
                     }
                 ),
             ),
+            (
+                "too few",
+                amiss(
+                    cluster.under_replicated,
+                    "with fewer good copies than wanted",
+                ),
+            ),
+            (
+                "stranded",
+                amiss(
+                    cluster.stranded,
+                    "without a good copy on a node that is alive",
+                ),
+            ),
+            (
+                "damaged",
+                amiss(
+                    cluster.damaged,
+                    "with a damaged copy: `permafrost node ls` tells where",
+                ),
+            ),
         ],
     )
 }
@@ -413,6 +434,17 @@ fn one_certificate(certificate: &CertificateStatus) -> String {
             ),
         ],
     )
+}
+
+/// Of listed checkpoints; nothing where nothing is amiss, or nobody knows.
+fn amiss(checkpoints: Option<u64>, what: &str) -> String {
+    match checkpoints {
+        None | Some(0) => String::new(),
+        Some(count) => format!(
+            "{} {what}",
+            human::count(count, "checkpoint", "checkpoints")
+        ),
+    }
 }
 
 fn one_queue(queue: &QueueStatus) -> String {

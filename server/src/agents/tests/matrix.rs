@@ -122,6 +122,7 @@ fn wire_requests(name: &str, ids: &[String], sessions: &[String]) -> Vec<wire::B
         // Tried by themselves.
         Control => [Default::default()],
         Pull => [wire::Pull { checkpoint: ids[0].clone(), ..Default::default() }],
+        Verify => [wire::Verify { checkpoints: ids.to_vec(), within_s: 60 }],
     );
     for session in sessions {
         requests.push(wire::Body::Dump(adopt(session)));
@@ -393,6 +394,7 @@ fn no_request_between_hosts_reaches_into_another_namespace() {
                         | wire::Body::Rollback(_)
                         | wire::Body::Inventory(_)
                         | wire::Body::Pull(_)
+                        | wire::Body::Verify(_)
                 );
                 if between_nodes {
                     assert_eq!(code, Some(ErrorCode::Denied), "{what}");

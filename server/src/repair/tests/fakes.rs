@@ -9,7 +9,7 @@ use permafrost_protocol::control::{self, Checkpoint, ErrorCode};
 use permafrost_protocol::wire::message::request;
 
 use super::super::planner::{Planned, Planner};
-use super::super::steps::{Peers, Steps, Undone, View};
+use super::super::steps::{CopyHealth, Peers, Steps, Undone, View};
 use super::super::{Progress, Timing};
 use crate::cluster::{
     JobLock, LiveNode, Member, MemberState, NodeClass, NodeFacts, NodesView, Registered, Registry,
@@ -23,12 +23,19 @@ pub(super) struct FakeNode {
     pub(super) class: NodeClass,
     /// Ids of what it really has.
     pub(super) holds: BTreeSet<String>,
+    /// Those of them whose copy is damaged, known or not.
+    pub(super) damaged: BTreeSet<String>,
     /// Pulls that it was asked for and took, by id.
     pub(super) pulled: Vec<String>,
     pub(super) free_bytes: u64,
 }
 
 impl FakeNode {
+    /// Has it, and undamaged.
+    pub(super) fn has_good(&self, id: &str) -> bool {
+        self.holds.contains(id) && !self.damaged.contains(id)
+    }
+
     pub(super) fn counts(&self) -> bool {
         self.live && self.state == MemberState::Active && self.class == NodeClass::Reserved
     }
@@ -77,6 +84,7 @@ impl Shared {
                     state: MemberState::Active,
                     class: NodeClass::Reserved,
                     holds: BTreeSet::new(),
+                    damaged: BTreeSet::new(),
                     pulled: Vec::new(),
                     free_bytes: 50 << 30,
                 },
@@ -116,6 +124,7 @@ impl Shared {
             content_digest: [u8::try_from(number).unwrap(); 32],
             nodes: holders.iter().map(|holder| name(*holder)).collect(),
             wanted_copies: wanted,
+            damaged: Vec::new(),
         });
     }
 
@@ -159,7 +168,7 @@ impl Shared {
         let good = world
             .nodes
             .values()
-            .filter(|node| node.counts() && node.holds.contains(id));
+            .filter(|node| node.counts() && node.has_good(id));
         good.count()
     }
 
@@ -179,6 +188,7 @@ impl Shared {
 pub(super) fn at_once() -> Timing {
     Timing {
         grace: Duration::ZERO,
+        healing: Duration::ZERO,
         patience: Duration::ZERO,
         busy: Duration::from_millis(10),
         idle: Duration::from_millis(10),
@@ -254,16 +264,20 @@ impl Peers for Shared {
         world.reach(node, format!("pull {id} to {node} from {from}"))?;
         assert!(pull.published);
         if world.nodes[node].holds.contains(&id) {
+            // It does not know of all its damage: that is what it is asked to verify for.
             return Ok(());
         }
         let has = |source: &String| {
             let source = world.nodes.get(source);
-            source.is_some_and(|source| source.live && source.holds.contains(&id))
+            source.is_some_and(|source| source.live && source.has_good(&id))
         };
         if !pull.from.iter().any(has) {
             return Err(refused(ErrorCode::Unavailable));
         }
         assert!(pull.background);
+        if world.nodes[node].free_bytes == 0 {
+            return Err(refused(ErrorCode::NoSpace));
+        }
         let node = world.nodes.get_mut(node).unwrap();
         node.holds.insert(id.clone());
         node.pulled.push(id);
@@ -273,8 +287,24 @@ impl Peers for Shared {
     fn drop_copy(&self, node: &str, checkpoint: &str) -> Result<(), PeerError> {
         let mut world = self.lock();
         world.reach(node, format!("drop {checkpoint} on {node}"))?;
-        world.nodes.get_mut(node).unwrap().holds.remove(checkpoint);
+        let node = world.nodes.get_mut(node).unwrap();
+        node.holds.remove(checkpoint);
+        node.damaged.remove(checkpoint);
         Ok(())
+    }
+
+    fn verify(&self, node: &str, checkpoint: &str) -> Result<CopyHealth, PeerError> {
+        let mut world = self.lock();
+        world.reach(node, format!("verify {checkpoint} on {node}"))?;
+        if world.nodes[node].has_good(checkpoint) {
+            return Ok(CopyHealth::Whole);
+        }
+        // What its node finds, it says.
+        let mut entries = world.entries.iter_mut();
+        if let Some(entry) = entries.find(|entry| entry.checkpoint.id == checkpoint) {
+            entry.set_damaged(node, true);
+        }
+        Ok(CopyHealth::Bad)
     }
 }
 
@@ -332,10 +362,11 @@ impl Registry for Shared {
                 what: checkpoint.id.clone(),
             });
         };
-        entry.nodes.retain(|holder| holder != node);
-        if holds {
-            entry.nodes.push(node.to_owned());
-        }
+        entry.set_holder(node, holds);
         Ok(())
+    }
+
+    fn set_damaged(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
+        unreachable!("a node says it of its own copies")
     }
 }

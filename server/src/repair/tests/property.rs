@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::planner::Planner;
 use super::super::wanted_copies;
-use super::fakes::{Shared, at_once, id, name};
+use super::fakes::{FakeNode, Shared, at_once, id, name};
 use crate::cluster::{MemberState, NodeClass, Registered};
 
 #[derive(Clone, Debug)]
@@ -18,6 +18,14 @@ enum Event {
     Active(usize),
     Transient(usize),
     Removed(usize),
+    /// The node's copy of a checkpoint is damaged, and nobody knows.
+    Damaged(usize, usize),
+    /// Its scrub has found all its damage, and said so.
+    Scrubbed(usize),
+    /// It has healed what has a good copy elsewhere.
+    Healed(usize),
+    Full(usize),
+    Emptied(usize),
 }
 
 #[derive(Clone, Debug)]
@@ -32,13 +40,18 @@ struct Case {
 }
 
 fn event(nodes: usize) -> impl Strategy<Value = Event> {
-    (0..6_u8, 0..nodes).prop_map(|(kind, node)| match kind {
+    (0..12_u8, 0..nodes, 0..6_usize).prop_map(|(kind, node, checkpoint)| match kind {
         0 => Event::Dies(node),
         1 => Event::ComesBack(node),
         2 => Event::Drained(node),
         3 => Event::Active(node),
         4 => Event::Transient(node),
-        _ => Event::Removed(node),
+        5 => Event::Removed(node),
+        6 | 7 => Event::Damaged(node, checkpoint),
+        8 => Event::Scrubbed(node),
+        9 => Event::Healed(node),
+        10 => Event::Full(node),
+        _ => Event::Emptied(node),
     })
 }
 
@@ -85,8 +98,19 @@ impl Event {
         | Self::Drained(number)
         | Self::Active(number)
         | Self::Transient(number)
-        | Self::Removed(number)) = self;
+        | Self::Removed(number)
+        | Self::Damaged(number, _)
+        | Self::Scrubbed(number)
+        | Self::Healed(number)
+        | Self::Full(number)
+        | Self::Emptied(number)) = self;
+        let own = name(*number);
+        if let Self::Damaged(_, checkpoint) = self {
+            return damage(world, &own, *checkpoint);
+        }
         let mut world = world.lock();
+        let world = &mut *world;
+        let others = world.nodes.clone();
         let node = world.nodes.get_mut(&name(*number)).unwrap();
         match self {
             Self::Dies(_) => node.live = false,
@@ -95,7 +119,48 @@ impl Event {
             Self::Active(_) => node.state = MemberState::Active,
             Self::Transient(_) => node.class = NodeClass::Transient,
             Self::Removed(_) => node.state = MemberState::Removed,
+            Self::Damaged(..) => {}
+            Self::Scrubbed(_) => say_damage(&own, node, &mut world.entries),
+            Self::Healed(_) => {
+                let has = |id: &String| {
+                    let live = others.values().filter(|other| other.live);
+                    live.filter(|other| other.has_good(id)).count() > 0
+                };
+                node.damaged.retain(|id| !node.live || !has(id));
+                say_damage(&own, node, &mut world.entries);
+            }
+            Self::Full(_) => node.free_bytes = 0,
+            Self::Emptied(_) => node.free_bytes = 50 << 30,
         }
+    }
+}
+
+/// Damages a copy, but not the last good one: that is the medium's doing, and no repair helps.
+fn damage(world: &Shared, node: &str, checkpoint: usize) {
+    let mut world = world.lock();
+    let Some(id) = world
+        .entries
+        .get(checkpoint)
+        .map(|e| e.checkpoint.id.clone())
+    else {
+        return;
+    };
+    let good = world
+        .nodes
+        .values()
+        .filter(|node| node.has_good(&id))
+        .count();
+    let node = world.nodes.get_mut(node).unwrap();
+    if good > 1 && node.holds.contains(&id) {
+        node.damaged.insert(id);
+    }
+}
+
+/// What a node knows of its copies, for all to see.
+fn say_damage(name: &str, node: &FakeNode, entries: &mut [Registered]) {
+    for entry in entries.iter_mut().filter(|_| node.live) {
+        let damaged = node.damaged.contains(&entry.checkpoint.id);
+        entry.set_damaged(name, damaged);
     }
 }
 
@@ -105,7 +170,7 @@ fn good(world: &Shared) -> BTreeMap<String, (usize, usize)> {
     let count = |id: &String| {
         let world = world.lock();
         let live = world.nodes.values().filter(|node| node.live);
-        live.filter(|node| node.holds.contains(id)).count()
+        live.filter(|node| node.has_good(id)).count()
     };
     entries
         .iter()
@@ -118,7 +183,7 @@ fn good(world: &Shared) -> BTreeMap<String, (usize, usize)> {
 fn is_within_reach(world: &Shared, entry: &Registered) -> bool {
     let id = &entry.checkpoint.id;
     let world = world.lock();
-    let mut holders = (world.nodes.iter()).filter(|(_, node)| node.live && node.holds.contains(id));
+    let mut holders = (world.nodes.iter()).filter(|(_, node)| node.live && node.has_good(id));
     holders.any(|(name, node)| node.state != MemberState::Removed || entry.nodes.contains(name))
 }
 
@@ -135,22 +200,49 @@ fn check_kept(world: &Shared, before: &mut BTreeMap<String, (usize, usize)>) {
     *before = after;
 }
 
+/// Of each checkpoint the good copies on any node, dead ones too.
+fn copies_anywhere(world: &Shared) -> BTreeMap<String, usize> {
+    let world = world.lock();
+    let ids = world.entries.iter().map(|entry| &entry.checkpoint.id);
+    let count = |id: &String| {
+        world
+            .nodes
+            .values()
+            .filter(|node| node.has_good(id))
+            .count()
+    };
+    ids.map(|id| (id.clone(), count(id))).collect()
+}
+
 /// What each live node's own sweep does about what is listed wrongly.
 fn sweep(world: &Shared) {
     let mut world = world.lock();
     let nodes = world.nodes.clone();
+    let mut spare = Vec::new();
     for entry in &mut world.entries {
-        let id = &entry.checkpoint.id;
+        let id = &entry.checkpoint.id.clone();
         for (name, node) in nodes.iter().filter(|(_, node)| node.live) {
             let listed = entry.nodes.contains(name);
             match node.holds.contains(id) {
                 true if !listed && node.state != MemberState::Removed => {
-                    entry.nodes.push(name.clone())
+                    // A damaged one is not claimed, and goes when the others are enough.
+                    let damaged = node.damaged.contains(id);
+                    entry.set_holder(name, !damaged);
+                    if damaged && entry.good().count() >= wanted_copies(entry) {
+                        spare.push((name.clone(), id.clone()));
+                    }
                 }
-                false if entry.nodes.len() > 1 => entry.nodes.retain(|holder| holder != name),
+                false if entry.nodes.len() > 1 => {
+                    entry.set_holder(name, false);
+                }
                 _ => {}
             }
         }
+    }
+    for (name, id) in spare {
+        let node = world.nodes.get_mut(&name).unwrap();
+        node.holds.remove(&id);
+        node.damaged.remove(&id);
     }
 }
 
@@ -173,8 +265,13 @@ fn run(case: &Case) {
         now += Duration::from_millis(70);
     }
 
-    // From here on everything works.
+    // From here on everything works, and every scrub comes round. Nothing else heals what is damaged.
     world.lock().fails = None;
+    for number in 0..case.nodes {
+        Event::Emptied(number).happen(&world);
+        Event::Scrubbed(number).happen(&world);
+    }
+    let every_copy = copies_anywhere(&world);
     let mut idle = 0;
     for _ in 0..40 {
         now += Duration::from_secs(60);
@@ -189,25 +286,32 @@ fn run(case: &Case) {
     // What is listed where it is not, and nowhere else, is asked for again and again.
     let lost = (entries.iter()).any(|entry| !is_within_reach(&world, entry));
     assert!(idle > 10 || lost, "it never comes to rest");
-    let fit = world
-        .lock()
-        .nodes
-        .values()
-        .filter(|node| node.counts())
-        .count();
     for entry in entries {
         let id = &entry.checkpoint.id;
         let wanted = wanted_copies(&entry);
         let (good, _) = good(&world)[id];
+        // Acknowledged, and one good copy exists: it exists to the end.
+        assert!(
+            every_copy[id] == 0 || copies_anywhere(&world)[id] > 0,
+            "{entry:?}"
+        );
         if !is_within_reach(&world, &entry) {
             continue;
         }
-        assert_eq!(good, wanted.min(fit), "{entry:?}");
+        // A node with a damaged copy gets no other, before it has healed that or it was dropped.
+        let nodes = world.lock().nodes.clone();
+        let fit = nodes
+            .values()
+            .filter(|node| node.counts() && !node.damaged.contains(id));
+        assert_eq!(good, wanted.min(fit.count()), "{entry:?}");
         for (name, node) in &world.lock().nodes {
             let (holds, listed) = (node.holds.contains(id), entry.nodes.contains(name));
             // See `is_within_reach`.
+            let damaged = node.damaged.contains(id);
             if node.live && node.state != MemberState::Removed {
-                assert_eq!(holds, listed, "{name} {entry:?}");
+                assert!(holds == listed || damaged, "{name} {entry:?}");
+                // Once there are enough good ones, a damaged one is gone.
+                assert!(!(damaged && listed) || good < wanted, "{name} {entry:?}");
                 assert!(!holds || good < wanted || node.counts(), "{name} {entry:?}");
             }
         }

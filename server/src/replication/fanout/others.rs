@@ -2,14 +2,31 @@
 
 use std::time::{Duration, Instant};
 
+use permafrost_client::peer::PeerError;
+use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::wire::message::request;
 
 use super::Shared;
 use crate::cluster::LiveNode;
 use crate::cluster::placement::{Wanted, place};
 
-/// How long a word that nobody waits for is tried.
-const AFTERWARDS: Duration = Duration::from_secs(10);
+/// How long one attempt at a word that nobody waits for may take.
+const ATTEMPT: Duration = Duration::from_secs(10);
+
+/// How long such a word is tried: a node that restarts, or asks a registry that elects, takes it after that. Where it is
+/// lost all the same, the node's sweep finds out.
+const AFTERWARDS: Duration = Duration::from_secs(60);
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether the same may succeed in a moment: the node does not answer, or lacks something.
+fn may_pass(error: &PeerError) -> bool {
+    match error {
+        PeerError::Refused { error, .. } => error.code() == ErrorCode::Unavailable,
+        _ => true,
+    }
+}
 
 impl Shared {
     /// Nodes for so many copies besides those that hold one, without those that have failed.
@@ -44,8 +61,15 @@ impl Shared {
             let (network, node, body) = (self.network.clone(), node.clone(), body.clone());
             self.runtime.spawn(async move {
                 let until = Instant::now() + AFTERWARDS;
-                if let Err(error) = network.call_async(&node, body, until).await {
-                    tracing::info!(node, %error, "not told; it finds out when it asks what is listed");
+                loop {
+                    let attempt = Instant::now() + ATTEMPT;
+                    let told = network.call_async(&node, body.clone(), attempt.min(until)).await;
+                    let Err(error) = told else { return };
+                    if Instant::now() + PAUSE >= until || !may_pass(&error) {
+                        tracing::info!(node, %error, "not told; it finds out when it asks what is listed");
+                        return;
+                    }
+                    tokio::time::sleep(PAUSE).await;
                 }
             });
         }

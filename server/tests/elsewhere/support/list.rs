@@ -52,11 +52,11 @@ impl Registry for List {
     fn set_holder(&self, of: &Checkpoint, node: &str, holds: bool) -> Result<(), StoreError> {
         let mut list = self.0.lock().unwrap();
         let entry = list.0.iter_mut().find(|entry| entry.checkpoint.id == of.id);
-        let nodes = &mut entry.unwrap().nodes;
-        nodes.retain(|name| name != node);
-        if holds {
-            nodes.push(node.to_owned());
-        }
+        entry.unwrap().set_holder(node, holds);
+        Ok(())
+    }
+
+    fn set_damaged(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
         Ok(())
     }
 }

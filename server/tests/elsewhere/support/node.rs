@@ -13,7 +13,7 @@ use permafrost_client::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerErr
 use permafrost_protocol::control::{self};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
-use permafrost_protocol::wire::message::{reply, request};
+use permafrost_protocol::wire::message::{Verified, reply, request};
 use permafrost_server::peers::NodeHandler;
 use permafrost_server::store::{Progress, Scrub, Store, StoreError};
 /// What serves peers of a node: notes what is asked for, and dies when it is told to.
@@ -105,6 +105,10 @@ impl Scrub for Suspects {
 
     fn suspect(&self, id: &str) {
         self.0.lock().unwrap().push(id.to_owned());
+    }
+
+    fn verified(&self, _: &[String], _: Duration) -> Verified {
+        panic!("nobody verifies");
     }
 
     fn status(&self) -> control::ScrubStatus {

@@ -134,4 +134,8 @@ impl Registry for FakeRegistry {
     fn set_holder(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
         self.speak()
     }
+
+    fn set_damaged(&self, _: &Checkpoint, _: &str, _: bool) -> Result<(), StoreError> {
+        self.speak()
+    }
 }

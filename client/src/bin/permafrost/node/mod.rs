@@ -28,6 +28,10 @@ Examples:
     permafrost node rebuild                                        etcd's data was lost
 ";
 
+/// How long nothing that a node is still needed for can be copied before a drain gives up: other nodes free space, or heal
+/// what is damaged on them, within seconds or not soon.
+const STUCK: Duration = Duration::from_secs(15);
+
 /// How often a drain is looked at; at most a fifth of the time goes into looking.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -65,7 +69,8 @@ struct OneNode {
 struct DrainArguments {
     /// Name of the node.
     name: String,
-    /// Wait until everything that it holds is held elsewhere.
+    /// Wait until everything that it holds is held elsewhere, in copies that were read lately. Fails when no other node has
+    /// room for it, or may hold it.
     #[arg(long, short)]
     wait: bool,
 }
@@ -74,8 +79,8 @@ struct DrainArguments {
 struct RemoveArguments {
     /// Name of the node.
     name: String,
-    /// Although it is alive and not drained, or alone holds something: that stays listed, and cannot be read until
-    /// the node is taken back with `permafrost node undrain`.
+    /// Although it is alive and not drained, or alone holds something undamaged, or the other copies were not read lately:
+    /// what it alone holds stays listed, and cannot be read until the node is taken back with `permafrost node undrain`.
     #[arg(long, short)]
     force: bool,
 }
@@ -169,8 +174,14 @@ fn drain(context: &Context, arguments: &DrainArguments) -> Result<(), Failure> {
             })?;
     }
     context.print(&list, |list| {
-        let needed = list.nodes.first().and_then(|node| node.needed);
+        let node = list.nodes.first();
+        let needed = node.and_then(|node| node.needed);
+        let unverified = node.and_then(|node| node.unverified).unwrap_or_default();
         match needed {
+            Some(0) if unverified > 0 => format!(
+                "{name} is drained; the other copies of {} are being read: `permafrost node show {name}` tells how far that is",
+                human::count(unverified, "checkpoint", "checkpoints")
+            ),
             Some(0) => format!(
                 "{name} is drained, and everything that it holds is held elsewhere: it can be stopped, or removed with `permafrost node remove {name}`"
             ),
@@ -193,11 +204,13 @@ fn wait(
 ) -> Result<NodeList, Failure> {
     let mut progress = Progress::new(context, format!("drain {name}"));
     let mut most_bytes = 0;
+    let mut moved_at = Instant::now();
     loop {
         let node = only(&list)?;
         // Nothing counted: the registry is away for the moment.
         if let (Some(needed), Some(needed_bytes)) = (node.needed, node.needed_bytes) {
-            if needed == 0 {
+            let unverified = node.unverified.unwrap_or_default();
+            if needed == 0 && unverified == 0 {
                 return Ok(list);
             }
             if node.state != "drained" {
@@ -217,6 +230,11 @@ fn wait(
                 )
                 .hint(format!("`permafrost node show {name}` names them; start the node again, or give them up with `permafrost node remove --force {name}`")));
             }
+            if needed == 0 || node.stuck.unwrap_or_default() < needed {
+                moved_at = Instant::now();
+            } else if moved_at.elapsed() >= STUCK {
+                return Err(stuck(node, needed));
+            }
             most_bytes = most_bytes.max(needed_bytes);
             progress.update(most_bytes - needed_bytes, most_bytes);
         }
@@ -232,6 +250,17 @@ fn wait(
     }
 }
 
+/// Nothing that the node is needed for can be copied.
+fn stuck(node: &NodeStatus, needed: u64) -> Failure {
+    let name = &node.name;
+    let message = format!(
+        "{name} stays drained, and is still needed for {} ({}): no other node has room for another copy, or may hold one",
+        human::count(needed, "checkpoint", "checkpoints"),
+        human::bytes(node.needed_bytes.unwrap_or_default())
+    );
+    Failure::new(Code::NoSpace, message).hint(format!("free space (`permafrost rm`, a larger region), add a node or heal damaged copies (`permafrost scrub` on the nodes that `permafrost node ls` shows with some), and drain again; or `permafrost node undrain {name}`"))
+}
+
 fn remove(context: &Context, arguments: &RemoveArguments) -> Result<(), Failure> {
     let name = &arguments.name;
     let list = set(&mut context.connect()?, name, "removed", arguments.force)?;
@@ -242,7 +271,7 @@ fn remove(context: &Context, arguments: &RemoveArguments) -> Result<(), Failure>
             None | Some(0) => {}
             Some(only_here) => {
                 text += &format!(
-                    ", and {} that no other node has cannot be read:\n",
+                    ", and {} of which no other node has a good copy cannot be read:\n",
                     human::count(only_here, "checkpoint", "checkpoints")
                 );
                 text += &indented(&node.only_here_names, only_here);

@@ -18,6 +18,7 @@ pub(super) fn human_list(list: &NodeList) -> String {
         ("FREE", Align::Right),
         ("HOLDS", Align::Right),
         ("ONLY HERE", Align::Right),
+        ("DAMAGED", Align::Right),
         ("", Align::Left),
     ]);
     for node in &list.nodes {
@@ -33,6 +34,7 @@ pub(super) fn human_list(list: &NodeList) -> String {
             of_live(human::bytes(node.free_bytes)),
             counted(node.checkpoints),
             counted(node.only_here),
+            counted(node.damaged),
             (if node.name == list.leader {
                 "leads"
             } else {
@@ -50,10 +52,14 @@ pub(super) fn human_list(list: &NodeList) -> String {
 fn summary(list: &NodeList) -> String {
     let checkpoints = match (list.checkpoints, list.under_replicated, list.stranded) {
         (Some(checkpoints), Some(few), Some(stranded)) => format!(
-            "{checkpoints} listed, {few} with too few copies{}",
+            "{checkpoints} listed, {few} with too few good copies{}{}",
             match stranded {
                 0 => String::new(),
-                stranded => format!(", {stranded} on no node that is alive"),
+                stranded => format!(", {stranded} without one on a node that is alive"),
+            },
+            match list.damaged {
+                None | Some(0) => String::new(),
+                Some(damaged) => format!(", {damaged} with a damaged copy"),
             }
         ),
         _ => "not counted: the registry does not answer".to_owned(),
@@ -147,14 +153,29 @@ fn human_node(node: &NodeStatus, leads: bool) -> String {
                 match node.needed {
                     None | Some(0) => String::new(),
                     Some(needed) => format!(
-                        "{needed} ({}) have too few copies without it",
+                        "{needed} ({}) have too few good copies without it",
                         human::bytes(node.needed_bytes.unwrap_or_default())
                     ),
                 },
             ),
             (
+                "stuck",
+                of(node.stuck, "of these, which no other node can take"),
+            ),
+            (
+                "damaged",
+                of(node.damaged, "whose copy on it is known to be damaged"),
+            ),
+            (
+                "unverified",
+                of(node.unverified, "whose other copies are being read"),
+            ),
+            (
                 "only here",
-                of(node.only_here, "on no other node that is alive"),
+                of(
+                    node.only_here,
+                    "without a good copy on another node that is alive",
+                ),
             ),
         ],
     );

@@ -1,0 +1,123 @@
+//! Single pages of a checkpoint, for what is damaged here.
+
+use std::time::Instant;
+
+use permafrost_client::peer::FetchReader;
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::request;
+
+use super::{MAX_SOURCES, OPENING, Puller};
+use crate::store::{Object, StoreError};
+
+const PAGE_BYTES: usize = permafrost_pmem::PAGE_SIZE;
+
+/// Pages with their indices.
+type Pages = Vec<(u64, Box<[u8; PAGE_BYTES]>)>;
+
+impl Puller {
+    /// Fetches pages of an object from the first of the `holders` that gives all of them, and for which `take` has a use.
+    /// `wanted` ascends. Holders that fail go to the end, so that the next fetch does not wait for them.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] with what each of them said.
+    pub fn pages<T>(
+        &self,
+        checkpoint: &str,
+        holders: &mut Vec<String>,
+        object: &Object,
+        wanted: &[u64],
+        take: impl Fn(&[(u64, Box<[u8; PAGE_BYTES]>)]) -> Result<T, String>,
+    ) -> Result<T, StoreError> {
+        let mut said = Vec::new();
+        holders.retain(|node| *node != self.node);
+        for _ in 0..holders.len().min(MAX_SOURCES) {
+            let Some(node) = holders.first() else { break };
+            let pages = self.pages_from(node, checkpoint, object, wanted);
+            match pages.and_then(|pages| take(&pages)) {
+                Ok(taken) => return Ok(taken),
+                Err(why) => said.push(format!("{node}: {why}")),
+            }
+            holders.rotate_left(1);
+        }
+        if said.is_empty() {
+            said.push("no other node was named".to_owned());
+        }
+        Err(StoreError::Unavailable {
+            message: format!("damaged pages are not healed: {}", said.join("; ")),
+            hint: "",
+        })
+    }
+
+    fn pages_from(
+        &self,
+        node: &str,
+        checkpoint: &str,
+        object: &Object,
+        wanted: &[u64],
+    ) -> Result<Pages, String> {
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+            return Ok(Pages::new());
+        };
+        let mut fetch = request::Fetch {
+            checkpoint: checkpoint.to_owned(),
+            background: true,
+            ..request::Fetch::default()
+        };
+        match object {
+            Object::Space(place) => {
+                fetch.space = u32::try_from(*place).map_or(u32::MAX, |place| place + 1);
+                fetch.from_index = *first;
+                fetch.pages = last - first + 1;
+            }
+            Object::Image(name) => fetch.image.clone_from(name),
+        }
+        let deadline = Instant::now() + OPENING;
+        let frames = FetchReader::open(&self.network, node, fetch, deadline);
+        let mut pages = Pages::new();
+        // Where the next bytes of an image belong.
+        let mut offset = 0_usize;
+        for frame in frames.map_err(|error| error.to_string())? {
+            let frame = frame.map_err(|error| error.to_string())?;
+            match frame.header.kind {
+                Kind::Pages => {
+                    let whole = frame.payload.chunks_exact(PAGE_BYTES);
+                    for (bytes, index) in whole.zip(frame.header.index..) {
+                        keep(&mut pages, wanted, index, 0, bytes);
+                    }
+                }
+                Kind::ImageData => {
+                    let mut bytes = &frame.payload[..];
+                    while !bytes.is_empty() {
+                        let (index, at) = (offset / PAGE_BYTES, offset % PAGE_BYTES);
+                        let (now, rest) = bytes.split_at(bytes.len().min(PAGE_BYTES - at));
+                        keep(&mut pages, wanted, index as u64, at, now);
+                        offset += now.len();
+                        bytes = rest;
+                    }
+                }
+                _ => {}
+            }
+        }
+        match wanted.iter().find(|index| !has(&pages, **index)) {
+            None => Ok(pages),
+            Some(index) => Err(format!("page {index:#x} did not come")),
+        }
+    }
+}
+
+fn has(pages: &Pages, index: u64) -> bool {
+    pages.iter().any(|(kept, _)| *kept == index)
+}
+
+/// Keeps bytes of a page that is wanted, from `at` in it on; what never comes of it is zero.
+fn keep(pages: &mut Pages, wanted: &[u64], index: u64, at: usize, bytes: &[u8]) {
+    if wanted.binary_search(&index).is_err() {
+        return;
+    }
+    if pages.last().is_none_or(|(last, _)| *last != index) {
+        pages.push((index, Box::new([0; PAGE_BYTES])));
+    }
+    if let Some((_, page)) = pages.last_mut() {
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}

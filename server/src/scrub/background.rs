@@ -1,0 +1,176 @@
+//! The background work: what is due is read, at its pace.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::pace::Pace;
+use super::schedule::{Next, Why};
+use super::{Scrubber, candidate};
+use crate::clock::unix_ms;
+use crate::store::{Checked, Held, PagesRead, StoreError};
+
+/// How long nothing is looked for at most: what was sealed meanwhile has its turn in days.
+const NAP: Duration = Duration::from_secs(60);
+
+/// How often it is looked whether dumps still come in.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What other nodes wait for has this share of a processor's time while a dump comes in, and all of it otherwise: a drain
+/// of theirs goes on behind it. Percent, that of repair.
+const ASKED_SHARE_PERCENT: u8 = 25;
+
+/// Shares of a processor's time.
+struct Paces {
+    background: Pace,
+    /// What other nodes are to rely on, while a dump comes in.
+    asked: Pace,
+}
+
+impl Scrubber {
+    pub(super) fn run(&self) {
+        if let Some(period) = self.options.period {
+            let period_s = period.as_secs();
+            let share_percent = self.options.share_percent;
+            tracing::info!(period_s, share_percent, "scrub begins");
+        }
+        let mut paces = Paces {
+            background: Pace::new(self.options.share_percent),
+            asked: Pace::new(ASKED_SHARE_PERCENT),
+        };
+        while !self.is_stopped() {
+            let since = Instant::now();
+            let nap = match self.list(self.longest_nap()) {
+                Ok(()) => {
+                    // Looking for what to do is work, too.
+                    self.nap(paces.background.took(since.elapsed()));
+                    self.turn(&mut paces)
+                }
+                Err(error) => {
+                    tracing::error!(%error, "scrub: it is not known what there is");
+                    self.longest_nap()
+                }
+            };
+            self.save(false);
+            self.nap(nap);
+        }
+        self.save(true);
+    }
+
+    /// What is sealed in the meantime must have its turn within the period, too.
+    fn longest_nap(&self) -> Duration {
+        let period = self.options.period.unwrap_or(NAP);
+        NAP.min((period / 4).max(LOOK))
+    }
+
+    /// Lists what is held, if that was not done for so long. Without the lock, but for the moment in which it is taken up.
+    pub(super) fn list(&self, every: Duration) -> Result<(), StoreError> {
+        let is_recent = |listed: Instant| listed.elapsed() < every;
+        if self.state().listed.is_some_and(is_recent) {
+            return Ok(());
+        }
+        let held = self.store.everything()?;
+        let damaged: HashSet<String> = self
+            .store
+            .set_asides()
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
+        let candidates = held
+            .iter()
+            .map(|held| candidate(held, damaged.contains(&held.id)));
+        let mut state = self.state();
+        state.schedule.sync(candidates, unix_ms());
+        state.listed = Some(Instant::now());
+        self.counters.listings.add(1);
+        Ok(())
+    }
+
+    /// Checks one checkpoint, if it is time; how long to wait then.
+    fn turn(&self, paces: &mut Paces) -> Duration {
+        let (id, why, mut read) = {
+            let mut state = self.state();
+            match state.schedule.next(unix_ms(), self.began.elapsed()) {
+                Next::Wait(wait) => {
+                    state.suspected_jobs.clear();
+                    return wait.unwrap_or(NAP).min(self.longest_nap());
+                }
+                Next::Check { id, why } => {
+                    if why != Why::Suspect {
+                        state.suspected_jobs.clear();
+                    }
+                    let read = state.schedule.begin(&id, why);
+                    (id, why, read)
+                }
+            }
+        };
+        let began = self.began.elapsed();
+        let checked = self.store.held_copy(&id).and_then(|held| {
+            let checked = self.check_in_turn(&held, why, read.as_mut(), paces)?;
+            Some((held, checked))
+        });
+        let Some((held, checked)) = checked else {
+            let gone = !self.store.holds(&id);
+            self.state().schedule.broken_off(&id, why, read, gone);
+            return Duration::ZERO;
+        };
+        self.conclude(&held, checked, read.as_mut());
+        // As it is now: it may have been healed, by a fresh copy.
+        let now = self.store.held_copy(&id);
+        let mut state = self.state();
+        match &now {
+            Some(held) => {
+                let of = candidate(held, self.store.damage(&id).is_some());
+                state.schedule.checked(&of, why, read, began, unix_ms());
+            }
+            None => state.schedule.broken_off(&id, why, read, true),
+        }
+        drop(state);
+        self.count_asked();
+        Duration::ZERO
+    }
+
+    /// Reads one at the pace that is right for it.
+    fn check_in_turn(
+        &self,
+        held: &Held,
+        why: Why,
+        read: Option<&mut PagesRead>,
+        paces: &mut Paces,
+    ) -> Option<Checked> {
+        self.hold_back(why);
+        let mut since = Instant::now();
+        self.read(held, read, &mut |_| {
+            // What others wait for is not held up by what nobody does.
+            let nap = match why {
+                Why::Asked if self.store.is_receiving() => paces.asked.took(since.elapsed()),
+                Why::Asked => Duration::ZERO,
+                _ => paces.background.took(since.elapsed()),
+            };
+            if self.asked.load(Ordering::Relaxed) == 0 || why == Why::Asked {
+                self.nap(nap);
+            }
+            self.hold_back(why);
+            since = Instant::now();
+        })
+    }
+
+    pub(super) fn count_asked(&self) {
+        let asked = self.state().schedule.asked();
+        self.asked.store(asked, Ordering::Relaxed);
+    }
+
+    /// Waits while dumps come in, or somebody has everything read anyway; not with what other nodes wait for.
+    fn hold_back(&self, why: Why) {
+        let others_wait = || why == Why::Asked || self.asked.load(Ordering::Relaxed) > 0;
+        while !self.is_stopped()
+            && !others_wait()
+            && (self.store.is_receiving() || self.requests.load(Ordering::Relaxed) > 0)
+        {
+            self.paused.store(true, Ordering::Relaxed);
+            // Suspects wake it, but do not make it go on.
+            std::thread::sleep(LOOK);
+        }
+        self.paused.store(false, Ordering::Relaxed);
+    }
+}

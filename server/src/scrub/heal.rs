@@ -1,0 +1,194 @@
+//! What follows from a check: a damaged checkpoint is set aside, told of and healed.
+
+use std::sync::PoisonError;
+
+use permafrost_protocol::control;
+
+use super::Scrubber;
+use crate::store::{Checked, Held, PagesRead};
+
+/// Who has healed a damaged checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// This scrub wrote its damaged pages anew.
+    Pages,
+    /// This scrub had a fresh copy sealed in its place.
+    Copy,
+    /// Another thread, in the meantime.
+    Another,
+}
+
+impl Scrubber {
+    /// Draws the consequences of a check, in which the pages `read` were found good.
+    pub(super) fn conclude(
+        &self,
+        held: &Held,
+        checked: Checked,
+        read: Option<&mut PagesRead>,
+    ) -> Option<control::DamagedCheckpoint> {
+        let name = held.name();
+        let Some(first) = checked.damage.first() else {
+            if self.store.lift(&held.id) {
+                tracing::info!(checkpoint = name, "whole: no longer set aside");
+                self.list_damage(held, false);
+            }
+            return None;
+        };
+        // Before it is healed: nothing is to be built upon it meanwhile, and no other copy to go in reliance on it.
+        if self.store.set_aside(&held.id, first) {
+            self.counters.damaged.add(1);
+            let places = checked.damage.len();
+            tracing::error!(checkpoint = name, id = %held.id, places, damage = first, "damaged");
+            self.list_damage(held, true);
+            self.suspect_others_of(held);
+        }
+        let healed = self.healed(held, &checked, read);
+        let reason = match &healed {
+            Ok(by) => {
+                if *by != By::Another {
+                    self.counters.mended.add(1);
+                }
+                self.store.lift(&held.id);
+                self.list_damage(held, false);
+                match by {
+                    By::Pages => {
+                        tracing::info!(
+                            checkpoint = name,
+                            "healed: its damaged pages are written anew"
+                        );
+                        self.suspect_damaged_of(held);
+                    }
+                    By::Copy | By::Another => {
+                        tracing::info!(checkpoint = name, "healed: a fresh copy has its place");
+                    }
+                }
+                String::new()
+            }
+            Err(reason) => {
+                tracing::warn!(checkpoint = name, reason, "not healed: it stays set aside");
+                reason.clone()
+            }
+        };
+        Some(control::DamagedCheckpoint {
+            checkpoint: name,
+            id: held.id.clone(),
+            damage: checked.damage,
+            mended: healed.is_ok(),
+            reason,
+            node: String::new(),
+        })
+    }
+
+    /// Has it healed from another copy, and reads it again. Why not.
+    ///
+    /// First its damaged pages are written anew in their places: that takes no room, and heals them for every checkpoint
+    /// that shares them. Where that does not do (the medium takes no write there; the damage is in a map, which every copy
+    /// has of its own) a fresh copy takes its place.
+    fn healed(
+        &self,
+        held: &Held,
+        checked: &Checked,
+        read: Option<&mut PagesRead>,
+    ) -> Result<By, String> {
+        let alone = || "no other node has a copy".to_owned();
+        let found = self.store.other_holders(held);
+        let (record, holders) = found
+            .map_err(|error| format!("other holders are not known: {error}"))?
+            .ok_or_else(alone)?;
+        if holders.is_empty() {
+            return Err(alone());
+        }
+        let mend = self
+            .mend
+            .get()
+            .ok_or("this node fetches nothing from others")?;
+        let _one = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+        // A request and the background may have found the same.
+        let now = self.store.held_copy(&held.id);
+        if now.is_some_and(|now| !now.copy.ptr_eq(&held.copy)) && self.is_whole(held, None).is_ok()
+        {
+            return Ok(By::Another);
+        }
+        let mut why = String::new();
+        if !checked.pages_damaged.is_empty() && !checked.damaged_beyond {
+            let pages = mend.heal(&record, &holders, &checked.pages_damaged);
+            match pages.map_err(|error| error.to_string()) {
+                Ok(pages) => {
+                    self.counters.pages_healed.add(pages);
+                    match self.is_whole(held, read) {
+                        Ok(()) if pages == 0 => return Ok(By::Another),
+                        Ok(()) => return Ok(By::Pages),
+                        Err(again) => why = format!("damaged again: {again}"),
+                    }
+                }
+                Err(error) => why = error,
+            }
+            tracing::warn!(
+                checkpoint = held.name(),
+                why,
+                "pages not written anew: a fresh copy is fetched"
+            );
+        }
+        let fresh = mend.mend(&record, &holders).map_err(|e| e.to_string());
+        let fresh = fresh.and_then(|()| {
+            self.is_whole(held, None)
+                .map_err(|damage| format!("the fresh copy is damaged, too: {damage}"))
+        });
+        fresh.map(|()| By::Copy).map_err(|error| {
+            self.counters.mends_failed.add(1);
+            match why.is_empty() {
+                true => error,
+                false => format!("{error} (and its pages were not written anew: {why})"),
+            }
+        })
+    }
+
+    /// Reads it once more; what is damaged.
+    fn is_whole(&self, held: &Held, read: Option<&mut PagesRead>) -> Result<(), String> {
+        match self.read(held, read, &mut |_| {}) {
+            Some(again) => again.damage.into_iter().next().map_or(Ok(()), Err),
+            None => Err("it was not read to its end".to_owned()),
+        }
+    }
+
+    /// Marks this node's copy in the registry.
+    fn list_damage(&self, held: &Held, damaged: bool) {
+        match &held.record {
+            Some(record) => self.store.list_damage(record, damaged),
+            // One that nobody here can name.
+            None => {
+                if let Ok(Some((record, _))) = self.store.other_holders(held) {
+                    self.store.list_damage(&record, damaged);
+                }
+            }
+        }
+    }
+
+    /// Generations of a job share pages: all of them are read, once for a job as long as any of them waits.
+    fn suspect_others_of(&self, held: &Held) {
+        let job = held.job();
+        if job.is_empty() || !self.state().suspected_jobs.insert(job.to_owned()) {
+            return;
+        }
+        let Ok(ids) = self.store.ids_of(job) else {
+            return;
+        };
+        for id in ids.iter().filter(|id| **id != held.id) {
+            self.suspect_quietly(id);
+        }
+        self.woken.notify_all();
+    }
+
+    /// What was damaged in one generation may be whole in the others now.
+    fn suspect_damaged_of(&self, held: &Held) {
+        let Ok(ids) = self.store.ids_of(held.job()) else {
+            return;
+        };
+        for id in ids.iter().filter(|id| **id != held.id) {
+            if self.store.damage(id).is_some() {
+                self.state().schedule.suspect(id);
+            }
+        }
+        self.woken.notify_all();
+    }
+}
