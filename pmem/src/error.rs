@@ -34,6 +34,30 @@ pub enum MediumError {
         /// The region's path.
         path: PathBuf,
     },
+    /// Somebody else's: they could change its mode, read the memory of every process in it, and put other pages there.
+    #[error(
+        "{path} belongs to uid {owner}, and this process is uid {user}: give it to this user with chown if you trust what \
+         is in it, or use another file"
+    )]
+    ForeignOwner {
+        /// The region's path.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Whose it must be.
+        user: u32,
+    },
+    /// Others than its owner may read or write it.
+    #[error(
+        "{path} has mode {mode:04o}, so others can reach the memory of every process in it: chmod 0600 it if you trust what \
+         is in it, or use another file"
+    )]
+    OpenToOthers {
+        /// The region's path.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
     /// Too small for the smallest region.
     #[error(
         "{path} has {bytes} bytes and so holds no region, which needs at least {needed}: name a larger or a new file"

@@ -3,7 +3,9 @@
 
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
+use std::fs::Permissions;
 use std::mem::offset_of;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use permafrost_pmem::layout::{
@@ -281,6 +283,7 @@ fn a_truncated_file_is_refused_without_a_fault() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("region");
     std::fs::write(&path, sealed().0).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     for len in [CAPACITY - 1, CAPACITY - PAGE_SIZE, 256 << 10] {
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(len as u64).unwrap();

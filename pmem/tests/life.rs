@@ -442,6 +442,60 @@ fn a_small_journal_is_compacted_and_fills_up() {
 }
 
 #[test]
+fn a_file_that_is_anothers_or_open_to_others_is_no_region() {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    let options = OpenOptions::default();
+    let open = || open_medium(&path, 1 << 20, &options).map(drop);
+    open().unwrap();
+    for mode in [0o644, 0o640, 0o606, 0o610] {
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let refused = open().unwrap_err();
+        assert!(
+            matches!(refused, MediumError::OpenToOthers { mode: found, .. } if found == mode),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains("chmod 0600"), "{refused}");
+    }
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    open().unwrap();
+    if std::fs::metadata(&path).unwrap().uid() == 0 {
+        // Of nobody, as a file that somebody put there.
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        let refused = open().unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                MediumError::ForeignOwner {
+                    owner: 65534,
+                    user: 0,
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn a_medium_is_left_out_of_core_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a-region-of-its-own");
+    let _medium = open_medium(&path, 1 << 20, &OpenOptions::default()).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (_, own) = maps
+        .split_once("a-region-of-its-own")
+        .expect("it is mapped");
+    let flags = own.lines().find_map(|line| line.strip_prefix("VmFlags:"));
+    assert!(
+        flags.unwrap().split_whitespace().any(|flag| flag == "dd"),
+        "{flags:?}"
+    );
+}
+
+#[test]
 fn splice_takes_verified_pages_from_the_mediums_file() {
     use std::os::unix::fs::FileExt;
     let dir = tempfile::tempdir().unwrap();

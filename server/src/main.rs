@@ -219,6 +219,7 @@ impl ClusterArgs {
 fn main() -> ExitCode {
     let args = Args::parse();
     init_log(args.log_format);
+    permafrost_client::host::keep_memory_private();
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

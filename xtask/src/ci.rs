@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use permafrost_tests::{binaries, criu, etcd, faketime, runc};
 
 use crate::setup::{self, Criu};
-use crate::{fuzz, guest, paths, schema, tools, ui};
+use crate::{deny, fuzz, guest, paths, schema, tools, ui};
 
 /// How tests went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +75,7 @@ type Step = Box<dyn FnOnce() -> Result<Count>>;
 fn steps(quick: bool) -> Vec<(&'static str, Step)> {
     let mut steps: Vec<(&'static str, Step)> = vec![
         ("format", Box::new(format)),
+        ("dependencies", Box::new(dependencies)),
         ("lints", Box::new(lints)),
         (
             "build",
@@ -99,6 +100,24 @@ const FUZZ_MANIFEST: &str = "fuzz/Cargo.toml";
 fn format() -> Result<Count> {
     cargo(&["fmt", "--all", "--check"])?;
     cargo(&["fmt", "--check", "--manifest-path", FUZZ_MANIFEST])
+}
+
+/// Licenses, bans and sources of everything that is built, against `deny.toml`.
+fn dependencies() -> Result<Count> {
+    let rules = deny::Rules::read()?;
+    let mut count = Count::default();
+    for manifest in ["Cargo.toml", FUZZ_MANIFEST] {
+        let wrong = rules.check(&deny::metadata(manifest)?)?;
+        for line in &wrong {
+            println!("{manifest}: {line}");
+        }
+        if wrong.is_empty() {
+            count.passed += 1;
+        } else {
+            count.failed += 1;
+        }
+    }
+    Ok(count)
 }
 
 fn lints() -> Result<Count> {

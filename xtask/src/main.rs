@@ -6,6 +6,7 @@ mod apt;
 mod bench;
 mod ci;
 mod demo;
+mod deny;
 mod fuzz;
 mod guest;
 mod paths;

@@ -14,6 +14,7 @@ mod ending;
 mod endpoints;
 mod limits;
 mod owner;
+mod private_memory;
 mod run_dir;
 
 use std::fs::File;
@@ -32,6 +33,7 @@ use crate::identity::CriuTls;
 
 pub use backend::{Backend, Patiently, Progress, Session, Waits};
 pub use ending::{STOPPING, end_within};
+pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;
 
 /// Where a host listens, and how patiently.

@@ -10,7 +10,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::populate::Mapping;
 use super::raw::RawBytes;
@@ -74,6 +74,11 @@ impl Dax {
                 0,
             )
         };
+        if let Ok(base) = mapped {
+            // Memory of other processes is kept out of core files. That it cannot be is no reason to do without DAX.
+            // SAFETY: the mapping made above, whole; the advice changes nothing about its contents.
+            let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
+        }
         match mapped {
             Ok(base) => {
                 let mapping = Arc::new(DaxMapping { base, len });

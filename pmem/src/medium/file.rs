@@ -51,6 +51,8 @@ impl MappedFile {
         let map = memmap2::MmapOptions::new()
             .len(to_usize(len_bytes))
             .map_raw(&file)?;
+        // Memory of other processes, kept out of core files. (On tmpfs and of deleted files it would be in them.)
+        map.advise(memmap2::Advice::DontDump)?;
         let map = Arc::new(map);
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mut fences = vec![Arc::clone(&map)];

@@ -1,8 +1,8 @@
 //! Opening a region's file: lock, allocation, probing for DAX.
 
-use std::fs::{File, OpenOptions as FileOptions};
+use std::fs::{File, Metadata, OpenOptions as FileOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ impl Default for OpenOptions {
 /// All of the file is allocated, so that a full disk shows here and not as a fatal signal later.
 ///
 /// # Errors
-/// [`MediumError`]: the file cannot be opened, locked, allocated or mapped; DAX is required and refused.
+/// [`MediumError`]: the file is another user's or open to others, or cannot be opened, locked, allocated or mapped; DAX is required and refused.
 pub fn open_medium(
     path: &Path,
     size_if_created: u64,
@@ -88,6 +88,7 @@ pub fn open_medium(
             path: path.to_owned(),
         });
     }
+    check_private(path, &metadata)?;
     // Length 0: created now, or by someone who got no further than that.
     let created = metadata.len() == 0;
     let wanted = if created {
@@ -143,6 +144,26 @@ pub fn open_medium(
             Ok(Arc::new(mapped))
         }
     }
+}
+
+/// Refuses a file that somebody else owns or can open: what is in it goes into processes, and out of them.
+fn check_private(path: &Path, metadata: &Metadata) -> Result<(), MediumError> {
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(MediumError::ForeignOwner {
+            path: path.to_owned(),
+            owner,
+            user,
+        });
+    }
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(MediumError::OpenToOthers {
+            path: path.to_owned(),
+            mode,
+        });
+    }
+    Ok(())
 }
 
 /// A plain medium in anonymous shared memory, for tests and benches: gone with its last reference. Every

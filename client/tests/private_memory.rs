@@ -1,0 +1,17 @@
+//! The one test of this program: it changes the process.
+
+#![allow(missing_docs)]
+
+use permafrost_client::host::keep_memory_private;
+use rustix::process::{DumpableBehavior, Resource, dumpable_behavior, getrlimit};
+
+#[test]
+fn a_daemon_writes_no_core_file_and_is_not_traced_by_others() {
+    assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::Dumpable);
+    keep_memory_private();
+    assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+    let core = getrlimit(Resource::Core);
+    assert_eq!((core.current, core.maximum), (Some(0), Some(0)));
+    // It can still look at itself, as a daemon that is not root has to.
+    assert!(std::fs::read_link("/proc/self/fd/0").is_ok());
+}
