@@ -112,9 +112,9 @@ impl Journal {
         &self.live
     }
 
-    /// Records of the active half in use, its header included.
-    pub(crate) fn used(&self) -> u32 {
-        self.next
+    /// Ascends with every change: the epoch, and behind it the records of the active half in use, its header included.
+    pub(crate) fn position(&self) -> u64 {
+        u64::from(self.epoch) << 32 | u64::from(self.next)
     }
 
     /// The order that the next seal gets.

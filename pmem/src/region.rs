@@ -1,7 +1,7 @@
 //! A region: a formatted medium and the checkpoints in it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::checkpoint::Checkpoint;
@@ -73,7 +73,7 @@ pub struct Region {
     journal_damage: Option<JournalDamage>,
     superblock: Mutex<SuperblockState>,
     /// Copies of what the two locks above guard, for [`Region::usage`], which must not wait for a fence.
-    journal_records: AtomicU32,
+    journal_position: AtomicU64,
     unsafe_shutdowns: u64,
 }
 
@@ -133,7 +133,7 @@ impl Region {
     ) -> Result<(Arc<Self>, RecoveryReport), OpenError> {
         let recovered = recover(medium, options)?;
         let region = Self {
-            journal_records: AtomicU32::new(recovered.journal.used()),
+            journal_position: AtomicU64::new(recovered.journal.position()),
             unsafe_shutdowns: recovered.report.unsafe_shutdowns,
             space: recovered.space,
             journal: Mutex::new(recovered.journal),
@@ -172,6 +172,21 @@ impl Region {
             .unwrap_or_else(PoisonError::into_inner)
             .get(&id)
             .cloned()
+    }
+
+    /// A number that ascends with each change of the region that is durable, over all times that it is opened. A region
+    /// with a lower one than was seen before is an older copy, or has lost its last changes. Its lower 32 bits are the
+    /// records of the active journal half.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.journal_position.load(Ordering::Relaxed)
+    }
+
+    /// Whether a checkpoint is listed, be it damaged.
+    #[must_use]
+    pub fn lists(&self, id: CheckpointId) -> bool {
+        let damaged = self.damaged.read().unwrap_or_else(PoisonError::into_inner);
+        damaged.contains_key(&id) || self.checkpoint(id).is_some()
     }
 
     /// The checkpoints that are listed and cannot be read, in the order of their seals.
@@ -258,7 +273,7 @@ impl Region {
             free_bytes: u64::from(free) * segment_bytes,
             segments,
             segment_bytes,
-            journal_records: u64::from(self.journal_records.load(Ordering::Relaxed)),
+            journal_records: self.position() & u64::from(u32::MAX),
             journal_capacity: u64::from(self.space.geometry.journal_records),
             unsafe_shutdowns: self.unsafe_shutdowns,
             uuid: self.space.uuid,
@@ -305,8 +320,8 @@ impl Region {
 
     /// To be called after each change of the journal.
     pub(crate) fn count_records(&self, journal: &Journal) {
-        self.journal_records
-            .store(journal.used(), Ordering::Relaxed);
+        self.journal_position
+            .store(journal.position(), Ordering::Relaxed);
     }
 
     /// Passes a result of the journal on; an error of the medium is the region's failure.

@@ -27,6 +27,9 @@ pub struct Config {
     /// Refuse to start on anything but a DAX mapping with MAP_SYNC. Default off: a plain file will do, and
     /// `permafrost status` says what it guarantees.
     pub require_dax: bool,
+    /// Start although checkpoints that were acknowledged are lost: the region is older than its catalog, or records of its
+    /// journal cannot be read. They are forgotten. Default off.
+    pub accept_loss: bool,
     /// A slower device to be emulated on the region's medium, for benches: `permafrost status` says so. Default none.
     pub emulate: Option<Emulation>,
     /// Sockets are made here, 0600 in a directory of 0700. Default `/run/permafrost`.
@@ -119,6 +122,7 @@ impl Default for Config {
             region: None,
             region_size_bytes: None,
             require_dax: false,
+            accept_loss: false,
             emulate: None,
             run_dir: PathBuf::from("/run/permafrost"),
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 7117))),

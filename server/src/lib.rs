@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod denials;
 pub mod elsewhere;
 pub mod metrics;
+pub mod offline;
 pub mod peers;
 mod private;
 pub mod queues;

@@ -14,10 +14,12 @@ use permafrost_client::host::arguments::{
 };
 use permafrost_client::host::{STOPPING, end_within};
 use permafrost_pmem::Emulation;
+use permafrost_protocol::control::ErrorCode;
 use permafrost_server::api::serve::Rate;
 use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_server::config::{ApiOptions, ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
+use permafrost_server::offline;
 use permafrost_server::queues::QueuesOptions;
 use permafrost_server::repair::Limits;
 use permafrost_server::replication::Durability;
@@ -32,9 +34,12 @@ use tokio::signal::unix::{SignalKind, signal};
 #[command(
     version,
     after_help = "Exit codes: 0 stopped on request, 1 did not start or failed, 2 usage.\n\
-    RUST_LOG sets the log level (default info)."
+    RUST_LOG sets the log level (default info).",
+    args_conflicts_with_subcommands = true
 )]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Directory of the catalog and, by default, of the region.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/permafrost")]
     data_dir: PathBuf,
@@ -49,6 +54,11 @@ struct Args {
     /// Refuse to start unless the region is mapped by DAX with MAP_SYNC.
     #[arg(long)]
     require_dax: bool,
+    /// Start, and take dumps, although acknowledged checkpoints are lost: the region is older than its catalog, or records
+    /// of its journal cannot be read. They are forgotten, and what they took up is free. Save what can be saved first:
+    /// `permafrostd region salvage`.
+    #[arg(long)]
+    accept_loss: bool,
     /// Slow the region's medium down to another device, to see what dumps would take on it: hdd, ssd or nvm as in Li et
     /// al. (Middleware '15, Table 3), or WRITE:READ:LATENCY[:cached], such as 120M:140M:8ms:cached: bytes a second in
     /// units of 1000, `cached` behind a page cache. `permafrost status` says "emulated".
@@ -118,6 +128,52 @@ struct Args {
     /// Form of the log on standard error.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
+}
+
+/// What it does besides serving.
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Look at a region that no daemon has open. Nothing is written to it.
+    #[command(
+        after_help = "Exit codes: 0 everything is whole, 1 failed, 2 usage, 7 something is damaged."
+    )]
+    Region {
+        #[command(subcommand)]
+        what: RegionCommand,
+    },
+}
+
+#[derive(clap::Subcommand)]
+enum RegionCommand {
+    /// Read everything and name what is damaged.
+    Check {
+        /// The region's file.
+        region: PathBuf,
+    },
+    /// Write every checkpoint that can be read into a directory, as CRIU images that `permafrost put` takes.
+    Salvage {
+        /// The region's file.
+        region: PathBuf,
+        /// Where to: one directory for each checkpoint is made there.
+        #[arg(long, value_name = "DIR")]
+        to: PathBuf,
+    },
+}
+
+/// The exit code for damage, which is that of `permafrost`.
+const DAMAGED: u8 = ErrorCode::Corrupt as u8;
+
+fn look_at(what: &RegionCommand) -> anyhow::Result<ExitCode> {
+    let out = &mut std::io::stdout().lock();
+    let whole = match what {
+        RegionCommand::Check { region } => offline::check(region, out),
+        RegionCommand::Salvage { region, to } => offline::salvage(region, to, out),
+    }?;
+    Ok(if whole {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(DAMAGED)
+    })
 }
 
 /// Being a node of a cluster.
@@ -220,8 +276,12 @@ fn main() -> ExitCode {
     let args = Args::parse();
     init_log(args.log_format);
     permafrost_client::host::keep_memory_private();
-    match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = match &args.command {
+        Some(Command::Region { what }) => look_at(what),
+        None => run(args).map(|()| ExitCode::SUCCESS),
+    };
+    match done {
+        Ok(code) => code,
         Err(error) => {
             tracing::error!("{}", in_full(error.as_ref()));
             let hint = hint(&error);
@@ -248,6 +308,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         region: args.region.map(absolute).transpose()?,
         region_size_bytes: args.region_size,
         require_dax: args.require_dax,
+        accept_loss: args.accept_loss,
         emulate: args.emulate_medium,
         run_dir: args.run_dir,
         listen: args.listen.0,

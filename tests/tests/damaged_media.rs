@@ -172,6 +172,72 @@ fn a_region_that_has_gone_is_not_replaced() {
 }
 
 #[test]
+fn a_region_that_is_older_than_its_catalog_is_refused_unless_the_loss_is_accepted() {
+    let scene = Scene::new();
+    let old = std::fs::read(scene.region()).unwrap();
+    let daemon = scene.start().unwrap();
+    dump_and_adopt(&daemon, scene.work.path(), "later", BASE, &pages(8, 20));
+    daemon.stop().unwrap();
+    std::fs::write(scene.region(), &old).unwrap();
+    scene.assert_refused(
+        "is older than its catalog and lacks 1 checkpoints that were acknowledged: later@1",
+    );
+
+    let options = Options {
+        extra: vec!["--accept-loss".to_owned()],
+        ..Options::default()
+    };
+    let daemon = Daemon::start(scene.work.path(), &options).unwrap();
+    scene.assert_kept(&daemon);
+    assert_eq!(listing(&daemon).len(), 1);
+    let log = std::fs::read_to_string(daemon.log()).unwrap();
+    assert!(log.contains("later@1") && log.contains("lost"), "{log}");
+    daemon.stop().unwrap();
+    // Once is enough, and its number is not given out again.
+    let daemon = scene.start().unwrap();
+    dump_and_adopt(&daemon, scene.work.path(), "later", BASE, &pages(8, 20));
+    let listed = listing(&daemon);
+    let later = listed.iter().find(|record| record["job"] == "later");
+    assert_eq!(later.unwrap()["generation"], 2, "{listed:?}");
+}
+
+#[test]
+fn a_region_that_is_truncated_under_its_daemon_is_damaged_and_the_daemon_goes_on() {
+    let scene = Scene::new();
+    let options = Options {
+        extra: ["--listen-metrics", "127.0.0.1:0", "--scrub-period", "off"]
+            .map(str::to_owned)
+            .to_vec(),
+        ..Options::default()
+    };
+    let mut daemon = Daemon::start(scene.work.path(), &options).unwrap();
+    scene.assert_kept(&daemon);
+    let length = std::fs::metadata(scene.region()).unwrap().len();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(scene.region())
+        .unwrap();
+    // All segments.
+    file.set_len(length / 64).unwrap();
+    file.set_len(length / 2).unwrap();
+    file.set_len(0).unwrap();
+    let verified = daemon.try_run(&["verify"]).unwrap();
+    assert_eq!(verified.status.code(), Some(7), "{verified:?}");
+    let put = daemon.try_run(&["open", "--job", "new"]).unwrap();
+    assert!(daemon.is_running(), "{put:?}");
+    // The first dump that fails says that the medium has.
+    let mut peer = Peer::anonymous(&daemon, Dialect::V32);
+    peer.open();
+    peer.pages(BASE, &pages(9, 20));
+    assert_ne!(peer.close(), Some(0));
+    let status = daemon.json(&["status"]).unwrap();
+    let region = &status["regions"][0];
+    assert_ne!(region["lost_pages"], 0, "{status}");
+    assert!(!region["failure"].as_str().unwrap().is_empty(), "{status}");
+    assert!(daemon.is_running());
+}
+
+#[test]
 fn superblocks_that_were_blanked_are_refused_and_nothing_is_written() {
     let scene = Scene::new();
     let file = std::fs::File::options()

@@ -130,6 +130,15 @@ pub struct RegionStatus {
     /// Capacity of a journal half, records.
     #[prost(uint64, tag = "9")]
     pub journal_capacity: u64,
+    /// Why it takes no writes; empty while it does.
+    #[prost(string, tag = "10")]
+    pub failure: String,
+    /// Pages that the medium could not give or take since the region was opened.
+    #[prost(uint64, tag = "11")]
+    pub lost_pages: u64,
+    /// Checkpoints that are listed and could not be read when it was opened.
+    #[prost(uint64, tag = "12")]
+    pub unreadable: u64,
     /// The medium does not outlast a power failure or a reboot.
     #[prost(bool, tag = "40")]
     pub volatile: bool,

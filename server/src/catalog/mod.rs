@@ -3,6 +3,7 @@
 //! On one machine it is an index over the regions and nothing more: what it says and a region does not is
 //! wrong, and [`reconcile`] makes it right at every start.
 
+mod positioned;
 mod reconcile;
 mod sled;
 
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 
 use permafrost_protocol::control::Checkpoint;
 
+pub use self::positioned::Positioned;
 pub use self::reconcile::{Hidden, Reconciled, reconcile};
 pub use self::sled::{Opened, SledCatalog};
 
@@ -58,11 +60,32 @@ pub trait Catalog: Send + Sync {
     /// The index cannot be read.
     fn next_generation(&self, job: &str) -> Result<u64, CatalogError>;
 
+    /// Remembers how far the region was when the index last agreed with it.
+    ///
+    /// # Errors
+    /// The index cannot be written.
+    fn note(&self, position: &RegionPosition) -> Result<(), CatalogError>;
+
+    /// What was last noted, if anything ever was.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    fn noted(&self) -> Result<Option<RegionPosition>, CatalogError>;
+
     /// Makes what was written durable. Done when the daemon stops; after a crash the region is asked.
     ///
     /// # Errors
     /// The index cannot be written.
     fn flush(&self) -> Result<(), CatalogError>;
+}
+
+/// How far a region is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionPosition {
+    /// Its uuid.
+    pub region: String,
+    /// Ascends with each of its changes.
+    pub position: u64,
 }
 
 /// The index failed; the checkpoints are safe in their region.

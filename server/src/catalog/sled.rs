@@ -1,7 +1,7 @@
 //! The embedded catalog.
 //!
 //! Trees: `jobs` has `job NUL generation` (big-endian, so that a scan is in order), `parked` has the session id,
-//! `last` has the highest generation a job ever used. Values are protobuf [`Checkpoint`]s.
+//! `last` has the highest generation a job ever used; `region` under `position` the region's uuid and position. Values are protobuf [`Checkpoint`]s.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use sled::{Db, IVec, Tree};
 
-use super::{Catalog, CatalogError};
+use super::{Catalog, CatalogError, RegionPosition};
 
 /// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
 const CACHE_BYTES: u64 = 4 << 20;
@@ -38,6 +38,7 @@ pub struct SledCatalog {
     jobs: Tree,
     parked: Tree,
     last: Tree,
+    region: Tree,
     // Last but one, so that the trees go first.
     db: Db,
     /// Of the directory that the database is in, for as long as it is open.
@@ -90,6 +91,7 @@ impl SledCatalog {
             jobs: db.open_tree("jobs")?,
             parked: db.open_tree("parked")?,
             last: db.open_tree("last")?,
+            region: db.open_tree("region")?,
             db,
             _lock: None,
         })
@@ -201,6 +203,24 @@ impl Catalog for SledCatalog {
                 }
             })
             .collect()
+    }
+
+    fn note(&self, position: &RegionPosition) -> Result<(), CatalogError> {
+        let mut value = position.position.to_be_bytes().to_vec();
+        value.extend_from_slice(position.region.as_bytes());
+        self.region.insert("position", value)?;
+        Ok(())
+    }
+
+    fn noted(&self) -> Result<Option<RegionPosition>, CatalogError> {
+        let value = self.region.get("position")?;
+        Ok(value.and_then(|value| {
+            let (position, region) = value.split_first_chunk()?;
+            Some(RegionPosition {
+                region: std::str::from_utf8(region).ok()?.to_owned(),
+                position: u64::from_be_bytes(*position),
+            })
+        }))
     }
 
     fn flush(&self) -> Result<(), CatalogError> {

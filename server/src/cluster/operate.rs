@@ -398,7 +398,11 @@ fn describe(view: &NodesView, counted: Option<&Standing>, names: usize) -> NodeL
             status.state = member.state.word().to_owned();
         }
         if let Some(LiveNode { facts, state, .. }) = node {
-            status.state = state.word().to_owned();
+            status.state = match state {
+                MemberState::Active if !facts.failed.is_empty() => "failed",
+                state => state.word(),
+            }
+            .to_owned();
             status.stopping = facts.draining;
             status.class = facts.class.word().to_owned();
             status.tier = facts.tier.word().to_owned();

@@ -80,7 +80,7 @@ pub(super) fn has_room(node: &LiveNode, size_bytes: u64) -> bool {
         .free_bytes
         .saturating_sub(facts.queued_bytes)
         .saturating_sub(facts.capacity_bytes / RESERVE_FRACTION);
-    node.state == MemberState::Active && !facts.draining && room > 0 && room >= size_bytes
+    node.state == MemberState::Active && facts.takes_copies() && room > 0 && room >= size_bytes
 }
 
 fn is_fit(node: &LiveNode, wanted: &Wanted<'_>) -> bool {

@@ -112,6 +112,9 @@ pub struct NodeFacts {
     pub version: String,
     /// It is stopping, or was told to take nothing new.
     pub draining: bool,
+    /// Why its region takes no writes; empty while it does. What it holds can be read, and is copied to other nodes.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub failed: String,
     /// What it has measured. `None`: it says nothing of it.
     #[serde(
         skip_serializing_if = "Option::is_none",
@@ -121,11 +124,19 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Returns true if copies there count towards durability: on a node that is ours to keep, and a medium that outlasts a power
-    /// failure.
+    /// Returns true if copies there count towards durability: on a node that is ours to keep, whose region takes writes, and a
+    /// medium that outlasts a power failure.
     #[must_use]
     pub fn counts(&self) -> bool {
-        self.class == NodeClass::Reserved && (!self.volatile || self.counts_although_volatile)
+        self.class == NodeClass::Reserved
+            && self.failed.is_empty()
+            && (!self.volatile || self.counts_although_volatile)
+    }
+
+    /// Returns true if it takes new copies, as far as it says itself.
+    #[must_use]
+    pub const fn takes_copies(&self) -> bool {
+        !self.draining && self.failed.is_empty()
     }
 }
 

@@ -465,11 +465,14 @@ async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>) {
     loop {
         ticks.tick().await;
         let free_bytes = store.region_status().free_bytes;
+        let failure = store.region().failure();
+        let failed = failure.map_or_else(String::new, ToString::to_string);
         let report = store
             .costs()
             .and_then(|costs| publication.next(costs.report(), Instant::now()));
         cluster.update_facts(|facts| {
             facts.free_bytes = free_bytes;
+            facts.failed.clone_from(&failed);
             if let Some(report) = report {
                 let [write, read, network, queued] = report.in_brief();
                 facts.write_bytes_per_s = write;

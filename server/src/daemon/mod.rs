@@ -44,6 +44,9 @@ const EXPIRY_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duratio
 /// How often, while no dump comes in, memory that was freed is given back to the system.
 const RETURN_PERIOD: Duration = Duration::from_secs(10);
 
+/// Period at which the medium is asked for failures, which dumps and reads have met before.
+const MEDIUM_PERIOD: Duration = Duration::from_secs(1);
+
 /// How often what was measured is written down: that much of it is lost in a crash.
 const FIGURES_PERIOD: Duration = Duration::from_secs(5);
 
@@ -52,6 +55,7 @@ pub struct Daemon {
     store: Arc<Store>,
     queues: Arc<Queues>,
     expiry: tokio::task::JoinHandle<()>,
+    watching: tokio::task::JoinHandle<()>,
     keeping: Keeping,
     host: Host<Local>,
     peers: Option<Endpoint>,
@@ -165,6 +169,7 @@ impl Daemon {
             .map(|address| address.map_or_else(String::new, |address| address.to_string())),
         }));
         let expiry = tokio::spawn(expire(Arc::clone(store), config.retention));
+        let watching = tokio::spawn(watch_medium(Arc::clone(store)));
         let (end, ended) = oneshot::channel();
         let keeping = Keeping {
             end,
@@ -174,6 +179,7 @@ impl Daemon {
             store: Arc::clone(store),
             queues,
             expiry,
+            watching,
             keeping,
             host,
             peers,
@@ -237,6 +243,7 @@ impl Daemon {
     pub async fn stop(self) -> Result<(), StoreError> {
         self.host.stop();
         self.expiry.abort();
+        self.watching.abort();
         // Who waits has begun nothing.
         self.queues.stop();
         self.answers.stop().await;
@@ -357,11 +364,40 @@ async fn serve_metrics(
     store: &Arc<Store>,
     member: Option<&Member>,
 ) -> Result<metrics::Server, StartError> {
+    let watched = Arc::clone(store);
+    let writable = move || {
+        watched
+            .check_writable()
+            .map_err(|error| error.to_string())
+    };
     let served = match member {
-        Some(member) => metrics::serve(listen, member.metrics(all), member.readiness(store)).await,
-        None => metrics::serve(listen, all, || Ok(Vec::new())).await,
+        Some(member) => {
+            let ready = member.readiness(store);
+            let both = move || writable().and_then(|()| ready());
+            metrics::serve(listen, member.metrics(all), both).await
+        }
+        None => metrics::serve(listen, all, move || writable().map(|()| Vec::new())).await,
     };
     Ok(served?)
+}
+
+/// Logs a failure of the region, once, and pages that its medium loses.
+async fn watch_medium(store: Arc<Store>) {
+    let mut ticks = tokio::time::interval(MEDIUM_PERIOD);
+    let (mut has_failed, mut lost) = (false, 0);
+    loop {
+        ticks.tick().await;
+        let region = store.region();
+        if let Some(failure) = region.failure().filter(|_| !has_failed) {
+            has_failed = true;
+            tracing::error!(%failure, path = %store.place().path.display(), "the region takes no writes any more: dumps and copies are refused, what is stored can still be read; replace the medium and restart permafrostd");
+        }
+        let now = region.lost_pages();
+        if now > lost {
+            tracing::error!(pages = now, path = %store.place().path.display(), "the medium cannot give or take pages of the region; `permafrost scrub` names what is damaged");
+        }
+        lost = now;
+    }
 }
 
 async fn expire(store: Arc<Store>, retention: Retention) {

@@ -123,7 +123,11 @@ impl OfDaemon {
         let length = |queue: QueueReport| reported.then(|| length(queue));
         NodeEntry {
             address: facts.address.clone(),
-            state: state_of(state),
+            // As of a drained one: nothing goes there, and what is there is read.
+            state: match state {
+                MemberState::Active if !facts.failed.is_empty() => api::NodeState::Drained,
+                state => state_of(state),
+            },
             stopping: facts.draining,
             class: class_of(facts.class),
             zone: facts.domain.zone.clone(),

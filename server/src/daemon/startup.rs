@@ -9,13 +9,14 @@ use permafrost_client::host::HostError;
 use permafrost_client::identity::IdentityError;
 use permafrost_client::peer::PeerError;
 use permafrost_pmem::{
-    FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, Region, emulate,
-    open_medium,
+    FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, RecoverOptions,
+    RecoveryReport, Region, emulate, open_medium,
 };
+use permafrost_protocol::control::Checkpoint;
 
 use super::member::Member;
 use crate::api::serve::ApiServeError;
-use crate::catalog::{Catalog, CatalogError, Opened, SledCatalog};
+use crate::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use crate::config::Config;
 use crate::costs::{Costs, CostsConfig, Prober, Probing};
 use crate::metrics::ServeError;
@@ -66,6 +67,20 @@ pub enum StartError {
         /// The least that would do.
         least_bytes: u64,
     },
+    /// Acknowledged checkpoints are not in the region.
+    #[error(
+        "region {path} {is} and lacks {} checkpoints that were acknowledged: {}",
+        lost.len(),
+        in_short(lost)
+    )]
+    Lost {
+        /// The region.
+        path: PathBuf,
+        /// What is wrong with it.
+        is: &'static str,
+        /// Their names.
+        lost: Vec<String>,
+    },
     /// The region's file cannot be opened or mapped.
     #[error("open region {path}")]
     Medium {
@@ -104,6 +119,9 @@ impl StartError {
     pub fn hint(&self) -> &str {
         match self {
             Self::Store(error) => error.hint(),
+            Self::Lost { .. } => {
+                "check that the right file system is mounted and the right file was put back; to go on without them: --accept-loss"
+            }
             Self::Api(error) => error.hint(),
             Self::TooSmall { .. } => {
                 "name a larger --region-size (a dump takes at least 1 MiB), or a --region on a file system with more room"
@@ -138,10 +156,89 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
             )
         }
     };
+    accept_loss(config, &path, &catalog, &region)?;
     let place = Place { path, guarantee };
+    let catalog = Positioned::new(Box::new(catalog), Arc::clone(&region));
     let store = Store::new(region, place, Box::new(catalog), config.retention)?;
     store.remember_parked_in(config.data_dir.join("parked.json"));
     Ok((store, origin))
+}
+
+/// Compares the catalog with a region that is less than it was when the catalog last agreed with it: an older copy of
+/// the file, another region, or one whose last records are gone. What a crash leaves is never that.
+///
+/// A region whose journal is damaged opens for reading, and is not refused: nothing is better for that.
+fn accept_loss(
+    config: &Config,
+    path: &Path,
+    catalog: &dyn Catalog,
+    region: &Region,
+) -> Result<(), StartError> {
+    let Some(noted) = catalog.noted()? else {
+        return Ok(());
+    };
+    let same = noted.region == region.usage().uuid.to_string();
+    let is_damaged = region.journal_damage().is_some();
+    if (same && region.position() >= noted.position) || (is_damaged && !config.accept_loss) {
+        return Ok(());
+    }
+    let is = if same {
+        "is older than its catalog"
+    } else {
+        "is another one than that of its catalog"
+    };
+    let listed = catalog.list(None)?.into_iter();
+    let lost: Vec<_> = listed
+        .filter(|record| !record.id.parse().is_ok_and(|id| region.lists(id)))
+        .map(|record| name_of(&record))
+        .collect();
+    let path = path.to_owned();
+    match lost.len() {
+        0 => {
+            tracing::error!(path = %path.display(), "the region {is}: what was removed or unpinned since may be back")
+        }
+        _ if config.accept_loss => {
+            for name in lost {
+                tracing::error!(checkpoint = name, "lost: the region {is}");
+            }
+        }
+        _ => return Err(StartError::Lost { path, is, lost }),
+    }
+    Ok(())
+}
+
+fn name_of(record: &Checkpoint) -> String {
+    if record.generation == 0 {
+        format!("session {}", record.session)
+    } else {
+        format!("{}@{}", record.job, record.generation)
+    }
+}
+
+/// The first ten.
+fn in_short(names: &[String]) -> String {
+    let mut text = names.get(..10).unwrap_or(names).join(", ");
+    if names.len() > 10 {
+        text.push_str(", …");
+    }
+    text
+}
+
+/// Logs what is damaged in a region that was opened.
+fn report(region: &Region, report: &RecoveryReport) {
+    tracing::info!(?report, "region open");
+    for damaged in region.damaged() {
+        let (id, reason) = (damaged.id, &damaged.reason);
+        tracing::error!(%id, %reason, "a checkpoint cannot be read; free segments that may be its are kept until it is removed");
+    }
+    if let Some(damage) = region.journal_damage() {
+        for fault in damage.faults.iter().take(64) {
+            tracing::error!(%fault, "the region's journal is damaged");
+        }
+        for id in &damage.checkpoints_lost {
+            tracing::error!(%id, "a checkpoint is lost: the record of its seal cannot be read");
+        }
+    }
 }
 
 /// Has what the store does measured, from the figures of the last run on.
@@ -222,7 +319,8 @@ fn open_region(
         path: path.to_owned(),
         source,
     };
-    let (region, report) = match Region::open(Arc::clone(&medium)) {
+    let options = RecoverOptions::default().accept_loss(config.accept_loss);
+    let (region, found) = match Region::open_with(Arc::clone(&medium), options) {
         Err(OpenError::NotARegion) if must_exist => return Err(gone("is blank")),
         Err(OpenError::NotARegion) => {
             Region::format(Arc::clone(&medium), &FormatOptions::default()).map_err(|source| {
@@ -235,7 +333,7 @@ fn open_region(
         }
         opened => opened.map_err(region_error)?,
     };
-    tracing::info!(?report, "region open");
+    report(&region, &found);
     Ok((region, guarantee))
 }
 

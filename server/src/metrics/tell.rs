@@ -165,6 +165,21 @@ impl Told<'_> {
             "Bytes in segments that nobody holds",
             usage.free_bytes,
         )?;
+        self.gauge(
+            "region_failed",
+            "1 if the region takes no writes: its medium failed, or its journal is damaged",
+            u64::from(store.region().failure().is_some()),
+        )?;
+        self.gauge(
+            "region_lost_pages",
+            "Pages that the medium could not give or take since the start",
+            store.region().lost_pages(),
+        )?;
+        self.gauge(
+            "region_unreadable_checkpoints",
+            "Checkpoints that could not be read when the region was opened",
+            store.region().damaged().len() as u64,
+        )?;
         let mut kinds = zeros(&["full", "pre-dump", "parked", "unknown"]);
         match store.everything() {
             Ok(held) => {

@@ -67,6 +67,12 @@ pub enum StoreError {
         /// Why.
         reason: String,
     },
+    /// The region is for reading only: its medium failed, or its journal is damaged.
+    #[error("this node takes no dumps: {reason}")]
+    ReadOnly {
+        /// Why.
+        reason: String,
+    },
     /// Stored data is damaged.
     #[error("{what}: {source}")]
     Corrupt {
@@ -151,7 +157,10 @@ impl StoreError {
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotFound { .. } | Self::NoNode { .. } => ErrorCode::NotFound,
             Self::Conflict { .. } | Self::Mislisted { .. } => ErrorCode::Conflict,
-            Self::Unavailable { .. } => ErrorCode::Unavailable,
+            Self::Unavailable { .. }
+            | Self::ReadOnly { .. }
+            | Self::Shadow(ShadowError::Failed(_))
+            | Self::Seal(SealError::Shadow(ShadowError::Failed(_))) => ErrorCode::Unavailable,
             Self::SessionFailed { code, .. } => *code,
             Self::Elsewhere(error) => error.code(),
             Self::Corrupt { .. } | Self::Damaged { .. } | Self::Manifest { .. } => {
@@ -193,7 +202,9 @@ impl StoreError {
                 "adopt or abort parked dumps (`permafrost ls`), use `permafrost dump`, or raise --park-quota"
             }
             Self::Corrupt { .. } => "`permafrost verify` lists everything that is damaged",
-            Self::Shadow(ShadowError::Failed(_)) | Self::Journal(JournalError::Failed) => {
+            Self::ReadOnly { .. }
+            | Self::Shadow(ShadowError::Failed(_))
+            | Self::Journal(JournalError::Failed) => {
                 "`permafrost status` says why; what is stored can still be read"
             }
             _ if self.code() == ErrorCode::NoSpace => {

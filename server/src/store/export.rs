@@ -52,6 +52,21 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Writes a checkpoint that the region holds into a directory, as [`Store::export`] does, whatever it is called.
+    ///
+    /// # Errors
+    /// As [`Store::export`].
+    pub fn export_record(
+        &self,
+        record: control::Checkpoint,
+        directory: OwnedFd,
+    ) -> Result<control::Exported, StoreError> {
+        let reader = Anywhere::open(self, record)?;
+        directory::export(&reader, false, directory, &mut |_, _| {})
+    }
+}
+
 impl Exportable for Anywhere<'_> {
     type Error = StoreError;
 

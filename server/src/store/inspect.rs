@@ -221,6 +221,12 @@ impl Store {
             unsafe_shutdowns: usage.unsafe_shutdowns,
             journal_records: usage.journal_records,
             journal_capacity: usage.journal_capacity,
+            failure: self
+                .region
+                .failure()
+                .map_or_else(String::new, ToString::to_string),
+            lost_pages: self.region.lost_pages(),
+            unreadable: self.region.damaged().len() as u64,
             volatile: guarantee.volatile,
         }
     }

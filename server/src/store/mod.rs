@@ -130,12 +130,14 @@ impl Store {
         catalog: Box<dyn Catalog>,
         retention: Retention,
     ) -> Result<Arc<Self>, StoreError> {
-        let truth: Vec<(String, bool)> = region
+        let mut truth: Vec<(String, bool)> = region
             .checkpoints()
             .iter()
             .map(|c| (c.id().to_string(), c.attrs() & ATTR_PINNED != 0))
             .collect();
         let half = region.usage().capacity_bytes / 2;
+        let gone = gone(&region, &*catalog)?;
+        truth.extend(gone.iter().map(|(id, pinned, _)| (id.clone(), *pinned)));
         let store = Self {
             region,
             place,
@@ -154,6 +156,9 @@ impl Store {
             counters: Arc::default(),
             costs: OnceLock::new(),
         };
+        for (id, _, reason) in gone {
+            store.set_aside_gone(id, reason);
+        }
         let done = reconcile(&*store.catalog, &truth, |id| {
             let checkpoint = store.checkpoint(id)?;
             let manifest = manifest_of(&checkpoint)?;
@@ -201,6 +206,19 @@ impl Store {
         self.open_session_after(request, || Ok(None))
     }
 
+    /// Fails while the region takes no writes.
+    ///
+    /// # Errors
+    /// [`StoreError::ReadOnly`].
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        match self.region.failure() {
+            None => Ok(()),
+            Some(failure) => Err(StoreError::ReadOnly {
+                reason: failure.to_string(),
+            }),
+        }
+    }
+
     /// The same, when it is its turn: `admit` is called when the job is its own, and may block. The turn ends with the
     /// session.
     ///
@@ -211,6 +229,7 @@ impl Store {
         request: SessionRequest,
         admit: impl FnOnce() -> Result<Option<Turn>, StoreError>,
     ) -> Result<Arc<Session>, StoreError> {
+        self.check_writable()?;
         let guard = if request.job.is_empty() {
             None
         } else {
@@ -526,8 +545,9 @@ impl Store {
         // First of all: nobody is to find what is half gone.
         self.withdraw(record)?;
         let _index = self.index();
-        if let Ok(checkpoint) = self.checkpoint(&record.id) {
-            self.region.delete(checkpoint.id())?;
+        let id = record.id.parse::<CheckpointId>();
+        if let Some(id) = id.ok().filter(|&id| self.region.lists(id)) {
+            self.region.delete(id)?;
             self.catalog.remove(record)?;
         } else if self
             .catalogued(record)?
@@ -535,6 +555,7 @@ impl Store {
         {
             self.catalog.remove(record)?;
         }
+        self.forget_gone(&record.id);
         self.parking.forget(&record.id);
         if let Some(costs) = self.costs() {
             costs.tell(|| Event::Removed {
@@ -550,6 +571,31 @@ impl Store {
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What is known of and cannot be read: ids, whether they are pinned, and why. Those whose root is damaged; and, where
+/// the journal is damaged and the region therefore for reading only, those that the catalog has and the journal has not.
+fn gone(
+    region: &Region,
+    catalog: &dyn Catalog,
+) -> Result<Vec<(String, bool, String)>, CatalogError> {
+    let mut gone: Vec<_> = region
+        .damaged()
+        .into_iter()
+        .map(|damaged| {
+            let pinned = damaged.attrs & ATTR_PINNED != 0;
+            (damaged.id.to_string(), pinned, damaged.reason.to_string())
+        })
+        .collect();
+    if region.journal_damage().is_some() && region.failure().is_some() {
+        for record in catalog.list(None)? {
+            if !record.id.parse().is_ok_and(|id| region.lists(id)) {
+                let reason = "lost: the region's journal is damaged".to_owned();
+                gone.push((record.id, record.pinned, reason));
+            }
+        }
+    }
+    Ok(gone)
 }
 
 /// Whether the catalog can be trusted to give out numbers.

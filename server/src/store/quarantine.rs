@@ -4,7 +4,7 @@
 //! other node could help out. Remembered in memory, and in a cluster in its registry too: a restarted node sets aside what
 //! is listed as damaged, until the scrub has read it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -42,6 +42,8 @@ pub trait Scrub: Send + Sync {
 pub(super) struct Quarantine {
     /// By id: what is damaged.
     damaged: Mutex<HashMap<String, String>>,
+    /// Those of them that were not readable when the region was opened: there is nothing to be verified.
+    gone: Mutex<HashSet<String>>,
     /// Holds the store, so the store must not hold it.
     scrub: OnceLock<Weak<dyn Scrub>>,
 }
@@ -49,6 +51,10 @@ pub(super) struct Quarantine {
 impl Quarantine {
     fn damaged(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
         self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn gone(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,8 +140,22 @@ impl Store {
         damaged.insert(id.to_owned(), damage.to_owned()).is_none()
     }
 
+    /// Sets a checkpoint aside that the region could not open.
+    pub(super) fn set_aside_gone(&self, id: String, reason: String) {
+        self.quarantine.damaged().insert(id.clone(), reason);
+        self.quarantine.gone().insert(id);
+    }
+
+    /// It is removed, or a whole copy has its place.
+    pub(super) fn forget_gone(&self, id: &str) {
+        if self.quarantine.gone().remove(id) {
+            self.quarantine.damaged().remove(id);
+        }
+    }
+
     /// A checkpoint is whole, or is no more; whether it was set aside.
     pub fn lift(&self, id: &str) -> bool {
+        self.quarantine.gone().remove(id);
         self.quarantine.damaged().remove(id).is_some()
     }
 
@@ -149,7 +169,8 @@ impl Store {
     #[must_use]
     pub fn set_asides(&self) -> Vec<(String, String)> {
         let mut damaged = self.quarantine.damaged();
-        damaged.retain(|id, _| self.checkpoint(id).is_ok());
+        let gone = self.quarantine.gone().clone();
+        damaged.retain(|id, _| gone.contains(id) || self.checkpoint(id).is_ok());
         damaged
             .iter()
             .map(|(id, damage)| (id.clone(), damage.clone()))

@@ -97,6 +97,7 @@ impl Store {
         self: &Arc<Self>,
         request: ReplicaRequest,
     ) -> Result<ReplicaDump, StoreError> {
+        self.check_writable()?;
         if !request.job.is_empty() {
             check_job(&request.job)?;
         }

@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod adopting;
+mod medium;
 mod metrics;
 mod probes;
 mod scrub;

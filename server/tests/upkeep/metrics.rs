@@ -25,7 +25,7 @@ use super::site::{LIMIT, Site};
 const DOCS: &str = include_str!("../../../docs/metrics.md");
 
 /// Status line and body.
-fn fetch(address: SocketAddr, path: &str) -> (String, String) {
+pub(crate) fn fetch(address: SocketAddr, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     write!(

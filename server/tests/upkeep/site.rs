@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use permafrost_client::frontend::PageSink;
-use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
+use permafrost_pmem::{FormatOptions, Medium, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_server::catalog::SledCatalog;
@@ -45,11 +45,21 @@ impl Site {
             populate: false,
         };
         let medium = open_medium(&dir.path().join("region"), region_bytes, &options).unwrap();
+        Self::over(dir, medium)
+    }
+
+    /// Over a medium that is to be formatted.
+    pub(crate) fn over(dir: tempfile::TempDir, medium: Arc<dyn Medium>) -> Self {
         let format = FormatOptions {
             segment_bytes: 64 << 10,
             ..FormatOptions::default()
         };
         Region::format(Arc::clone(&medium), &format).unwrap();
+        Self::on(dir, medium)
+    }
+
+    /// Over a medium with a region.
+    pub(crate) fn on(dir: tempfile::TempDir, medium: Arc<dyn Medium>) -> Self {
         let guarantee = medium.guarantee().clone();
         let region = Region::open(medium).unwrap().0;
         let (catalog, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();

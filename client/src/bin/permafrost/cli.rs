@@ -148,6 +148,11 @@ pub(crate) enum Command {
     /// Read every page, mend from other nodes what is damaged, and set aside what cannot be.
     #[command(after_help = SCRUB_EXAMPLES)]
     Scrub(ScrubArguments),
+    /// Look at a region that no daemon has open (`check`), or save what can be read of it (`salvage`).
+    ///
+    /// Runs `permafrostd region`, the one beside this program or on PATH: regions are the daemon's.
+    #[command(disable_help_flag = true)]
+    Region(RegionArguments),
     /// Give the pages of a bare `criu --page-server` a job.
     #[command(after_help = ADOPT_EXAMPLES)]
     Adopt(AdoptArguments),
@@ -251,6 +256,17 @@ fn parse_freeze_limit(text: &str) -> Result<FreezeLimit, String> {
             FreezeLimit::SHORTEST.as_secs()
         )
     })
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RegionArguments {
+    /// What `permafrostd region` takes: `check REGION`, `salvage REGION --to DIR`.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENTS"
+    )]
+    pub(crate) arguments: Vec<std::ffi::OsString>,
 }
 
 #[derive(Debug, Args)]

@@ -567,6 +567,8 @@ fn human_status(status: &ServerStatus) -> String {
                     ),
                 ),
                 ("unclean stops", region.unsafe_shutdowns.to_string()),
+                ("failed", failed(region)),
+                ("damaged", damaged(region)),
             ],
         ));
     }
@@ -598,4 +600,23 @@ fn human_status(status: &ServerStatus) -> String {
         text.push_str(&table.render());
     }
     text
+}
+
+/// Why a region takes no writes, if so.
+fn failed(region: &permafrost_protocol::control::RegionStatus) -> String {
+    if region.failure.is_empty() {
+        return String::new();
+    }
+    format!("for reading only: {}", region.failure)
+}
+
+/// What a medium has lost, if anything.
+fn damaged(region: &permafrost_protocol::control::RegionStatus) -> String {
+    if region.lost_pages == 0 && region.unreadable == 0 {
+        return String::new();
+    }
+    format!(
+        "{} pages lost, {} checkpoints not readable (`permafrost scrub` and `permafrost ls` name them)",
+        region.lost_pages, region.unreadable
+    )
 }

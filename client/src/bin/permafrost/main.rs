@@ -23,6 +23,7 @@ mod nodes;
 mod pki;
 mod plan;
 mod progress;
+mod region;
 mod reserve;
 mod restore;
 mod scrub;
@@ -74,6 +75,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Rm(arguments) => manage::rm(context, &arguments),
         Command::Pin(arguments) => manage::pin(context, &arguments.checkpoint, !arguments.unpin),
         Command::Unpin(arguments) => manage::pin(context, &arguments.checkpoint, false),
+        Command::Region(arguments) => region::region(&arguments),
         Command::Adopt(arguments) => manage::adopt(context, &arguments),
         Command::Open(arguments) => manage::open(context, &arguments),
         Command::Abort(arguments) => manage::abort(context, &arguments),

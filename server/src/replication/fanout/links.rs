@@ -59,7 +59,7 @@ impl costs::Links for FanOut {
             let facts = &node.facts;
             facts.name != shared.node
                 && node.state == MemberState::Active
-                && !facts.draining
+                && facts.takes_copies()
                 && facts.queued_bytes == 0
                 && facts.free_bytes > facts.capacity_bytes / ROOM
         })

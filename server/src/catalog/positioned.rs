@@ -1,0 +1,80 @@
+//! A catalog that remembers how far its region was.
+
+use std::sync::Arc;
+
+use permafrost_pmem::Region;
+use permafrost_protocol::control::Checkpoint;
+
+use super::{Catalog, CatalogError, RegionPosition};
+
+/// Notes the region's position after each change, so that the next start finds a region that is older than its catalog.
+///
+/// What is noted is durable in the region before, so after a crash the region may be ahead of it, and never behind.
+pub struct Positioned {
+    inner: Box<dyn Catalog>,
+    region: Arc<Region>,
+}
+
+impl Positioned {
+    /// Over the catalog of a region.
+    #[must_use]
+    pub fn new(inner: Box<dyn Catalog>, region: Arc<Region>) -> Self {
+        Self { inner, region }
+    }
+
+    fn note_now(&self) -> Result<(), CatalogError> {
+        // One that takes no writes may be less than it was.
+        if self.region.failure().is_some() {
+            return Ok(());
+        }
+        self.inner.note(&RegionPosition {
+            region: self.region.usage().uuid.to_string(),
+            position: self.region.position(),
+        })
+    }
+}
+
+impl Catalog for Positioned {
+    fn put(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
+        self.inner.put(checkpoint)?;
+        self.note_now()
+    }
+
+    fn remove(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
+        self.inner.remove(checkpoint)?;
+        self.note_now()
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Checkpoint>, CatalogError> {
+        self.inner.find(job, generation)
+    }
+
+    fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError> {
+        self.inner.head(job)
+    }
+
+    fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError> {
+        self.inner.parked(session)
+    }
+
+    fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError> {
+        self.inner.list(job)
+    }
+
+    fn next_generation(&self, job: &str) -> Result<u64, CatalogError> {
+        self.inner.next_generation(job)
+    }
+
+    fn note(&self, position: &RegionPosition) -> Result<(), CatalogError> {
+        self.inner.note(position)
+    }
+
+    fn noted(&self) -> Result<Option<RegionPosition>, CatalogError> {
+        self.inner.noted()
+    }
+
+    fn flush(&self) -> Result<(), CatalogError> {
+        self.note_now()?;
+        self.inner.flush()
+    }
+}

@@ -1,0 +1,224 @@
+//! `permafrostd region`: looks at a region that no daemon has open, and saves what can be read of it. Writes nothing to
+//! the region.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use permafrost_client::host::arguments::in_full;
+use permafrost_pmem::{MediumError, OpenError, OpenOptions, RecoverOptions, Region, open_medium};
+
+use crate::catalog::{CatalogError, SledCatalog};
+use crate::store::{Held, Place, Retention, Store, StoreError};
+
+/// A region cannot be looked at, or what is saved cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum OfflineError {
+    /// It cannot be opened as a file, or a daemon has it.
+    #[error("open region {path}")]
+    Medium {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: MediumError,
+    },
+    /// Nothing of it can be read.
+    #[error("open region {path}")]
+    Region {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: OpenError,
+    },
+    /// The list of what it holds cannot be made.
+    #[error("list what the region holds")]
+    Catalog(#[from] CatalogError),
+    /// As the line above.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A file or directory, or where the report goes.
+    #[error("{action} {path}")]
+    Io {
+        /// Verb and noun.
+        action: &'static str,
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A region that is only read, and a list of what it holds.
+struct Opened {
+    region: Arc<Region>,
+    store: Arc<Store>,
+    _catalog: tempfile::TempDir,
+}
+
+impl Opened {
+    fn open(path: &Path) -> Result<Self, OfflineError> {
+        let io_error = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| OfflineError::Io {
+                action,
+                path,
+                source,
+            }
+        };
+        // A file that is not there is not to be made.
+        File::open(path).map_err(io_error("open region", path))?;
+        let options = OpenOptions {
+            require_dax: false,
+            populate: false,
+        };
+        let medium = open_medium(path, 0, &options).map_err(|source| OfflineError::Medium {
+            path: path.to_owned(),
+            source,
+        })?;
+        let guarantee = medium.guarantee().clone();
+        let options = RecoverOptions::default().read_only(true);
+        let opened = Region::open_with(medium, options);
+        let (region, _) = opened.map_err(|source| OfflineError::Region {
+            path: path.to_owned(),
+            source,
+        })?;
+        let directory =
+            tempfile::tempdir().map_err(io_error("make a directory in", &std::env::temp_dir()))?;
+        let (catalog, _) = SledCatalog::open_or_replace(&directory.path().join("catalog"))?;
+        let place = Place {
+            path: path.to_owned(),
+            guarantee,
+        };
+        let store = Store::new(
+            Arc::clone(&region),
+            place,
+            Box::new(catalog),
+            Retention::default(),
+        )?;
+        Ok(Self {
+            region,
+            store,
+            _catalog: directory,
+        })
+    }
+
+    /// Says what is wrong with the region itself; whether nothing is.
+    fn report(&self, out: &mut dyn Write) -> io::Result<bool> {
+        let usage = self.region.usage();
+        let held = self.region.checkpoints().len();
+        writeln!(out, "region {}: {held} checkpoints", usage.uuid)?;
+        let damaged = self.region.damaged();
+        for checkpoint in &damaged {
+            writeln!(
+                out,
+                "checkpoint {}: LOST: {}",
+                checkpoint.id, checkpoint.reason
+            )?;
+        }
+        let Some(journal) = self.region.journal_damage() else {
+            return Ok(damaged.is_empty());
+        };
+        for fault in &journal.faults {
+            writeln!(out, "journal: {fault}")?;
+        }
+        for id in &journal.checkpoints_lost {
+            writeln!(out, "checkpoint {id}: LOST: the record of its seal")?;
+        }
+        writeln!(
+            out,
+            "journal: {} records cannot be read, each of which may have sealed or removed a checkpoint",
+            journal.records_lost
+        )?;
+        Ok(false)
+    }
+
+    fn verify(&self, held: &Held) -> Result<Vec<String>, StoreError> {
+        let checked = self.store.check(held, None, &mut |_, _| true)?;
+        Ok(checked.damage)
+    }
+}
+
+/// Reads everything that the region holds and writes what is damaged to `out`, by name; whether nothing is.
+///
+/// # Errors
+/// [`OfflineError`]. Damage is none.
+pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
+    let opened = Opened::open(region)?;
+    let written = report_to(region);
+    let mut whole = opened.report(out).map_err(&written)?;
+    for held in opened.store.everything()? {
+        let damage = opened.verify(&held)?;
+        if damage.is_empty() {
+            writeln!(out, "{}: whole", held.name()).map_err(&written)?;
+            continue;
+        }
+        whole = false;
+        for damage in damage {
+            writeln!(out, "{damage}").map_err(&written)?;
+        }
+    }
+    Ok(whole)
+}
+
+/// Writes every checkpoint that can be read into a directory of its own beneath `to`, as CRIU images, and says to `out`
+/// which ones; whether that is everything. One that is damaged in its middle is left as `NAME.incomplete`.
+///
+/// # Errors
+/// [`OfflineError`]. Damage is none.
+pub fn salvage(region: &Path, to: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
+    let opened = Opened::open(region)?;
+    let written = report_to(region);
+    let mut whole = opened.report(out).map_err(&written)?;
+    let io_error = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| OfflineError::Io {
+            action,
+            path,
+            source,
+        }
+    };
+    std::fs::create_dir_all(to).map_err(io_error("make directory", to))?;
+    for held in opened.store.everything()? {
+        let name = held.name();
+        let Some(record) = held.record else {
+            // Without a manifest nobody knows which image is which.
+            writeln!(out, "{name}: LOST: its manifest is damaged").map_err(&written)?;
+            whole = false;
+            continue;
+        };
+        let file_name = name.replace(['/', ' '], "_");
+        let directory = to.join(&file_name);
+        std::fs::create_dir(&directory).map_err(io_error("make directory", &directory))?;
+        let opened_directory =
+            File::open(&directory).map_err(io_error("open directory", &directory))?;
+        match opened
+            .store
+            .export_record(record, OwnedFd::from(opened_directory))
+        {
+            Ok(_) => {
+                writeln!(out, "{name}: saved to {}", directory.display()).map_err(&written)?;
+            }
+            Err(error) => {
+                whole = false;
+                let aside = to.join(format!("{file_name}.incomplete"));
+                std::fs::rename(&directory, &aside)
+                    .map_err(io_error("rename directory", &directory))?;
+                let error = in_full(&error);
+                writeln!(out, "{name}: INCOMPLETE, in {}: {error}", aside.display())
+                    .map_err(&written)?;
+            }
+        }
+    }
+    Ok(whole)
+}
+
+fn report_to(region: &Path) -> impl Fn(io::Error) -> OfflineError {
+    let path = region.to_owned();
+    move |source| OfflineError::Io {
+        action: "write the report on",
+        path: path.clone(),
+        source,
+    }
+}

@@ -1,0 +1,199 @@
+//! Media that fail or have lost something: the node says so, refuses what it cannot keep, and gives out what it can.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use permafrost_client::frontend::PageSink;
+use permafrost_pmem::sim::SimMedium;
+use permafrost_pmem::{Medium, OpenOptions, open_medium};
+use permafrost_protocol::control::ErrorCode;
+use permafrost_server::metrics::{self, Metrics};
+use permafrost_server::offline;
+use permafrost_server::store::{ReplicaRequest, SessionRequest, StoreError};
+
+use super::metrics::fetch;
+use super::site::Site;
+
+fn request(job: &str) -> SessionRequest {
+    SessionRequest {
+        job: job.to_owned(),
+        pre_dump: false,
+        seal_follows: true,
+        origin: None,
+        no_parent: false,
+        parent_images: false,
+        durability: None,
+    }
+}
+
+#[test]
+fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
+    let medium = Arc::new(SimMedium::new(16 << 20));
+    let shared = Arc::clone(&medium) as Arc<dyn Medium>;
+    let site = Site::over(tempfile::tempdir().unwrap(), shared);
+    site.dump("job", 0..20);
+    site.store.check_writable().unwrap();
+
+    let (_, mut sink) = site.begin("other", 0..20);
+    medium.fail_now();
+    let refused = sink.close().unwrap_err();
+    assert!(
+        refused.message.contains("Input/output error"),
+        "{refused:?}"
+    );
+
+    let failed = site.store.check_writable().unwrap_err();
+    assert!(matches!(failed, StoreError::ReadOnly { .. }), "{failed}");
+    assert_eq!(failed.code(), ErrorCode::Unavailable);
+    let status = site.store.region_status();
+    assert!(status.failure.contains("Input/output error"), "{status:?}");
+    // Neither dumps nor copies of others' are begun.
+    let replica = ReplicaRequest {
+        session: [7; 16],
+        job: "third".to_owned(),
+        parent: String::new(),
+    };
+    for refused in [
+        site.store.open_session(request("third")).map(drop),
+        site.store.open_replica(replica).map(drop),
+    ] {
+        assert!(
+            matches!(refused, Err(StoreError::ReadOnly { .. })),
+            "{refused:?}"
+        );
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let served = Arc::clone(&site.store);
+    let ready = move || served.check_writable().map_err(|error| error.to_string());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let serving = metrics::serve(any, Metrics::new(&site.store), ready);
+    let server = runtime.block_on(serving).unwrap();
+    let (status, body) = fetch(server.address(), "/readyz");
+    assert!(
+        status.contains(" 503 ") && body.contains("Input/output error"),
+        "{status} {body}"
+    );
+    assert!(fetch(server.address(), "/healthz").0.contains(" 200 "));
+    let (_, numbers) = fetch(server.address(), "/metrics");
+    assert!(
+        numbers.contains("permafrost_region_failed 1\n"),
+        "{numbers}"
+    );
+    let verified = site.store.verify("job@1", &mut |_, _| {}).unwrap();
+    assert!(verified.damage.is_empty(), "{:?}", verified.damage);
+}
+
+/// The region of a site whose checkpoints are gone through at the start again.
+fn reopened(site: Site) -> Site {
+    let path = site.region();
+    site.store.close().unwrap();
+    let (store, dir) = (site.store, site.dir);
+    drop(store);
+    std::fs::remove_dir_all(dir.path().join("catalog")).unwrap();
+    let options = OpenOptions {
+        require_dax: false,
+        populate: false,
+    };
+    let medium = open_medium(&path, 0, &options).unwrap();
+    Site::on(dir, medium)
+}
+
+/// Both copies of a checkpoint's root.
+fn lose_root(site: &Site, id: &str) {
+    let at = site.root(id);
+    site.flip_at(at + 8);
+    site.flip_at(at + 4096 + 8);
+}
+
+#[test]
+fn a_checkpoint_without_a_root_is_listed_as_damaged_and_removed_like_any_other() {
+    let site = Site::new();
+    let lost = site.dump("lost", 0..20);
+    site.dump("kept", 20..40);
+    // As the daemon does it: with its catalog.
+    let path = site.region();
+    lose_root(&site, &lost.id);
+    site.store.close().unwrap();
+    let Site { store, dir } = site;
+    drop(store);
+    let options = OpenOptions {
+        require_dax: false,
+        populate: false,
+    };
+    let site = Site::on(dir, open_medium(&path, 0, &options).unwrap());
+
+    let listed = site.listed("lost@1");
+    assert!(listed.damaged.contains("root page"), "{listed:?}");
+    assert_eq!(site.store.region_status().unreadable, 1);
+    assert_eq!(site.store.set_asides().len(), 1);
+    let refused = site.store.check_restorable("lost@1").unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::Corrupt, "{refused}");
+    assert!(site.store.check_restorable("kept@1").is_ok());
+    // Its job goes on, under the next number.
+    assert_eq!(site.dump("lost", 50..60).generation, 2);
+    assert_eq!(site.store.remove("lost@1", false, false).unwrap(), 1);
+    assert!(site.store.set_asides().is_empty());
+    assert_eq!(site.store.region_status().unreadable, 0);
+    let site = reopened(site);
+    assert_eq!(site.store.list("").unwrap().len(), 2);
+}
+
+#[test]
+fn a_region_is_looked_at_and_saved_without_a_daemon() {
+    let site = Site::new();
+    let lost = site.dump("lost", 0..20);
+    site.dump("team/kept", 20..40);
+    site.dump("bad", 60..80);
+    let path = site.region();
+    let text = |out: Vec<u8>| String::from_utf8(out).unwrap();
+
+    // It is in use.
+    assert!(offline::check(&path, &mut Vec::new()).is_err());
+    site.store.close().unwrap();
+    let Site { store, dir } = site;
+    drop(store);
+    let mut out = Vec::new();
+    assert!(offline::check(&path, &mut out).unwrap(), "{}", text(out));
+    assert!(text(out).contains("team/kept@1: whole"));
+
+    let copy = dir.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    let before = std::fs::read(&copy).unwrap();
+    let at = {
+        let id = u128::from_str_radix(&lost.id, 16).unwrap().to_le_bytes();
+        let pages: Vec<_> = before.chunks_exact(4096).collect();
+        let pairs = pages.windows(2);
+        let root =
+            |pair: &[&[u8]]| pair[0] == pair[1] && pair[0].windows(16).any(|bytes| bytes == id);
+        pairs.enumerate().find(|(_, pair)| root(pair)).unwrap().0 * 4096
+    };
+    let file = File::options().write(true).open(&copy).unwrap();
+    for at in [at, at + 4096] {
+        file.write_all_at(&[0xff; 8], at as u64).unwrap();
+    }
+    super::site::flip_page(&copy, 70);
+    let damaged = std::fs::read(&copy).unwrap();
+
+    let mut out = Vec::new();
+    assert!(!offline::check(&copy, &mut out).unwrap());
+    let said = text(out);
+    assert!(
+        said.contains(&format!("checkpoint {}: LOST", lost.id)),
+        "{said}"
+    );
+    assert!(said.contains("team/kept@1: whole"), "{said}");
+    assert!(said.contains("bad@1: process"), "{said}");
+
+    let to = dir.path().join("saved");
+    let mut out = Vec::new();
+    assert!(!offline::salvage(&copy, &to, &mut out).unwrap());
+    let said = text(out);
+    assert!(to.join("team_kept@1/pages-1.img").exists(), "{said}");
+    assert!(to.join("bad@1.incomplete").exists(), "{said}");
+    assert!(said.contains("bad@1: INCOMPLETE"), "{said}");
+    assert!(damaged == std::fs::read(&copy).unwrap(), "written to");
+    // A file that is not there is not made.
+    assert!(offline::check(&dir.path().join("none"), &mut Vec::new()).is_err());
+    assert!(!dir.path().join("none").exists());
+}
