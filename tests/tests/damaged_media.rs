@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use common::*;
+use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::workload::{self, Workload};
