@@ -18,11 +18,11 @@ pub struct DamagedCheckpoint {
     pub id: CheckpointId,
     /// Its attribute bits.
     pub attrs: u32,
-    /// Why it cannot be read.
+    /// The reason for which it cannot be read.
     pub reason: Arc<OpenError>,
     /// Ascends with every seal.
     pub(crate) order: u64,
-    /// What is kept for it, and for the others that are damaged.
+    /// Segments kept for it, and for the others that are damaged.
     pub(crate) withheld: Option<Arc<Lease>>,
 }
 
@@ -47,11 +47,11 @@ impl fmt::Debug for DamagedCheckpoint {
     }
 }
 
-/// What could not be read of a journal. Checkpoints that were sealed in its unreadable records are missing, and ones
+/// Unreadable records of a journal. Checkpoints that were sealed in its unreadable records are missing, and ones
 /// that were deleted there are back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalDamage {
-    /// What is wrong, in the order of the records.
+    /// Faults, in the order of the records.
     pub faults: Vec<JournalFault>,
     /// Records that cannot be read; each may have sealed or deleted a checkpoint.
     pub records_lost: u64,
@@ -64,7 +64,7 @@ pub struct JournalDamage {
 #[error("{action}: {cause}")]
 #[non_exhaustive]
 pub struct RegionFailure {
-    /// What failed, a verb and a noun.
+    /// The operation that failed, a verb and a noun.
     pub action: &'static str,
     /// The error's own words.
     pub cause: String,

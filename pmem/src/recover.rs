@@ -17,7 +17,7 @@ use crate::root;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
 
-/// What to do with damage.
+/// Options for opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoverOptions {
@@ -29,14 +29,14 @@ pub struct RecoverOptions {
 }
 
 impl RecoverOptions {
-    /// The same with [`RecoverOptions::accept_loss`].
+    /// Sets [`RecoverOptions::accept_loss`].
     #[must_use]
     pub const fn accept_loss(mut self, accept: bool) -> Self {
         self.accept_loss = accept;
         self
     }
 
-    /// The same with [`RecoverOptions::read_only`].
+    /// Sets [`RecoverOptions::read_only`].
     #[must_use]
     pub const fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;

@@ -182,7 +182,7 @@ impl Region {
         self.journal_position.load(Ordering::Relaxed)
     }
 
-    /// Whether a checkpoint is listed, be it damaged.
+    /// Returns true if a checkpoint is listed, be it damaged.
     #[must_use]
     pub fn lists(&self, id: CheckpointId) -> bool {
         let damaged = self.damaged.read().unwrap_or_else(PoisonError::into_inner);
@@ -199,13 +199,13 @@ impl Region {
         all
     }
 
-    /// What could not be read of the journal when the region was opened.
+    /// The part of the journal that could not be read when the region was opened.
     #[must_use]
     pub const fn journal_damage(&self) -> Option<&JournalDamage> {
         self.journal_damage.as_ref()
     }
 
-    /// Why the region takes no more writes; `None` while it does.
+    /// The reason for which the region takes no more writes; `None` while it does.
     #[must_use]
     pub fn failure(&self) -> Option<&RegionFailure> {
         self.space.failure.get()

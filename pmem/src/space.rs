@@ -43,7 +43,7 @@ impl Space {
         let _ = self.failure.set(RegionFailure::new(action, error));
     }
 
-    /// Whether a segment has a lost page: it is not written to again.
+    /// Returns true if a segment has a lost page: it is not written to again.
     pub(crate) fn has_lost_page(&self, segment: SegmentNo) -> bool {
         let at = self.geometry.segment_at(segment);
         let len_bytes = u64::from(self.geometry.segment_bytes);

@@ -130,7 +130,7 @@ struct Args {
     log_format: LogFormat,
 }
 
-/// What it does besides serving.
+/// Commands besides serving.
 #[derive(clap::Subcommand)]
 enum Command {
     /// Look at a region that no daemon has open. Nothing is written to it.
@@ -154,7 +154,7 @@ enum RegionCommand {
     Salvage {
         /// The region's file.
         region: PathBuf,
-        /// Where to: one directory for each checkpoint is made there.
+        /// Target: one directory for each checkpoint is made there.
         #[arg(long, value_name = "DIR")]
         to: PathBuf,
     },

@@ -21,7 +21,7 @@ pub enum OfflineError {
     Medium {
         /// Which.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: MediumError,
     },
     /// Nothing of it can be read.
@@ -29,7 +29,7 @@ pub enum OfflineError {
     Region {
         /// Which.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: OpenError,
     },
     /// The list of what it holds cannot be made.
@@ -45,7 +45,7 @@ pub enum OfflineError {
         action: &'static str,
         /// Which one.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

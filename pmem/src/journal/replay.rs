@@ -28,7 +28,7 @@ pub(crate) struct Replayed {
     /// anything is appended: a later record has chunks in common with the torn one (its epoch and
     /// place), and if a crash kept just those, it would complete the torn one.
     pub(crate) remnants: Vec<u64>,
-    /// What no crash explains. The journal is not to be appended to before it was compacted.
+    /// Damage that no crash explains. The journal is not to be appended to before it was compacted.
     pub(crate) damage: Option<JournalDamage>,
 }
 
@@ -146,7 +146,7 @@ impl Start {
     }
 }
 
-/// What the records of a half say.
+/// The changes that the records of a half make.
 #[derive(Default)]
 struct Records {
     live: HashMap<CheckpointId, Live>,
@@ -292,12 +292,12 @@ impl Half {
         self.unreadable.binary_search(&page).is_ok()
     }
 
-    /// Whether a slot has a record of this epoch, damaged in one copy at most or contradicting itself.
+    /// Returns true if a slot has a record of this epoch, damaged in one copy at most or contradicting itself.
     fn has(&self, slot: u32, epoch: u32) -> bool {
         !matches!(self.record(slot, epoch), Ok(None))
     }
 
-    /// Whether the header is neither intact nor erased.
+    /// Returns true if the header is neither intact nor erased.
     fn has_damaged_header(&self) -> bool {
         self.is_unreadable(0) || self.remnants(0..1).next().is_some()
     }

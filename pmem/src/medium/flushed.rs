@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What one writer has flushed and not fenced yet. Each has its own, so that a fence waits for nobody else's ranges.
+/// Ranges that one writer has flushed and not fenced yet. Each has its own, so that a fence waits for nobody else's ranges.
 #[derive(Debug, Default)]
 pub struct Flushed {
     /// (start, end) in bytes, in the order of the flushes; neighbours are one.
@@ -18,7 +18,7 @@ impl Flushed {
         Self::default()
     }
 
-    /// Whether there is nothing to wait for.
+    /// Returns true if there is nothing to wait for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()

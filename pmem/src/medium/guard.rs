@@ -350,7 +350,7 @@ fn put_empty(at: usize, len: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// What would have happened without this handler.
+/// Does as if this handler were not there.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(previous) = PREVIOUS.get() else {
         return;

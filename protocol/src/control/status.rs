@@ -130,7 +130,7 @@ pub struct RegionStatus {
     /// Capacity of a journal half, records.
     #[prost(uint64, tag = "9")]
     pub journal_capacity: u64,
-    /// Why it takes no writes; empty while it does.
+    /// Reason for which it takes no writes; empty while it does.
     #[prost(string, tag = "10")]
     pub failure: String,
     /// Pages that the medium could not give or take since the region was opened.

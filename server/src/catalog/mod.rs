@@ -66,7 +66,7 @@ pub trait Catalog: Send + Sync {
     /// The index cannot be written.
     fn note(&self, position: &RegionPosition) -> Result<(), CatalogError>;
 
-    /// What was last noted, if anything ever was.
+    /// The position that was noted last, if any ever was.
     ///
     /// # Errors
     /// The index cannot be read.
@@ -79,7 +79,7 @@ pub trait Catalog: Send + Sync {
     fn flush(&self) -> Result<(), CatalogError>;
 }
 
-/// How far a region is.
+/// Progress of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionPosition {
     /// Its uuid.

@@ -112,7 +112,7 @@ pub struct NodeFacts {
     pub version: String,
     /// It is stopping, or was told to take nothing new.
     pub draining: bool,
-    /// Why its region takes no writes; empty while it does. What it holds can be read, and is copied to other nodes.
+    /// Reason for which its region takes no writes; empty while it does. What it holds can be read, and is copied to other nodes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub failed: String,
     /// What it has measured. `None`: it says nothing of it.

@@ -365,11 +365,7 @@ async fn serve_metrics(
     member: Option<&Member>,
 ) -> Result<metrics::Server, StartError> {
     let watched = Arc::clone(store);
-    let writable = move || {
-        watched
-            .check_writable()
-            .map_err(|error| error.to_string())
-    };
+    let writable = move || watched.check_writable().map_err(|error| error.to_string());
     let served = match member {
         Some(member) => {
             let ready = member.readiness(store);

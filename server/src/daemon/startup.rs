@@ -76,7 +76,7 @@ pub enum StartError {
     Lost {
         /// The region.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Its fault.
         is: &'static str,
         /// Their names.
         lost: Vec<String>,

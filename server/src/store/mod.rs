@@ -573,7 +573,7 @@ impl Store {
     }
 }
 
-/// What is known of and cannot be read: ids, whether they are pinned, and why. Those whose root is damaged; and, where
+/// Lists the checkpoints that are known and cannot be read: ids, whether they are pinned, and why. Those whose root is damaged; and, where
 /// the journal is damaged and the region therefore for reading only, those that the catalog has and the journal has not.
 fn gone(
     region: &Region,

@@ -65,7 +65,10 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let served = Arc::clone(&site.store);
-    let ready = move || served.check_writable().map_err(|error| error.to_string());
+    let ready = move || {
+        let writable = served.check_writable().map(|()| Vec::new());
+        writable.map_err(|error| error.to_string())
+    };
     let any = "127.0.0.1:0".parse().unwrap();
     let serving = metrics::serve(any, Metrics::new(&site.store), ready);
     let server = runtime.block_on(serving).unwrap();

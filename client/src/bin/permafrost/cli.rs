@@ -260,7 +260,7 @@ fn parse_freeze_limit(text: &str) -> Result<FreezeLimit, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct RegionArguments {
-    /// What `permafrostd region` takes: `check REGION`, `salvage REGION --to DIR`.
+    /// Arguments of `permafrostd region`: `check REGION`, `salvage REGION --to DIR`.
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,

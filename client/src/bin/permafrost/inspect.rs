@@ -602,7 +602,7 @@ fn human_status(status: &ServerStatus) -> String {
     text
 }
 
-/// Why a region takes no writes, if so.
+/// Explains why a region takes no writes, if so.
 fn failed(region: &permafrost_protocol::control::RegionStatus) -> String {
     if region.failure.is_empty() {
         return String::new();
@@ -610,7 +610,7 @@ fn failed(region: &permafrost_protocol::control::RegionStatus) -> String {
     format!("for reading only: {}", region.failure)
 }
 
-/// What a medium has lost, if anything.
+/// Counts what a medium has lost, if anything.
 fn damaged(region: &permafrost_protocol::control::RegionStatus) -> String {
     if region.lost_pages == 0 && region.unreadable == 0 {
         return String::new();
