@@ -338,7 +338,7 @@ fn a_dump_without_pages_parks_nothing() {
 
 #[test]
 fn silent_connections_keep_nobody_from_a_session() {
-    let mut scene = Scene::new(64);
+    let scene = Scene::new(64);
     let silent: Vec<_> = (0..300)
         .map(|_| TcpStream::connect(scene.daemon.address()).unwrap())
         .collect();
@@ -349,10 +349,8 @@ fn silent_connections_keep_nobody_from_a_session() {
     peer.pages(BASE, &pages(9, 10));
     assert_eq!(peer.close(), Some(0));
     peer.leave();
-    let session = opened["session"].as_str().unwrap();
-    scene.daemon.run(&["abort", session]).unwrap();
+    assert_eq!(listing(&scene.daemon).len(), 2);
     drop(silent);
-    scene.assert_unharmed("silent connections");
 }
 
 #[test]
