@@ -106,7 +106,7 @@ impl Store {
             record,
             added_bytes: manifest.added_bytes,
         };
-        let adopted = self.commit(shadow, contents, None, Some(replaced))?;
+        let adopted = self.commit(shadow, contents, None, Some(replaced), &|| true)?;
         // Only now has it a job whose dumps it may be compared with.
         if let Some(costs) = self.costs() {
             costs.learn_history(std::slice::from_ref(&adopted));

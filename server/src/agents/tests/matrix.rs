@@ -106,6 +106,7 @@ fn wire_requests(name: &str, ids: &[String], sessions: &[String]) -> Vec<wire::B
             session: session.to_owned(),
             job: name.to_owned(),
             origin: None,
+            ..local::Adopt::default()
         }),
         ..Default::default()
     };

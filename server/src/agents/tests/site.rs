@@ -89,6 +89,7 @@ impl Site {
             no_parent: true,
             parent_images: false,
             durability: None,
+            from_here: false,
         };
         let session = self.store.open_session(request).unwrap();
         let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();
