@@ -172,6 +172,8 @@ impl Access {
             | Body::Pull(_)
             | Body::Verify(_) => Self::Replicate,
             Body::Ping(_) => Self::Ping,
+            // What may be asked there is the API's to check, with the same certificate.
+            Body::Api(_) => Self::Inspect,
         })
     }
 

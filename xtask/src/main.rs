@@ -27,8 +27,12 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Task {
-    /// Find a CRIU that works here, etcd, protoc and libfaketime, or fetch them under target/.
-    Setup,
+    /// Find a CRIU that works here, etcd, protoc, libfaketime, Slurm and runc, or fetch them under target/.
+    Setup {
+        /// Only CRIU and protoc, as lines for a shell: eval "$(cargo xtask setup --env)".
+        #[arg(long)]
+        env: bool,
+    },
     /// Freeze a real process into permafrostd, show that it is gone, and bring it back.
     Demo(demo::Options),
     /// Run everything that CI runs: format, lints, unit, property, crash and end-to-end tests, fuzzing, the guest.
@@ -65,7 +69,8 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Task::parse() {
-        Task::Setup => setup::print(),
+        Task::Setup { env: true } => setup::print_environment(),
+        Task::Setup { env: false } => setup::print(),
         Task::Demo(options) => demo::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Soak(options) => soak::run(&options),

@@ -58,6 +58,29 @@ pub(crate) fn print() -> Result<()> {
     Ok(())
 }
 
+/// Prints what a shell needs to build Permafrost and to work with it.
+pub(crate) fn print_environment() -> Result<()> {
+    let mut lines = Vec::new();
+    if let Some(protoc) = tools::protoc()? {
+        lines.push(export(tools::PROTOC, &protoc)?);
+    }
+    match criu()? {
+        Criu::Works(path) => lines.push(export(criu::CRIU, &path)?),
+        Criu::CannotRun(why) => bail!("CRIU cannot run here: {why}"),
+    }
+    println!("{}", lines.join("\n"));
+    Ok(())
+}
+
+/// An assignment as a POSIX shell reads it, whatever the path is made of.
+fn export(variable: &str, path: &Path) -> Result<String> {
+    let path = path.to_str().context("a path is not UTF-8")?;
+    Ok(format!(
+        "export {variable}='{}'",
+        path.replace('\'', "'\\''")
+    ))
+}
+
 /// What rules CRIU out, known before any is fetched.
 fn cannot_run() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
@@ -86,4 +109,20 @@ fn fetch() -> Result<PathBuf> {
         there.exists() && criu::check(there).is_ok()
     })?;
     fs::canonicalize(&wrapper).context("find the script")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_the_path_that_was_written() {
+        let path = "/a b/it's $HOME/criu";
+        let line = export("PERMAFROST_CRIU", Path::new(path)).unwrap();
+        let shell = std::process::Command::new("sh")
+            .args(["-c", &format!("{line}; printf %s \"$PERMAFROST_CRIU\"")])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&shell.stdout), path);
+    }
 }

@@ -142,7 +142,7 @@ impl Remote {
         Ok(RemoteCheckpoint::new(holders, order, record, manifest))
     }
 
-    fn sender(
+    pub(super) fn sender(
         &self,
         node: &str,
         session: &[u8; 16],
@@ -160,7 +160,7 @@ impl Remote {
     }
 
     /// Sends the small images and has the node make it a checkpoint.
-    fn conclude(
+    pub(super) fn conclude(
         &self,
         mut sender: DumpSender,
         session: &str,
@@ -461,16 +461,12 @@ impl Backend for Remote {
 
     fn import(
         &self,
-        _import: &request::Import,
-        _directory: OwnedFd,
-        _waits: &mut dyn Waits,
-        _progress: Progress<'_>,
+        import: &request::Import,
+        directory: OwnedFd,
+        waits: &mut dyn Waits,
+        progress: Progress<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
-        Err(control::Error {
-            code: ErrorCode::Invalid.into(),
-            message: "an agent reads no images directories into the cluster".to_owned(),
-            hint: "use `permafrost put` on a storage node".to_owned(),
-        })
+        self.put(import, directory, waits, progress)
     }
 
     fn stream(
@@ -572,7 +568,7 @@ fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
     }
 }
 
-fn bytes_of(session: &str) -> Option<[u8; 16]> {
+pub(super) fn bytes_of(session: &str) -> Option<[u8; 16]> {
     uuid::Uuid::try_parse(session).ok().map(|id| *id.as_bytes())
 }
 

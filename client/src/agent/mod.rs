@@ -3,6 +3,7 @@
 //! ```text
 //!  criu ── page-server ──▶ front end ──▶ Sink ── one QUIC stream ──▶ node ──▶ its region, and the other copies
 //!  permafrost ── control socket ──▶ Remote ── requests ──▶ a node
+//!  schedulers ── HTTP on api.sock ──▶ bytes passed on ──▶ a node
 //!  criu restore ◀── pipes ◀── RemoteCheckpoint ◀── pages, digests compared ◀── a node that has them
 //! ```
 //!
@@ -10,9 +11,11 @@
 //! seal, the copies. The dump is an ordinary session there whose pages come by QUIC. When that node fails, so does
 //! the dump, and its task lives on; the next one goes to another node.
 
+mod api;
 mod backend;
 mod images;
 mod nodes;
+mod put;
 mod session;
 mod status;
 mod turns;
@@ -72,6 +75,7 @@ pub enum AgentError {
 pub struct Agent {
     host: Host<Remote>,
     remote: Arc<Remote>,
+    _api: api::ApiSocket,
     expiry: tokio::task::JoinHandle<()>,
 }
 
@@ -82,6 +86,7 @@ impl Agent {
     /// See [`AgentError`].
     pub async fn start(options: Options) -> Result<Self, AgentError> {
         let identity = Arc::new(ReloadingIdentity::load(&options.identity)?);
+        let run_dir = options.host.run_dir.clone();
         let bound = Bound::bind(options.host).await?;
         let nodes = nodes::Nodes::new(
             Handle::current(),
@@ -91,11 +96,13 @@ impl Agent {
             options.transport,
         )?;
         let remote = Arc::new(Remote::new(nodes, options.durability, options.session_ttl));
+        let api = api::ApiSocket::listen(&run_dir, &remote.nodes)?;
         let host = bound.serve(Arc::clone(&remote));
         let expiry = tokio::spawn(expire(Arc::clone(&remote)));
         Ok(Self {
             host,
             remote,
+            _api: api,
             expiry,
         })
     }

@@ -321,25 +321,8 @@ impl PageSink for Sink {
         self.session
             .received
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        let mut index = self.ascending(vaddr, (bytes.len() / PAGE_BYTES) as u64)?;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let zero = is_zero(rest);
-            let alike = rest
-                .chunks(PAGE_BYTES)
-                .take_while(|page| (**page == ZERO_PAGE) == zero)
-                .count();
-            let (run, behind) = rest.split_at((alike * PAGE_BYTES).min(rest.len()));
-            if zero {
-                let pages = u32::try_from(alike).unwrap_or(u32::MAX);
-                self.with(|sender| sender.zero(index, flags, pages))?;
-            } else {
-                self.with(|sender| sender.pages(index, flags, run))?;
-            }
-            index += alike as u64;
-            rest = behind;
-        }
-        Ok(())
+        let index = self.ascending(vaddr, (bytes.len() / PAGE_BYTES) as u64)?;
+        self.with(|sender| send_pages(sender, index, flags, bytes))
     }
 
     fn hole(&mut self, vaddr: u64, nr_pages: u64) -> Result<(), SinkError> {
@@ -398,6 +381,33 @@ impl Drop for Sink {
         // It holds the connection open.
         self.session.state().hang_up = None;
     }
+}
+
+/// Sends pages, zero ones by their number only.
+pub(super) fn send_pages(
+    sender: &mut DumpSender,
+    mut index: u64,
+    flags: u16,
+    bytes: &[u8],
+) -> Result<(), PeerError> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let zero = is_zero(rest);
+        let alike = rest
+            .chunks(PAGE_BYTES)
+            .take_while(|page| (**page == ZERO_PAGE) == zero)
+            .count();
+        let (run, behind) = rest.split_at((alike * PAGE_BYTES).min(rest.len()));
+        if zero {
+            let pages = u32::try_from(alike).unwrap_or(u32::MAX);
+            sender.zero(index, flags, pages)?;
+        } else {
+            sender.pages(index, flags, run)?;
+        }
+        index += alike as u64;
+        rest = behind;
+    }
+    Ok(())
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

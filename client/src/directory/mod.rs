@@ -5,6 +5,7 @@
 //! nowhere that they could not go.
 
 mod export;
+mod pages;
 
 use std::fs::File;
 use std::io;
@@ -16,6 +17,7 @@ use permafrost_protocol::images::ImageName;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 pub use export::{Exportable, PagesFile, export};
+pub use pages::{PagesReader, PagesTarget};
 
 /// Where runc and crun keep what the standard streams of a container were: they restore nothing without it.
 const DESCRIPTORS: &str = "descriptors.json";
@@ -29,6 +31,12 @@ pub enum DirectoryError {
     /// Something else was handed over.
     #[error("the descriptor handed over is no directory")]
     NotADirectory,
+    /// Its images do not fit each other.
+    #[error("{message}")]
+    Invalid {
+        /// What is wrong.
+        message: String,
+    },
     /// The file system's.
     #[error("{action}: {source}")]
     Io {
@@ -43,6 +51,9 @@ impl DirectoryError {
     /// What to do instead of handing over something else.
     pub const HINT: &'static str = "hand over the images directory";
 
+    /// What to do about images that do not fit each other.
+    pub const HINT_INVALID: &'static str = "check the images directory with `crit`";
+
     fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }
@@ -53,6 +64,7 @@ impl From<DirectoryError> for control::Error {
     fn from(error: DirectoryError) -> Self {
         let (code, hint) = match error {
             DirectoryError::NotADirectory => (ErrorCode::Invalid, DirectoryError::HINT),
+            DirectoryError::Invalid { .. } => (ErrorCode::Invalid, DirectoryError::HINT_INVALID),
             DirectoryError::Io { .. } => (ErrorCode::Internal, ""),
         };
         Self {

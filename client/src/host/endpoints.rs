@@ -181,7 +181,7 @@ pub(super) async fn accept_unix<B: Backend>(shared: Arc<Shared<B>>, listener: Un
 }
 
 /// Accepts on an AF_UNIX socket; only root and the daemon's own user are let in, whatever the file's mode says.
-pub(super) async fn accept_owner(listener: &UnixListener) -> io::Result<StdUnixStream> {
+pub(crate) async fn accept_owner(listener: &UnixListener) -> io::Result<StdUnixStream> {
     let stream = listener.accept().await?.0.into_std()?;
     let peer = rustix::net::sockopt::socket_peercred(&stream)?;
     if peer.uid.is_root() || peer.uid == rustix::process::geteuid() {
@@ -191,7 +191,7 @@ pub(super) async fn accept_owner(listener: &UnixListener) -> io::Result<StdUnixS
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-pub(super) async fn accept_failed(error: &io::Error) {
+pub(crate) async fn accept_failed(error: &io::Error) {
     tracing::warn!(%error, "connection not accepted");
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }

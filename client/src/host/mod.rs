@@ -31,6 +31,8 @@ use tokio::runtime::Handle;
 use self::limits::Places;
 use crate::identity::CriuTls;
 
+pub(crate) use endpoints::{accept_failed, accept_owner};
+
 pub use backend::{Backend, Patiently, Progress, Session, Waits};
 pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;

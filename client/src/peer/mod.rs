@@ -37,7 +37,7 @@ pub use intake::{FrameSource, Replies};
 pub use network::{Addresses, Network, quic_endpoint};
 pub use options::{Compression, Options};
 pub use outflow::FrameSink;
-pub use serve::{Endpoint, Handler};
+pub use serve::{ApiServer, ApiStream, Endpoint, Handler};
 
 use bytes::Bytes;
 use permafrost_protocol::wire::frame::Header;

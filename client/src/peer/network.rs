@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 
 use super::router::Router;
 use super::stream::{self, within};
-use super::{Options, PeerError, code, socket};
+use super::{ApiStream, Options, PeerError, code, socket};
 use crate::identity::{Peer, ReloadingIdentity, Role, Tenure, server_name};
 
 /// Where nodes are.
@@ -141,6 +141,25 @@ impl Network {
             stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await
         });
         answered(node, answer.await?)
+    }
+
+    /// Opens a connection of HTTP to the API of `node`.
+    ///
+    /// # Errors
+    /// [`PeerError::Refused`] with the peer's words, or no answer by `deadline`.
+    pub async fn api(&self, node: &str, deadline: Instant) -> Result<ApiStream, PeerError> {
+        let link = self.link(node, deadline).await?;
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let body = request::Body::Api(request::Api::default());
+        let (send, receive, answer) = within(node, "a request", timeout, async {
+            let (send, mut receive) =
+                stream::converse(&link.connection, node, self.hello(), body).await?;
+            let answer = stream::read(&mut receive, node, "reply", stream::MAX_REPLY_BYTES).await?;
+            Ok((send, receive, answer))
+        })
+        .await?;
+        answered(node, answer)?;
+        Ok(ApiStream::new(send, receive))
     }
 
     /// Closes every connection, with a word to the peers.

@@ -1,12 +1,16 @@
 //! Serving peers: a socket, its connections, and their conversations.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use permafrost_protocol::control;
 use permafrost_protocol::wire::conversation::{check_hello, check_request};
-use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
+use permafrost_protocol::wire::message::{Done, Hello, Reply, Request, reply, request};
 use quinn::{Connection, Incoming, RecvStream, SendStream, VarInt};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
@@ -19,6 +23,53 @@ use super::stream::{self, within};
 use super::{Options, PeerError, code};
 use crate::identity::{Peer, ReloadingIdentity};
 use crate::shares::Shares;
+
+/// A stream on which a peer speaks HTTP.
+pub struct ApiStream(tokio::io::Join<RecvStream, SendStream>);
+
+impl ApiStream {
+    pub(super) fn new(send: SendStream, receive: RecvStream) -> Self {
+        Self(tokio::io::join(receive, send))
+    }
+}
+
+impl AsyncRead for ApiStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for ApiStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
+/// The HTTP API of a node, for its peers.
+pub trait ApiServer: Send + Sync {
+    /// Serves one connection to its end; what the peer may ask for is the server's to check.
+    fn serve(
+        self: Arc<Self>,
+        peer: &Peer,
+        stream: ApiStream,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
 
 /// What a node does for its peers. Every method may block; each runs on a thread of its own. What the peer may do
 /// is the handler's to check ([`Peer::may`]).
@@ -48,6 +99,15 @@ pub trait Handler: Send + Sync + 'static {
         request: request::Fetch,
         frames: &mut dyn FrameSink,
     ) -> Result<(), control::Error>;
+
+    /// The HTTP API, for a peer.
+    ///
+    /// # Errors
+    /// The peer may not ask it, or it is not served to peers.
+    fn api(&self, peer: &Peer) -> Result<Arc<dyn ApiServer>, control::Error> {
+        let message = format!("no API is served to {}", peer.name());
+        Err(failure(control::ErrorCode::Unavailable, message))
+    }
 }
 
 /// Parts of what a node serves at once that one peer may take. A node passes on the dumps of many, and a restore reads a
@@ -87,6 +147,7 @@ struct Inner {
     calls: Arc<Shares>,
     dumps: Arc<Shares>,
     fetches: Arc<Shares>,
+    apis: Arc<Shares>,
     /// Counts how often all connections were ended.
     disconnects: watch::Sender<u64>,
     /// Connections of each peer.
@@ -130,6 +191,7 @@ impl Endpoint {
             calls: Shares::new(part.calls, all),
             dumps: Shares::new(part.dumps, all),
             fetches: Shares::new(part.fetches, all),
+            apis: Shares::new(part.calls, all),
             disconnects: watch::Sender::new(0),
             peers: Shares::new(part.connections, usize::MAX),
             options,
@@ -309,6 +371,7 @@ impl Conversation {
             None => Ok(()),
             Some(request::Body::Dump(dump)) => self.dump(dump, send, receive).await,
             Some(request::Body::Fetch(fetch)) => self.fetch(fetch, send).await,
+            Some(request::Body::Api(_)) => self.api(send, receive).await,
             Some(body) => self.call(body, send).await,
         }
     }
@@ -349,6 +412,26 @@ impl Conversation {
         let answer = Reply { body: Some(body) };
         stream::write(&mut send, self.peer.name(), "reply", &answer).await?;
         let _ = send.finish();
+        Ok(())
+    }
+
+    async fn api(&self, mut send: SendStream, receive: RecvStream) -> Result<(), PeerError> {
+        let Some(_permit) = self.inner.apis.take(&key(&self.peer)) else {
+            return self.busy(send).await;
+        };
+        let server = match self.inner.handler.api(&self.peer) {
+            Ok(server) => server,
+            Err(refused) => {
+                let code = refused.code();
+                return self.refuse(send, code, refused.message).await;
+            }
+        };
+        let answer = Reply {
+            body: Some(reply::Body::Done(Done::default())),
+        };
+        stream::write(&mut send, self.peer.name(), "reply", &answer).await?;
+        let stream = ApiStream::new(send, receive);
+        server.serve(&self.peer, stream).await;
         Ok(())
     }
 

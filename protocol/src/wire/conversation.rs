@@ -92,7 +92,10 @@ pub fn check_request(request: &Request) -> Result<&request::Body, ConversationEr
             }
         }
         // These have no ids.
-        request::Body::Inventory(_) | request::Body::Ping(_) | request::Body::Control(_) => {}
+        request::Body::Inventory(_)
+        | request::Body::Ping(_)
+        | request::Body::Control(_)
+        | request::Body::Api(_) => {}
     }
     Ok(body)
 }

@@ -25,7 +25,7 @@ pub struct Hello {
 #[derive(Clone, PartialEq, Message)]
 pub struct Request {
     /// What is asked for.
-    #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 30")]
     pub body: Option<request::Body>,
 }
 
@@ -55,6 +55,8 @@ pub mod request {
         Pull(Pull),
         #[prost(message, tag = "9")]
         Verify(Verify),
+        #[prost(message, tag = "30")]
+        Api(Api),
     }
 
     /// Take in a dump, or go on with one after a lost connection. Answered by [`super::DumpOpened`]; then frames
@@ -77,6 +79,10 @@ pub mod request {
         /// From an agent, for a parked session: no pages come, only the small images that it is adopted with.
         #[prost(message, optional, tag = "6")]
         pub adopt: Option<control::request::Adopt>,
+        /// Processes that are compared with one of another pid in the parent, and that pid: pages said to be in the
+        /// parent are in that one.
+        #[prost(map = "uint64, uint64", tag = "30")]
+        pub compared: std::collections::HashMap<u64, u64>,
     }
 
     /// Send a checkpoint's pages. Answered by [`super::FetchOpened`], then frames on a bulk stream with the
@@ -186,6 +192,11 @@ pub mod request {
     /// Answered by `Done`: the node is there, and how it is.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Ping {}
+
+    /// Speak HTTP: the API of the node, to whom the peer's certificate names. Answered by `Done`; then both directions
+    /// of the stream are a connection of HTTP/1.1.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Api {}
 }
 
 /// What a sender of a dump says after `Prepared`: make it a checkpoint. Answered by [`Committed`].

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_client::identity::ReloadingIdentity;
+use permafrost_client::peer::ApiServer;
 use tokio::runtime::{Builder, Runtime};
 
 use super::StartError;
@@ -93,6 +94,11 @@ impl Answers {
     /// Where it listens beside its socket, if it does.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         self.server.as_ref()?.address()
+    }
+
+    /// The API for peers.
+    pub(super) fn for_peers(&self) -> Option<Arc<dyn ApiServer>> {
+        Some(self.server.as_ref()?.for_peers())
     }
 
     /// Answers what was asked, and ends.

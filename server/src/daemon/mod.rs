@@ -119,6 +119,7 @@ impl Daemon {
         let queues = Queues::new(config.queues);
         let Peers {
             endpoint: peers,
+            handler,
             member,
             reservations,
             denials,
@@ -131,6 +132,9 @@ impl Daemon {
             Arc::new(source),
         )
         .await?;
+        if let (Some(handler), Some(api)) = (handler, answers.for_peers()) {
+            handler.begin_api(api);
+        }
         let numbers = match config.listen_metrics {
             Some(listen) => {
                 let mut all = Metrics::new(store).scrub(&scrubber).queues(&queues);
@@ -270,6 +274,7 @@ impl Daemon {
 /// Parts of a daemon that serve peers.
 struct Peers {
     endpoint: Option<Endpoint>,
+    handler: Option<Arc<NodeHandler>>,
     member: Option<Member>,
     reservations: Arc<Reservations>,
     denials: Option<Arc<Denials>>,
@@ -288,6 +293,7 @@ async fn serve_peers(
     let Some((listen, identity)) = config.listen_peers.zip(identity.clone()) else {
         return Ok(Peers {
             endpoint: None,
+            handler: None,
             member: None,
             reservations: Arc::new(reservations_here()),
             denials: identity.map(|identity| Arc::new(Denials::new(identity, None))),
@@ -351,6 +357,7 @@ async fn serve_peers(
     handler.begin(agents, member.as_ref().map(Member::copying));
     Ok(Peers {
         endpoint: Some(endpoint),
+        handler: Some(handler),
         member,
         reservations,
         denials: Some(denials),

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use permafrost_client::identity::{Action, Peer, Role};
-use permafrost_client::peer::{FrameSink, FrameSource, Handler, Replies};
+use permafrost_client::peer::{ApiServer, FrameSink, FrameSource, Handler, Replies};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::message::{Committed, Done, reply, request};
@@ -19,6 +19,7 @@ pub struct NodeHandler {
     store: Arc<Store>,
     node: String,
     serving: OnceLock<Serving>,
+    api: OnceLock<Arc<dyn ApiServer>>,
 }
 
 struct Serving {
@@ -42,6 +43,7 @@ impl NodeHandler {
             store,
             node: node.to_owned(),
             serving: OnceLock::new(),
+            api: OnceLock::new(),
         }
     }
 
@@ -51,6 +53,12 @@ impl NodeHandler {
         let serving = Serving { agents, copying };
         let first = self.serving.set(serving).is_ok();
         debug_assert!(first, "a handler begins once");
+    }
+
+    /// Begins to serve the HTTP API to peers.
+    pub fn begin_api(&self, api: Arc<dyn ApiServer>) {
+        let first = self.api.set(api).is_ok();
+        debug_assert!(first, "an API begins once");
     }
 
     fn serving(&self) -> Result<&Serving, StoreError> {
@@ -181,5 +189,15 @@ impl Handler for NodeHandler {
             }
             _ => serve_fetch(&self.store, peer, &request, frames),
         }
+    }
+
+    fn api(&self, peer: &Peer) -> Result<Arc<dyn ApiServer>, control::Error> {
+        authorize(peer, &Access::Inspect)?;
+        let api = self.api.get().cloned();
+        api.ok_or_else(|| control::Error {
+            code: ErrorCode::Unavailable.into(),
+            message: format!("node {} is starting", self.node),
+            hint: "ask again in a moment".to_owned(),
+        })
     }
 }

@@ -263,6 +263,10 @@ impl From<DirectoryError> for StoreError {
                 message: error.to_string(),
                 hint: DirectoryError::HINT,
             },
+            DirectoryError::Invalid { message } => Self::Invalid {
+                message,
+                hint: DirectoryError::HINT_INVALID,
+            },
             DirectoryError::Io { action, source } => Self::Io { action, source },
         }
     }

@@ -20,8 +20,8 @@ use crate::failure::{Code, Failure};
 
 pub(crate) const AGENT_EXAMPLES: &str = "\
 Listens where permafrostd would, and keeps nothing itself: dumps go to a storage node as they come, and restores \
-come from a node that has the checkpoint. `permafrost`, a bare `criu --page-server` and permafrost-action \
-work through it unchanged; only `put` needs a storage node. When the node that takes a dump fails, CRIU is told, and \
+come from a node that has the checkpoint. `permafrost`, a bare `criu --page-server`, permafrost-action and callers of the \
+HTTP API (api.sock) work through it unchanged. When the node that takes a dump fails, CRIU is told, and \
 the process lives on; the next dump goes to another node. SIGTERM or SIGINT stops the agent.
 
 Example:

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use permafrost_client::control::DEFAULT_SOCKET;
 use permafrost_client::criu::FreezeLimit;
+use permafrost_client::host::arguments::parse_duration;
 use permafrost_protocol::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
 
 const ABOUT_EXIT_CODES: &str = "\
@@ -164,8 +165,8 @@ pub(crate) enum Command {
     /// Keep a place in the queue of a node for a dump or a restore to come.
     #[command(after_help = crate::reserve::RESERVE_EXAMPLES)]
     Reserve(crate::reserve::ReserveArguments),
-    /// Show the state of permafrostd.
-    Status,
+    /// Show the state of permafrostd, or wait until it answers.
+    Status(StatusArguments),
     /// Listen on a compute node without storage, over the storage nodes of a cluster.
     #[command(after_help = crate::agent::AGENT_EXAMPLES)]
     Agent(crate::agent::AgentArguments),
@@ -380,6 +381,13 @@ pub(crate) struct LsArguments {
     /// Only parked sessions: dumps that CRIU closed and nobody has adopted.
     #[arg(long)]
     pub(crate) parked: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArguments {
+    /// Wait until it answers, at most so long: for scripts that have just started it.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) wait: Option<Duration>,
 }
 
 #[derive(Debug, Args)]

@@ -1,12 +1,15 @@
 //! `permafrost ls`, `show` and `status`.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use permafrost_protocol::control::{
     CertificateStatus, Checkpoint, Checkpoints, ClusterStatus, Detail, QueueStatus, ScrubStatus,
     ServerStatus, request,
 };
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
 
-use crate::cli::{LsArguments, OneCheckpoint};
+use crate::cli::{LsArguments, OneCheckpoint, StatusArguments};
 use crate::context::Context;
 use crate::dump::name_of;
 use crate::failure::{Code, Failure};
@@ -357,8 +360,21 @@ fn scrub(scrub: &ScrubStatus) -> String {
     text
 }
 
-pub(crate) fn status(context: &Context) -> Result<(), Failure> {
-    let status = context.connect()?.call(request::Status {})?;
+/// How often a daemon is asked that does not answer yet.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+pub(crate) fn status(context: &Context, arguments: &StatusArguments) -> Result<(), Failure> {
+    let until = Instant::now() + arguments.wait.unwrap_or_default();
+    let ask =
+        || -> Result<ServerStatus, Failure> { Ok(context.connect()?.call(request::Status {})?) };
+    let status = loop {
+        match ask() {
+            Err(failure) if failure.code == Code::Unreachable && Instant::now() < until => {
+                thread::sleep(ASK_EVERY);
+            }
+            answered => break answered?,
+        }
+    };
     context.print(&status, human_status)
 }
 

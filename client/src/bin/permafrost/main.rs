@@ -61,7 +61,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Put(arguments) => transfer::put(context, &arguments),
         Command::Ls(arguments) => inspect::ls(context, &arguments),
         Command::Show(arguments) => inspect::show(context, &arguments),
-        Command::Status => inspect::status(context),
+        Command::Status(arguments) => inspect::status(context, &arguments),
         Command::Agent(arguments) => agent::agent(arguments),
         Command::Node(arguments) => node::node(context, &arguments),
         Command::Nodes(arguments) => nodes::nodes(context, &arguments),

@@ -1,10 +1,11 @@
 //! One socket or port: who comes is let in, shaken hands with, and served until they go.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,8 +13,10 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use permafrost_client::identity::{Peer, ReloadingIdentity, Tenure};
+use permafrost_client::peer::{ApiServer, ApiStream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -262,6 +265,48 @@ async fn speak_tls(stream: &mut TcpStream) -> io::Result<()> {
 async fn stopped(shared: &Shared) {
     // The server gone is a stop, too.
     let _ = shared.stop.clone().wait_for(|stop| *stop).await;
+}
+
+/// The way in for peers, whose certificates were verified when they connected.
+pub(super) struct PeerDoor {
+    pub(super) shared: Arc<Shared>,
+    pub(super) places: Arc<Semaphore>,
+    /// Of the API's own threads.
+    pub(super) runtime: Handle,
+}
+
+impl fmt::Debug for PeerDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerDoor").finish_non_exhaustive()
+    }
+}
+
+impl ApiServer for PeerDoor {
+    fn serve(
+        self: Arc<Self>,
+        peer: &Peer,
+        stream: ApiStream,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let known = Known::Remote(Some(Arc::new(Caller::certified(peer))));
+        Box::pin(async move {
+            let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+                tracing::debug!("API connection of a peer refused: there are too many");
+                return;
+            };
+            let conversation = converse(
+                Arc::clone(&self.shared),
+                stream,
+                known,
+                // It ends with the connection that it is a stream of.
+                None,
+                Place::Local(place),
+            );
+            let served = self.runtime.spawn(conversation).await;
+            if served.is_err() {
+                tracing::debug!("API connection of a peer ended with the API");
+            }
+        })
+    }
 }
 
 async fn converse<S>(

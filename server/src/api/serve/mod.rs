@@ -24,7 +24,9 @@ use std::sync::atomic::AtomicU64;
 use axum::Router;
 use hyper_util::service::TowerToHyperService;
 use permafrost_client::identity::{IdentityError, ReloadingIdentity};
+use permafrost_client::peer::ApiServer;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
@@ -32,7 +34,7 @@ use uuid::Uuid;
 
 use answer::{Shared, body_units};
 use buckets::Buckets;
-use door::{Door, Guard};
+use door::{Door, Guard, PeerDoor};
 use tokens::{LOOK_EVERY, Tokens};
 
 use crate::api::shares::Shares;
@@ -121,6 +123,7 @@ pub struct Server {
     address: Option<SocketAddr>,
     stop: watch::Sender<bool>,
     doors: Vec<JoinHandle<()>>,
+    peers: Arc<PeerDoor>,
 }
 
 impl Server {
@@ -134,6 +137,12 @@ impl Server {
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    /// The API for peers, who come by QUIC.
+    #[must_use]
+    pub fn for_peers(&self) -> Arc<dyn ApiServer> {
+        Arc::<PeerDoor>::clone(&self.peers)
     }
 
     /// Takes no more connections, ends streams and idle connections at once, and lets requests that are being answered
@@ -203,6 +212,11 @@ async fn serve_looking(
         source,
     };
     let local = Door::socket(&socket).map_err(failed)?;
+    let peers = Arc::new(PeerDoor {
+        shared: Arc::clone(&shared),
+        places: Arc::new(Semaphore::new(limits.connections)),
+        runtime: Handle::current(),
+    });
     let doors = std::iter::once(local)
         .chain(port)
         .map(|door| tokio::spawn(door.attend(Arc::clone(&shared))))
@@ -212,6 +226,7 @@ async fn serve_looking(
         address,
         stop,
         doors,
+        peers,
     })
 }
 
