@@ -65,7 +65,7 @@ impl Remote {
             sender.abort();
             return Err(error);
         }
-        self.conclude(sender, &opened.session, &images, &served)
+        self.conclude(sender, &opened.session, &images, &served, &*waits)
     }
 }
 

@@ -125,7 +125,11 @@ mod tests {
             process(9, 0, "/bin/a", &[]),
             process(9, 0, "", &NGINX),
         ] {
-            assert_eq!(matched(&before, &[now.clone()]), HashMap::new(), "{now:?}");
+            assert_eq!(
+                matched(&before, std::slice::from_ref(&now)),
+                HashMap::new(),
+                "{now:?}"
+            );
         }
         // Who has kept the pid has no need to.
         assert_eq!(matched(&before, &before), HashMap::new());

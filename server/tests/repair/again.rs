@@ -48,7 +48,11 @@ fn damaged_pages_are_fetched_and_nothing_else() {
     assert_eq!(checked.pages_damaged.len(), 5, "{checked:?}");
     assert!(!checked.damaged_beyond);
     let mend = MendByPull::new(Arc::clone(&b.store), Arc::clone(&b.puller));
-    let record = b.store.list("job").unwrap().remove(0);
+    let record = b
+        .store
+        .list(Some(&"job".parse().unwrap()))
+        .unwrap()
+        .remove(0);
     let holders = ["b".to_owned(), "a".to_owned()];
     let healed = mend.heal(&record, &holders, &checked.pages_damaged);
     assert_eq!(healed.unwrap(), 5);

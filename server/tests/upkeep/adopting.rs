@@ -94,7 +94,7 @@ fn dumps_that_look_alike_are_told_apart_by_time() {
 
     let adopted = adopt(&site, "", first_images.path()).unwrap();
     assert_eq!((&adopted.session, adopted.generation), (&first, 2));
-    assert_eq!(site.store.list("").unwrap().len(), 2);
+    assert_eq!(site.store.list(None).unwrap().len(), 2);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn statistics_of_an_earlier_dump_are_left_alone() {
 fn a_listing_names_the_processes_of_parked_dumps() {
     let site = Site::new();
     let (_, images) = parked(&site, 0..4, "one");
-    let listed = &site.store.list("").unwrap()[0];
+    let listed = &site.store.list(None).unwrap()[0];
     let pids: Vec<u32> = listed.parked_processes.iter().map(|p| p.pid).collect();
     assert_eq!(pids, [PID]);
     let adopted = adopt(&site, "", images.path()).unwrap();

@@ -24,6 +24,7 @@ fn request(job: &str) -> SessionRequest {
         no_parent: false,
         parent_images: false,
         durability: None,
+        from_here: true,
     }
 }
 
@@ -53,6 +54,7 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
         session: [7; 16],
         job: "third".to_owned(),
         parent: String::new(),
+        compared: std::collections::HashMap::new(),
     };
     for refused in [
         site.store.open_session(request("third")).map(drop),
@@ -118,7 +120,7 @@ fn a_checkpoint_without_a_root_is_listed_as_damaged_and_removed_like_any_other()
     let path = site.region();
     lose_root(&site, &lost.id);
     site.store.close().unwrap();
-    let Site { store, dir } = site;
+    let Site { store, dir, .. } = site;
     drop(store);
     let options = OpenOptions {
         require_dax: false,
@@ -154,7 +156,7 @@ fn a_region_is_looked_at_and_saved_without_a_daemon() {
     // It is in use.
     assert!(offline::check(&path, &mut Vec::new()).is_err());
     site.store.close().unwrap();
-    let Site { store, dir } = site;
+    let Site { store, dir, .. } = site;
     drop(store);
     let mut out = Vec::new();
     assert!(offline::check(&path, &mut out).unwrap(), "{}", text(out));

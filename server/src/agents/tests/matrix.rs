@@ -124,6 +124,7 @@ fn wire_requests(name: &str, ids: &[String], sessions: &[String]) -> Vec<wire::B
         Control => [Default::default()],
         Pull => [wire::Pull { checkpoint: ids[0].clone(), ..Default::default() }],
         Verify => [wire::Verify { checkpoints: ids.to_vec(), within_s: 60 }],
+        Api => [wire::Api::default()],
     );
     for session in sessions {
         requests.push(wire::Body::Dump(adopt(session)));
