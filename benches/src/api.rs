@@ -16,6 +16,7 @@ use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use permafrost_scheduling::size::{DumpKind, JobId, KindId, Memory, Prediction, SizePredictor};
+use permafrost_server::api::caller::Caller;
 use permafrost_server::api::source::{NodeEntry, QueueLength, Refusal, Source};
 use permafrost_server::store::StoreError;
 use tokio::sync::broadcast;
@@ -126,7 +127,7 @@ impl Source for Simulated {
         self.sizes.predict(JobId(0), KindId(0), dump, memory, now)
     }
 
-    fn reserve(&self, _wanted: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, _caller: &Caller, _wanted: &Reserve) -> Result<Reservation, Refusal> {
         Err(unsimulated())
     }
 

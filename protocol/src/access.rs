@@ -49,7 +49,10 @@ pub enum Access {
     /// Remove checkpoints of a job.
     Delete(JobName),
     /// Keep a place in a queue, or give one up.
-    Reserve,
+    Reserve {
+        /// Namespace that it is kept for, if one is named.
+        namespace: Option<String>,
+    },
     /// See the nodes and how they are.
     Inspect,
     /// Look after nodes, the registry, denied certificates and damaged copies.
@@ -81,6 +84,12 @@ pub enum RequestError {
         /// The rule that it breaks.
         source: CheckpointRefError,
     },
+    /// A namespace is none.
+    #[error("{name:?} is no namespace: it has a slash")]
+    Namespace {
+        /// The first characters of the name.
+        name: String,
+    },
     /// The control request has another version, or no body that is known.
     #[error("a control request of another version")]
     Version,
@@ -91,7 +100,7 @@ impl RequestError {
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {
-            Self::Job { .. } => {
+            Self::Job { .. } | Self::Namespace { .. } => {
                 "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)"
             }
             Self::Checkpoint { .. } => "name one as JOB or JOB@GENERATION",
@@ -148,7 +157,13 @@ impl Access {
             }
             Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) => Self::Operate,
             Body::Status(_) | Body::Nodes(_) => Self::Inspect,
-            Body::Reserve(_) | Body::CancelReservation(_) => Self::Reserve,
+            Body::Reserve(reserve) => Self::Reserve {
+                namespace: match reserve.namespace.as_str() {
+                    "" => None,
+                    name => Some(namespace(name)?),
+                },
+            },
+            Body::CancelReservation(_) => Self::Reserve { namespace: None },
             Body::Took(_) => Self::Report,
         })
     }
@@ -216,6 +231,17 @@ fn job(name: &str) -> Result<JobName, RequestError> {
         name: shortened(name),
         source,
     })
+}
+
+/// A namespace is a job name without a slash.
+fn namespace(name: &str) -> Result<String, RequestError> {
+    let named = job(name)?;
+    if name.contains('/') {
+        return Err(RequestError::Namespace {
+            name: shortened(name),
+        });
+    }
+    Ok(named.into())
 }
 
 fn checkpoint(name: &str) -> Result<CheckpointRef, RequestError> {

@@ -55,6 +55,8 @@ pub struct Config {
     pub listen_metrics: Option<SocketAddr>,
     /// Where schedulers are answered, and whom.
     pub api: ApiOptions,
+    /// File of the quotas of namespaces. Default: nothing is limited.
+    pub quotas: Option<PathBuf>,
     /// Within what time everything that is held is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
     /// How many dumps and restores run at once, and how the others wait.
@@ -133,6 +135,7 @@ impl Default for Config {
             listen_peers: None,
             listen_metrics: None,
             api: ApiOptions::default(),
+            quotas: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             queues: QueuesOptions::default(),
             probe_period: Some(Duration::from_secs(300)),

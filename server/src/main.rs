@@ -105,6 +105,10 @@ struct Args {
     /// File of the tokens that callers of --listen-api may show, a line each as `permafrost token new` prints it.
     #[arg(long, value_name = "FILE", requires = "listen_api")]
     api_tokens: Option<PathBuf>,
+    /// File of the quotas of namespaces on this node (docs/security.md, "Quotas"); read again when it changes. It must belong
+    /// to this user or root, and others must not be able to read it.
+    #[arg(long, value_name = "FILE")]
+    quotas: Option<PathBuf>,
     /// Requests each second that one caller of --listen-api may make; twice as many at once.
     #[arg(long, value_name = "N", default_value_t = Rate::default().per_s, value_parser = clap::value_parser!(u32).range(1..))]
     api_rate: u32,
@@ -327,6 +331,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             tokens: args.api_tokens.map(absolute).transpose()?,
             rate_per_s: args.api_rate,
         },
+        quotas: args.quotas.map(absolute).transpose()?,
         scrub_period: args.scrub_period.0,
         queues: QueuesOptions {
             dumps_at_once: args.dumps_at_once.0,

@@ -97,8 +97,9 @@ fn a_dump_over_criu_tls_is_parked_adopted_and_restored() {
     let foreign = Authority::new(&work.path().join("foreign"));
     let role = ["--role", "agent", "--namespace", "default"];
     let stranger = foreign.issue("stranger", &role);
-    let elsewhere = ours.issue("elsewhere", &["--role", "agent", "--namespace", "other"]);
-    for refused in [&stranger, &elsewhere] {
+    let reader = ours.issue("reader", &["--role", "reader", "--namespace", "default"]);
+    let nothing = ours.issue("nothing", &["--role", "agent"]);
+    for refused in [&stranger, &reader, &nothing] {
         let dir = images(&format!("refused-{}", listing(&daemon).len()));
         let (dumped, log) = dump(&criu, task.pid(), &dir, daemon.address(), Some(refused));
         assert!(!dumped, "{}:\n{log}", refused.display());

@@ -78,6 +78,12 @@ impl Remote {
                             let path = format!("{node}:{}", region.path);
                             control::RegionStatus { path, ..region }
                         }));
+                    status
+                        .namespaces
+                        .extend(of_node.namespaces.into_iter().map(|one| {
+                            let namespace = format!("{node}:{}", one.namespace);
+                            control::NamespaceUsage { namespace, ..one }
+                        }));
                     status.checkpoints = status.checkpoints.max(of_node.checkpoints);
                     status.parked = status.parked.max(of_node.parked);
                     status.park_ttl_s = status.park_ttl_s.max(of_node.park_ttl_s);

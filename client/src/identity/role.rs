@@ -183,6 +183,14 @@ impl Namespaces {
         self.0.iter().any(|own| own == ALL_NAMESPACES)
     }
 
+    /// Returns the namespace, if it is one alone and not all.
+    pub fn only(&self) -> Option<&str> {
+        match self.0.as_slice() {
+            [only] if only != ALL_NAMESPACES => Some(only),
+            _ => None,
+        }
+    }
+
     /// In order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)

@@ -27,6 +27,9 @@ pub struct Reserve {
     /// How long the place is held, seconds; at most as long as the node allows, which is also what it is if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_s: Option<Seconds>,
+    /// Namespace of the job that it is for: its quota counts. The caller's only one if left out, or none for a caller of all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
 }
 
 /// A priority: 0, the lowest, to 11, as in the Google trace.

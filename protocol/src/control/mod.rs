@@ -27,7 +27,7 @@ pub use cluster::{Doubt, MissingNode, NodeList, NodeStatus, Rebuilt};
 pub use error::{Error, ErrorCode};
 pub use queue::{QueueStatus, Reserved, Waiting};
 pub use scrub::{DamagedCheckpoint, ScrubStatus, Scrubbed};
-pub use status::{ClusterStatus, RegionStatus, ServerStatus, SessionStatus};
+pub use status::{ClusterStatus, NamespaceUsage, RegionStatus, ServerStatus, SessionStatus};
 
 /// Version of the control protocol; a daemon refuses any other.
 pub const VERSION: u32 = 1;

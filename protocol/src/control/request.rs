@@ -309,6 +309,9 @@ pub struct Reserve {
     /// For how long, milliseconds, at most what the node allows; 0: for as long.
     #[prost(uint64, tag = "6")]
     pub lifetime_ms: u64,
+    /// Namespace whose quota it counts in. Empty: the only one of the caller's certificate, or none for a caller of all.
+    #[prost(string, tag = "7")]
+    pub namespace: String,
 }
 
 /// Give a reserved place up. Answered by [`super::Done`].

@@ -62,6 +62,44 @@ pub struct ServerStatus {
     /// The certificate that it shows, if it has one.
     #[prost(message, optional, tag = "40")]
     pub certificate: Option<CertificateStatus>,
+    /// Namespaces with what they use, where there are quotas.
+    #[prost(message, repeated, tag = "41")]
+    pub namespaces: Vec<NamespaceUsage>,
+}
+
+/// A namespace on a node: what it uses, and may. Limits that are not set are none.
+#[derive(Clone, PartialEq, Eq, Message, Serialize)]
+pub struct NamespaceUsage {
+    /// The namespace.
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+    /// Bytes that its checkpoints take, each beyond its parent.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+    /// Most of them.
+    #[prost(uint64, optional, tag = "3")]
+    pub bytes_limit: Option<u64>,
+    /// Checkpoints, parked ones included.
+    #[prost(uint64, tag = "4")]
+    pub checkpoints: u64,
+    /// Most of them.
+    #[prost(uint64, optional, tag = "5")]
+    pub checkpoints_limit: Option<u64>,
+    /// Dumps that are open.
+    #[prost(uint64, tag = "6")]
+    pub sessions: u64,
+    /// Most of them.
+    #[prost(uint64, optional, tag = "7")]
+    pub sessions_limit: Option<u64>,
+    /// Places that are kept in the queues.
+    #[prost(uint64, tag = "8")]
+    pub reservations: u64,
+    /// Most of them.
+    #[prost(uint64, optional, tag = "9")]
+    pub reservations_limit: Option<u64>,
+    /// Highest priority.
+    #[prost(uint64, optional, tag = "10")]
+    pub priority_limit: Option<u64>,
 }
 
 /// A node's place in its cluster.

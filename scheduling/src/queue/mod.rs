@@ -305,6 +305,12 @@ impl Queue {
         Ok(())
     }
 
+    /// Returns whether a place is kept under this token.
+    #[must_use]
+    pub fn holds(&self, token: Token) -> bool {
+        self.tokens.contains_key(&token)
+    }
+
     /// Takes in a request that runs already and cannot be made to wait: it counts, and may be one too many.
     pub fn run(&mut self, now: Moment, request: Request) -> Ticket {
         self.advance(now);

@@ -11,7 +11,7 @@ use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
-use super::rights::{authorize, check_dump, job_of};
+use super::rights::{authorize, check_dump, check_read, job_of};
 use super::spool::Spool;
 use super::{Agents, name_of, refusal};
 use crate::peers::{gone, invalid};
@@ -113,6 +113,11 @@ impl Agents {
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
+        if !adopt.session.is_empty() {
+            // Before its images are taken in.
+            let adoptable = self.check_adoptable(peer, &adopt.session);
+            adoptable.map_err(|error| refusal(&error))?;
+        }
         let asked = Instant::now();
         replies.opened(false);
         let first = frames.next().map_err(|error| gone(&error))?;
@@ -149,6 +154,28 @@ impl Agents {
             ..Adoption::into_job(&adopt.job)
         };
         self.store.adopt(&adoption, spool.descriptor()?)
+    }
+
+    /// Checks that `peer` may take the parked session's pages into a job: it may read and dump into the job that they were
+    /// parked for, or they are of no job and its own.
+    fn check_adoptable(&self, peer: &Peer, session: &str) -> Result<(), StoreError> {
+        let not_found = || StoreError::NotFound {
+            what: format!("parked session {session}"),
+        };
+        let parked = self
+            .store
+            .list(None)?
+            .into_iter()
+            .find(|record| record.generation == 0 && record.session == session)
+            .ok_or_else(not_found)?;
+        match parked.job.as_str() {
+            "" if self.owns(peer, session) => Ok(()),
+            // Nobody is told that there is one.
+            "" => Err(not_found()),
+            job => job_of(job)
+                .and_then(|job| check_read(peer, &job).and_then(|()| check_dump(peer, &job)))
+                .map_err(StoreError::Elsewhere),
+        }
     }
 
     /// All small images.

@@ -137,6 +137,11 @@ impl Agents {
             &open.reservation,
         );
         let admission = admission.map_err(|error| error.to_reply())?;
+        let priority = self.store.check_priority(&open.job, open.priority);
+        priority.map_err(|error| refusal(&error))?;
+        // Before it waits: whoever may not dump does not wait in vain.
+        let may_open = self.store.check_may_open(&open.job);
+        may_open.map_err(|error| refusal(&error))?;
         let frozen = open.job.is_empty();
         let request = SessionRequest {
             job: open.job,
@@ -255,8 +260,19 @@ impl Agents {
             checkpoints: listed.len() as u64 - parked,
             parked,
             queues: self.queues_status(),
+            namespaces: self.namespaces_of(peer),
             ..control::ServerStatus::default()
         })
+    }
+}
+
+impl Agents {
+    /// Returns what namespaces use that the peer may read.
+    fn namespaces_of(&self, peer: &Peer) -> Vec<control::NamespaceUsage> {
+        let reservations = self.queues.as_ref().map(|(_, kept)| &**kept);
+        let mut namespaces = self.store.namespace_usage(reservations);
+        namespaces.retain(|one| reads(peer, &format!("{}/any", one.namespace)));
+        namespaces
     }
 }
 

@@ -30,7 +30,13 @@ pub(crate) fn authorize(peer: &Peer, access: &Access) -> Result<(), control::Err
         },
         // What it may not read is left out.
         Access::ReadVisible => check(peer, Action::List, "list checkpoints"),
-        Access::Reserve => check(peer, Action::Reserve, "reserve a place"),
+        Access::Reserve { namespace } => {
+            check(peer, Action::Reserve, "reserve a place")?;
+            match namespace {
+                Some(namespace) => check_dump(peer, &job_of(&format!("{namespace}/any"))?),
+                None => Ok(()),
+            }
+        }
         Access::Inspect => check(peer, Action::List, "see the nodes"),
         Access::Operate => check_operate(peer),
         Access::Replicate => check(peer, Action::Replicate, "exchange copies with nodes"),

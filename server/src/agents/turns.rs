@@ -10,8 +10,8 @@ use std::time::Duration;
 use permafrost_client::identity::{Peer, Role};
 use permafrost_protocol::control::{self, ErrorCode, request};
 
-use super::Agents;
-use crate::queues::{Admission, Direction, Entered, Reservations, Turn};
+use super::{Agents, name_of};
+use crate::queues::{Admission, Direction, Entered, Owner, Reservations, Turn};
 use crate::store::StoreError;
 
 /// How long an agent is kept waiting for an answer.
@@ -70,9 +70,13 @@ impl Agents {
         let reservations = self.reservations()?;
         if peer.role() == Role::Node {
             // So a request never goes round in circles.
-            return reservations.reserve_here(reserve);
+            return reservations.reserve_here(Owner::trusted(), reserve);
         }
-        reservations.reserve(reserve)
+        let reserve = request::Reserve {
+            namespace: charged(peer, reserve)?,
+            ..reserve.clone()
+        };
+        reservations.reserve(Owner::named(&name_of(peer)), &reserve)
     }
 
     /// Whoever has the token may give the place up.
@@ -93,4 +97,22 @@ impl Agents {
                 hint: String::new(),
             })
     }
+}
+
+/// Returns the namespace whose quota a peer's reservation counts in: the one that it names, or its only one. A peer of all
+/// namespaces need not name any.
+fn charged(peer: &Peer, reserve: &request::Reserve) -> Result<String, control::Error> {
+    let own = peer.namespaces();
+    if !reserve.namespace.is_empty() || own.is_all() {
+        return Ok(reserve.namespace.clone());
+    }
+    own.only().map(str::to_owned).ok_or_else(|| control::Error {
+        code: ErrorCode::Invalid.into(),
+        message: format!(
+            "{} {} has several namespaces, and the reservation names none",
+            peer.role(),
+            peer.name()
+        ),
+        hint: "say which: `permafrost reserve --namespace NS`".to_owned(),
+    })
 }

@@ -15,6 +15,7 @@ use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
 use tokio::sync::broadcast;
 
+use crate::api::caller::Caller;
 use crate::store::StoreError;
 
 /// A node as it is now, with what is believed of its report.
@@ -171,11 +172,11 @@ pub trait Source: Send + Sync + 'static {
         memory: &Memory,
     ) -> Result<Prediction, Missing>;
 
-    /// Books a place in a queue of a node that is there.
+    /// Books a place in a queue of a node that is there, for `caller`, whose places are counted.
     ///
     /// # Errors
     /// [`Refusal`].
-    fn reserve(&self, wanted: &Reserve) -> Result<Reservation, Refusal>;
+    fn reserve(&self, caller: &Caller, wanted: &Reserve) -> Result<Reservation, Refusal>;
 
     /// Gives a place back.
     ///

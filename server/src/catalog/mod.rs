@@ -3,6 +3,7 @@
 //! On one machine it is an index over the regions and nothing more: what it says and a region does not is
 //! wrong, and [`reconcile`] makes it right at every start.
 
+mod counted;
 mod positioned;
 mod reconcile;
 mod sled;
@@ -11,6 +12,8 @@ use std::path::PathBuf;
 
 use permafrost_protocol::control::Checkpoint;
 
+pub use self::counted::Stored;
+pub(crate) use self::counted::{Counted, NamespaceSums};
 pub use self::positioned::Positioned;
 pub use self::reconcile::{Hidden, Reconciled, reconcile};
 pub use self::sled::{Opened, SledCatalog};

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::cluster::{Operate, no_cluster};
 use crate::denials::{Denials, no_certificates};
 use crate::queues::{
-    Admission, Direction, Queues, QueuesError, Reservations, Turn, expected_bytes,
+    Admission, Direction, Owner, Queues, QueuesError, Reservations, Turn, expected_bytes,
 };
 use crate::replication::Durability;
 use crate::store::{self, Adoption, SessionRequest, SessionSink, Store, StoreError};
@@ -56,11 +56,13 @@ impl Local {
     fn turn_to_read(
         &self,
         checkpoint: &str,
+        priority: u32,
         admission: Result<Admission, QueuesError>,
         waits: &mut dyn Waits,
     ) -> Result<Turn, StoreError> {
         self.store.check_restorable(checkpoint)?;
         let record = self.store.resolve(checkpoint)?;
+        self.store.check_priority(&record.job, priority)?;
         let turn = admission.and_then(|admission| {
             let admission = Admission {
                 bytes: record.memory_bytes,
@@ -118,6 +120,8 @@ impl Backend for Local {
             &open.reservation,
         )
         .map_err(no_turn)?;
+        let priority = self.store.check_priority(&open.job, open.priority);
+        priority.map_err(refusal)?;
         let frozen = open.job.is_empty();
         let request = SessionRequest {
             job: open.job,
@@ -249,7 +253,7 @@ impl Backend for Local {
         }
         let admission = Admission::new(0, export.priority, export.deadline_ms, &export.reservation);
         let exported = self
-            .turn_to_read(&export.checkpoint, admission, waits)
+            .turn_to_read(&export.checkpoint, export.priority, admission, waits)
             .and_then(|turn| {
                 let mut told = turn.tells(progress);
                 self.store
@@ -293,7 +297,7 @@ impl Backend for Local {
     ) -> Result<control::Exported, control::Error> {
         let admission = Admission::new(0, stream.priority, stream.deadline_ms, &stream.reservation);
         let streamed = self
-            .turn_to_read(&stream.checkpoint, admission, waits)
+            .turn_to_read(&stream.checkpoint, stream.priority, admission, waits)
             .and_then(|mut turn| {
                 let served = Arc::default();
                 turn.follow(Arc::clone(&served));
@@ -319,6 +323,7 @@ impl Backend for Local {
             catalog: self.catalog_origin.clone(),
             scrub: self.store.scrub_status(),
             queues: self.queues.status(),
+            namespaces: self.store.namespace_usage(Some(&self.reservations)),
             peers,
             metrics,
             cluster: self.in_cluster.as_ref().map(|status| status()),
@@ -356,7 +361,7 @@ impl Backend for Local {
     }
 
     fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {
-        self.reservations.reserve(reserve)
+        self.reservations.reserve(Owner::trusted(), reserve)
     }
 
     fn cancel_reservation(

@@ -32,6 +32,7 @@ use crate::denials::{DENIED_FILE, Denials};
 use crate::metrics::{self, CertificateNumbers, Metrics};
 use crate::peers::NodeHandler;
 use crate::queues::{Queues, Reservations};
+use crate::quotas::Quotas;
 use crate::scrub::{ScrubOptions, Scrubber, Scrubbing};
 use crate::store::{Retention, Store, StoreError};
 
@@ -116,6 +117,10 @@ impl Daemon {
                 ..ScrubOptions::default()
             },
         );
+        if let Some(path) = &config.quotas {
+            // Before anybody is served.
+            store.limit(Arc::new(Quotas::load(path)?));
+        }
         let queues = Queues::new(config.queues);
         let Peers {
             endpoint: peers,
@@ -295,7 +300,7 @@ async fn serve_peers(
             endpoint: None,
             handler: None,
             member: None,
-            reservations: Arc::new(reservations_here()),
+            reservations: Arc::new(reservations_here().within(quotas_of(store))),
             denials: identity.map(|identity| Arc::new(Denials::new(identity, None))),
         });
     };
@@ -339,10 +344,11 @@ async fn serve_peers(
         }
         None => None,
     };
-    let reservations = Arc::new(match &member {
+    let reservations = match &member {
         Some(member) => member.reservations(queues, store),
         None => reservations_here(),
-    });
+    };
+    let reservations = Arc::new(reservations.within(quotas_of(store)));
     let registry = member.as_ref().map(Member::registry);
     let denials = Arc::new(Denials::new(identity, registry));
     if let Some(member) = &member {
@@ -362,6 +368,10 @@ async fn serve_peers(
         reservations,
         denials: Some(denials),
     })
+}
+
+fn quotas_of(store: &Store) -> Arc<Quotas> {
+    store.quotas().cloned().unwrap_or_default()
 }
 
 /// Answers Prometheus and health checks.

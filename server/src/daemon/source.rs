@@ -21,12 +21,13 @@ use tokio::task::JoinHandle;
 
 use super::member::Member;
 use super::own;
+use crate::api::caller::Caller;
 use crate::api::source::{NodeEntry, QueueLength, Refusal, Source};
 use crate::cluster::{self, Fence, LiveNode, MemberState, NodeClass, NodeFacts, Nodes};
 use crate::costs::{
     self, Believed, Costs, CostsConfig, QueueReport, Reports, StartError, StartSample, StartWhat,
 };
-use crate::queues::{self, Queues, Reservations};
+use crate::queues::{self, Owner, Queues, Reservations};
 use crate::store::{Store, StoreError};
 
 /// Events kept for a reader that is behind.
@@ -227,7 +228,7 @@ impl Source for OfDaemon {
         self.costs.predict(job, program, dump, memory)
     }
 
-    fn reserve(&self, wanted: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, caller: &Caller, wanted: &Reserve) -> Result<Reservation, Refusal> {
         let node = wanted.node.clone().unwrap_or_default();
         let reserve = request::Reserve {
             node: if node == self.own.name {
@@ -240,8 +241,13 @@ impl Source for OfDaemon {
             priority: u32::from(wanted.priority.level()),
             deadline_ms: wanted.deadline_s.map(|time| millis(time.value())),
             lifetime_ms: wanted.lifetime_s.map_or(0, |time| millis(time.value())),
+            namespace: wanted.namespace.clone().unwrap_or_default(),
         };
-        let reserved = self.reservations.reserve(&reserve).map_err(refusal)?;
+        let owner = Owner::named(&caller.name);
+        let reserved = self
+            .reservations
+            .reserve(owner, &reserve)
+            .map_err(refusal)?;
         Ok(self.reservation(reserved, wanted.direction))
     }
 

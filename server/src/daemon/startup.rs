@@ -20,6 +20,7 @@ use crate::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use crate::config::Config;
 use crate::costs::{Costs, CostsConfig, Prober, Probing};
 use crate::metrics::ServeError;
+use crate::private_file::PrivateFileError;
 use crate::store::{Place, Store, StoreError};
 
 /// Size of a new region where none is given, bytes.
@@ -43,6 +44,9 @@ pub enum StartError {
     /// The HTTP API cannot be served.
     #[error(transparent)]
     Api(#[from] ApiServeError),
+    /// The file of quotas cannot be used.
+    #[error(transparent)]
+    Quotas(#[from] PrivateFileError),
     /// There were checkpoints, and there is no region. To make a new one would hide the loss.
     #[error(
         "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"
@@ -126,6 +130,7 @@ impl StartError {
             Self::TooSmall { .. } => {
                 "name a larger --region-size (a dump takes at least 1 MiB), or a --region on a file system with more room"
             }
+            Self::Quotas(error) => error.hint(),
             _ => "",
         }
     }

@@ -17,6 +17,7 @@
 
 mod figures;
 mod http;
+mod namespaces;
 mod tell;
 
 use std::sync::Arc;

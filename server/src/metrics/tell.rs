@@ -35,6 +35,7 @@ impl Collector for Metrics {
         let mut told = Told(encoder);
         told.store(&self.store)?;
         told.counters(self.store.counters())?;
+        told.namespaces(&self.store.namespace_usage(None))?;
         if let Some(costs) = self.store.costs() {
             told.costs(costs)?;
         }
@@ -116,7 +117,7 @@ impl Told<'_> {
     }
 
     /// One gauge for each value of a label.
-    fn gauges(
+    pub(super) fn gauges(
         &mut self,
         name: &str,
         help: &str,

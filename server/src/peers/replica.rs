@@ -23,6 +23,10 @@ pub(super) fn take_copy(
 ) -> Result<(), control::Error> {
     let session = request.session.as_slice().try_into();
     let session = session.map_err(|_| invalid("a session has 16 bytes"))?;
+    // Copies that repair makes are of what was stored within quotas: those are pulled, and come another way.
+    store
+        .check_may_store(&request.job, 1, 1)
+        .map_err(|error| error.to_reply())?;
     let mut dump = store
         .open_replica(ReplicaRequest {
             session,
@@ -52,6 +56,8 @@ pub(super) fn take_copy(
         nodes: vec![node.to_owned()],
     });
     let commit = frames.commit().map_err(|error| gone(&error))?;
+    dump.check_room(&commit.job)
+        .map_err(|error| error.to_reply())?;
     let record = dump.commit(&commit).map_err(|error| error.to_reply())?;
     replies.committed(Committed {
         checkpoint: Some(record),

@@ -300,6 +300,10 @@ impl Lane {
         self.inner().queue.cancel(token).is_ok()
     }
 
+    pub(super) fn holds(&self, token: Token) -> bool {
+        self.inner().queue.holds(token)
+    }
+
     pub(super) fn report(&self) -> QueueReport {
         let mut inner = self.inner();
         inner.look(self, Instant::now(), LOOK);

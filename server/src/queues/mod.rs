@@ -36,7 +36,7 @@ use self::lane::Lane;
 use crate::store::{Count, Timings};
 
 pub use error::QueuesError;
-pub use reservations::{Others, Reservations};
+pub use reservations::{Others, Owner, Reservations};
 pub use turn::{Entered, Turn};
 
 /// What a queue is for.
@@ -292,6 +292,12 @@ impl Queues {
             direction: Direction::Write,
             token: token.to_owned(),
         })
+    }
+
+    /// Returns whether a place is kept under this token.
+    #[must_use]
+    pub fn holds(&self, token: &str) -> bool {
+        parse_token(token).is_ok_and(|token| self.lanes.iter().any(|lane| lane.holds(token)))
     }
 
     /// How the queues stand: writes, then reads. O(requests).

@@ -1,4 +1,6 @@
 //! Places in the queues of this node, and those it has got for others in the queues of other nodes.
+//!
+//! One caller keeps at most a share of the places of a queue, and a namespace as many as its quota says.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,6 +9,10 @@ use std::time::{Duration, Instant};
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
 
 use super::{Direction, Queues, QueuesError};
+use crate::quotas::{Quotas, Usage};
+
+/// Places that one caller keeps at a time: a quarter of what a queue reserves by default.
+const MAX_OF_ONE: usize = 64;
 
 /// The way to the other nodes of a cluster.
 pub trait Others: Send + Sync {
@@ -25,8 +31,36 @@ pub struct Reservations {
     others: Option<Box<dyn Others>>,
     /// Size of this node's region, bytes: no larger dump fits.
     capacity_bytes: u64,
-    /// Where a token is from, and until when, so that it can be given up by itself.
-    elsewhere: Mutex<HashMap<String, (String, Instant)>>,
+    /// Places that were reserved through this node, by token.
+    kept: Mutex<HashMap<String, Kept>>,
+    quotas: Arc<Quotas>,
+}
+
+/// A place that was reserved through this node.
+struct Kept {
+    /// Node that it is on; empty for this one.
+    node: String,
+    lapses: Instant,
+    owner: Option<String>,
+    namespace: String,
+}
+
+/// Who reserves a place.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner<'a>(Option<&'a str>);
+
+impl<'a> Owner<'a> {
+    /// Somebody whose places are bounded; two of one name are one.
+    #[must_use]
+    pub const fn named(name: &'a str) -> Self {
+        Self(Some(name))
+    }
+
+    /// Root on this node, or another node, which bounds its own callers.
+    #[must_use]
+    pub const fn trusted() -> Self {
+        Self(None)
+    }
 }
 
 impl Reservations {
@@ -38,8 +72,23 @@ impl Reservations {
             capacity_bytes,
             node: String::new(),
             others: None,
-            elsewhere: Mutex::default(),
+            kept: Mutex::default(),
+            quotas: Arc::default(),
         }
+    }
+
+    /// Bounds what namespaces reserve.
+    #[must_use]
+    pub fn within(self, quotas: Arc<Quotas>) -> Self {
+        Self { quotas, ..self }
+    }
+
+    /// Returns how many places are kept for a namespace.
+    #[must_use]
+    pub fn kept_for(&self, namespace: &str) -> u64 {
+        let kept = self.kept();
+        let own = kept.values().filter(|kept| kept.namespace == namespace);
+        own.count() as u64
     }
 
     /// On a node of a cluster.
@@ -60,25 +109,77 @@ impl Reservations {
     /// Keeps a place, here or on the node that is named.
     ///
     /// # Errors
-    /// No such node; it is not there; too many places are kept there.
-    pub fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {
+    /// No such node; it is not there; too many places are kept there, or for this caller or namespace.
+    pub fn reserve(
+        &self,
+        owner: Owner<'_>,
+        reserve: &request::Reserve,
+    ) -> Result<control::Reserved, control::Error> {
         if self.is_here(&reserve.node) {
-            return self.reserve_here(reserve);
+            return self.reserve_here(owner, reserve);
         }
+        self.check(owner, reserve)?;
         let others = self.others(&reserve.node)?;
         let body = request::Body::Reserve(reserve.clone());
         let reply::Body::Reserved(reserved) = others.ask(&reserve.node, body)? else {
             return Err(odd(&reserve.node));
         };
+        self.keep(owner, reserve, &reserve.node, &reserved);
+        Ok(reserved)
+    }
+
+    /// Checks that one more place may be kept for this caller and this namespace.
+    fn check(&self, owner: Owner<'_>, reserve: &request::Reserve) -> Result<(), control::Error> {
+        let kept = self.kept();
+        if let Some(name) = owner.0 {
+            let own = kept
+                .values()
+                .filter(|kept| kept.owner.as_deref() == Some(name));
+            if own.count() >= MAX_OF_ONE {
+                return Err(control::Error {
+                    code: ErrorCode::Unavailable.into(),
+                    message: format!("{name} keeps {MAX_OF_ONE} places already"),
+                    hint: "take them up, or give some up (`permafrost reserve --cancel`)"
+                        .to_owned(),
+                });
+            }
+        }
+        drop(kept);
+        if reserve.namespace.is_empty() {
+            return Ok(());
+        }
+        let namespace = &reserve.namespace;
+        let quota = self.quotas.of(namespace);
+        let used = Usage {
+            reservations: self.kept_for(namespace),
+            ..Usage::default()
+        };
+        let more = Usage {
+            reservations: 1,
+            ..Usage::default()
+        };
+        quota
+            .check_priority(namespace, reserve.priority)
+            .and_then(|()| quota.check(namespace, &used, &more))
+            .map_err(|error| error.to_reply())
+    }
+
+    fn keep(
+        &self,
+        owner: Owner<'_>,
+        reserve: &request::Reserve,
+        node: &str,
+        reserved: &control::Reserved,
+    ) {
         let now = Instant::now();
         let lapses = now.checked_add(Duration::from_millis(reserved.lapses_in_ms));
-        let mut elsewhere = self.elsewhere();
-        elsewhere.retain(|_, (_, lapses)| *lapses > now);
-        elsewhere.insert(
-            reserved.token.clone(),
-            (reserve.node.clone(), lapses.unwrap_or(now)),
-        );
-        Ok(reserved)
+        let kept = Kept {
+            node: node.to_owned(),
+            lapses: lapses.unwrap_or(now),
+            owner: owner.0.map(str::to_owned),
+            namespace: reserve.namespace.clone(),
+        };
+        self.kept().insert(reserved.token.clone(), kept);
     }
 
     /// Keeps a place in this node's own queue, whoever asks.
@@ -87,15 +188,18 @@ impl Reservations {
     /// The request names another node; no such queue; more than the region holds; too many places are kept.
     pub fn reserve_here(
         &self,
+        owner: Owner<'_>,
         reserve: &request::Reserve,
     ) -> Result<control::Reserved, control::Error> {
         if !self.is_here(&reserve.node) {
             return Err(no_node(&reserve.node));
         }
+        self.check(owner, reserve)?;
         let kept = self.check_size(reserve);
         let kept = kept.and_then(|()| self.queues.reserve(reserve));
         let reserved = kept.map_err(|error| error.to_reply())?;
         tracing::debug!(direction = reserved.direction, "a place is reserved");
+        self.keep(owner, reserve, "", &reserved);
         Ok(control::Reserved {
             node: self.node.clone(),
             ..reserved
@@ -107,9 +211,9 @@ impl Reservations {
     /// # Errors
     /// There is none with that token; its node is not there.
     pub fn cancel(&self, cancel: &request::CancelReservation) -> Result<(), control::Error> {
-        let known = self.elsewhere().remove(&cancel.token);
+        let known = self.kept().remove(&cancel.token);
         let node = match known {
-            Some((node, _)) if cancel.node.is_empty() => node,
+            Some(kept) if cancel.node.is_empty() => kept.node,
             _ => cancel.node.clone(),
         };
         if self.is_here(&node) {
@@ -146,9 +250,14 @@ impl Reservations {
         self.others.as_deref().ok_or_else(|| no_node(node))
     }
 
-    fn elsewhere(&self) -> MutexGuard<'_, HashMap<String, (String, Instant)>> {
-        let locked = self.elsewhere.lock();
-        locked.unwrap_or_else(PoisonError::into_inner)
+    /// Places that are still kept: those that have lapsed, and on this node those that were taken up, are forgotten.
+    fn kept(&self) -> MutexGuard<'_, HashMap<String, Kept>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        kept.retain(|token, place| {
+            place.lapses > now && (!place.node.is_empty() || self.queues.holds(token))
+        });
+        kept
     }
 }
 
@@ -178,11 +287,12 @@ mod tests {
         let queues = Queues::new(QueuesOptions::default());
         let reservations = Reservations::here(queues, 1 << 30);
         let reserve = |bytes| {
-            reservations.reserve(&request::Reserve {
+            let reserve = request::Reserve {
                 direction: "write".to_owned(),
                 bytes,
                 ..request::Reserve::default()
-            })
+            };
+            reservations.reserve(Owner::trusted(), &reserve)
         };
         reserve(1 << 30).unwrap();
         let refused = reserve(4 << 30).unwrap_err();

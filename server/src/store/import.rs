@@ -27,6 +27,7 @@ impl Store {
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, StoreError> {
         check_job(job)?;
+        self.check_may_store(job, 1, 1)?;
         let _guard = self.lock_job(job, "an import")?;
         let parent = if no_parent {
             None

@@ -24,6 +24,7 @@ mod parked;
 mod parking;
 mod provisional;
 mod quarantine;
+mod quotas;
 mod reader;
 mod replica;
 mod seal;
@@ -42,10 +43,11 @@ use permafrost_protocol::manifest::{CheckpointRef, JobName, Kind, Manifest};
 use self::dump::Parent;
 use self::jobs::JobLocks;
 use self::parking::{Parking, Quota};
-use crate::catalog::{Catalog, CatalogError, reconcile};
+use crate::catalog::{Catalog, CatalogError, Counted, NamespaceSums, reconcile};
 use crate::costs::{Costs, Event};
 use crate::elsewhere::Elsewhere;
 use crate::queues::Turn;
+use crate::quotas::Quotas;
 
 pub use adopt::Adoption;
 pub use checking::{Checked, DamagedPage, Held, Object, PagesRead};
@@ -98,6 +100,8 @@ pub struct Store {
     region: Arc<Region>,
     place: Place,
     catalog: Box<dyn Catalog>,
+    /// How much of it is of which namespace.
+    stored: Arc<NamespaceSums>,
     jobs: JobLocks,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// Times for which parked checkpoints have been kept.
@@ -115,6 +119,7 @@ pub struct Store {
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
     costs: OnceLock<Arc<Costs>>,
+    quotas: OnceLock<Arc<Quotas>>,
 }
 
 impl Store {
@@ -138,10 +143,12 @@ impl Store {
         let half = region.usage().capacity_bytes / 2;
         let gone = gone(&region, &*catalog)?;
         truth.extend(gone.iter().map(|(id, pinned, _)| (id.clone(), *pinned)));
+        let catalog = Counted::new(catalog)?;
         let store = Self {
             region,
             place,
-            catalog,
+            stored: catalog.sums(),
+            catalog: Box::new(catalog),
             jobs: JobLocks::default(),
             sessions: Mutex::default(),
             parking: Parking::default(),
@@ -155,6 +162,7 @@ impl Store {
             quarantine: quarantine::Quarantine::default(),
             counters: Arc::default(),
             costs: OnceLock::new(),
+            quotas: OnceLock::new(),
         };
         for (id, _, reason) in gone {
             store.set_aside_gone(id, reason);
@@ -241,6 +249,7 @@ impl Store {
         } else {
             None
         };
+        self.check_may_open(&request.job)?;
         let turn = admit()?;
         // What is newest now: with its job locked, nothing has followed it but by other nodes' repair.
         let parent = if request.no_parent || request.job.is_empty() {

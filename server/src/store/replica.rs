@@ -361,6 +361,20 @@ impl ReplicaDump {
         Ok(record)
     }
 
+    /// Checks that the namespace of `job` may have what came.
+    ///
+    /// # Errors
+    /// A quota of this node does not allow it.
+    pub fn check_room(&self, job: &str) -> Result<(), StoreError> {
+        match &self.stage {
+            Stage::Closed(closed) => {
+                let bytes = closed.dump.shadow.added_bytes();
+                self.store.check_may_store(job, bytes, 1)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn receiving(&mut self) -> Result<&mut DumpBuilder, StoreError> {
         match &mut self.stage {
             Stage::Receiving(builder) => Ok(builder),

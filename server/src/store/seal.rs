@@ -8,7 +8,9 @@ use permafrost_client::directory::ImagesDir;
 use permafrost_pmem::{CheckpointId, Shadow};
 use permafrost_protocol::control;
 use permafrost_protocol::images::ImageName;
-use permafrost_protocol::manifest::{self, AddressSpace, Image, Kind, Manifest, Origin};
+use permafrost_protocol::manifest::{
+    self, AddressSpace, Image, Kind, Manifest, Origin, namespace_of,
+};
 
 use super::adopt::Adoption;
 use super::dump::Dump;
@@ -150,6 +152,24 @@ impl Store {
         Ok(())
     }
 
+    /// Checks that the namespace may have what is about to be sealed. A parked one of the same namespace is counted already.
+    fn check_room(
+        &self,
+        shadow: &Shadow,
+        contents: &Contents,
+        replaced: Option<&Replaced>,
+    ) -> Result<(), StoreError> {
+        let added = shadow.added_bytes();
+        let (bytes, checkpoints) = match replaced {
+            None => (added, 1),
+            Some(parked) if namespace_of(&parked.record.job) == namespace_of(&contents.job) => {
+                (added, 0)
+            }
+            Some(parked) => (added.saturating_add(parked.added_bytes), 1),
+        };
+        self.check_may_store(&contents.job, bytes, checkpoints)
+    }
+
     /// The seal: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog; in a
     /// cluster on the copies, too, and in the registry. Not if `wanted` says that nobody waits for it any more. The caller holds
     /// the job.
@@ -161,6 +181,7 @@ impl Store {
         replaced: Option<Replaced>,
         wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
+        self.check_room(&shadow, &contents, replaced.as_ref())?;
         if let Some(cluster) = self.cluster.get()
             && replaced.is_none()
         {

@@ -109,7 +109,7 @@ impl Source for Plain {
         })
     }
 
-    fn reserve(&self, wanted: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, _: &Caller, wanted: &Reserve) -> Result<Reservation, Refusal> {
         self.block();
         self.reserved.lock().unwrap().push(wanted.clone());
         Ok(Reservation {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use permafrost_server::metrics::{
     self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
 };
 use permafrost_server::queues::{Direction, Queues, QueuesOptions};
+use permafrost_server::quotas::Quotas;
 use permafrost_server::repair::Progress;
 use permafrost_server::scrub::{ScrubOptions, Scrubber};
 use permafrost_server::store::ReplicaRequest;
@@ -108,10 +110,20 @@ fn measured() -> Arc<Costs> {
     costs
 }
 
+/// Limits that are not reached.
+fn quotas() -> Quotas {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("quotas");
+    std::fs::write(&path, "* bytes=1G checkpoints=100\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    Quotas::load(&path).unwrap()
+}
+
 impl Scene {
     fn new() -> Self {
         let site = Site::new();
         site.store.measured_by(measured());
+        assert!(site.store.limit(Arc::new(quotas())));
         let options = ScrubOptions {
             period: None,
             ..ScrubOptions::default()

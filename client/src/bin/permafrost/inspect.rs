@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{
-    CertificateStatus, Checkpoint, Checkpoints, ClusterStatus, Detail, QueueStatus, ScrubStatus,
-    ServerStatus, request,
+    CertificateStatus, Checkpoint, Checkpoints, ClusterStatus, Detail, NamespaceUsage, QueueStatus,
+    ScrubStatus, ServerStatus, request,
 };
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
 
@@ -384,6 +384,36 @@ fn joined(parts: &[&str]) -> String {
     parts.join(", ")
 }
 
+/// What namespaces use, and of how much.
+fn namespaces(namespaces: &[NamespaceUsage]) -> String {
+    let of = |used: String, limit: Option<String>| match limit {
+        Some(limit) => format!("{used} of {limit}"),
+        None => used,
+    };
+    let count =
+        |used: u64, limit: Option<u64>| of(used.to_string(), limit.map(|limit| limit.to_string()));
+    let mut table = Table::new([
+        ("NAMESPACE", Align::Left),
+        ("BYTES", Align::Right),
+        ("CHECKPOINTS", Align::Right),
+        ("SESSIONS", Align::Right),
+        ("RESERVATIONS", Align::Right),
+        ("PRIORITY", Align::Right),
+    ]);
+    for one in namespaces {
+        table.row([
+            one.namespace.clone(),
+            of(human::bytes(one.bytes), one.bytes_limit.map(human::bytes)),
+            count(one.checkpoints, one.checkpoints_limit),
+            count(one.sessions, one.sessions_limit),
+            count(one.reservations, one.reservations_limit),
+            one.priority_limit
+                .map_or_else(String::new, |limit| format!("up to {limit}")),
+        ]);
+    }
+    table.render()
+}
+
 fn in_cluster(cluster: &ClusterStatus) -> String {
     facts(
         &format!("node {}", cluster.node),
@@ -587,6 +617,10 @@ fn human_status(status: &ServerStatus) -> String {
                 ("damaged", damaged(region)),
             ],
         ));
+    }
+    if !status.namespaces.is_empty() {
+        text.push('\n');
+        text.push_str(&namespaces(&status.namespaces));
     }
     if !status.sessions.is_empty() {
         let mut table = Table::new([

@@ -48,6 +48,9 @@ pub(crate) struct ReserveArguments {
         hide_default_value = true
     )]
     pub(crate) node: String,
+    /// Namespace of the job that it is for: its quota counts [default: the only one of the agent's certificate].
+    #[arg(long, value_name = "NS", default_value = "", hide_default_value = true)]
+    pub(crate) namespace: String,
     /// Queue.
     #[arg(long, value_enum, default_value_t = Direction::Write)]
     pub(crate) direction: Direction,
@@ -162,6 +165,7 @@ pub(crate) fn reserve(context: &Context, arguments: &ReserveArguments) -> Result
         priority: arguments.priority,
         deadline_ms: arguments.deadline.map(whole_ms),
         lifetime_ms: arguments.lifetime.map_or(0, whole_ms),
+        namespace: arguments.namespace.clone(),
     })?;
     if let Some(path) = &arguments.reservation_file {
         write_token(path, &reserved.token)?;

@@ -1,2 +1,5 @@
 mod matrix;
+mod parked;
+mod quotas;
+mod reading;
 mod site;

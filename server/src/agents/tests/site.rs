@@ -19,7 +19,8 @@ use rustls::pki_types::pem::PemObject as _;
 use super::super::Agents;
 use crate::catalog::SledCatalog;
 use crate::peers::NodeHandler;
-use crate::store::{Place, Retention, SessionRequest, Store};
+use crate::quotas::Quotas;
+use crate::store::{Place, Retention, SessionRequest, Store, StoreError};
 
 const REGION_BYTES: u64 = 32 << 20;
 const PID: u32 = 7;
@@ -80,7 +81,19 @@ impl Site {
         self.open(job, false)
     }
 
+    /// Seals a checkpoint of `job`, if that is allowed.
+    pub(super) fn try_dump(&self, job: &str) -> Result<Checkpoint, StoreError> {
+        let session = self.try_open(job, true)?;
+        let sealed = self.store.seal_session(&session, self.images());
+        self.store.drop_session(&session);
+        sealed
+    }
+
     fn open(&self, job: &str, seal_follows: bool) -> String {
+        self.try_open(job, seal_follows).unwrap()
+    }
+
+    fn try_open(&self, job: &str, seal_follows: bool) -> Result<String, StoreError> {
         let request = SessionRequest {
             job: job.to_owned(),
             pre_dump: false,
@@ -91,7 +104,7 @@ impl Site {
             durability: None,
             from_here: false,
         };
-        let session = self.store.open_session(request).unwrap();
+        let session = self.store.open_session(request)?;
         let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();
         sink.open(SpaceId::process(PID)).unwrap();
         for n in 1..9_u8 {
@@ -99,7 +112,7 @@ impl Site {
             sink.pages(at, PE_PRESENT, &[n; PAGE_SIZE]).unwrap();
         }
         sink.close().unwrap();
-        session.id.clone()
+        Ok(session.id.clone())
     }
 
     pub(super) fn images(&self) -> OwnedFd {
@@ -110,6 +123,43 @@ impl Site {
             }
         }
         OwnedFd::from(File::open(dir).unwrap())
+    }
+
+    /// Limits what namespaces may use.
+    pub(super) fn limit(&self, quotas: &str) -> Arc<Quotas> {
+        let quotas = Arc::new(load_quotas(self.work.path(), quotas));
+        assert!(self.store.limit(Arc::clone(&quotas)));
+        quotas
+    }
+
+    /// Agents over the same store, to be asked without a handler before them.
+    pub(super) fn agents(&self) -> Agents {
+        Agents::new(Arc::clone(&self.store), self.work.path().to_owned())
+    }
+
+    /// Opens the conversation in which a parked session is adopted. Whether it was opened.
+    pub(super) fn opens_adoption(
+        agents: &Agents,
+        peer: &Peer,
+        session: &str,
+        job: &str,
+    ) -> Result<(), control::Error> {
+        let adopt = control::request::Adopt {
+            session: session.to_owned(),
+            job: job.to_owned(),
+            ..control::request::Adopt::default()
+        };
+        let dump = request::Dump {
+            session: vec![1; 16],
+            adopt: Some(adopt),
+            ..request::Dump::default()
+        };
+        let mut conversation = Conversation::default();
+        let ended = agents.dump(peer, dump, &mut Nothing, &mut conversation);
+        if conversation.said.is_empty() {
+            return ended;
+        }
+        Ok(())
     }
 
     /// What is stored, with its pins.
@@ -169,6 +219,14 @@ impl Site {
 pub(super) struct Asked {
     pub(super) refused: Option<control::Error>,
     pub(super) said: String,
+}
+
+pub(super) fn load_quotas(dir: &std::path::Path, text: &str) -> Quotas {
+    let path = dir.join("quotas");
+    std::fs::write(&path, text).unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, private).unwrap();
+    Quotas::load(&path).unwrap()
 }
 
 fn store(dir: &std::path::Path) -> Arc<Store> {

@@ -97,7 +97,7 @@ impl Source for Three {
         })
     }
 
-    fn reserve(&self, _: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, _: &Caller, _: &Reserve) -> Result<Reservation, Refusal> {
         Err(Refusal::NoReservation)
     }
 

@@ -46,7 +46,8 @@ pub(in crate::api) async fn reserve(
         return Err(Failure::for_now(detail, 10));
     }
     let body = read(request).await?;
-    let wanted: Reserve = parse(&body)?;
+    let mut wanted: Reserve = parse(&body)?;
+    wanted.namespace = charged(&caller, wanted.namespace)?;
     if let Some(name) = &wanted.node {
         let world = api.world().ok_or_else(no_world)?;
         let node = world.names().id(name).and_then(|id| world.node(id));
@@ -62,10 +63,29 @@ pub(in crate::api) async fn reserve(
             Some(_) => {}
         }
     }
-    let kept = ask(&api, move |source| source.reserve(&wanted)).await?;
+    let owner = caller.clone();
+    let kept = ask(&api, move |source| source.reserve(&owner, &wanted)).await?;
     let lapses_in = Duration::try_from_secs_f64(kept.lapses_in_s).unwrap_or_default();
     api.booked.add(&caller.name, &kept.token, lapses_in);
     Ok(Json(kept))
+}
+
+/// Returns the namespace whose quota a reservation counts in: one of the caller's.
+fn charged(caller: &Caller, named: Option<String>) -> Result<Option<String>, Failure> {
+    let wrong = |detail: String| Failure::at(Kind::Invalid, "/namespace", detail);
+    match named {
+        Some(named) if caller.sees(&format!("{named}/any")) && !named.contains('/') => {
+            Ok(Some(named))
+        }
+        Some(named) => Err(wrong(format!("{named:?} is no namespace of the caller"))),
+        None if caller.namespaces.is_all() => Ok(None),
+        None => match caller.namespaces.only() {
+            Some(only) => Ok(Some(only.to_owned())),
+            None => Err(wrong(
+                "the caller has several namespaces: say which".to_owned(),
+            )),
+        },
+    }
 }
 
 /// Gives a place back.

@@ -39,8 +39,8 @@ use tokens::{LOOK_EVERY, Tokens};
 
 use crate::api::shares::Shares;
 
+pub use crate::private_file::PrivateFileError;
 pub use limits::{Limits, Rate};
-pub use tokens::TokensError;
 
 /// Name of the socket, which lies beside the control socket.
 pub const SOCKET: &str = "api.sock";
@@ -93,7 +93,7 @@ pub enum ApiServeError {
     },
     /// The file of tokens cannot be used.
     #[error(transparent)]
-    Tokens(#[from] TokensError),
+    Tokens(#[from] PrivateFileError),
     /// TLS cannot be set up.
     #[error("serve the API over TLS")]
     Identity(#[from] IdentityError),

@@ -4,204 +4,55 @@
 //! editor locks nobody out; a file that is gone, or that others can write or read, lets nobody in.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use permafrost_client::identity::{Namespaces, Scope, TokenHash};
 
 use crate::api::caller::{Caller, every_namespace};
+use crate::private_file::{FileKind, PrivateFile, PrivateFileError, Unusable, lines};
 
-/// How often the file is looked at, at most: one `stat`, and only while tokens are shown.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// A line has some 120 bytes.
-const MOST_BYTES: u64 = 1 << 20;
+pub(super) use crate::private_file::LOOK_EVERY;
 
 /// Longest name.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Why tokens cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TokensError {
-    /// It is not there, or not readable.
-    #[error("read tokens in {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// Others can read or replace it, or it is no file.
-    #[error("the file of tokens {} {what}", path.display())]
-    Unsafe {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// A line makes no sense.
-    #[error("{}:{line}: {what}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Counted from 1.
-        line: usize,
-        /// What is wrong with it.
-        what: String,
-    },
-}
-
-impl TokensError {
-    /// What to do about it.
-    #[must_use]
-    pub const fn hint(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "`permafrost token new` prints a token and its line",
-            Self::Unsafe { .. } => {
-                "chmod 600 it, and chown it to the user that permafrostd runs as"
-            }
-            Self::Line { .. } => {
-                "a line is NAME SCOPE[,SCOPE] SHA256 [NAMESPACE[,NAMESPACE]], as `permafrost token new` prints it"
-            }
-        }
-    }
-}
-
-/// Which state of the file this is.
-type Stamp = (u64, u64, u64, i64, i64, i64, i64, u32);
+/// The kind of file.
+static TOKENS: FileKind<Callers> = FileKind {
+    name: "tokens",
+    line_hint: "a line is NAME SCOPE[,SCOPE] SHA256 [NAMESPACE[,NAMESPACE]], as `permafrost token new` prints it",
+    missing_hint: "`permafrost token new` prints a token and its line",
+    parse,
+    unusable: Unusable::Forget,
+};
 
 type Callers = HashMap<TokenHash, Arc<Caller>>;
 
 /// The tokens of a file, at this moment.
 #[derive(Debug)]
-pub(super) struct Tokens {
-    path: PathBuf,
-    look_every: Duration,
-    known: Mutex<Known>,
-}
-
-#[derive(Debug)]
-struct Known {
-    callers: Callers,
-    looked: Instant,
-    stamp: Option<Stamp>,
-}
+pub(super) struct Tokens(PrivateFile<Callers>);
 
 impl Tokens {
     /// # Errors
-    /// See [`TokensError`].
-    pub(super) fn load(path: &Path, look_every: Duration) -> Result<Self, TokensError> {
-        let stamp = stamp(path);
-        let known = Known {
-            callers: read(path)?,
-            looked: Instant::now(),
-            stamp,
-        };
-        Ok(Self {
-            path: path.to_owned(),
-            look_every,
-            known: Mutex::new(known),
-        })
+    /// See [`PrivateFileError`].
+    pub(super) fn load(path: &Path, look_every: Duration) -> Result<Self, PrivateFileError> {
+        PrivateFile::load(&TOKENS, path, look_every).map(Self)
     }
 
     /// Whose token this is.
     pub(super) fn caller(&self, token: &str) -> Option<Arc<Caller>> {
-        let hash = TokenHash::of(token);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.looked.elapsed() >= self.look_every {
-            self.look(&mut known);
-        }
-        known.callers.get(&hash).cloned()
+        self.0.contents().get(&TokenHash::of(token)).cloned()
     }
-
-    fn look(&self, known: &mut Known) {
-        known.looked = Instant::now();
-        // Before it is read: a change in between shows at the next look.
-        let stamp = stamp(&self.path);
-        if stamp == known.stamp {
-            return;
-        }
-        known.stamp = stamp;
-        match read(&self.path) {
-            Ok(callers) => {
-                tracing::info!(path = %self.path.display(), tokens = callers.len(), "tokens read again");
-                known.callers = callers;
-            }
-            Err(error @ TokensError::Line { .. }) => {
-                tracing::error!(%error, "the tokens before stay");
-            }
-            Err(error) => {
-                tracing::error!(%error, "no token is taken until this is mended");
-                known.callers.clear();
-            }
-        }
-    }
-}
-
-fn stamp(path: &Path) -> Option<Stamp> {
-    let found = std::fs::metadata(path).ok()?;
-    Some((
-        found.dev(),
-        found.ino(),
-        found.size(),
-        found.mtime(),
-        found.mtime_nsec(),
-        found.ctime(),
-        found.ctime_nsec(),
-        found.mode(),
-    ))
-}
-
-fn read(path: &Path) -> Result<Callers, TokensError> {
-    let failed = |source| TokensError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    let file = File::open(path).map_err(failed)?;
-    // Of the file that is open: no other can come between.
-    let found = file.metadata().map_err(failed)?;
-    let refused = |what: String| TokensError::Unsafe {
-        path: path.to_owned(),
-        what,
-    };
-    if !found.is_file() || found.size() > MOST_BYTES {
-        let what = format!("is no regular file of at most {MOST_BYTES} bytes");
-        return Err(refused(what));
-    }
-    if found.mode() & 0o077 != 0 {
-        let mode = found.mode() & 0o7777;
-        return Err(refused(format!("is open to others (mode {mode:04o})")));
-    }
-    let owner = found.uid();
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(refused(format!("belongs to user {owner}")));
-    }
-    let mut text = String::new();
-    file.take(MOST_BYTES)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
-    parse(&text).map_err(|(line, what)| TokensError::Line {
-        path: path.to_owned(),
-        line,
-        what,
-    })
 }
 
 /// The line that makes no sense, and why.
 fn parse(text: &str) -> Result<Callers, (usize, String)> {
     let mut callers = Callers::new();
-    for (index, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let (hash, caller) = parse_line(line).map_err(|what| (index + 1, what))?;
+    for (number, line) in lines(text) {
+        let (hash, caller) = parse_line(line).map_err(|what| (number, what))?;
         if callers.insert(hash, Arc::new(caller)).is_some() {
-            return Err((index + 1, "the same token stands there twice".to_owned()));
+            return Err((number, "the same token stands there twice".to_owned()));
         }
     }
     Ok(callers)
@@ -305,15 +156,20 @@ mod tests {
     fn a_file_open_to_others_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
-        assert!(matches!(read(&path), Err(TokensError::Read { .. })));
+        let read =
+            |path: &Path| Tokens::load(path, Duration::ZERO).map(|tokens| tokens.0.contents());
+        assert!(matches!(read(&path), Err(PrivateFileError::Read { .. })));
         for mode in [0o640, 0o604, 0o620] {
             write(&path, &line("a", "read", "x"), mode);
             assert!(
-                matches!(read(&path), Err(TokensError::Unsafe { .. })),
+                matches!(read(&path), Err(PrivateFileError::Unsafe { .. })),
                 "{mode:o}"
             );
         }
-        assert!(matches!(read(dir.path()), Err(TokensError::Unsafe { .. })));
+        assert!(matches!(
+            read(dir.path()),
+            Err(PrivateFileError::Unsafe { .. })
+        ));
         write(&path, &line("a", "read", "x"), 0o600);
         assert_eq!(read(&path).unwrap().len(), 1);
     }

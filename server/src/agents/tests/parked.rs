@@ -1,0 +1,55 @@
+//! Parked sessions: whose they are, and who may adopt or discard them.
+
+use permafrost_client::identity::Role;
+use permafrost_protocol::control::{ErrorCode, request};
+
+use super::site::Site;
+
+#[test]
+fn a_parked_session_is_adopted_by_who_may_have_its_job() {
+    let site = Site::new();
+    let agents = site.agents();
+    let theirs = site.park("team-b/secret");
+    let agent = |name: &str, namespaces: &[&str]| site.peer(name, Role::Agent, namespaces);
+    let adopt = |peer: &_, session: &str| {
+        let opened = Site::opens_adoption(&agents, peer, session, "team-a/stolen");
+        opened.map_err(|error| error.code())
+    };
+    assert_eq!(
+        adopt(&agent("a", &["team-a"]), &theirs),
+        Err(ErrorCode::Denied)
+    );
+    assert_eq!(
+        adopt(&agent("b", &["team-b"]), &theirs),
+        Err(ErrorCode::Denied)
+    );
+    assert_eq!(adopt(&agent("ab", &["team-a", "team-b"]), &theirs), Ok(()));
+
+    // Of no job: its own, and nobody else is told that there is one.
+    let nameless = site.park("");
+    let (own, other) = (agent("own", &["team-a"]), agent("other", &["*"]));
+    agents.own(&own, &nameless);
+    assert_eq!(adopt(&own, &nameless), Ok(()));
+    assert_eq!(adopt(&other, &nameless), Err(ErrorCode::NotFound));
+    assert_eq!(adopt(&own, &"0".repeat(32)), Err(ErrorCode::NotFound));
+}
+
+#[test]
+fn discarding_a_parked_session_takes_the_right_to_delete() {
+    let site = Site::new();
+    let parked = site.park("team-a/x");
+    let abort = |delete: bool| {
+        let agent = site.peer_who_may("a", Role::Agent, &["team-a"], delete);
+        let session = parked.clone();
+        let asked = site.ask(&agent, request::Body::Abort(request::Abort { session }));
+        asked.map(drop).map_err(|error| (error.code(), error.hint))
+    };
+    let (code, hint) = abort(false).unwrap_err();
+    assert!(
+        code == ErrorCode::Denied && hint.contains("--delete"),
+        "{hint}"
+    );
+    assert_eq!(site.stored().len(), 1);
+    abort(true).unwrap();
+    assert!(site.stored().is_empty());
+}

@@ -1,0 +1,195 @@
+//! A catalog that also knows how much is stored in each namespace.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::manifest::namespace_of;
+
+use super::{Catalog, CatalogError, RegionPosition};
+
+/// Checkpoints of a namespace on this node, parked ones included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Bytes that storing them took, each beyond what its parent had.
+    pub bytes: u64,
+    /// How many they are.
+    pub checkpoints: u64,
+}
+
+/// Keeps the sums up with what is put in and removed. Each of these asks the index once more; writers of one record must
+/// not run at the same time.
+pub(crate) struct Counted {
+    inner: Box<dyn Catalog>,
+    sums: Arc<NamespaceSums>,
+}
+
+/// How much is stored in each namespace.
+#[derive(Debug, Default)]
+pub(crate) struct NamespaceSums(Mutex<HashMap<String, Stored>>);
+
+impl NamespaceSums {
+    /// Returns how much is stored in a namespace.
+    pub(crate) fn stored(&self, namespace: &str) -> Stored {
+        self.sums().get(namespace).copied().unwrap_or_default()
+    }
+
+    /// Returns the namespaces in which something is stored, in no order.
+    pub(crate) fn namespaces(&self) -> Vec<String> {
+        self.sums().keys().cloned().collect()
+    }
+
+    fn sums(&self) -> MutexGuard<'_, HashMap<String, Stored>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counted {
+    /// Counts what is there. Cost: one pass over the index.
+    pub(crate) fn new(inner: Box<dyn Catalog>) -> Result<Self, CatalogError> {
+        let mut stored = HashMap::new();
+        for record in inner.list(None)? {
+            add(&mut stored, &record);
+        }
+        Ok(Self {
+            inner,
+            sums: Arc::new(NamespaceSums(Mutex::new(stored))),
+        })
+    }
+
+    /// Returns the sums that it keeps up.
+    pub(crate) fn sums(&self) -> Arc<NamespaceSums> {
+        Arc::clone(&self.sums)
+    }
+
+    /// The record that stands where `record` goes.
+    fn in_place_of(&self, record: &Checkpoint) -> Result<Option<Checkpoint>, CatalogError> {
+        if record.generation == 0 {
+            self.inner.parked(&record.session)
+        } else {
+            self.inner.find(&record.job, record.generation)
+        }
+    }
+}
+
+/// Parked pages without a job are in no namespace.
+fn add(stored: &mut HashMap<String, Stored>, record: &Checkpoint) {
+    if let Ok(namespace) = namespace_of(&record.job) {
+        let sum = stored.entry(namespace.to_owned()).or_default();
+        sum.bytes = sum.bytes.saturating_add(record.added_bytes);
+        sum.checkpoints += 1;
+    }
+}
+
+fn subtract(stored: &mut HashMap<String, Stored>, record: &Checkpoint) {
+    let Ok(namespace) = namespace_of(&record.job) else {
+        return;
+    };
+    if let Some(sum) = stored.get_mut(namespace) {
+        sum.bytes = sum.bytes.saturating_sub(record.added_bytes);
+        sum.checkpoints = sum.checkpoints.saturating_sub(1);
+        if sum.checkpoints == 0 {
+            stored.remove(namespace);
+        }
+    }
+}
+
+impl Catalog for Counted {
+    fn put(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
+        let before = self.in_place_of(checkpoint)?;
+        self.inner.put(checkpoint)?;
+        let mut stored = self.sums.sums();
+        if let Some(before) = before {
+            subtract(&mut stored, &before);
+        }
+        add(&mut stored, checkpoint);
+        Ok(())
+    }
+
+    fn remove(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError> {
+        let before = self.in_place_of(checkpoint)?;
+        self.inner.remove(checkpoint)?;
+        if let Some(before) = before {
+            subtract(&mut self.sums.sums(), &before);
+        }
+        Ok(())
+    }
+
+    fn find(&self, job: &str, generation: u64) -> Result<Option<Checkpoint>, CatalogError> {
+        self.inner.find(job, generation)
+    }
+
+    fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError> {
+        self.inner.head(job)
+    }
+
+    fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError> {
+        self.inner.parked(session)
+    }
+
+    fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError> {
+        self.inner.list(job)
+    }
+
+    fn next_generation(&self, job: &str) -> Result<u64, CatalogError> {
+        self.inner.next_generation(job)
+    }
+
+    fn flush(&self) -> Result<(), CatalogError> {
+        self.inner.flush()
+    }
+
+    fn note(&self, position: &RegionPosition) -> Result<(), CatalogError> {
+        self.inner.note(position)
+    }
+
+    fn noted(&self) -> Result<Option<RegionPosition>, CatalogError> {
+        self.inner.noted()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::SledCatalog;
+
+    fn record(job: &str, generation: u64, added_bytes: u64) -> Checkpoint {
+        Checkpoint {
+            job: job.to_owned(),
+            generation,
+            session: format!("{job}-{generation}"),
+            added_bytes,
+            ..Checkpoint::default()
+        }
+    }
+
+    fn stored(bytes: u64, checkpoints: u64) -> Stored {
+        Stored { bytes, checkpoints }
+    }
+
+    #[test]
+    fn sums_follow_what_is_put_in_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sled, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
+        sled.put(&record("a/x", 1, 10)).unwrap();
+        let counted = Counted::new(Box::new(sled)).unwrap();
+        let sums = counted.sums();
+        assert_eq!(sums.stored("a"), stored(10, 1));
+
+        counted.put(&record("a/y", 1, 5)).unwrap();
+        counted.put(&record("b", 1, 7)).unwrap();
+        // In place of itself, and without a job.
+        counted.put(&record("a/x", 1, 20)).unwrap();
+        counted.put(&record("", 0, 100)).unwrap();
+        assert_eq!(sums.stored("a"), stored(25, 2));
+        assert_eq!(sums.stored("default"), stored(7, 1));
+        assert_eq!(sums.stored(""), stored(0, 0));
+
+        // A record without its size, as some are removed by.
+        counted.remove(&record("a/x", 1, 0)).unwrap();
+        counted.remove(&record("a/x", 1, 0)).unwrap();
+        assert_eq!(sums.stored("a"), stored(5, 1));
+        counted.remove(&record("a/y", 1, 5)).unwrap();
+        assert_eq!(sums.namespaces(), ["default"]);
+    }
+}

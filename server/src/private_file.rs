@@ -1,0 +1,226 @@
+//! Files of lines that belong to this user or root and that nobody else can read or write, read again when they change.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often a file is looked at, at most: one `stat`, and only while somebody asks.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A line has some 120 bytes.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// A kind of file.
+#[derive(Debug)]
+pub(crate) struct FileKind<T> {
+    /// Its name in messages, such as `tokens`.
+    pub(crate) name: &'static str,
+    /// What to do about a line that makes no sense.
+    pub(crate) line_hint: &'static str,
+    /// What to do about a file that is not there.
+    pub(crate) missing_hint: &'static str,
+    /// Reads its text; an error is the number of the line, from 1, and what is wrong with it.
+    pub(crate) parse: fn(&str) -> Result<T, (usize, String)>,
+    /// What holds while the file is gone or open to others: nothing at all, or what was read before.
+    pub(crate) unusable: Unusable,
+}
+
+/// What holds while a file cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// Nothing: what stood in it gave rights.
+    Forget,
+    /// What was read before: what stood in it set limits.
+    Keep,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivateFileError {
+    /// It is not there, or not readable.
+    #[error("read {name} in {}", path.display())]
+    Read {
+        /// The kind of file.
+        name: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What to do.
+        hint: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Others can read or replace it, or it is no file.
+    #[error("the file of {name} {} {what}", path.display())]
+    Unsafe {
+        /// The kind of file.
+        name: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A line makes no sense.
+    #[error("{}:{line}: {what}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+impl PrivateFileError {
+    /// Returns what to do about it.
+    #[must_use]
+    pub const fn hint(&self) -> &'static str {
+        match self {
+            Self::Read { hint, .. } | Self::Line { hint, .. } => hint,
+            Self::Unsafe { .. } => {
+                "chmod 600 it, and chown it to the user that permafrostd runs as"
+            }
+        }
+    }
+}
+
+/// State of a file as `stat` shows it.
+type Stamp = (u64, u64, u64, i64, i64, i64, i64, u32);
+
+/// What stands in a file now.
+#[derive(Debug)]
+pub(crate) struct PrivateFile<T: 'static> {
+    kind: &'static FileKind<T>,
+    path: PathBuf,
+    look_every: Duration,
+    known: Mutex<Known<T>>,
+}
+
+#[derive(Debug)]
+struct Known<T> {
+    contents: Arc<T>,
+    looked: Instant,
+    stamp: Option<Stamp>,
+}
+
+impl<T: Default + 'static> PrivateFile<T> {
+    /// # Errors
+    /// See [`PrivateFileError`].
+    pub(crate) fn load(
+        kind: &'static FileKind<T>,
+        path: &Path,
+        look_every: Duration,
+    ) -> Result<Self, PrivateFileError> {
+        let stamp = stamp(path);
+        let known = Known {
+            contents: Arc::new(read(kind, path)?),
+            looked: Instant::now(),
+            stamp,
+        };
+        Ok(Self {
+            kind,
+            path: path.to_owned(),
+            look_every,
+            known: Mutex::new(known),
+        })
+    }
+
+    /// Returns what stands in it.
+    pub(crate) fn contents(&self) -> Arc<T> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.looked.elapsed() >= self.look_every {
+            self.look(&mut known);
+        }
+        Arc::clone(&known.contents)
+    }
+
+    fn look(&self, known: &mut Known<T>) {
+        known.looked = Instant::now();
+        // Before it is read: a change in between shows at the next look.
+        let stamp = stamp(&self.path);
+        if stamp == known.stamp {
+            return;
+        }
+        known.stamp = stamp;
+        let name = self.kind.name;
+        match (read(self.kind, &self.path), self.kind.unusable) {
+            (Ok(contents), _) => {
+                tracing::info!(path = %self.path.display(), "{name} read again");
+                known.contents = Arc::new(contents);
+            }
+            // A slip of the editor changes nothing.
+            (Err(error @ PrivateFileError::Line { .. }), _) | (Err(error), Unusable::Keep) => {
+                tracing::error!(%error, hint = error.hint(), "the {name} before stay");
+            }
+            (Err(error), Unusable::Forget) => {
+                tracing::error!(%error, hint = error.hint(), "no {name} are taken until this is mended");
+                known.contents = Arc::default();
+            }
+        }
+    }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let found = std::fs::metadata(path).ok()?;
+    Some((
+        found.dev(),
+        found.ino(),
+        found.size(),
+        found.mtime(),
+        found.mtime_nsec(),
+        found.ctime(),
+        found.ctime_nsec(),
+        found.mode(),
+    ))
+}
+
+fn read<T>(kind: &FileKind<T>, path: &Path) -> Result<T, PrivateFileError> {
+    let failed = |source| PrivateFileError::Read {
+        name: kind.name,
+        path: path.to_owned(),
+        hint: kind.missing_hint,
+        source,
+    };
+    let file = File::open(path).map_err(failed)?;
+    // Of the file that is open: no other can come between.
+    let found = file.metadata().map_err(failed)?;
+    let refused = |what: String| PrivateFileError::Unsafe {
+        name: kind.name,
+        path: path.to_owned(),
+        what,
+    };
+    if !found.is_file() || found.size() > MOST_BYTES {
+        let what = format!("is no regular file of at most {MOST_BYTES} bytes");
+        return Err(refused(what));
+    }
+    if found.mode() & 0o077 != 0 {
+        let mode = found.mode() & 0o7777;
+        return Err(refused(format!("is open to others (mode {mode:04o})")));
+    }
+    let owner = found.uid();
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(refused(format!("belongs to user {owner}")));
+    }
+    let mut text = String::new();
+    file.take(MOST_BYTES)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    (kind.parse)(&text).map_err(|(line, what)| PrivateFileError::Line {
+        path: path.to_owned(),
+        line,
+        what,
+        hint: kind.line_hint,
+    })
+}
+
+/// Returns the lines of `text` that say something, with their numbers from 1: neither empty nor begun by `#`.
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    (1..)
+        .zip(text.lines().map(str::trim))
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}

@@ -1,0 +1,304 @@
+//! Quotas of namespaces on this node: a file with a line for each.
+//!
+//! ```text
+//! *       bytes=100G checkpoints=1000 sessions=8 reservations=4 priority=5
+//! team-a  bytes=1T priority=11
+//! ```
+
+mod error;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use permafrost_client::host::arguments::parse_size;
+use permafrost_client::identity::{ALL_NAMESPACES, Namespaces};
+
+pub use self::error::QuotaError;
+use crate::private_file::{FileKind, LOOK_EVERY, PrivateFile, PrivateFileError, Unusable, lines};
+
+/// Highest priority.
+const MAX_PRIORITY: u64 = 11;
+
+/// Limits of a namespace; `None` for what is not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// Bytes that its checkpoints take in this node's region, each beyond its parent.
+    pub bytes: Option<u64>,
+    /// Checkpoints on this node, parked ones included.
+    pub checkpoints: Option<u64>,
+    /// Dumps that are open at once.
+    pub sessions: Option<u64>,
+    /// Places that are kept in the queues at once.
+    pub reservations: Option<u64>,
+    /// Highest priority of a dump, a restore or a reservation.
+    pub priority: Option<u64>,
+}
+
+/// What a namespace uses of this node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// See [`Quota::bytes`].
+    pub bytes: u64,
+    /// See [`Quota::checkpoints`].
+    pub checkpoints: u64,
+    /// See [`Quota::sessions`].
+    pub sessions: u64,
+    /// See [`Quota::reservations`].
+    pub reservations: u64,
+}
+
+impl Quota {
+    /// Checks that `more` may be added to what `namespace` uses. Only what `more` has is looked at.
+    ///
+    /// # Errors
+    /// The first limit that would be exceeded.
+    pub fn check(&self, namespace: &str, used: &Usage, more: &Usage) -> Result<(), QuotaError> {
+        let limits = [
+            ("bytes", self.bytes, used.bytes, more.bytes),
+            (
+                "checkpoints",
+                self.checkpoints,
+                used.checkpoints,
+                more.checkpoints,
+            ),
+            ("sessions", self.sessions, used.sessions, more.sessions),
+            (
+                "reservations",
+                self.reservations,
+                used.reservations,
+                more.reservations,
+            ),
+        ];
+        for (what, limit, used, more) in limits {
+            if let Some(limit) = limit
+                && more > 0
+                && used.saturating_add(more) > limit
+            {
+                return Err(QuotaError::Exceeded {
+                    namespace: namespace.to_owned(),
+                    what,
+                    limit,
+                    used,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that `namespace` may have `priority`.
+    ///
+    /// # Errors
+    /// It is too high.
+    pub fn check_priority(&self, namespace: &str, priority: u32) -> Result<(), QuotaError> {
+        match self.priority {
+            Some(limit) if u64::from(priority) > limit => Err(QuotaError::Priority {
+                namespace: namespace.to_owned(),
+                limit,
+                priority,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Settings of a line: `None` for what it does not mention, `Some(None)` for `unlimited`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Line {
+    limits: BTreeMap<&'static str, Option<u64>>,
+}
+
+const KEYS: [&str; 5] = [
+    "bytes",
+    "checkpoints",
+    "sessions",
+    "reservations",
+    "priority",
+];
+
+#[derive(Debug, Default)]
+struct Table(BTreeMap<String, Line>);
+
+impl Table {
+    fn of(&self, namespace: &str) -> Quota {
+        let own = self.0.get(namespace);
+        let others = self.0.get(ALL_NAMESPACES);
+        let limit = |key: &str| {
+            let said = |line: Option<&Line>| line.and_then(|line| line.limits.get(key).copied());
+            said(own).or_else(|| said(others)).flatten()
+        };
+        Quota {
+            bytes: limit("bytes"),
+            checkpoints: limit("checkpoints"),
+            sessions: limit("sessions"),
+            reservations: limit("reservations"),
+            priority: limit("priority"),
+        }
+    }
+}
+
+static QUOTAS: FileKind<Table> = FileKind {
+    name: "quotas",
+    line_hint: "a line is NAMESPACE KEY=VALUE…, keys bytes, checkpoints, sessions, reservations and priority; the namespace * is for all without a line",
+    missing_hint: "docs/security.md, \"Quotas\", has an example",
+    parse,
+    unusable: Unusable::Keep,
+};
+
+/// The quotas of a node, as its file says them now.
+#[derive(Debug, Default)]
+pub struct Quotas(Option<PrivateFile<Table>>);
+
+impl Quotas {
+    /// Reads the file at `path`, which is read again when it changes. While it is gone or open to others what was read
+    /// last stays.
+    ///
+    /// # Errors
+    /// See [`PrivateFileError`].
+    pub fn load(path: &Path) -> Result<Self, PrivateFileError> {
+        PrivateFile::load(&QUOTAS, path, LOOK_EVERY).map(|file| Self(Some(file)))
+    }
+
+    /// Whether there is a file.
+    #[must_use]
+    pub fn are_set(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns the limits of a namespace.
+    #[must_use]
+    pub fn of(&self, namespace: &str) -> Quota {
+        self.0
+            .as_ref()
+            .map_or_else(Quota::default, |file| file.contents().of(namespace))
+    }
+
+    /// Returns the namespaces that have a line of their own.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<String> {
+        let Some(file) = &self.0 else {
+            return Vec::new();
+        };
+        let table = file.contents();
+        let named = table.0.keys().filter(|name| *name != ALL_NAMESPACES);
+        named.cloned().collect()
+    }
+}
+
+fn parse(text: &str) -> Result<Table, (usize, String)> {
+    let mut table = Table::default();
+    for (number, line) in lines(text) {
+        let (namespace, line) = parse_line(line).map_err(|what| (number, what))?;
+        if table.0.insert(namespace.clone(), line).is_some() {
+            return Err((number, format!("{namespace} has two lines")));
+        }
+    }
+    Ok(table)
+}
+
+fn parse_line(line: &str) -> Result<(String, Line), String> {
+    let mut words = line.split_whitespace();
+    let namespace = words.next().unwrap_or_default();
+    Namespaces::new([namespace]).map_err(|error| error.to_string())?;
+    let mut parsed = Line::default();
+    for word in words {
+        let (key, value) = word
+            .split_once('=')
+            .ok_or_else(|| format!("{word:?} is not KEY=VALUE"))?;
+        let key = KEYS
+            .into_iter()
+            .find(|known| *known == key)
+            .ok_or_else(|| format!("there is no quota {key:?}"))?;
+        let limit = match value {
+            "unlimited" => None,
+            _ => Some(parse_limit(key, value)?),
+        };
+        if parsed.limits.insert(key, limit).is_some() {
+            return Err(format!("{key} stands there twice"));
+        }
+    }
+    Ok((namespace.to_owned(), parsed))
+}
+
+fn parse_limit(key: &str, value: &str) -> Result<u64, String> {
+    if key == "bytes" {
+        return parse_size(value);
+    }
+    let number: u64 = value
+        .parse()
+        .map_err(|_| format!("{key}={value} is no number"))?;
+    if key == "priority" && number > MAX_PRIORITY {
+        return Err(format!("the highest priority is {MAX_PRIORITY}"));
+    }
+    Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use permafrost_protocol::control::ErrorCode;
+
+    const FILE: &str = "# tenants\n\n* bytes=1G checkpoints=3 sessions=1 priority=5\nteam-a bytes=2K sessions=unlimited\n";
+
+    #[test]
+    fn a_line_says_its_limits_and_the_default_line_the_others() {
+        let table = parse(FILE).unwrap();
+        assert_eq!(
+            table.of("team-a"),
+            Quota {
+                bytes: Some(2048),
+                checkpoints: Some(3),
+                sessions: None,
+                reservations: None,
+                priority: Some(5),
+            }
+        );
+        assert_eq!(table.of("team-b").bytes, Some(1 << 30));
+        assert_eq!(parse("").unwrap().of("team-b"), Quota::default());
+        assert_eq!(Quotas::default().of("team-a"), Quota::default());
+    }
+
+    #[test]
+    fn a_line_without_sense_is_named() {
+        for (bad, word) in [
+            ("a/b bytes=1G", "no namespace"),
+            ("a bytes", "KEY=VALUE"),
+            ("a byte=1", "no quota"),
+            ("a bytes=much", "no unit"),
+            ("a sessions=-1", "no number"),
+            ("a priority=12", "highest priority"),
+            ("a bytes=1 bytes=2", "twice"),
+            ("b\nb", "two lines"),
+        ] {
+            let (_, what) = parse(&format!("ok bytes=1\n{bad}\n")).unwrap_err();
+            assert!(what.contains(word), "{bad}: {what}");
+        }
+    }
+
+    #[test]
+    fn a_limit_may_be_reached_and_not_exceeded() {
+        let quota = parse(FILE).unwrap().of("team-a");
+        let used = Usage {
+            bytes: 2000,
+            checkpoints: 2,
+            ..Usage::default()
+        };
+        let more = |bytes, checkpoints| Usage {
+            bytes,
+            checkpoints,
+            ..Usage::default()
+        };
+        quota.check("team-a", &used, &more(48, 1)).unwrap();
+        let refused = quota.check("team-a", &used, &more(49, 1)).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::NoSpace);
+        assert!(quota.check("team-a", &used, &more(0, 2)).is_err());
+        // Over the limit since it was lowered: what needs no more goes on.
+        let over = Usage {
+            bytes: 5000,
+            ..used
+        };
+        quota.check("team-a", &over, &more(0, 1)).unwrap();
+        quota.check_priority("team-a", 5).unwrap();
+        let refused = quota.check_priority("team-a", 6).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::Denied);
+    }
+}

@@ -1,0 +1,127 @@
+//! What namespaces use of this node, and may.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use permafrost_protocol::control::NamespaceUsage;
+use permafrost_protocol::manifest::namespace_of;
+
+use super::{Store, StoreError};
+use crate::queues::Reservations;
+use crate::quotas::{QuotaError, Quotas, Usage};
+
+impl Store {
+    /// Limits what namespaces may use, once and for all. To be called before requests come. False if they are limited
+    /// already.
+    pub fn limit(&self, quotas: Arc<Quotas>) -> bool {
+        self.quotas.set(quotas).is_ok()
+    }
+
+    /// Returns the quotas, if there are any.
+    pub(crate) fn quotas(&self) -> Option<&Arc<Quotas>> {
+        self.quotas.get().filter(|quotas| quotas.are_set())
+    }
+
+    /// Returns what a namespace uses; reservations are counted elsewhere.
+    pub(crate) fn usage_of(&self, namespace: &str) -> Usage {
+        let stored = self.stored.stored(namespace);
+        let sessions = self.sessions();
+        let open = sessions.values().filter(|session| {
+            session.failed_since().is_none() && namespace_of(&session.request.job) == Ok(namespace)
+        });
+        Usage {
+            bytes: stored.bytes,
+            checkpoints: stored.checkpoints,
+            sessions: open.count() as u64,
+            reservations: 0,
+        }
+    }
+
+    /// Returns the namespaces that have a line of their own, or store something, with what they use and may; none where
+    /// there are no quotas.
+    pub(crate) fn namespace_usage(
+        &self,
+        reservations: Option<&Reservations>,
+    ) -> Vec<NamespaceUsage> {
+        let Some(quotas) = self.quotas() else {
+            return Vec::new();
+        };
+        let mut namespaces: BTreeSet<String> = quotas.namespaces().into_iter().collect();
+        namespaces.extend(self.stored.namespaces());
+        let described = namespaces.into_iter().map(|namespace| {
+            let (used, quota) = (self.usage_of(&namespace), quotas.of(&namespace));
+            NamespaceUsage {
+                bytes: used.bytes,
+                bytes_limit: quota.bytes,
+                checkpoints: used.checkpoints,
+                checkpoints_limit: quota.checkpoints,
+                sessions: used.sessions,
+                sessions_limit: quota.sessions,
+                reservations: reservations.map_or(0, |kept| kept.kept_for(&namespace)),
+                reservations_limit: quota.reservations,
+                priority_limit: quota.priority,
+                namespace,
+            }
+        });
+        described.collect()
+    }
+
+    /// Checks that a dump of `job` may be opened: its namespace has room for one more byte and checkpoint, and for one
+    /// more session. What it really takes is known, and checked, when it is sealed.
+    ///
+    /// # Errors
+    /// A quota does not allow it.
+    pub(crate) fn check_may_open(&self, job: &str) -> Result<(), StoreError> {
+        let one = Usage {
+            bytes: 1,
+            checkpoints: 1,
+            sessions: 1,
+            reservations: 0,
+        };
+        self.check_quota(job, &one)
+    }
+
+    /// Checks that so much more may be stored for `job`.
+    ///
+    /// # Errors
+    /// A quota does not allow it.
+    pub(crate) fn check_may_store(
+        &self,
+        job: &str,
+        bytes: u64,
+        checkpoints: u64,
+    ) -> Result<(), StoreError> {
+        let more = Usage {
+            bytes,
+            checkpoints,
+            ..Usage::default()
+        };
+        self.check_quota(job, &more)
+    }
+
+    /// Checks that what is done for `job` may have this priority.
+    ///
+    /// # Errors
+    /// A quota does not allow it.
+    pub(crate) fn check_priority(&self, job: &str, priority: u32) -> Result<(), StoreError> {
+        let (Some(quotas), Ok(namespace)) = (self.quotas(), namespace_of(job)) else {
+            return Ok(());
+        };
+        let checked = quotas.of(namespace).check_priority(namespace, priority);
+        checked.map_err(refused)
+    }
+
+    /// Pages without a job are in no namespace: they are counted once they are adopted.
+    fn check_quota(&self, job: &str, more: &Usage) -> Result<(), StoreError> {
+        let (Some(quotas), Ok(namespace)) = (self.quotas(), namespace_of(job)) else {
+            return Ok(());
+        };
+        let used = self.usage_of(namespace);
+        let checked = quotas.of(namespace).check(namespace, &used, more);
+        checked.map_err(refused)
+    }
+}
+
+fn refused(error: QuotaError) -> StoreError {
+    StoreError::Elsewhere(error.to_reply())
+}
