@@ -141,7 +141,7 @@ fn a_checkpoint_without_a_root_is_listed_as_damaged_and_removed_like_any_other()
     assert!(site.store.set_asides().is_empty());
     assert_eq!(site.store.region_status().unreadable, 0);
     let site = reopened(site);
-    assert_eq!(site.store.list("").unwrap().len(), 2);
+    assert_eq!(site.store.list(None).unwrap().len(), 2);
 }
 
 #[test]

@@ -292,7 +292,7 @@ fn a_pass_over_many_generations_is_linear() {
     let scrubber = Scrubber::new(&site.store, every(Duration::from_secs(86_400)));
     let memory = serde_json::json!({"v": 1, "verified_unix_ms": {}});
     std::fs::write(site.memory(), memory.to_string()).unwrap();
-    let ids: Vec<_> = site.store.list("job").unwrap();
+    let ids: Vec<_> = site.store.list(Some(&"job".parse().unwrap())).unwrap();
     let asked = request::Verify {
         checkpoints: ids.into_iter().map(|record| record.id).collect(),
         within_s: 3600,
