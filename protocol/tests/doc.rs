@@ -411,6 +411,8 @@ fn requests_between_nodes() {
         ("Ping", Q::Ping(Default::default())),
         ("Control", Q::Control(Default::default())),
         ("Pull", Q::Pull(Default::default())),
+        ("Verify", Q::Verify(Default::default())),
+        ("Api", Q::Api(Default::default())),
     ]
     .map(|(name, body)| {
         let encoded = message::Request { body: Some(body) }.encode_to_vec();

@@ -47,7 +47,7 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
     let reserve = [
         "reserve",
         "--bytes",
-        "1G",
+        "128M",
         "--node",
         "node-2",
         "--reservation-file",

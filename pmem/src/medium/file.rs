@@ -48,12 +48,15 @@ pub(super) struct MappedFile {
 
 impl MappedFile {
     pub(super) fn map(file: File, len_bytes: u64, guarantee: Guarantee) -> io::Result<Self> {
-        let map = memmap2::MmapOptions::new()
-            .len(to_usize(len_bytes))
-            .map_raw(&file)?;
-        // Memory of other processes, kept out of core files. (On tmpfs and of deleted files it would be in them.)
-        map.advise(memmap2::Advice::DontDump)?;
-        let map = Arc::new(map);
+        let map_whole = |file: &File| {
+            let map = memmap2::MmapOptions::new()
+                .len(to_usize(len_bytes))
+                .map_raw(file)?;
+            // Memory of other processes, kept out of core files. (On tmpfs and of deleted files it would be in them.)
+            map.advise(memmap2::Advice::DontDump)?;
+            io::Result::Ok(Arc::new(map))
+        };
+        let map = map_whole(&file)?;
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mut fences = vec![Arc::clone(&map)];
         while fences.len() < MAX_FENCES && !guarantee.volatile {
@@ -61,10 +64,7 @@ impl MappedFile {
             let Ok(again) = File::options().read(true).write(true).open(&itself) else {
                 break;
             };
-            let options = memmap2::MmapOptions::new()
-                .len(to_usize(len_bytes))
-                .map_raw(&again)?;
-            fences.push(Arc::new(options));
+            fences.push(map_whole(&again)?);
         }
         Ok(Self {
             // SAFETY: mapped readable and writable for as long as `map` lives, beside it, and by this value alone. The

@@ -44,7 +44,8 @@ impl Site {
             let dir = site.path(&name(n));
             let options = Options {
                 listen: "none".to_owned(),
-                region_mib: 512,
+                // Parked dumps take at most half of it.
+                region_mib: 768,
                 extra: [
                     "--listen-peers",
                     "127.0.0.1:0",

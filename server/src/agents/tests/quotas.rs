@@ -47,6 +47,8 @@ fn what_a_dump_really_takes_is_known_at_its_seal() {
     let parked = site.park("");
     let adoption = Adoption {
         session: &parked,
+        // The images are older than these pages: they were written for the dump before.
+        ignore_times: true,
         ..Adoption::into_job("team-a/after")
     };
     let adopted = site.store.adopt(&adoption, site.images());

@@ -9,6 +9,7 @@ use permafrost_client::identity::{Authority, Namespaces, Order, Peer, Role};
 use permafrost_client::peer::{Frame, FrameSink, FrameSource, Handler as _, PeerError, Replies};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::{self, Checkpoint};
+use permafrost_protocol::images::{Mapping, mm_name, write_mappings};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_protocol::wire::frame::Kind;
@@ -118,9 +119,14 @@ impl Site {
     pub(super) fn images(&self) -> OwnedFd {
         let dir = self.work.path().join("images");
         if std::fs::create_dir(&dir).is_ok() {
-            for name in ["core-7.img", "inventory.img", "mm-7.img"] {
+            for name in ["core-7.img", "inventory.img"] {
                 std::fs::write(dir.join(name), name).unwrap();
             }
+            let mapping = Mapping {
+                start: PAGE_SIZE as u64,
+                end: 9 * PAGE_SIZE as u64,
+            };
+            std::fs::write(dir.join(mm_name(PID)), write_mappings(&[mapping])).unwrap();
         }
         OwnedFd::from(File::open(dir).unwrap())
     }

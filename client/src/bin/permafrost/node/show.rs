@@ -315,6 +315,7 @@ mod tests {
                     checkpoints: Some(7),
                     needed: Some(3),
                     only_here: Some(0),
+                    damaged: Some(0),
                     ..status("n1", "drained", true)
                 },
                 status("n2", "active", false),
@@ -340,9 +341,9 @@ mod tests {
         };
         assert_eq!(
             line("n1"),
-            "n1 draining, 3 left reserved pmem z1/-/- 10.0.0.1:7118 4.0 GiB 1.0 GiB 7 0 leads"
+            "n1 draining, 3 left reserved pmem z1/-/- 10.0.0.1:7118 4.0 GiB 1.0 GiB 7 0 0 leads"
         );
-        assert_eq!(line("n2"), "n2 down - - - - - - ? ?");
+        assert_eq!(line("n2"), "n2 down - - - - - - ? ? ?");
         assert!(line("n3").starts_with("n3 up memory, volatile"), "{text}");
         assert!(human_nodes(&list).contains("do not count towards quorum and all"));
         assert!(text.contains("not counted"), "{text}");
