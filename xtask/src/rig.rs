@@ -1,9 +1,10 @@
-//! What the demo and the benches stand on: release binaries, a directory in memory, a way to stop.
+//! Shared by the demo and the benches: building the programs, a directory in memory, stopping on a signal.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use permafrost_tests::{binaries, process};
@@ -11,28 +12,44 @@ use tempfile::TempDir;
 
 use crate::{ci, ui};
 
-/// Builds the binaries in release mode and uses those from here on.
+/// Programs that the demo runs; benches run others besides.
+const PROGRAMS: [&str; 4] = [
+    "permafrostd",
+    "permafrost",
+    "permafrost-action",
+    "permafrost-workload",
+];
+
+/// Builds the programs of a demo in the profile of xtask itself, so that no dependency is compiled twice. That profile
+/// optimises the crates that pages flow through; the rest of a demo waits for CRIU.
 ///
 /// # Errors
-/// Fails with the compiler's words.
+/// The build fails; cargo has printed why.
+pub(crate) fn build_programs() -> Result<()> {
+    let arguments = PROGRAMS.iter().flat_map(|program| ["--bin", program]);
+    build(ci::cargo_command().arg("build").args(arguments))
+}
+
+/// Builds all binaries, those of the benches too, in release mode, and uses those from here on.
+///
+/// # Errors
+/// The build fails; cargo has printed why.
 pub(crate) fn build_release() -> Result<()> {
-    let task = ui::Task::begin("build (release)");
-    let output = ci::cargo_command()
-        .args(["build", "--quiet", "--release", "--workspace", "--bins"])
-        .stdin(Stdio::null())
-        .output()
-        .context("run cargo")?;
-    if !output.status.success() {
-        bail!(
-            "the build fails ({}):\n{}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
+    build(ci::cargo_command().args(["build", "--release", "--workspace", "--bins"]))?;
     let ours = binaries::dir()?;
     let profiles = ours.parent().context("find the target directory")?;
-    binaries::choose(profiles.join("release"))?;
-    task.done("permafrostd, permafrost, permafrost-action, permafrost-workload");
+    binaries::choose(profiles.join("release"))
+}
+
+/// Runs a build with cargo's own progress on the screen.
+fn build(command: &mut Command) -> Result<()> {
+    let start = Instant::now();
+    ui::say("building; the first time takes minutes");
+    let status = command.stdin(Stdio::null()).status().context("run cargo")?;
+    if !status.success() {
+        bail!("the build fails ({status})");
+    }
+    ui::say(&format!("built in {:.0} s", start.elapsed().as_secs_f64()));
     Ok(())
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Criu::CannotRun(why) => Some(why),
     };
     interrupt.check()?;
-    rig::build_release()?;
+    rig::build_programs()?;
     interrupt.check()?;
     // Two dumps, the first in full, and the images of a restore, which lie on tmpfs too.
     let region_mib = options.size_mib * 3 / 2 + 128;
