@@ -6,6 +6,7 @@
 
 mod check;
 mod name;
+mod options;
 
 use prost::Message;
 use serde::Serialize;
@@ -15,6 +16,8 @@ pub use name::{
     CheckpointRef, CheckpointRefError, DEFAULT_NAMESPACE, JobName, JobNameError,
     MAX_JOB_NAME_BYTES, check_job_name, namespace_of,
 };
+
+pub use options::{MAX_RESTORE_OPTIONS, RestoreOptionError, check_restore_options, is_repeatable};
 
 /// The manifest version this build writes, and the newest it reads.
 pub const VERSION: u32 = 1;

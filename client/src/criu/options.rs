@@ -1,7 +1,10 @@
 //! CRIU's own options, as far as Permafrost must understand what a user passes on.
 //!
 //! Names and arguments as in the table of `criu/config.c`, release 4.2. Which of them a restore must
-//! repeat was read from where CRIU uses each: on both sides, or checked against the image on restore.
+//! repeat was read from where CRIU uses each: on both sides, or checked against the image on restore. Of these a checkpoint
+//! records only what [`check_restore_options`] allows.
+
+use permafrost_protocol::manifest::{RestoreOptionError, check_restore_options, is_repeatable};
 
 /// Why options cannot be passed on to CRIU.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -108,33 +111,18 @@ const WITH_ARGUMENT: &[&str] = &[
 /// Long options with an optional argument.
 const WITH_OPTIONAL: &[&str] = &["ext-unix-sk", "cpu-cap", "manage-cgroups", "verbosity"];
 
-/// Options of a dump that its restore must repeat, and with the same argument.
-const REPEATED: &[&str] = &[
-    "allow-uprobes",
+/// Options whose restore may need them, or a counterpart, from whoever restores: their argument names something of one
+/// host, or they are none of those that a checkpoint may record.
+const COUNTERPART: &[&str] = &[
+    "cgroup-root",
     "config",
-    "cpu-cap",
-    "empty-ns",
-    "enable-external-masters",
-    "enable-external-sharing",
-    "enable-fs",
-    "ext-unix-sk",
-    "file-locks",
-    "link-remap",
-    "manage-cgroups",
-    "network-lock",
+    "ext-mount-map",
+    "external",
+    "libdir",
     "no-default-config",
     "root",
-    "shell-job",
     "skip-mnt",
-    "tcp-close",
-    "tcp-established",
-    "unprivileged",
-    "weak-sysctls",
-    "libdir",
 ];
-
-/// Options whose restore needs another argument than their dump, so that only the user can give it.
-const COUNTERPART: &[&str] = &["external", "ext-mount-map", "cgroup-root"];
 
 /// Options Permafrost sets, or that contradict it; on a dump, on a restore, and why.
 const RESERVED: &[(&str, bool, bool, &str)] = &[
@@ -337,45 +325,48 @@ impl PassedOn {
         self.options.iter().map(Parsed::spelled).collect()
     }
 
-    /// Those of a dump that its restore must repeat.
+    /// Those of a dump that its restore repeats by itself: what a checkpoint may record.
     pub fn restore_options(&self) -> Vec<String> {
         self.options
             .iter()
-            .filter(|option| {
-                REPEATED.contains(&option.name.as_str())
-                    // `--external mnt[]:FLAGS` has no counterpart: it is the same on both sides.
-                    || (option.name == "external"
-                        && option.value.as_deref().is_some_and(|value| value.starts_with("mnt[]")))
-            })
             .map(Parsed::spelled)
+            .filter(|spelled| is_repeatable(spelled))
             .collect()
     }
 
-    /// Those of a dump whose restore needs a counterpart that only the user knows.
+    /// Those of a dump that its restore may need from whoever restores.
     pub fn with_counterpart(&self) -> Vec<String> {
         self.options
             .iter()
             .filter(|option| COUNTERPART.contains(&option.name.as_str()))
             .map(Parsed::spelled)
-            .filter(|spelled| !self.restore_options().contains(spelled))
+            .filter(|spelled| !is_repeatable(spelled))
             .collect()
     }
 
-    /// Puts recorded options first, without those that the user has given anew.
-    #[must_use]
-    pub fn on_top_of(&self, recorded: &[String]) -> Vec<String> {
-        let mut arguments: Vec<String> = recorded
+    /// The recorded options that count beside these: without those that the user has given anew, `--no-NAME` too.
+    pub fn not_given_anew<'a>(&self, recorded: &'a [String]) -> Vec<&'a String> {
+        recorded
             .iter()
             .filter(|option| {
                 let name = option.trim_start_matches('-');
                 let name = name.split_once('=').map_or(name, |(name, _)| name);
-                // The user's own word wins, `--no-shell-job` too.
                 !self.has(name) && !self.has(&format!("no-{name}"))
             })
-            .cloned()
-            .collect();
+            .collect()
+    }
+
+    /// Puts recorded options first, without those that the user has given anew.
+    ///
+    /// # Errors
+    /// One of the recorded options may not be repeated. The user's own are the user's business.
+    pub fn on_top_of(&self, recorded: &[String]) -> Result<Vec<String>, RestoreOptionError> {
+        let mut arguments: Vec<String> =
+            self.not_given_anew(recorded).into_iter().cloned().collect();
+        // Written by an older Permafrost, or by a node that does not keep the rules.
+        check_restore_options(&arguments)?;
         arguments.extend(self.arguments());
-        arguments
+        Ok(arguments)
     }
 }
 
@@ -501,12 +492,52 @@ mod tests {
         let recorded =
             ["--shell-job", "--manage-cgroups=full", "--tcp-established"].map(str::to_owned);
         assert_eq!(
-            options.on_top_of(&recorded),
+            options.on_top_of(&recorded).unwrap(),
             [
                 "--tcp-established",
                 "--manage-cgroups=none",
                 "--no-shell-job",
                 "--file-locks"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_recorded_option_that_may_run_code_is_not_repeated_but_the_users_own_is() {
+        let recorded = ["--shell-job", "--action-script=/tmp/evil"].map(str::to_owned);
+        let nothing = PassedOn::default();
+        let error = nothing.on_top_of(&recorded).unwrap_err();
+        assert!(
+            error.to_string().contains("--action-script=/tmp/evil"),
+            "{error}"
+        );
+        let words = ["--action-script", "/usr/local/bin/mine"].map(str::to_owned);
+        let own = PassedOn::parse(&words, Operation::Restore).unwrap();
+        assert_eq!(
+            own.on_top_of(&recorded).unwrap(),
+            ["--shell-job", "--action-script=/usr/local/bin/mine"]
+        );
+    }
+
+    #[test]
+    fn a_dump_records_nothing_that_a_restore_may_not_repeat() {
+        let options = dump(&[
+            "-L/lib/criu",
+            "--config=/etc/criu.conf",
+            "--root=/srv",
+            "--skip-mnt=/proc",
+            "--action-script=/x",
+            "-j",
+        ])
+        .unwrap();
+        assert_eq!(options.restore_options(), ["--shell-job"]);
+        assert_eq!(
+            options.with_counterpart(),
+            [
+                "--libdir=/lib/criu",
+                "--config=/etc/criu.conf",
+                "--root=/srv",
+                "--skip-mnt=/proc"
             ]
         );
     }

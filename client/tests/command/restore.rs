@@ -74,6 +74,34 @@ fn restore_repeats_the_options_of_the_dump_and_prints_the_pid() {
 }
 
 #[test]
+fn a_recorded_option_that_may_run_code_does_not_reach_criu() {
+    let daemon = for_restores(&["--shell-job", "--action-script=/tmp/evil"]);
+    daemon.criu("printf 4242 >\"$work/pid\"");
+    let output = daemon.run(&["restore", "train"]);
+    assert_exit(&output, 9);
+    let told = stderr(&output);
+    assert!(told.contains("--action-script=/tmp/evil"), "{told}");
+    assert!(told.contains("--no-recorded-options"), "{told}");
+    assert!(!daemon.path().join("criu-arguments").exists());
+
+    let output = daemon.run(&["restore", "train", "--no-recorded-options", "--", "-l"]);
+    assert_exit(&output, 0);
+    let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
+    assert!(arguments.contains("--file-locks"), "{arguments}");
+    assert!(!arguments.contains("action-script"), "{arguments}");
+    assert!(!arguments.contains("--shell-job"), "{arguments}");
+
+    // Given by whoever restores it is his business, and replaces what is recorded.
+    let output = daemon.run(&["restore", "train", "--", "--action-script", "/mine"]);
+    assert_exit(&output, 0);
+    let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
+    assert!(
+        arguments.contains("--shell-job --action-script=/mine"),
+        "{arguments}"
+    );
+}
+
+#[test]
 fn a_restore_is_streamed_unless_told_otherwise() {
     let daemon = for_restores(&[]);
     daemon.criu("test -S \"$images/streamer-serve.sock\" || exit 6\nprintf 4242 >\"$work/pid\"");

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use prost::Message;
 
-use super::{AddressSpace, JobNameError, Kind, Manifest, SpaceType, VERSION, check_job_name};
+use super::{
+    AddressSpace, JobNameError, Kind, Manifest, RestoreOptionError, SpaceType, VERSION,
+    check_job_name, check_restore_options,
+};
 use crate::images::{pagemap_name, pages_name};
 use crate::pageserver::SpaceId;
 
@@ -86,6 +89,9 @@ pub enum ManifestError {
         /// Its length.
         len_bytes: usize,
     },
+    /// It asks a restore to repeat an option that none may repeat.
+    #[error(transparent)]
+    RestoreOption(#[from] RestoreOptionError),
 }
 
 impl Manifest {
@@ -95,6 +101,9 @@ impl Manifest {
     /// The rule it breaks.
     pub fn encode_checked(&self) -> Result<Vec<u8>, ManifestError> {
         self.check()?;
+        if let Some(origin) = &self.origin {
+            check_restore_options(&origin.restore_options)?;
+        }
         Ok(self.encode_to_vec())
     }
 

@@ -67,6 +67,7 @@ impl Store {
     ) -> Result<control::Checkpoint, StoreError> {
         let job = adoption.job;
         check_job(job)?;
+        super::check_origin(adoption.origin.as_ref())?;
         let _guard = self.lock_job(job, "an adoption")?;
         let dir = ImagesDir::new(images)?;
         let evidence = Evidence::read(&dir, adoption.images_age)?;

@@ -38,7 +38,9 @@ use std::time::{Duration, Instant};
 
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::manifest::{CheckpointRef, JobName, Kind, Manifest};
+use permafrost_protocol::manifest::{
+    CheckpointRef, JobName, Kind, Manifest, Origin, RestoreOptionError, check_restore_options,
+};
 
 use self::dump::Parent;
 use self::jobs::JobLocks;
@@ -238,6 +240,7 @@ impl Store {
         admit: impl FnOnce() -> Result<Option<Turn>, StoreError>,
     ) -> Result<Arc<Session>, StoreError> {
         self.check_writable()?;
+        check_origin(request.origin.as_ref())?;
         let guard = if request.job.is_empty() {
             None
         } else {
@@ -674,4 +677,14 @@ pub(crate) fn job_name(job: &str) -> Result<JobName, StoreError> {
 
 fn check_job(job: &str) -> Result<(), StoreError> {
     job_name(job).map(drop)
+}
+
+/// Refuses to record what a restore must not repeat: at the latest when a manifest is written, here while the task still
+/// runs.
+fn check_origin(origin: Option<&Origin>) -> Result<(), StoreError> {
+    let recorded = origin.map_or(&[][..], |origin| &origin.restore_options);
+    check_restore_options(recorded).map_err(|error| StoreError::Invalid {
+        message: error.to_string(),
+        hint: RestoreOptionError::HINT,
+    })
 }

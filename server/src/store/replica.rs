@@ -329,6 +329,7 @@ impl ReplicaDump {
                 commit.session, self.session
             )));
         }
+        super::check_origin(commit.origin.as_ref())?;
         let numbering = Numbering::of(commit)?;
         let Stage::Closed(closed) = std::mem::replace(&mut self.stage, Stage::Failed) else {
             return Err(out_of_order("committed"));

@@ -341,6 +341,9 @@ pub(crate) struct RestoreArguments {
     /// Build the images directory in this one instead of in memory. Implies --no-stream.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
+    /// Repeat none of the CRIU options that the checkpoint records, only those given here.
+    #[arg(long)]
+    pub(crate) no_recorded_options: bool,
     /// Options for CRIU.
     #[arg(last = true, value_name = "CRIU ARGS")]
     pub(crate) criu_arguments: Vec<String>,

@@ -88,6 +88,7 @@ pub(crate) fn adopt(context: &Context, arguments: &AdoptArguments) -> Result<(),
         facts(
             &format!("{} is sealed", name_of(checkpoint)),
             &[
+                ("restore needs", passed_on.with_counterpart().join(" ")),
                 ("memory", human::bytes(checkpoint.memory_bytes)),
                 ("stored", human::bytes(checkpoint.added_bytes)),
             ],

@@ -15,7 +15,7 @@ use permafrost_client::criu::{Criu, Finished, Run};
 use permafrost_client::origin::ProcessStat;
 use permafrost_client::processes;
 use permafrost_client::scratch::Scratch;
-use permafrost_protocol::control::{Checkpoint, Detail, request};
+use permafrost_protocol::control::{Checkpoint, request};
 use permafrost_protocol::images::RestoreStats;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use rustix::process::{Pid, WaitOptions};
@@ -88,15 +88,12 @@ pub(crate) fn bring_back(
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
 
-    let Detail {
-        checkpoint,
-        manifest,
-        ..
-    } = connection
+    let detail = connection
         .call(request::Show {
             checkpoint: arguments.checkpoint.clone(),
         })
         .map_err(|error| interrupts.explain(error.into()))?;
+    let checkpoint = detail.checkpoint.clone();
     let checkpoint = checkpoint
         .ok_or_else(|| Failure::new(Code::Internal, "the checkpoint has no description"))?;
     let name = name_of(&checkpoint);
@@ -107,6 +104,9 @@ pub(crate) fn bring_back(
         )
         .hint("restore a full checkpoint of the job: permafrost ls"));
     }
+    let manifest = detail.manifest.unwrap_or_default();
+    let options = criu_options(&passed_on, &manifest, arguments.no_recorded_options)
+        .map_err(|failure| failure.during(format!("restore {name}")))?;
 
     let purpose = format!("restore-{}", checkpoint.job);
     let streamed = !(arguments.no_stream || arguments.keep_images || arguments.work_dir.is_some());
@@ -133,10 +133,8 @@ pub(crate) fn bring_back(
     };
     let streamed = delivery.is_stream();
 
-    let manifest = manifest.unwrap_or_default();
     let waited = wait_until_reaped(&manifest, interrupts);
     interrupts.check()?;
-    let recorded = manifest.origin.clone().unwrap_or_default().restore_options;
     let pidfile = work.join("pid");
     let mut run = Run::new(&criu, "restore", &images, &work);
     run.arg("--restore-detached").arg("--pidfile").arg(&pidfile);
@@ -144,7 +142,6 @@ pub(crate) fn bring_back(
         // As our own child, so that it can be waited for, and the images can go meanwhile.
         run.arg("--restore-sibling");
     }
-    let options = passed_on.on_top_of(&recorded);
     if !options.iter().any(|option| option == "--shell-job") {
         // A terminal's Ctrl-C reaches only us, and CRIU is ended in order. A shell job is restored into CRIU's
         // group, which has to be the terminal's.
@@ -228,6 +225,21 @@ pub(crate) fn bring_back(
         exit_status: None,
         signal: None,
         images_dir,
+    })
+}
+
+/// CRIU's options: the recorded ones, unless `none_recorded`, and the user's own.
+fn criu_options(
+    passed_on: &PassedOn,
+    manifest: &Manifest,
+    none_recorded: bool,
+) -> Result<Vec<String>, Failure> {
+    let origin = manifest.origin.as_ref().filter(|_| !none_recorded);
+    let recorded = origin.map_or(&[][..], |origin| &origin.restore_options);
+    passed_on.on_top_of(recorded).map_err(|error| {
+        Failure::new(Code::Denied, error.to_string()).hint(
+            "find out who dumped it; --no-recorded-options restores without what is recorded, and what you give behind `--` counts",
+        )
     })
 }
 

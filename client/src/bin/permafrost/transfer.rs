@@ -6,6 +6,7 @@ use std::path::Path;
 
 use permafrost_client::scratch;
 use permafrost_protocol::control::{Exported, Verified, request};
+use permafrost_protocol::manifest::is_repeatable;
 
 use crate::cli::{Durability, GetArguments, PutArguments, VerifyArguments};
 use crate::context::Context;
@@ -79,7 +80,11 @@ fn human_exported(exported: &Exported, path: &Path) -> String {
         .unwrap_or_default();
     let origin = exported.origin.clone().unwrap_or_default();
     let mut restore = format!("criu restore --images-dir {} -d", path.display());
-    for option in origin.restore_options {
+    let (repeated, refused): (Vec<_>, Vec<_>) = origin
+        .restore_options
+        .into_iter()
+        .partition(|option| is_repeatable(option));
+    for option in repeated {
         restore.push(' ');
         restore.push_str(&option);
     }
@@ -89,6 +94,16 @@ fn human_exported(exported: &Exported, path: &Path) -> String {
             ("files", exported.files.to_string()),
             ("size", human::bytes(exported.bytes)),
             ("restore with", restore),
+            (
+                "left out",
+                if refused.is_empty() {
+                    String::new()
+                } else {
+                    format!(
+                        "{refused:?}: recorded, but they may run programs or reach files of this host"
+                    )
+                },
+            ),
         ],
     )
 }
