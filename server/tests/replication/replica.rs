@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 use permafrost_server::store::{ReplicaDump, ReplicaRequest};
@@ -80,6 +82,26 @@ fn a_commit_takes_the_senders_numbers_and_no_other_content() {
 
     assert!(node.store.roll_back(&sealed.id, false).unwrap());
     assert_eq!(node.free_bytes(), free);
+}
+
+#[test]
+fn a_node_that_has_an_option_recorded_that_runs_code_is_refused() {
+    let node = Node::new();
+    let mut dump = open(&node, "");
+    let commit = fill(&mut dump);
+    let error = dump
+        .commit(&Commit {
+            origin: Some(Origin {
+                restore_options: vec!["--config=/tmp/c".to_owned()],
+                ..Origin::default()
+            }),
+            ..commit.clone()
+        })
+        .unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Invalid);
+    assert!(error.to_string().contains("--config=/tmp/c"), "{error}");
+    assert!(node.store.held().is_empty());
+    dump.commit(&commit).unwrap();
 }
 
 #[test]

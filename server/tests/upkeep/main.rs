@@ -5,6 +5,7 @@
 mod adopting;
 mod medium;
 mod metrics;
+mod options;
 mod probes;
 mod scrub;
 mod sessions;

@@ -241,7 +241,7 @@ thread_local! {
 
 pub(crate) const CORE_IMAGE: &[u8] = b"the core image of a process that was frozen";
 
-fn images() -> OwnedFd {
+pub(crate) fn images() -> OwnedFd {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
     write("inventory.img", b"inventory");
