@@ -7,6 +7,7 @@ use std::time::Duration;
 use permafrost_pmem::Emulation;
 
 use crate::api::serve::Rate;
+use crate::audit::AuditFile;
 use crate::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
 use crate::queues::QueuesOptions;
 use crate::repair::Limits;
@@ -64,6 +65,8 @@ pub struct Config {
     /// How long a figure may be without a new measurement before this node, while it is idle, makes a small one. Default
     /// 5 min; `None`: never, and figures that nothing renews are not known any more after an hour.
     pub probe_period: Option<Duration>,
+    /// Where the audit log is. Default `audit.log` in the data directory.
+    pub audit: AuditFile,
     /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
     pub cluster: Option<ClusterOptions>,
 }
@@ -139,6 +142,7 @@ impl Default for Config {
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             queues: QueuesOptions::default(),
             probe_period: Some(Duration::from_secs(300)),
+            audit: AuditFile::default(),
             cluster: None,
         }
     }

@@ -3,6 +3,7 @@
 
 pub mod agents;
 pub mod api;
+pub mod audit;
 pub mod catalog;
 mod clock;
 pub mod cluster;

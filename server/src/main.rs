@@ -16,6 +16,7 @@ use permafrost_client::host::{STOPPING, end_within};
 use permafrost_pmem::Emulation;
 use permafrost_protocol::control::ErrorCode;
 use permafrost_server::api::serve::Rate;
+use permafrost_server::audit::AuditFile;
 use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_server::config::{ApiOptions, ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
@@ -127,6 +128,10 @@ struct Args {
     /// seconds.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_period)]
     probe_period: Period,
+    /// Who did what to which checkpoint, one JSON object a line, or `none`. Opened anew when it was moved away, and at
+    /// SIGHUP [default: DATA_DIR/audit.log].
+    #[arg(long, value_name = "FILE")]
+    audit_log: Option<PathBuf>,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Form of the log on standard error.
@@ -339,6 +344,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             ..QueuesOptions::default()
         },
         probe_period: args.probe_period.0,
+        audit: match args.audit_log {
+            None => AuditFile::InDataDir,
+            Some(none) if none.as_os_str() == "none" => AuditFile::Off,
+            Some(path) => AuditFile::At(absolute(path)?),
+        },
         cluster: args.cluster.options()?,
     };
     permafrost_pmem::heap::bound_arenas();
@@ -353,6 +363,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("catch SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("catch SIGINT")?;
+        let mut hangup = signal(SignalKind::hangup()).context("catch SIGHUP")?;
         let daemon = Daemon::start(config).await?;
         let or_none = |address: Option<SocketAddr>| {
             address.map_or_else(|| "none".to_owned(), |address| address.to_string())
@@ -373,16 +384,22 @@ fn run(args: Args) -> anyhow::Result<()> {
             tracing::debug!("standard output is closed");
         }
         tracing::info!("{ready}");
-        let failed = tokio::select! {
-            _ = terminate.recv() => {
-                tracing::info!("SIGTERM: stopping");
-                Ok(())
+        let failed = loop {
+            tokio::select! {
+                _ = terminate.recv() => {
+                    tracing::info!("SIGTERM: stopping");
+                    break Ok(());
+                }
+                _ = interrupt.recv() => {
+                    tracing::info!("SIGINT: stopping");
+                    break Ok(());
+                }
+                _ = hangup.recv() => {
+                    tracing::info!("SIGHUP: opening the audit log anew");
+                    daemon.audit().reopen();
+                }
+                error = daemon.failed() => break Err(error),
             }
-            _ = interrupt.recv() => {
-                tracing::info!("SIGINT: stopping");
-                Ok(())
-            }
-            error = daemon.failed() => Err(error),
         };
         end_within(STOPPING);
         daemon.stop().await.context("mark the region clean")?;

@@ -1,14 +1,16 @@
 //! What the host's front ends need of whatever keeps the checkpoints.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use permafrost_protocol::control::{self, request};
+use permafrost_protocol::control::{self, reply, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
 use crate::frontend::PageSink;
+use crate::identity::Peer;
 
 /// How far a long operation is: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -34,6 +36,25 @@ pub struct Patiently;
 impl Waits for Patiently {
     fn waits(&mut self, _waiting: &control::Waiting) {}
 }
+
+/// The other end of a connection of this host.
+#[derive(Clone, Debug)]
+pub enum Client {
+    /// A user of this machine, by the credentials of a socket.
+    User {
+        /// User id.
+        uid: u32,
+        /// Process that connected.
+        pid: i32,
+    },
+    /// A TCP connection without a certificate.
+    Address(SocketAddr),
+    /// The holder of a certificate.
+    Certificate(Peer),
+}
+
+/// Takes in what a request of the control socket came to.
+pub type Trail = Box<dyn FnOnce(Result<&reply::Body, &control::Error>)>;
 
 /// A dump that is not sealed yet.
 pub trait Session: Send + Sync + 'static {
@@ -237,6 +258,18 @@ pub trait Backend: Send + Sync + 'static {
     /// There is none with that token.
     fn cancel_reservation(&self, cancel: &request::CancelReservation)
     -> Result<(), control::Error>;
+
+    /// Begins to record a request of the control socket; `None` where nothing is recorded.
+    fn trail(&self, client: &Client, body: &request::Body) -> Option<Trail> {
+        let _ = (client, body);
+        None
+    }
+
+    /// Records that a page-server connection brought the pages of a dump, or why not. `session` is its job, or the
+    /// session's id where it has none; empty for a connection that was refused before there was one.
+    fn received(&self, client: &Client, session: &str, outcome: Result<(), &control::Error>) {
+        let _ = (client, session, outcome);
+    }
 
     /// Takes in how long a dump or a restore took whoever ran it. Whether that is news of one that was measured here.
     fn took(&self, took: &request::Took) -> bool;

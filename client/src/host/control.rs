@@ -10,7 +10,7 @@ use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, reque
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
 
-use super::{Backend, Session, Shared, Waits, endpoints, page_server_socket};
+use super::{Backend, Client, Session, Shared, Waits, endpoints, page_server_socket};
 use crate::framing;
 
 /// A peer that does not read its replies for so long is given up.
@@ -44,6 +44,13 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
         tracing::warn!(%error, "control connection");
         return;
     }
+    let client = match endpoints::user_of(stream) {
+        Ok(client) => client,
+        Err(error) => {
+            tracing::warn!(%error, "control connection");
+            return;
+        }
+    };
     // Sessions that end with this connection.
     let mut bound = Vec::new();
     loop {
@@ -52,6 +59,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
                 let handler = Handler {
                     shared,
                     stream,
+                    client: &client,
                     bound: &mut bound,
                 };
                 let body = handler.answer(request, fds.into_iter().next());
@@ -76,6 +84,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, stream: &UnixStream) {
 struct Handler<'a, B> {
     shared: &'a Arc<Shared<B>>,
     stream: &'a UnixStream,
+    client: &'a Client,
     bound: &'a mut Vec<String>,
 }
 
@@ -100,7 +109,12 @@ impl<B: Backend> Handler<'_, B> {
                 "use the permafrost that belongs to this permafrostd",
             ));
         };
-        match self.dispatch(body, fd) {
+        let trail = self.shared.backend.trail(self.client, &body);
+        let answered = self.dispatch(body, fd);
+        if let Some(trail) = trail {
+            trail(answered.as_ref());
+        }
+        match answered {
             Ok(body) => body,
             Err(error) => {
                 tracing::info!(error = error.message, "request refused");

@@ -16,8 +16,8 @@ use tokio::sync::Semaphore;
 
 use super::limits::{self, FIRST_BYTE};
 use super::owner::peer_uid;
-use super::{Backend, Patiently, Session, Shared, bind_unix, remove_socket};
-use crate::frontend;
+use super::{Backend, Client, Patiently, Session, Shared, bind_unix, remove_socket};
+use crate::frontend::{self, Outcome};
 use crate::identity::{Action, CriuTls, TlsStream, begins_with_tls};
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
@@ -125,6 +125,15 @@ impl Connection {
         )))
     }
 
+    /// The other end, as far as it is known by now; `None` when it is gone already.
+    fn client(&self) -> Option<Client> {
+        match self {
+            Self::Unix(stream) => user_of(stream).ok(),
+            Self::Tcp(stream) => stream.peer_addr().ok().map(Client::Address),
+            Self::Tls(stream) => Some(Client::Certificate(stream.peer().clone())),
+        }
+    }
+
     /// What ends it from another thread.
     fn hang_up(&self) -> io::Result<Box<dyn FnOnce() + Send>> {
         // It may have ended already, which is just as well.
@@ -189,6 +198,15 @@ pub(crate) async fn accept_owner(listener: &UnixListener) -> io::Result<StdUnixS
     }
     let message = format!("uid {} refused", peer.uid.as_raw());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+}
+
+/// The user and process at the other end of an AF_UNIX connection.
+pub(super) fn user_of(stream: &StdUnixStream) -> io::Result<Client> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    Ok(Client::User {
+        uid: peer.uid.as_raw(),
+        pid: peer.pid.as_raw_nonzero().get(),
+    })
 }
 
 pub(crate) async fn accept_failed(error: &io::Error) {
@@ -285,17 +303,27 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, conne
                 return;
             }
         }
+        let backend = &*shared.backend;
+        let client = connection.client();
         // Before a session is begun: whoever is refused takes nobody's.
-        let secured = connection.secure(options.tls.as_ref(), admitted, idle);
-        let served = secured.and_then(|connection| {
-            let _place = match &session {
-                Some(_) => place,
-                None => shared.places.anonymous().ok_or_else(crowded)?,
-            };
-            converse(&*shared.backend, session, connection)
-        });
-        if let Err(error) = served {
+        let served = match connection.secure(options.tls.as_ref(), admitted, idle) {
+            Ok(connection) => {
+                let client = connection.client();
+                let place = match &session {
+                    Some(_) => Ok(place),
+                    None => shared.places.anonymous().ok_or_else(crowded),
+                };
+                let served = place
+                    .and_then(|_place| converse(backend, session, connection, client.as_ref()));
+                served.map_err(|error| (client, error))
+            }
+            Err(error) => Err((client, error)),
+        };
+        if let Err((client, error)) = served {
             shared.places.refused(&error.message);
+            if let Some(client) = client {
+                backend.received(&client, "", Err(&error));
+            }
         }
     });
     if let Err(error) = spawned {
@@ -315,6 +343,7 @@ fn converse<B: Backend>(
     backend: &B,
     session: Option<Arc<B::Session>>,
     connection: Connection,
+    client: Option<&Client>,
 ) -> Result<(), control::Error> {
     connection.authorize(session.as_ref().map_or("", |session| session.job()))?;
     let hang_up = connection
@@ -335,6 +364,26 @@ fn converse<B: Backend>(
     };
     // Whatever went wrong, the sink was told and the session has noted it.
     tracing::debug!(session = session.id(), ?outcome, "conversation over");
+    if let Some(client) = client {
+        let name = match session.job() {
+            "" => session.id(),
+            job => job,
+        };
+        let failed = |message: String| control::Error {
+            code: ErrorCode::SessionFailed.into(),
+            message,
+            hint: String::new(),
+        };
+        match outcome {
+            Ok(Outcome::Closed) => backend.received(client, name, Ok(())),
+            Ok(Outcome::Refused(refusal)) => {
+                backend.received(client, name, Err(&failed(refusal.message)));
+            }
+            Err(error) => backend.received(client, name, Err(&failed(error.to_string()))),
+            // It brought nothing.
+            Ok(Outcome::Empty) => {}
+        }
+    }
     Ok(())
 }
 

@@ -33,7 +33,7 @@ use crate::identity::CriuTls;
 
 pub(crate) use endpoints::{accept_failed, accept_owner};
 
-pub use backend::{Backend, Patiently, Progress, Session, Waits};
+pub use backend::{Backend, Client, Patiently, Progress, Session, Trail, Waits};
 pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;

@@ -15,6 +15,7 @@ use crate::api::refresh::{self, Refresher};
 use crate::api::serve::{self, Limits, Rate, Server};
 use crate::api::source::Source;
 use crate::api::{Api, ApiConfig, kubernetes, router};
+use crate::audit::Audit;
 use crate::config::ApiOptions;
 use crate::store::StoreError;
 
@@ -44,6 +45,7 @@ impl Answers {
         run_dir: &Path,
         identity: Option<&ReloadingIdentity>,
         source: Arc<dyn Source>,
+        audit: &Arc<Audit>,
     ) -> Result<Self, StartError> {
         let failed = StoreError::io("start the threads of the API");
         let runtime = Builder::new_multi_thread()
@@ -58,6 +60,7 @@ impl Answers {
             listen: options.listen,
             identity: identity.cloned(),
             tokens: options.tokens.clone(),
+            audit: Some(Arc::clone(audit)),
             limits: Limits {
                 rate: Rate::of(options.rate_per_s),
                 ..Limits::default()

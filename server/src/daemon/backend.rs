@@ -5,12 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::host::{Backend, Progress, Session, Waits};
+use permafrost_client::host::{Backend, Client, Progress, Session, Trail, Waits};
 use permafrost_client::identity::ReloadingIdentity;
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
+use crate::audit::{Audit, Event, Who};
 use crate::cluster::{Operate, no_cluster};
 use crate::denials::{Denials, no_certificates};
 use crate::queues::{
@@ -36,6 +37,8 @@ pub(crate) struct Local {
     pub(crate) denials: Option<Arc<Denials>>,
     /// The certificate, if there is one.
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,
+    /// Who asked for what.
+    pub(crate) audit: Arc<Audit>,
     /// How it stands there.
     pub(crate) in_cluster: Option<InCluster>,
     /// Members of the cluster's etcd, `host:port`; none without a cluster.
@@ -369,6 +372,25 @@ impl Backend for Local {
         cancel: &request::CancelReservation,
     ) -> Result<(), control::Error> {
         self.reservations.cancel(cancel)
+    }
+
+    fn trail(&self, client: &Client, body: &request::Body) -> Option<Trail> {
+        let (audit, who) = (Arc::clone(&self.audit), Who::client("control", client));
+        let event = Event::of_control(body);
+        Some(Box::new(move |answered| match answered {
+            Ok(reply) => {
+                if let Some(event) = event.told_by(reply) {
+                    audit.record(&who, &event, Ok(()));
+                }
+            }
+            Err(error) => audit.record(&who, &event, Err(error)),
+        }))
+    }
+
+    fn received(&self, client: &Client, session: &str, outcome: Result<(), &control::Error>) {
+        let event = Event::change("receive", session);
+        self.audit
+            .record(&Who::client("page-server", client), &event, outcome);
     }
 
     fn took(&self, took: &request::Took) -> bool {

@@ -26,6 +26,7 @@ use self::backend::Local;
 use self::member::{Joining, Member};
 use crate::agents::Agents;
 use crate::api::serve;
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::costs::Probing;
 use crate::denials::{DENIED_FILE, Denials};
@@ -65,6 +66,7 @@ pub struct Daemon {
     probing: Option<Probing>,
     metrics: Option<metrics::Server>,
     answers: Answers,
+    audit: Arc<Audit>,
 }
 
 impl Daemon {
@@ -89,9 +91,15 @@ impl Daemon {
             tls,
         })
         .await?;
+        let node_name = identity
+            .as_deref()
+            .map_or_else(String::new, |identity| identity.current().name().to_owned());
+        let audit = Audit::open(&config.audit, &config.data_dir, &node_name)
+            .map(Arc::new)
+            .map_err(StartError::Audit)?;
         let (store, catalog_origin) = startup::open_store(&config)?;
         startup::measure(&config, &store)?;
-        match Self::serve(config, bound, identity, &store, catalog_origin).await {
+        match Self::serve(config, bound, identity, &store, catalog_origin, audit).await {
             Ok(daemon) => Ok(daemon),
             Err(error) => {
                 // It was not a crash.
@@ -108,6 +116,7 @@ impl Daemon {
         identity: Option<Arc<ReloadingIdentity>>,
         store: &Arc<Store>,
         catalog_origin: String,
+        audit: Arc<Audit>,
     ) -> Result<Self, StartError> {
         let scrubber = Scrubber::new(
             store,
@@ -128,13 +137,14 @@ impl Daemon {
             member,
             reservations,
             denials,
-        } = serve_peers(&config, identity.clone(), store, &scrubber, &queues).await?;
+        } = serve_peers(&config, identity.clone(), store, &scrubber, &queues, &audit).await?;
         let source = source::of(store, &queues, &reservations, member.as_ref());
         let answers = Answers::start(
             &config.api,
             &config.run_dir,
             identity.as_deref(),
             Arc::new(source),
+            &audit,
         )
         .await?;
         if let (Some(handler), Some(api)) = (handler, answers.for_peers()) {
@@ -142,7 +152,10 @@ impl Daemon {
         }
         let numbers = match config.listen_metrics {
             Some(listen) => {
-                let mut all = Metrics::new(store).scrub(&scrubber).queues(&queues);
+                let mut all = Metrics::new(store)
+                    .scrub(&scrubber)
+                    .queues(&queues)
+                    .audit(&audit);
                 if let Some(identity) = identity.clone() {
                     all = all.certificate(move || CertificateNumbers {
                         expires_s: identity.expires_in().as_secs(),
@@ -166,6 +179,7 @@ impl Daemon {
             denials,
             identity,
             operator: member.as_ref().map(Member::operator),
+            audit: Arc::clone(&audit),
             in_cluster: member.as_ref().map(Member::status),
             registry: config
                 .cluster
@@ -197,6 +211,7 @@ impl Daemon {
             probing,
             metrics: numbers,
             answers,
+            audit,
         })
     }
 
@@ -242,6 +257,12 @@ impl Daemon {
             Some(member) => member.failed().await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Its audit log.
+    #[must_use]
+    pub fn audit(&self) -> &Audit {
+        &self.audit
     }
 
     /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: what
@@ -292,6 +313,7 @@ async fn serve_peers(
     store: &Arc<Store>,
     scrubber: &Arc<Scrubber>,
     queues: &Arc<Queues>,
+    audit: &Arc<Audit>,
 ) -> Result<Peers, StartError> {
     let capacity_bytes = store.region().usage().capacity_bytes;
     let reservations_here = || Reservations::here(Arc::clone(queues), capacity_bytes);
@@ -314,7 +336,8 @@ async fn serve_peers(
         _ => make_private_dir(&spool)?,
     }
     let name = identity.current().name().to_owned();
-    let handler = Arc::new(NodeHandler::new(Arc::clone(store), &name));
+    let handler = NodeHandler::new(Arc::clone(store), &name).with_audit(Arc::clone(audit));
+    let handler = Arc::new(handler);
     let endpoint = Endpoint::serve(
         &Handle::current(),
         listen,

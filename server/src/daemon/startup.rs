@@ -38,6 +38,9 @@ pub enum StartError {
     /// Peers cannot be served.
     #[error("serve peers")]
     Peers(#[from] PeerError),
+    /// The audit log cannot be opened.
+    #[error("open the audit log")]
+    Audit(#[source] io::Error),
     /// Metrics cannot be served.
     #[error(transparent)]
     Metrics(#[from] ServeError),
@@ -131,6 +134,7 @@ impl StartError {
                 "name a larger --region-size (a dump takes at least 1 MiB), or a --region on a file system with more room"
             }
             Self::Quotas(error) => error.hint(),
+            Self::Audit(_) => "name another file with --audit-log, or `none`",
             _ => "",
         }
     }

@@ -22,6 +22,7 @@ mod tell;
 
 use std::sync::Arc;
 
+use crate::audit::Audit;
 use crate::queues::Queues;
 use crate::repair;
 use crate::scrub::Scrubber;
@@ -69,6 +70,7 @@ pub struct Metrics {
     cluster: Option<Ask<ClusterNumbers>>,
     queues: Option<Arc<Queues>>,
     certificate: Option<Ask<CertificateNumbers>>,
+    audit: Option<Arc<Audit>>,
 }
 
 impl Metrics {
@@ -83,6 +85,7 @@ impl Metrics {
             cluster: None,
             queues: None,
             certificate: None,
+            audit: None,
         }
     }
 
@@ -124,6 +127,13 @@ impl Metrics {
         ask: impl Fn() -> CertificateNumbers + Send + Sync + 'static,
     ) -> Self {
         self.certificate = Some(Box::new(ask));
+        self
+    }
+
+    /// And of the audit log.
+    #[must_use]
+    pub fn audit(mut self, audit: &Arc<Audit>) -> Self {
+        self.audit = Some(Arc::clone(audit));
         self
     }
 

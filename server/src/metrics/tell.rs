@@ -92,6 +92,13 @@ impl Collector for Metrics {
         if let Some(queues) = &self.queues {
             told.queues(queues)?;
         }
+        if let Some(audit) = &self.audit {
+            told.counter(
+                "audit_lines_lost",
+                "Lines that are missing from the audit log: it could not be written, or the disk was too slow",
+                audit.lost(),
+            )?;
+        }
         Ok(())
     }
 }

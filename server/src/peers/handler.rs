@@ -3,13 +3,16 @@
 use std::sync::{Arc, OnceLock};
 
 use permafrost_client::identity::{Action, Peer, Role};
-use permafrost_client::peer::{ApiServer, FrameSink, FrameSource, Handler, Replies};
+use permafrost_client::peer::{ApiServer, FrameSink, FrameSource, Handler, PeerError, Replies};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::wire::message::{Committed, Done, reply, request};
+use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::message::{Closed, Committed, Done, Prepared, reply, request};
 
 use super::replica::take_copy;
 use crate::agents::{Agents, authorize, serve_fetch};
+use crate::audit::{Audit, Event, Who, name_of};
 use crate::cluster::held;
 use crate::repair::{Puller, Throttle};
 use crate::store::{Store, StoreError};
@@ -20,6 +23,7 @@ pub struct NodeHandler {
     node: String,
     serving: OnceLock<Serving>,
     api: OnceLock<Arc<dyn ApiServer>>,
+    audit: Arc<Audit>,
 }
 
 struct Serving {
@@ -44,7 +48,14 @@ impl NodeHandler {
             node: node.to_owned(),
             serving: OnceLock::new(),
             api: OnceLock::new(),
+            audit: Arc::new(Audit::off()),
         }
+    }
+
+    /// Records who asks for what.
+    #[must_use]
+    pub fn with_audit(self, audit: Arc<Audit>) -> Self {
+        Self { audit, ..self }
     }
 
     /// Begins to serve; other nodes with `copying` only. A node must listen before it joins a cluster, which is told
@@ -137,27 +148,8 @@ impl NodeHandler {
         })
     }
 
-    /// Drops a copy that the registry does not list on this node. Nobody's word is taken for that: what it lists
-    /// here stays; what it does not list at all goes if it was never published, or was removed, and not if the
-    /// registry may have lost it; and while it does not answer nothing goes.
-    fn roll_back(&self, checkpoint: &str) -> Result<(), StoreError> {
-        let withdrawn = self.store.may_go(checkpoint)?;
-        if self.store.roll_back(checkpoint, withdrawn)? {
-            tracing::info!(checkpoint, "dropped: not listed");
-        }
-        Ok(())
-    }
-}
-
-impl Handler for NodeHandler {
-    fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
-        self.answer(peer, body).unwrap_or_else(|error| {
-            tracing::info!(peer = peer.name(), error = error.message, "request refused");
-            reply::Body::Error(error)
-        })
-    }
-
-    fn dump(
+    /// Takes a dump in: an agent's, or the copy of another node's.
+    fn take_dump(
         &self,
         peer: &Peer,
         request: request::Dump,
@@ -175,24 +167,168 @@ impl Handler for NodeHandler {
         take_copy(&self.store, &self.node, request, frames, replies)
     }
 
-    fn fetch(
+    /// Gives out a checkpoint, slowly to who makes a copy that nobody waits for.
+    fn give(
         &self,
         peer: &Peer,
-        request: request::Fetch,
+        request: &request::Fetch,
         frames: &mut dyn FrameSink,
     ) -> Result<(), control::Error> {
         let serving = self.serving().map_err(|error| error.to_reply())?;
         match &serving.copying {
             Some(copying) if request.background && peer.may(Action::Replicate) => {
                 let mut slow = copying.throttle.sink(frames);
-                serve_fetch(&self.store, peer, &request, &mut slow)
+                serve_fetch(&self.store, peer, request, &mut slow)
             }
-            _ => serve_fetch(&self.store, peer, &request, frames),
+            _ => serve_fetch(&self.store, peer, request, frames),
         }
     }
 
+    /// Records what came of a request.
+    fn record(&self, peer: &Peer, event: Event, answered: &reply::Body) {
+        let refused = match answered {
+            reply::Body::Error(error) => Some(error),
+            reply::Body::Control(control::Reply { body }) => match body {
+                Some(control::reply::Body::Error(error)) => Some(error),
+                Some(told) => match event.told_by(told) {
+                    Some(event) => {
+                        return self.audit.record(&Who::peer(peer), &event, Ok(()));
+                    }
+                    None => return,
+                },
+                None => None,
+            },
+            _ => None,
+        };
+        let outcome = refused.map_or(Ok(()), Err);
+        self.audit.record(&Who::peer(peer), &event, outcome);
+    }
+
+    /// Drops a copy that the registry does not list on this node. Nobody's word is taken for that: what it lists
+    /// here stays; what it does not list at all goes if it was never published, or was removed, and not if the
+    /// registry may have lost it; and while it does not answer nothing goes.
+    fn roll_back(&self, checkpoint: &str) -> Result<(), StoreError> {
+        let withdrawn = self.store.may_go(checkpoint)?;
+        if self.store.roll_back(checkpoint, withdrawn)? {
+            tracing::info!(checkpoint, "dropped: not listed");
+        }
+        Ok(())
+    }
+}
+
+/// Replies to a dump, listened to for the name of the checkpoint that it became.
+struct Overheard<'a> {
+    replies: &'a mut dyn Replies,
+    committed: Option<String>,
+}
+
+impl Replies for Overheard<'_> {
+    fn opened(&mut self, has_parent: bool) {
+        self.replies.opened(has_parent);
+    }
+
+    fn closed(&mut self, closed: Closed) {
+        self.replies.closed(closed);
+    }
+
+    fn prepared(&mut self, prepared: Prepared) {
+        self.replies.prepared(prepared);
+    }
+
+    fn committed(&mut self, committed: Committed) {
+        self.committed = committed.checkpoint.as_ref().map(name_of);
+        self.replies.committed(committed);
+    }
+}
+
+/// Frames of a fetch, watched for the name of the checkpoint that they are of.
+struct Watched<'a> {
+    frames: &'a mut dyn FrameSink,
+    opened: Option<String>,
+}
+
+impl FrameSink for Watched<'_> {
+    fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError> {
+        self.opened = Some(if manifest.generation > 0 {
+            format!("{}@{}", manifest.job, manifest.generation)
+        } else {
+            manifest.session.clone()
+        });
+        self.frames.opened(manifest, content_digest)
+    }
+
+    fn push(
+        &mut self,
+        kind: Kind,
+        flags: u16,
+        pages: u32,
+        index: u64,
+        payload: &[u8],
+    ) -> Result<(), PeerError> {
+        self.frames.push(kind, flags, pages, index, payload)
+    }
+}
+
+impl Handler for NodeHandler {
+    fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
+        let event = Event::of_peer(&body);
+        let answered = self.answer(peer, body).unwrap_or_else(|error| {
+            tracing::info!(peer = peer.name(), error = error.message, "request refused");
+            reply::Body::Error(error)
+        });
+        self.record(peer, event, &answered);
+        answered
+    }
+
+    fn dump(
+        &self,
+        peer: &Peer,
+        request: request::Dump,
+        frames: &mut dyn FrameSource,
+        replies: &mut dyn Replies,
+    ) -> Result<(), control::Error> {
+        let mut event = Event::of_dump(&request);
+        if peer.role() == Role::Node {
+            event = Event::change("copy", &request.job);
+        }
+        let mut overheard = Overheard {
+            replies,
+            committed: None,
+        };
+        let taken = self.take_dump(peer, request, frames, &mut overheard);
+        if let Some(name) = overheard.committed {
+            event = event.on(name);
+        }
+        self.audit
+            .record(&Who::peer(peer), &event, taken.as_ref().copied());
+        taken
+    }
+
+    fn fetch(
+        &self,
+        peer: &Peer,
+        request: request::Fetch,
+        frames: &mut dyn FrameSink,
+    ) -> Result<(), control::Error> {
+        let mut event = Event::of_fetch(&request);
+        let mut watched = Watched {
+            frames,
+            opened: None,
+        };
+        let fetched = self.give(peer, &request, &mut watched);
+        if let Some(name) = watched.opened {
+            event = event.on(name);
+        }
+        self.audit
+            .record(&Who::peer(peer), &event, fetched.as_ref().copied());
+        fetched
+    }
+
     fn api(&self, peer: &Peer) -> Result<Arc<dyn ApiServer>, control::Error> {
-        authorize(peer, &Access::Inspect)?;
+        authorize(peer, &Access::Inspect).inspect_err(|denied| {
+            self.audit
+                .record(&Who::peer(peer), &Event::api_of_peer(), Err(denied));
+        })?;
         let api = self.api.get().cloned();
         api.ok_or_else(|| control::Error {
             code: ErrorCode::Unavailable.into(),

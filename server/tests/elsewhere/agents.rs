@@ -140,3 +140,78 @@ fn what_is_shown_by_any_node_names_the_holders() {
     };
     assert_eq!(error.code(), ErrorCode::Denied);
 }
+
+/// Waits for lines of a node's audit log; each as who, action, on, outcome.
+fn audited(site: &Site, node: &str, count: usize) -> Vec<[String; 4]> {
+    let path = site.work.path().join(node).join("audit.log");
+    let until = Instant::now() + LONG;
+    loop {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text
+            .lines()
+            .map(|line| {
+                let line: serde_json::Value = serde_json::from_str(line).unwrap();
+                assert_eq!(
+                    (&line["node"], &line["via"]),
+                    (&node.into(), &"peer".into())
+                );
+                ["who", "action", "on", "outcome"]
+                    .map(|field| line[field].as_str().unwrap().to_owned())
+            })
+            .collect();
+        if lines.len() >= count || Instant::now() > until {
+            return lines;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_peers_read_and_what_they_were_denied_is_in_the_audit_log() {
+    let site = Site::new(&[("a", "", "")]);
+    let sealed = site.dump(0, &memory(50));
+    let name = format!("{JOB}@{}", sealed.generation);
+    let call = |network: &Network, body: control::request::Body| {
+        let request = control::Request {
+            version: control::VERSION,
+            body: Some(body),
+        };
+        let body = request::Body::Control(request);
+        network.call("a", body, Instant::now() + LONG).unwrap()
+    };
+    let remove = |checkpoint: &str| {
+        control::request::Body::Remove(control::request::Remove {
+            checkpoint: checkpoint.to_owned(),
+            ..control::request::Remove::default()
+        })
+    };
+    let stranger = site.network_of("stranger", Role::Agent, "others");
+    assert_eq!(
+        refused(&stranger, "a", fetch(&sealed, "")),
+        ErrorCode::Denied
+    );
+    call(&stranger, remove(&name));
+    let friend = site.network_of("friend", Role::Agent, "team");
+    // Each file of a restore is a fetch; one line says that it reads.
+    for _ in 0..3 {
+        let passed = remote::fetch(&friend, "a", false, fetch(&sealed, ""), LONG).unwrap();
+        assert!(passed.frames.into_iter().all(|frame| frame.is_ok()));
+    }
+    call(
+        &friend,
+        control::request::Body::List(control::request::List::default()),
+    );
+    call(&friend, remove(&name));
+    let [stranger, friend] = ["agent stranger", "agent friend"];
+    let expected = [
+        [stranger, "read", &sealed.id, "denied"],
+        [stranger, "remove", &name, "denied"],
+        [friend, "read", &name, "done"],
+        // Without the right to delete.
+        [friend, "remove", &name, "denied"],
+    ];
+    assert_eq!(
+        audited(&site, "a", expected.len()),
+        expected.map(|line| line.map(str::to_owned))
+    );
+}

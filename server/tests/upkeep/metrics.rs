@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use permafrost_client::frontend::PageSink;
 use permafrost_scheduling::quantity::Seconds;
+use permafrost_server::audit::Audit;
 use permafrost_server::costs::{Costs, CostsConfig, StartFigures, StartSample, StartWhat};
 use permafrost_server::metrics::{
     self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
@@ -138,6 +139,7 @@ impl Scene {
         let metrics = Metrics::new(&site.store)
             .scrub(&scrubber)
             .queues(&queues)
+            .audit(&Arc::new(Audit::off()))
             .repair(progress)
             .replication(|| ReplicationNumbers {
                 copies_failed: 7,

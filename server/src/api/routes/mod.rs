@@ -69,21 +69,24 @@ async fn may_operate(request: Request, next: Next) -> Response {
     checked(Scope::Operate, request, next).await
 }
 
-/// Lets those pass who may. Public for what stands beside these routes.
+/// Lets those pass who may, and marks the answer with the scope for the audit log. Public for what stands beside these
+/// routes.
 pub async fn checked(scope: Scope, request: Request, next: Next) -> Response {
-    let failure = match request.extensions().get::<Caller>() {
-        Some(caller) if caller.may(scope) => return next.run(request).await,
+    let mut response = match request.extensions().get::<Caller>() {
+        Some(caller) if caller.may(scope) => next.run(request).await,
         Some(caller) => {
             let detail = format!(
                 "{} may {}; this takes the scope {scope}",
                 caller.name, caller.scopes
             );
-            Failure::new(Kind::Forbidden, detail)
+            Failure::new(Kind::Forbidden, detail).into_response()
         }
         None => Failure::new(
             Kind::Unauthenticated,
             "show a token, or a certificate of the cluster",
-        ),
+        )
+        .into_response(),
     };
-    failure.into_response()
+    response.extensions_mut().insert(scope);
+    response
 }

@@ -13,8 +13,9 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
 use hyper::service::Service as _;
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::service::TowerToHyperService;
+use permafrost_protocol::control::{self, ErrorCode};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
 use super::Limits;
@@ -22,8 +23,9 @@ use super::buckets::Buckets;
 use super::door::Place;
 use super::refusal::Refusal;
 use super::tokens::Tokens;
-use crate::api::caller::Caller;
+use crate::api::caller::{Caller, Scope};
 use crate::api::shares::Shares;
+use crate::audit::{Audit, Event, Who};
 
 /// Named in the log and in the answer, so that one is found by the other.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -59,6 +61,7 @@ pub(super) struct Shared {
     /// What ids of requests begin with, so that those of two runs differ.
     pub(super) run: String,
     pub(super) requests: AtomicU64,
+    pub(super) audit: Option<Arc<Audit>>,
 }
 
 /// Who is at the other end of a connection, before a request says more.
@@ -118,8 +121,46 @@ impl Conversation {
             caller = name.as_deref().unwrap_or("nobody"),
             "request"
         );
+        self.record(&method, &path, name.as_deref(), &response);
         response.headers_mut().insert(REQUEST_ID, id);
         Ok(self.ending(response))
+    }
+
+    /// Records what changed something, and who was denied. What takes a scope that changes something is marked with it
+    /// where the scope is checked.
+    fn record(&self, method: &Method, path: &str, caller: Option<&str>, response: &Response<Body>) {
+        let Some(audit) = &self.shared.audit else {
+            return;
+        };
+        let status = response.status();
+        let denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        // What stands behind may be a token.
+        let place: String = path.split_inclusive('/').take(3).collect();
+        let place = place.trim_end_matches('/');
+        let event = match response.extensions().get::<Scope>() {
+            Some(Scope::Reserve) if *method == Method::DELETE => {
+                Event::change("cancel-reservation", place)
+            }
+            Some(Scope::Reserve) => Event::change("reserve", place),
+            Some(Scope::Operate) => Event::change("operate", place),
+            Some(Scope::Read) | None if denied => Event::look("ask", place),
+            Some(Scope::Read) | None => return,
+        };
+        let refused = (!status.is_success()).then(|| control::Error {
+            code: match status {
+                _ if denied => ErrorCode::Denied,
+                StatusCode::NOT_FOUND => ErrorCode::NotFound,
+                StatusCode::CONFLICT => ErrorCode::Conflict,
+                _ if status.is_client_error() => ErrorCode::Invalid,
+                StatusCode::SERVICE_UNAVAILABLE => ErrorCode::Unavailable,
+                _ => ErrorCode::Internal,
+            }
+            .into(),
+            message: format!("HTTP {}", status.as_u16()),
+            hint: String::new(),
+        });
+        let who = Who::api(caller.unwrap_or("nobody"));
+        audit.record(&who, &event, refused.as_ref().map_or(Ok(()), Err));
     }
 
     /// The caller's own, if it is one that fits a log, or a new one.

@@ -32,6 +32,8 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use uuid::Uuid;
 
+use crate::audit::Audit;
+
 use answer::{Shared, body_units};
 use buckets::Buckets;
 use door::{Door, Guard, PeerDoor};
@@ -58,6 +60,8 @@ pub struct Options {
     pub tokens: Option<PathBuf>,
     /// How much callers may use.
     pub limits: Limits,
+    /// Who asked for what is recorded here.
+    pub audit: Option<Arc<Audit>>,
 }
 
 /// Why the API is not served.
@@ -196,6 +200,7 @@ async fn serve_looking(
         stop: stopped,
         run: Uuid::new_v4().simple().to_string().split_off(20),
         requests: AtomicU64::new(0),
+        audit: options.audit,
     });
     let (port, address) = match options.listen {
         Some(address) => {

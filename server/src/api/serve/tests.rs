@@ -1,5 +1,6 @@
 //! A small router behind the real thing: sockets, TLS, tokens, limits.
 
+mod audited;
 mod client;
 mod limits;
 mod reached;

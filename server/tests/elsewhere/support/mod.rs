@@ -35,6 +35,7 @@ use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_protocol::wire::message::Commit;
 use permafrost_server::agents::Agents;
+use permafrost_server::audit::{Audit, AuditFile};
 use permafrost_server::catalog::SledCatalog;
 use permafrost_server::cluster::{
     FailureDomain, LiveNode, MemberState, NodeFacts, NodesView, Registry,
@@ -109,7 +110,8 @@ impl Site {
         let spool = dir.join("spool");
         std::fs::create_dir(&spool).unwrap();
         let agents = Agents::new(Arc::clone(&store), spool);
-        let handler = NodeHandler::new(Arc::clone(&store), &name);
+        let audit = Audit::open(&AuditFile::InDataDir, &dir, &name).unwrap();
+        let handler = NodeHandler::new(Arc::clone(&store), &name).with_audit(Arc::new(audit));
         handler.begin(agents, None);
         let watched = Arc::new(Watched {
             inner: handler,

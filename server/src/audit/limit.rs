@@ -1,0 +1,160 @@
+//! Keeps what repeats from filling the log.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use permafrost_protocol::control::ErrorCode;
+
+use super::event::{Event, Weight};
+
+/// Reads of one checkpoint by one client are one line in so long; a restore reads several files a process.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Refusals of one client that are written in a window: enough to see what it tries.
+const REFUSALS: u64 = 100;
+
+/// Clients and checkpoints that are remembered. Some 100 bytes each.
+const MOST_KEYS: usize = 4096;
+
+/// Whether a line is written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Yes, and so many like it were left out before.
+    Write {
+        /// How many.
+        left_out: u64,
+    },
+    /// No: it is counted.
+    LeaveOut,
+}
+
+#[derive(Debug)]
+struct Seen {
+    since: Instant,
+    written: u64,
+    left_out: u64,
+}
+
+/// What was written lately.
+#[derive(Debug, Default)]
+pub(super) struct Limiter {
+    seen: HashMap<String, Seen>,
+}
+
+impl Limiter {
+    /// Decides about one line; `refused` is the code of a refusal.
+    pub(super) fn admit(
+        &mut self,
+        who: &str,
+        event: &Event,
+        refused: Option<ErrorCode>,
+        now: Instant,
+    ) -> Verdict {
+        let (key, most) = match (event.weight, refused) {
+            (Weight::Change, None) => return Verdict::Write { left_out: 0 },
+            (Weight::Read, None) => (format!("{who} {} {}", event.action, event.on), 1),
+            (Weight::Look, Some(ErrorCode::Denied)) | (Weight::Change | Weight::Read, Some(_)) => {
+                (who.to_owned(), REFUSALS)
+            }
+            (Weight::Look, _) => return Verdict::LeaveOut,
+        };
+        if self.seen.len() >= MOST_KEYS && !self.seen.contains_key(&key) {
+            self.seen.retain(|_, seen| now - seen.since < WINDOW);
+            if self.seen.len() >= MOST_KEYS {
+                // More lines rather than fewer.
+                self.seen.clear();
+            }
+        }
+        let seen = self.seen.entry(key).or_insert(Seen {
+            since: now,
+            written: 0,
+            left_out: 0,
+        });
+        if now - seen.since >= WINDOW {
+            seen.since = now;
+            seen.written = 0;
+        }
+        if seen.written >= most {
+            seen.left_out += 1;
+            return Verdict::LeaveOut;
+        }
+        seen.written += 1;
+        Verdict::Write {
+            left_out: std::mem::take(&mut seen.left_out),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITE: Verdict = Verdict::Write { left_out: 0 };
+
+    #[test]
+    fn reads_are_written_once_a_minute_and_changes_always() {
+        let mut limiter = Limiter::default();
+        let now = Instant::now();
+        let read = Event::read("read", "a@1");
+        let change = Event::change("remove", "a@1");
+        assert_eq!(limiter.admit("agent a", &read, None, now), WRITE);
+        for _ in 0..3 {
+            assert_eq!(
+                limiter.admit("agent a", &read, None, now),
+                Verdict::LeaveOut
+            );
+            assert_eq!(limiter.admit("agent a", &change, None, now), WRITE);
+        }
+        assert_eq!(limiter.admit("agent b", &read, None, now), WRITE);
+        let other = Event::read("read", "a@2");
+        assert_eq!(limiter.admit("agent a", &other, None, now), WRITE);
+        assert_eq!(
+            limiter.admit("agent a", &read, None, now + WINDOW),
+            Verdict::Write { left_out: 3 }
+        );
+    }
+
+    #[test]
+    fn refusals_of_one_client_are_bounded_and_counted() {
+        let mut limiter = Limiter::default();
+        let now = Instant::now();
+        let denied = Some(ErrorCode::Denied);
+        for job in 0..REFUSALS {
+            let event = Event::change("remove", format!("job{job}"));
+            assert_eq!(limiter.admit("agent a", &event, denied, now), WRITE);
+        }
+        let show = Event::look("show", "x");
+        for _ in 0..5 {
+            assert_eq!(
+                limiter.admit("agent a", &show, denied, now),
+                Verdict::LeaveOut
+            );
+        }
+        assert_eq!(limiter.admit("agent b", &show, denied, now), WRITE);
+        assert_eq!(
+            limiter.admit("agent a", &show, denied, now + WINDOW),
+            Verdict::Write { left_out: 5 }
+        );
+        // That there is no such job is no news.
+        let not_found = Some(ErrorCode::NotFound);
+        assert_eq!(
+            limiter.admit("agent c", &show, not_found, now),
+            Verdict::LeaveOut
+        );
+        assert_eq!(
+            limiter.admit("agent c", &show, None, now),
+            Verdict::LeaveOut
+        );
+    }
+
+    #[test]
+    fn many_clients_take_no_more_memory() {
+        let mut limiter = Limiter::default();
+        let now = Instant::now();
+        for n in 0..3 * MOST_KEYS {
+            let read = Event::read("read", format!("a@{n}"));
+            assert_eq!(limiter.admit("agent a", &read, None, now), WRITE);
+            assert!(limiter.seen.len() <= MOST_KEYS);
+        }
+    }
+}
