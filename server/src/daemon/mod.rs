@@ -346,7 +346,8 @@ async fn serve_peers(
         peer::Options {
             // A restoring tree reads two files a process, all at once.
             streams: 512,
-            conversations: 256,
+            // One peer has at most half of the dumps: a compute node that gives way dumps hundreds of tasks at once.
+            conversations: 512,
             ..peer::Options::default()
         },
     )?;
