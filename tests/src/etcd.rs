@@ -54,6 +54,27 @@ pub fn fetched() -> PathBuf {
     tests.parent().unwrap_or(tests).join("target/etcd/etcd")
 }
 
+/// Returns `etcdctl`: the one that `cargo xtask setup` has fetched, else the one on PATH.
+#[must_use]
+pub fn client() -> PathBuf {
+    let fetched = fetched_client();
+    if fetched.exists() {
+        fetched
+    } else {
+        "etcdctl".into()
+    }
+}
+
+/// Path at which `cargo xtask setup` puts the script that starts the `etcdctl` it fetched.
+#[must_use]
+pub fn fetched_client() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests
+        .parent()
+        .unwrap_or(tests)
+        .join("target/etcdctl/etcdctl")
+}
+
 /// Whether this etcd starts.
 ///
 /// # Errors

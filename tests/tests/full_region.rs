@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+
 use common::*;
 use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::criu;
@@ -98,6 +101,7 @@ fn a_region_that_is_too_small_is_refused_with_the_least_size() {
 
     let passwd = work.path().join("passwd");
     std::fs::write(&passwd, "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+    std::fs::set_permissions(&passwd, Permissions::from_mode(0o600)).unwrap();
     let file = Options {
         region: Some(passwd.clone()),
         ..Options::default()

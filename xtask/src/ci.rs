@@ -219,6 +219,10 @@ fn tests(quick: bool) -> Result<Count> {
             ui::say("############################################################");
         }
     }
+    if let Err(why) = tools::etcdctl() {
+        // The test that needs it fails without.
+        ui::say(&format!("no etcdctl: {why:#}"));
+    }
     match tools::faketime() {
         Ok(path) => {
             command

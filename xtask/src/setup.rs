@@ -48,6 +48,7 @@ pub(crate) fn print() -> Result<()> {
     // First, as CRIU's path is to be the last line, and may be missing for good reasons.
     tools::protoc()?;
     tools::etcd()?;
+    tools::etcdctl()?;
     tools::faketime()?;
     tools::slurm()?;
     tools::runc()?;

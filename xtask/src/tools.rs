@@ -74,6 +74,36 @@ pub(crate) fn etcd() -> Result<PathBuf> {
     Ok(wrapper)
 }
 
+/// Fetches `etcdctl`, unless the one on PATH or one fetched before starts: tests write to the registry with it.
+///
+/// # Errors
+/// There is none and none can be fetched.
+pub(crate) fn etcdctl() -> Result<()> {
+    let wrapper = etcd::fetched_client();
+    let starts = |program: &Path| {
+        let mut command = Command::new(program);
+        command
+            .arg("version")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if starts(&etcd::client()) {
+        return Ok(());
+    }
+    let task = ui::Task::begin("fetch etcdctl, as there is none here");
+    let etcdctl = Program {
+        suite: SUITE,
+        packages: &["etcd-client"],
+        path: "usr/bin/etcdctl",
+        arguments: "",
+    };
+    fetch(&etcdctl, &wrapper, starts).context("fetch etcdctl")?;
+    task.done(&format!("{}", wrapper.display()));
+    Ok(())
+}
+
 /// The libfaketime to test with: [`faketime::FAKETIME`], the one of this machine, or one fetched.
 ///
 /// # Errors

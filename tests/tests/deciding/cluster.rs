@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use permafrost_tests::cluster::{Cluster, Setup, name};
-use permafrost_tests::criu;
+use permafrost_tests::{criu, etcd};
 use serde_json::json;
 
 use super::common::clustered::{Task, dump};
@@ -174,7 +174,7 @@ fn etcdctl(cluster: &Cluster, arguments: &[&str]) -> String {
     let host = cluster.host(0);
     let output = host
         .run(|| {
-            Ok(Command::new("etcdctl")
+            Ok(Command::new(etcd::client())
                 .args(["--endpoints", address])
                 .args(arguments)
                 .output()?)
