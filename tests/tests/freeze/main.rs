@@ -16,8 +16,9 @@ use permafrost_tests::{binaries, criu};
 use rustix::process::Signal;
 use tap::{Phase, Tap};
 
-/// Long enough for all cells of a test to be at their phases, on a busy machine: half of it passes before the rollback.
-const LIMIT: &str = "6s";
+/// Long enough for all cells of a test to be at their phases, and for a rollback, on a busy machine: seven seconds pass
+/// before the rollback begins.
+const LIMIT: &str = "12s";
 
 /// Never, in a test.
 const NO_LIMIT: &str = "1h";
