@@ -10,6 +10,7 @@ use permafrost_protocol::images::{
 use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, Origin, VERSION};
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{Dialect, PE_LAZY, PE_PRESENT, SpaceId};
+use prost::Message;
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 type Check = fn(&[u8]);
@@ -193,9 +194,14 @@ fn manifest() -> Seeds {
         images: vec![],
         ..whole.clone()
     };
+    let mut refused = whole.clone();
+    if let Some(origin) = &mut refused.origin {
+        origin.restore_options = vec!["--action-script=/tmp/x".into()];
+    }
     vec![
         ("whole", whole.encode_checked().unwrap()),
         ("parked", parked.encode_checked().unwrap()),
+        ("refused-option", refused.encode_to_vec()),
         ("reference", b"ns/pod-1:main@12".to_vec()),
     ]
 }
