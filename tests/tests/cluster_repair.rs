@@ -166,18 +166,6 @@ fn a_drained_node_can_go(cluster: &mut Cluster, task: &mut Task) {
     settle(cluster);
 }
 
-/// Kills a node, takes its disk away, and waits until the others know that it is gone.
-fn lose(cluster: &mut Cluster, lost: usize, asked: usize) {
-    cluster.kill(lost).unwrap();
-    cluster.lose_disk(lost).unwrap();
-    let asked = cluster.node(asked);
-    let dead = process::wait_for("the end of a lease", LONG, || {
-        std::thread::sleep(PAUSE);
-        Ok((!is_live(asked, &name(lost))).then_some(()))
-    });
-    dead.unwrap();
-}
-
 /// The disk was replaced, and the node started again, and nobody told the cluster.
 fn a_new_disk_is_no_copy_and_copies_come_back(cluster: &mut Cluster, task: &mut Task) {
     let [lost, other, _] = choose(cluster);

@@ -191,3 +191,15 @@ pub fn is_live(at: &Daemon, node: &str) -> bool {
     let list = at.json(&["node", "show", node]).unwrap();
     list["nodes"][0]["live"] == true
 }
+
+/// Kills a node, takes its disk away, and waits until the others know that it is gone.
+pub fn lose(cluster: &mut Cluster, lost: usize, asked: usize) {
+    cluster.kill(lost).unwrap();
+    cluster.lose_disk(lost).unwrap();
+    let asked = cluster.node(asked);
+    let dead = process::wait_for("the end of a lease", LONG, || {
+        std::thread::sleep(PAUSE);
+        Ok((!is_live(asked, &permafrost_tests::cluster::name(lost))).then_some(()))
+    });
+    dead.unwrap();
+}
