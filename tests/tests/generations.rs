@@ -103,6 +103,59 @@ fn a_task_left_running_is_not_disturbed() {
     );
 }
 
+/// A task with 24 MB, under a parent that collects a child a third of a second after its end.
+const COLLECTED_LATE: &str = r#"
+use POSIX ();
+my $task = fork;
+if (!$task) {
+    POSIX::setsid();
+    my $data = "x" x 24_000_000;
+    open my $ready, ">", "ready";
+    close $ready;
+    sleep 1 for 1 .. 100;
+    exit;
+}
+$SIG{CHLD} = sub { select undef, undef, undef, 0.3; wait; exit };
+open my $file, ">", "task.new";
+print $file $task;
+close $file;
+rename "task.new", "task";
+sleep 100;
+"#;
+
+#[test]
+fn a_restore_right_behind_a_dump_finds_its_pids_free() {
+    if criu::for_test("a_restore_right_behind_a_dump_finds_its_pids_free").is_none() {
+        return;
+    }
+    process::adopt_orphans().unwrap();
+    let work = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
+    let mut parent = Command::new("perl")
+        .args(["-e", COLLECTED_LATE])
+        .current_dir(work.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = process::wait_for("a task with its memory", Duration::from_secs(60), || {
+        let text = std::fs::read_to_string(work.path().join("task")).ok();
+        let pid: Option<u32> = text.and_then(|text| text.parse().ok());
+        Ok(pid.filter(|_| work.path().join("ready").exists()))
+    });
+    let pid = pid.unwrap();
+    daemon
+        .run(&["dump", "--job", "late", "--pid", &pid.to_string()])
+        .unwrap();
+    let entry = format!("/proc/{pid}");
+    assert!(!std::path::Path::new(&entry).exists(), "not collected yet");
+    daemon.run(&["restore", "late"]).unwrap();
+    assert!(process::is_alive(pid));
+    process::kill(&[pid]);
+    parent.wait().unwrap();
+}
+
 /// Keeps 8 MB of random text, and a worker with it that is renewed by SIGUSR1, as `nginx -s reload` does. The worker's
 /// pid is in the file `worker`.
 const MASTER: &str = r#"
