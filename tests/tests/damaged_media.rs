@@ -5,12 +5,13 @@ mod common;
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::*;
 use permafrost_protocol::pageserver::Dialect;
-use permafrost_tests::criu;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::workload::{self, Workload};
+use permafrost_tests::{binaries, criu};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -180,10 +181,9 @@ fn a_region_that_is_older_than_its_catalog_is_refused_unless_the_loss_is_accepte
     dump_and_adopt(&daemon, scene.work.path(), "later", BASE, &pages(8, 20));
     daemon.stop().unwrap();
     std::fs::write(scene.region(), &old).unwrap();
-    // The region has been opened to be compared, and says so itself: it is not the same to the byte.
-    let refused = format!("{:#}", scene.start().expect_err("must not start"));
-    let says = "is older than its catalog and lacks 1 checkpoints that were acknowledged: later@1";
-    assert!(refused.contains(says), "{refused}");
+    scene.assert_refused(
+        "is older than its catalog and lacks 1 checkpoints that were acknowledged: later@1",
+    );
 
     let options = Options {
         extra: vec!["--accept-loss".to_owned()],
@@ -201,6 +201,66 @@ fn a_region_that_is_older_than_its_catalog_is_refused_unless_the_loss_is_accepte
     let listed = listing(&daemon);
     let later = listed.iter().find(|record| record["job"] == "later");
     assert_eq!(later.unwrap()["generation"], 2, "{listed:?}");
+}
+
+#[test]
+fn the_region_command_checks_and_salvages_what_no_daemon_has_open() {
+    let scene = Scene::new();
+    let (region, saved) = (scene.region(), scene.work.path().join("saved"));
+    let run = |arguments: &[&str]| {
+        let permafrost = binaries::path("permafrost").unwrap();
+        let mut command = Command::new(permafrost);
+        let output = command.arg("region").args(arguments).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    let check = ["check", region.to_str().unwrap()];
+    let daemon = scene.start().unwrap();
+    let (code, said) = run(&check);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("in use"), "{said}");
+    daemon.stop().unwrap();
+
+    let before = std::fs::read(&region).unwrap();
+    let (code, said) = run(&check);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("kept@1: whole"), "{said}");
+    let page = before
+        .chunks_exact(PAGE)
+        .position(|page| page == &scene.kept[..PAGE]);
+    scene.flip((page.unwrap() * PAGE + 2000) as u64);
+    let damaged = std::fs::read(&region).unwrap();
+    let (code, said) = run(&check);
+    assert_eq!(code, Some(7), "{said}");
+    assert!(said.contains(&format!("address {BASE:#x}")), "{said}");
+    let to = [
+        "salvage",
+        region.to_str().unwrap(),
+        "--to",
+        saved.to_str().unwrap(),
+    ];
+    let (code, said) = run(&to);
+    assert_eq!(code, Some(7), "{said}");
+    assert!(said.contains("kept@1: INCOMPLETE"), "{said}");
+    assert!(saved.join("kept@1.incomplete").is_dir(), "{said}");
+    assert!(damaged == std::fs::read(&region).unwrap(), "written to");
+
+    // Whole again, what is saved can be put into another store.
+    std::fs::write(&region, &before).unwrap();
+    std::fs::remove_dir_all(&saved).unwrap();
+    let (code, said) = run(&to);
+    assert_eq!(code, Some(0), "{said}");
+    let images = saved.join("kept@1");
+    let daemon = scene.start().unwrap();
+    let put = ["put", "again", images.to_str().unwrap()];
+    daemon.run(&put).unwrap();
+    assert!(exported_pages(&daemon, scene.work.path(), "again@1") == scene.kept);
+
+    let (code, said) = run(&["--help"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("salvage"), "{said}");
+    let (code, said) = run(&["salvage"]);
+    assert_eq!(code, Some(2), "{said}");
 }
 
 #[test]
