@@ -60,7 +60,7 @@ pub use medium::{
     Emulation, Flushed, Guarantee, LostPage, Medium, MediumKind, NoDevice, OpenOptions,
     create_medium_in_memory, emulate, open_medium,
 };
-pub use recover::{RecoverOptions, RecoveryReport};
+pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
 pub use region::{FormatOptions, Region, Usage};
 pub use shadow::Shadow;
 

@@ -1,6 +1,6 @@
 //! Opening a region: what a crash left becomes the sealed set again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -9,13 +9,13 @@ use crate::checkpoint::Checkpoint;
 use crate::convert::to_u64;
 use crate::damage::{DamagedCheckpoint, JournalDamage};
 use crate::error::{JournalError, OpenError};
-use crate::ids::{CheckpointId, SegmentNo};
+use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
 use crate::journal::{self, Journal, Live, Replayed};
 use crate::layout::{RECORD_BYTES, SegmentHeader};
 use crate::medium::{Flushed, Medium};
 use crate::root;
 use crate::space::Space;
-use crate::superblock::{self, SuperblockState};
+use crate::superblock::{self, Chosen, SuperblockState};
 
 /// Options for opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +68,38 @@ pub struct RecoveryReport {
     pub root_copies_damaged: u64,
 }
 
+/// What the superblock and the journal of a region say, read without opening it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RegionSummary {
+    /// Name of the region.
+    pub uuid: RegionUuid,
+    /// What [`Region::position`](crate::Region::position) would be.
+    pub position: u64,
+    /// Records of the journal cannot be read.
+    pub journal_damaged: bool,
+    listed: HashSet<CheckpointId>,
+}
+
+impl RegionSummary {
+    /// Reads the superblocks and the journal, and writes nothing.
+    pub(crate) fn read(medium: &dyn Medium) -> Result<Self, OpenError> {
+        let (chosen, replayed) = read_journal(medium)?;
+        Ok(Self {
+            uuid: chosen.state.uuid,
+            position: replayed.journal.position(),
+            journal_damaged: replayed.damage.is_some(),
+            listed: replayed.journal.live().keys().copied().collect(),
+        })
+    }
+
+    /// Returns true if a checkpoint is listed, be it damaged.
+    #[must_use]
+    pub fn lists(&self, id: CheckpointId) -> bool {
+        self.listed.contains(&id)
+    }
+}
+
 /// An open region's parts.
 pub(crate) struct Recovered {
     pub(crate) space: Arc<Space>,
@@ -86,20 +118,9 @@ pub(crate) fn recover(
     medium: Arc<dyn Medium>,
     options: RecoverOptions,
 ) -> Result<Recovered, OpenError> {
-    // 1. Superblocks; a crash while one was written leaves the other.
-    let chosen = superblock::load(&*medium)?;
+    // 1. Superblocks and journal.
+    let (chosen, mut replayed) = read_journal(&*medium)?;
     let found = chosen.state;
-    let (expected, capacity) = (found.geometry.capacity_bytes, medium.capacity_bytes());
-    if capacity < expected {
-        return Err(OpenError::Truncated {
-            expected,
-            found: capacity,
-        });
-    }
-
-    // 2. Journal: the live checkpoints. A crash while a record was written has it there or not there;
-    //    a crash in a compaction leaves the half that was active before.
-    let mut replayed = journal::replay(&*medium, &found.geometry, found.uuid)?;
     let space = Arc::new(Space {
         medium,
         geometry: found.geometry,
@@ -108,11 +129,11 @@ pub(crate) fn recover(
         failure: OnceLock::new(),
     });
 
-    // 3. Roots: who holds which segments. Segments of shadows that a crash or a shutdown cut short are
+    // 2. Roots: who holds which segments. Segments of shadows that a crash or a shutdown cut short are
     //    in no root and therefore free, with nothing to undo.
     let roots = Roots::load(&space, replayed.journal.live())?;
 
-    // 4. Write what opening changes. A medium that cannot take that can still be read.
+    // 3. Write what opening changes. A medium that cannot take that can still be read.
     let unsafe_shutdowns = found.unsafe_shutdowns.saturating_add(u64::from(found.open));
     let mut superblock = found;
     let written = if options.read_only {
@@ -151,6 +172,25 @@ pub(crate) fn recover(
         damaged: roots.damaged,
         report,
     })
+}
+
+/// Reads the superblocks and the journal.
+fn read_journal(medium: &dyn Medium) -> Result<(Chosen, Replayed), OpenError> {
+    // 1. Superblocks; a crash while one was written leaves the other.
+    let chosen = superblock::load(medium)?;
+    let found = chosen.state;
+    let (expected, capacity) = (found.geometry.capacity_bytes, medium.capacity_bytes());
+    if capacity < expected {
+        return Err(OpenError::Truncated {
+            expected,
+            found: capacity,
+        });
+    }
+
+    // 2. Journal: the live checkpoints. A crash while a record was written has it there or not there;
+    //    a crash in a compaction leaves the half that was active before.
+    let replayed = journal::replay(medium, &found.geometry, found.uuid)?;
+    Ok((chosen, replayed))
 }
 
 /// The checkpoints that the journal lists.

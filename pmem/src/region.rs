@@ -11,7 +11,7 @@ use crate::geometry::{Geometry, least_bytes};
 use crate::ids::{CheckpointId, RegionUuid};
 use crate::journal::{Change, Journal};
 use crate::medium::{Flushed, Medium};
-use crate::recover::{RecoverOptions, RecoveryReport, recover};
+use crate::recover::{RecoverOptions, RecoveryReport, RegionSummary, recover};
 use crate::shadow::Shadow;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
@@ -108,6 +108,14 @@ impl Region {
         // 3. The first superblock makes it a region.
         SuperblockState::new(uuid, geometry).store(medium, &mut flushed)?;
         Ok(())
+    }
+
+    /// Reads what a region says of itself, to decide whether it is to be opened. Reads the superblocks and the journal.
+    ///
+    /// # Errors
+    /// As [`Region::open`]. Nothing is written in any case.
+    pub fn summary(medium: &dyn Medium) -> Result<RegionSummary, OpenError> {
+        RegionSummary::read(medium)
     }
 
     /// Opens a region and recovers what a crash left. Reads the superblocks, the journal and a page or

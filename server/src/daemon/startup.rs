@@ -10,7 +10,7 @@ use permafrost_client::identity::IdentityError;
 use permafrost_client::peer::PeerError;
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, RecoverOptions,
-    RecoveryReport, Region, emulate, open_medium,
+    RecoveryReport, Region, RegionSummary, emulate, open_medium,
 };
 use permafrost_protocol::control::Checkpoint;
 
@@ -153,7 +153,9 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
         checkpoints,
         catalog: catalog_path.clone(),
     };
-    let (region, guarantee) = open_region(config, &path, checkpoints > 0, gone)?;
+    // Before it is opened, which writes to it.
+    let admit = |summary: &RegionSummary| accept_loss(config, &path, &catalog, summary);
+    let (region, guarantee) = open_region(config, &path, checkpoints > 0, gone, admit)?;
     let origin = match opened {
         Opened::Existing => "opened".to_owned(),
         Opened::Created => "built: there was none".to_owned(),
@@ -165,7 +167,6 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
             )
         }
     };
-    accept_loss(config, &path, &catalog, &region)?;
     let place = Place { path, guarantee };
     let catalog = Positioned::new(Box::new(catalog), Arc::clone(&region));
     let store = Store::new(region, place, Box::new(catalog), config.retention)?;
@@ -181,14 +182,15 @@ fn accept_loss(
     config: &Config,
     path: &Path,
     catalog: &dyn Catalog,
-    region: &Region,
+    region: &RegionSummary,
 ) -> Result<(), StartError> {
     let Some(noted) = catalog.noted()? else {
         return Ok(());
     };
-    let same = noted.region == region.usage().uuid.to_string();
-    let is_damaged = region.journal_damage().is_some();
-    if (same && region.position() >= noted.position) || (is_damaged && !config.accept_loss) {
+    let same = noted.region == region.uuid.to_string();
+    if (same && region.position >= noted.position)
+        || (region.journal_damaged && !config.accept_loss)
+    {
         return Ok(());
     }
     let is = if same {
@@ -281,12 +283,13 @@ pub(super) fn probe(
         .map_err(StoreError::io("start the probes"))
 }
 
-/// Opens the region. One that is missing or blank is made, unless it `must_exist`.
+/// Opens the region, if `admit` does not refuse it. One that is missing or blank is made, unless it `must_exist`.
 fn open_region(
     config: &Config,
     path: &Path,
     must_exist: bool,
     gone: impl Fn(&'static str) -> StartError,
+    admit: impl Fn(&RegionSummary) -> Result<(), StartError>,
 ) -> Result<(Arc<Region>, Guarantee), StartError> {
     if must_exist && is_missing(path) {
         return Err(gone("is not there"));
@@ -328,6 +331,10 @@ fn open_region(
         path: path.to_owned(),
         source,
     };
+    // Whatever is wrong with it, opening it says.
+    if let Ok(summary) = Region::summary(&*medium) {
+        admit(&summary)?;
+    }
     let options = RecoverOptions::default().accept_loss(config.accept_loss);
     let (region, found) = match Region::open_with(Arc::clone(&medium), options) {
         Err(OpenError::NotARegion) if must_exist => return Err(gone("is blank")),
