@@ -12,13 +12,21 @@ use super::packages::{self, Packages};
 /// Size of the memory device, MiB; ext4 and fsdax's own page structures take about 30 of it.
 const DEVICE_MIB: u64 = 512;
 
-/// The persistent memory device of a machine.
+/// Size of the disk, MiB: one block group of ext4, so that the region is around the sector that cannot be read.
+const DISK_MIB: u64 = 128;
+
+/// A sector of [`Device::BadSector`], of 512 bytes: 40 MiB from the start of the disk.
+const BAD_SECTOR: u64 = (40 << 20) / 512;
+
+/// The device of a machine, for a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
     /// An NVDIMM: DAX with MAP_SYNC.
     Nvdimm,
     /// virtio-pmem: DAX, but durable only by a request to the host, so without MAP_SYNC.
     VirtioPmem,
+    /// A disk that takes writes everywhere, and returns an error for each read of one sector.
+    BadSector,
 }
 
 /// A running guest; killed when dropped.
@@ -47,14 +55,52 @@ pub(crate) fn image(device: Device) -> PathBuf {
     packages::dir().join(match device {
         Device::Nvdimm => "nvdimm.img",
         Device::VirtioPmem => "virtio-pmem.img",
+        Device::BadSector => "bad-sector.img",
     })
 }
 
 /// An empty image in its place.
 pub(crate) fn fresh_image(device: Device) -> Result<()> {
     let file = fs::File::create(image(device)).context("create the device's image")?;
-    file.set_len(DEVICE_MIB << 20)
+    let mib = match device {
+        Device::Nvdimm | Device::VirtioPmem => DEVICE_MIB,
+        Device::BadSector => DISK_MIB,
+    };
+    file.set_len(mib << 20)
         .context("size the device's image")
+}
+
+/// Arguments of QEMU for the device.
+fn device_arguments(device: Device) -> Vec<String> {
+    let path = image(device).display().to_string();
+    let memory = |driver: &str| {
+        let backend = format!(
+            "memory-backend-file,id=memory,share=on,mem-path={path},size={DEVICE_MIB}M,align=2M"
+        );
+        let device = format!("{driver},id=pmem,memdev=memory");
+        vec!["-object".to_owned(), backend, "-device".to_owned(), device]
+    };
+    match device {
+        Device::Nvdimm => memory("nvdimm"),
+        Device::VirtioPmem => memory("virtio-pmem-pci"),
+        Device::BadSector => {
+            let fault = serde_json::json!({
+                "event": "none", "iotype": "read", "sector": BAD_SECTOR, "errno": 5, "once": false
+            });
+            let disk = serde_json::json!({
+                "node-name": "disk",
+                "driver": "raw",
+                "file": {
+                    "driver": "blkdebug",
+                    "image": { "driver": "file", "filename": path },
+                    "inject-error": [fault],
+                },
+            });
+            let device = "virtio-blk-pci,drive=disk".to_owned();
+            let disk = disk.to_string();
+            vec!["-blockdev".to_owned(), disk, "-device".to_owned(), device]
+        }
+    }
 }
 
 impl Machine {
@@ -102,18 +148,7 @@ impl Machine {
             "-append",
             &format!("console=ttyS0 quiet panic=-1 permafrost.scenario={scenario}"),
         ]);
-        let backend = format!(
-            "memory-backend-file,id=memory,share=on,mem-path={},size={DEVICE_MIB}M,align=2M",
-            image(device).display()
-        );
-        command.args(["-object", &backend]);
-        command.args([
-            "-device",
-            match device {
-                Device::Nvdimm => "nvdimm,id=pmem,memdev=memory",
-                Device::VirtioPmem => "virtio-pmem-pci,id=pmem,memdev=memory",
-            },
-        ]);
+        command.args(device_arguments(device));
         for serial in [&console, &results] {
             command
                 .arg("-serial")

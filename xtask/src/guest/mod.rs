@@ -4,6 +4,8 @@
 //! lacks: an NVDIMM that mounts as ext4 with `dax=always` and accepts MAP_SYNC, CONFIG_MEM_SOFT_DIRTY, and
 //! a kernel on which CRIU 3.17.1 runs. Killing QEMU loses nothing that the guest has stored, flushed or
 //! not: a missing flush does not show here, only the crash simulator finds it.
+//!
+//! One scenario has a disk with a bad sector instead (QEMU's blkdebug driver): reads of it through a mapping are a SIGBUS.
 
 mod cpio;
 mod initrd;
@@ -31,7 +33,7 @@ struct Scenario {
 }
 
 /// In the order in which they run.
-const SCENARIOS: [Scenario; 5] = [
+const SCENARIOS: [Scenario; 6] = [
     Scenario {
         name: "stock-criu",
         device: Device::Nvdimm,
@@ -59,6 +61,12 @@ const SCENARIOS: [Scenario; 5] = [
     Scenario {
         name: "virtio-pmem",
         device: Device::VirtioPmem,
+        continues: false,
+        cut_at: None,
+    },
+    Scenario {
+        name: "bad-sector",
+        device: Device::BadSector,
         continues: false,
         cut_at: None,
     },

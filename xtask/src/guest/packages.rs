@@ -20,10 +20,11 @@ const PACKAGES: [&str; 5] = [
     "e2fsprogs",
 ];
 
-/// Kernel modules beyond what the cloud kernel has built in: the NVDIMM in both its forms, what CRIU asks
+/// Kernel modules beyond what the cloud kernel has built in: the disk, the NVDIMM in both its forms, what CRIU asks
 /// sockets with, and what it wants to have seen before it does anything.
-const MODULES: [&str; 16] = [
+const MODULES: [&str; 17] = [
     "virtio_pci",
+    "virtio_blk",
     "nfit",
     "nd_pmem",
     "virtio_pmem",
