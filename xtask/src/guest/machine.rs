@@ -66,8 +66,7 @@ pub(crate) fn fresh_image(device: Device) -> Result<()> {
         Device::Nvdimm | Device::VirtioPmem => DEVICE_MIB,
         Device::BadSector => DISK_MIB,
     };
-    file.set_len(mib << 20)
-        .context("size the device's image")
+    file.set_len(mib << 20).context("size the device's image")
 }
 
 /// Arguments of QEMU for the device.
