@@ -7,6 +7,7 @@
 mod check;
 mod name;
 mod options;
+mod taken;
 
 use prost::Message;
 use serde::Serialize;
@@ -16,8 +17,8 @@ pub use name::{
     CheckpointRef, CheckpointRefError, DEFAULT_NAMESPACE, JobName, JobNameError,
     MAX_JOB_NAME_BYTES, check_job_name, namespace_of,
 };
-
 pub use options::{MAX_RESTORE_OPTIONS, RestoreOptionError, check_restore_options, is_repeatable};
+pub use taken::TakenBy;
 
 /// The manifest version this build writes, and the newest it reads.
 pub const VERSION: u32 = 1;
@@ -68,6 +69,10 @@ pub struct Manifest {
     #[prost(uint64, tag = "30")]
     #[serde(skip)]
     pub commit_deadline_ms: u64,
+    /// Client that the dump came from, as the node that took it in authenticated it: see [`TakenBy`]. Empty where that
+    /// was not recorded.
+    #[prost(string, tag = "14")]
+    pub taken_by: String,
 }
 
 /// What a checkpoint can be used for.
@@ -101,7 +106,8 @@ pub struct Origin {
     /// The dump ran with `--track-mem`: the next one may leave out clean pages.
     #[prost(bool, tag = "5")]
     pub tracked: bool,
-    /// CRIU options of the dump that a restore must repeat (`--shell-job`, `--tcp-established`, …).
+    /// CRIU options of the dump that a restore must repeat (`--shell-job`, `--tcp-established`, …): those of
+    /// [`check_restore_options`] only.
     #[prost(string, repeated, tag = "6")]
     pub restore_options: Vec<String>,
     /// `criu --version` of the dump, for people.

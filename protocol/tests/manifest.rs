@@ -76,7 +76,31 @@ fn manifest() -> Manifest {
         commit_deadline_ms: 30_000,
         added_bytes: 1 << 20,
         content_digest: vec![5; 32],
+        taken_by: "agent c7".into(),
     }
+}
+
+#[test]
+fn a_manifest_that_asks_for_an_option_that_runs_code_is_read_and_never_written() {
+    let mut odd = manifest();
+    odd.origin
+        .get_or_insert_default()
+        .restore_options
+        .push("--action-script=/tmp/evil".into());
+    let error = odd.encode_checked().unwrap_err();
+    assert!(
+        matches!(error, ManifestError::RestoreOption(_)),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("--action-script=/tmp/evil"));
+    // An older build has written one: it can still be listed, removed, and restored by someone who says so.
+    assert_eq!(Manifest::decode_checked(&odd.encode_to_vec()), Ok(odd));
+
+    let client = Manifest {
+        taken_by: "agent c7\u{1b}[2J".into(),
+        ..manifest()
+    };
+    client.encode_checked().unwrap_err();
 }
 
 #[test]

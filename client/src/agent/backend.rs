@@ -384,7 +384,10 @@ impl Backend for Remote {
 
     fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error> {
         match self.nodes.ask_for(&request::Body::Show(show.clone()))? {
-            (_, reply::Body::Detail(detail)) => Ok(detail),
+            (_, reply::Body::Detail(detail)) => Ok(control::Detail {
+                agent: self.nodes.network.hello().name,
+                ..detail
+            }),
             (node, _) => Err(odd_answer(&node)),
         }
     }

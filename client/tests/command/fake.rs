@@ -193,6 +193,7 @@ pub(crate) fn detail(generation: u64, origin: Option<Origin>) -> reply::Body {
         }),
         manifest: Some(Manifest {
             origin,
+            taken_by: "node".to_owned(),
             ..Manifest::default()
         }),
         ..Detail::default()

@@ -102,6 +102,34 @@ fn a_recorded_option_that_may_run_code_does_not_reach_criu() {
 }
 
 #[test]
+fn what_an_agent_dumped_is_restored_on_a_storage_node_only_if_it_is_trusted() {
+    let daemon = Daemon::start(|request| {
+        vec![match request {
+            request::Body::Show(_) => {
+                let reply::Body::Detail(mut detail) = detail(3, None) else {
+                    panic!()
+                };
+                detail.manifest.get_or_insert_default().taken_by = "agent c7".to_owned();
+                reply::Body::Detail(detail)
+            }
+            _ => reply::Body::Exported(Exported::default()),
+        }]
+    });
+    daemon.criu("printf 4242 >\"$work/pid\"");
+    let output = daemon.run(&["restore", "train"]);
+    assert_exit(&output, 9);
+    let told = stderr(&output);
+    assert!(told.contains("agent c7"), "{told}");
+    assert!(told.contains("--trust agent:c7"), "{told}");
+    assert!(!daemon.path().join("criu-arguments").exists());
+    assert_exit(&daemon.run(&["restore", "train", "--trust", "agent:c8"]), 9);
+    assert_exit(
+        &daemon.run(&["restore", "train", "--trust", "agent:c8,agent:c7"]),
+        0,
+    );
+}
+
+#[test]
 fn a_restore_is_streamed_unless_told_otherwise() {
     let daemon = for_restores(&[]);
     daemon.criu("test -S \"$images/streamer-serve.sock\" || exit 6\nprintf 4242 >\"$work/pid\"");

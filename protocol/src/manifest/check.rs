@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use prost::Message;
 
+use super::taken::is_recordable;
 use super::{
     AddressSpace, JobNameError, Kind, Manifest, RestoreOptionError, SpaceType, VERSION,
     check_job_name, check_restore_options,
@@ -92,10 +93,17 @@ pub enum ManifestError {
     /// It asks a restore to repeat an option that none may repeat.
     #[error(transparent)]
     RestoreOption(#[from] RestoreOptionError),
+    /// The client that it came from is too long a text, or has control characters.
+    #[error("the client {client:?} that the dump came from is no name")]
+    TakenBy {
+        /// The text.
+        client: String,
+    },
 }
 
 impl Manifest {
-    /// Encodes a manifest that keeps the rules.
+    /// Encodes a manifest that keeps the rules, and records only options that a restore may repeat. (Reading one is
+    /// allowed whatever it records: a restore checks again.)
     ///
     /// # Errors
     /// The rule it breaks.
@@ -103,6 +111,11 @@ impl Manifest {
         self.check()?;
         if let Some(origin) = &self.origin {
             check_restore_options(&origin.restore_options)?;
+        }
+        if !is_recordable(&self.taken_by) {
+            return Err(ManifestError::TakenBy {
+                client: self.taken_by.chars().take(80).collect(),
+            });
         }
         Ok(self.encode_to_vec())
     }

@@ -233,6 +233,9 @@ pub struct Commit {
     /// only after it. 0: the receiver's own.
     #[prost(uint64, tag = "10")]
     pub deadline_ms: u64,
+    /// As in the manifest ([`crate::manifest::TakenBy`]); only between nodes.
+    #[prost(string, tag = "14")]
+    pub taken_by: String,
 }
 
 /// What is answered.

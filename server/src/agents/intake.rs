@@ -143,7 +143,9 @@ impl Agents {
         asked: Instant,
     ) -> Result<control::Checkpoint, StoreError> {
         let age = Duration::from_micros(adopt.images_age_us.unwrap_or(0));
+        let taken_by = name_of(peer);
         let adoption = Adoption {
+            taken_by: &taken_by,
             session: &adopt.session,
             origin: adopt.origin.clone(),
             // Files that were copied here do not tell.

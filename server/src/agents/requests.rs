@@ -7,7 +7,7 @@ use permafrost_protocol::manifest::JobName;
 
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
 use super::turns::Admitted;
-use super::{Agents, refusal};
+use super::{Agents, name_of, refusal};
 use crate::cluster::{Operate, no_cluster};
 use crate::denials::{Denials, no_certificates};
 use crate::queues::{Admission, expected_bytes};
@@ -152,6 +152,7 @@ impl Agents {
             parent_images: open.parent_images,
             durability,
             from_here: false,
+            taken_by: name_of(peer),
         };
         let turn = if frozen {
             self.runs(admission.bytes)

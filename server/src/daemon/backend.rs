@@ -8,7 +8,7 @@ use std::time::Duration;
 use permafrost_client::host::{Backend, Client, Progress, Session, Trail, Waits};
 use permafrost_client::identity::ReloadingIdentity;
 use permafrost_protocol::control::{self, request};
-use permafrost_protocol::manifest::Origin;
+use permafrost_protocol::manifest::{Origin, TakenBy};
 use tokio::sync::watch;
 
 use crate::audit::{Audit, Event, Who};
@@ -51,6 +51,13 @@ pub(crate) struct Local {
 pub(crate) type InCluster = Box<dyn Fn() -> control::ClusterStatus + Send + Sync>;
 
 impl Local {
+    /// What manifests record as the client of a dump that came by this node's own sockets.
+    fn taken_by(&self) -> String {
+        let name = self.identity.as_deref();
+        let name = name.map_or_else(String::new, |identity| identity.current().name().to_owned());
+        TakenBy::Node(name).to_string()
+    }
+
     fn operator(&self) -> Result<&dyn Operate, StoreError> {
         self.operator.as_deref().ok_or_else(no_cluster)
     }
@@ -135,6 +142,7 @@ impl Backend for Local {
             parent_images: open.parent_images,
             durability,
             from_here: true,
+            taken_by: self.taken_by(),
         };
         let admit = || {
             if frozen {
@@ -188,7 +196,9 @@ impl Backend for Local {
         adopt: request::Adopt,
         images: OwnedFd,
     ) -> Result<control::Checkpoint, control::Error> {
+        let taken_by = self.taken_by();
         let adoption = Adoption {
+            taken_by: &taken_by,
             session: &adopt.session,
             origin: adopt.origin,
             images_age: adopt.images_age_us.map(Duration::from_micros),
@@ -284,6 +294,7 @@ impl Backend for Local {
                 &import.job,
                 import.no_parent,
                 durability,
+                &self.taken_by(),
                 directory,
                 &mut told,
             )

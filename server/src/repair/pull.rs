@@ -255,6 +255,7 @@ fn commit_of(id: &str, manifest: &Manifest, digest: ContentDigest) -> Commit {
         kind: manifest.kind,
         origin: manifest.origin.clone(),
         session: manifest.session.clone(),
+        taken_by: manifest.taken_by.clone(),
     }
 }
 

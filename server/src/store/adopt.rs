@@ -8,7 +8,7 @@ use std::time::Duration;
 use permafrost_client::directory::ImagesDir;
 use permafrost_pmem::{BlobError, Checkpoint};
 use permafrost_protocol::control;
-use permafrost_protocol::manifest::{Image, Manifest, Origin};
+use permafrost_protocol::manifest::{Image, Manifest, Origin, TakenBy};
 
 use super::dump::map_root;
 use super::evidence::Evidence;
@@ -34,6 +34,8 @@ pub struct Adoption<'a> {
     pub images_age: Option<Duration>,
     /// The images may have been written at any time.
     pub ignore_times: bool,
+    /// Client that adopts it, as it was authenticated; empty: the one that the pages came from.
+    pub taken_by: &'a str,
     /// Sessions that may be found without being named.
     pub may_find: &'a dyn Fn(&str) -> bool,
 }
@@ -48,6 +50,7 @@ impl<'a> Adoption<'a> {
             origin: None,
             images_age: None,
             ignore_times: false,
+            taken_by: "",
             may_find: &|_| true,
         }
     }
@@ -101,6 +104,7 @@ impl Store {
             spaces: digest::with_digests(&parked, manifest.spaces)?,
             session: manifest.session,
             commit_deadline: Duration::ZERO,
+            taken_by: adopted_from(manifest.taken_by, adoption.taken_by),
         };
         let replaced = Replaced {
             id: parked.id(),
@@ -309,6 +313,16 @@ fn is_same(
         }),
         // It differs, or has become shorter.
         Err(_) => Ok(false),
+    }
+}
+
+/// The client of an adopted checkpoint. One that adopts an agent's pages on a storage node does not make them the node's.
+fn adopted_from(parked: String, adopter: &str) -> String {
+    let is_node = |client: &str| matches!(TakenBy::parse(client), TakenBy::Node(_));
+    if adopter.is_empty() || is_node(adopter) && !is_node(&parked) {
+        parked
+    } else {
+        adopter.to_owned()
     }
 }
 

@@ -187,6 +187,7 @@ impl Store {
             origin: contents.origin.clone(),
             session: contents.session.clone(),
             deadline_ms: u64::try_from(cluster.deadline.as_millis()).unwrap_or(u64::MAX),
+            taken_by: contents.taken_by.clone(),
         };
 
         // 3.

@@ -23,6 +23,7 @@ impl Store {
         job: &str,
         no_parent: bool,
         durability: Option<Durability>,
+        taken_by: &str,
         directory: OwnedFd,
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, StoreError> {
@@ -80,6 +81,7 @@ impl Store {
             } else {
                 String::new()
             },
+            taken_by: taken_by.to_owned(),
         };
         self.commit(dump.shadow, contents, dump.copies, None, &|| true)
     }

@@ -60,6 +60,7 @@ impl Store {
             segments,
             exclusive_bytes,
             checkpoint: Some(self.with_damage(shown.record)),
+            agent: String::new(),
         })
     }
 

@@ -345,6 +345,7 @@ impl ReplicaDump {
             spaces: dump.spaces,
             session: commit.session.clone(),
             commit_deadline: Duration::from_millis(commit.deadline_ms),
+            taken_by: commit.taken_by.clone(),
         };
         let (store, shadow) = (&self.store, dump.shadow);
         let record = if again {

@@ -32,6 +32,8 @@ pub(super) struct Contents {
     pub session: String,
     /// Time in which the node that took the dump must have it listed; zero without a cluster.
     pub commit_deadline: Duration,
+    /// See [`permafrost_protocol::manifest::TakenBy`].
+    pub taken_by: String,
 }
 
 impl Store {
@@ -129,6 +131,7 @@ impl Store {
             spaces,
             session: session.id.clone(),
             commit_deadline: self.commit_deadline(),
+            taken_by: session.request.taken_by.clone(),
         };
         self.commit(shadow, contents, copies, None, wanted)
     }
@@ -144,6 +147,7 @@ impl Store {
             spaces: dump.spaces,
             session: session.id.clone(),
             commit_deadline: self.commit_deadline(),
+            taken_by: session.request.taken_by.clone(),
         };
         let parked = self.commit(dump.shadow, contents, dump.copies, None, &|| true)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");
@@ -306,6 +310,7 @@ impl Store {
             content_digest: digest.to_vec(),
             commit_deadline_ms: u64::try_from(contents.commit_deadline.as_millis())
                 .unwrap_or(u64::MAX),
+            taken_by: contents.taken_by,
         };
         let bytes = manifest
             .encode_checked()

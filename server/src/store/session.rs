@@ -53,6 +53,8 @@ pub struct SessionRequest {
     pub durability: Option<Durability>,
     /// Its tasks run on this machine, not on an agent's.
     pub from_here: bool,
+    /// Client that the dump comes from, as it was authenticated: see [`permafrost_protocol::manifest::TakenBy`].
+    pub taken_by: String,
 }
 
 /// A dump that is not sealed yet.

@@ -189,6 +189,7 @@ impl Node {
             kind: if generation == 0 { 2 } else { 0 },
             origin: None,
             session,
+            taken_by: "node n1".to_owned(),
         })
         .unwrap();
         self.store.publish(&id(number)).unwrap();

@@ -63,6 +63,7 @@ fn copy(from: &Store, id: &str, parent: &str, to: &mut ReplicaDump) -> (u64, u64
         kind: manifest.kind,
         origin: manifest.origin.clone(),
         session: manifest.session.clone(),
+        taken_by: "node n1".to_owned(),
     })
     .unwrap();
     sent

@@ -40,6 +40,7 @@ fn fill(dump: &mut ReplicaDump) -> Commit {
         kind: 0,
         origin: None,
         session: "ab".repeat(16),
+        taken_by: "node n1".to_owned(),
     }
 }
 

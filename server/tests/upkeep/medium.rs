@@ -25,6 +25,7 @@ fn request(job: &str) -> SessionRequest {
         parent_images: false,
         durability: None,
         from_here: true,
+        taken_by: "node".to_owned(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Options that a dump would have a restore repeat.
+//! Options that a dump would have a restore repeat, and the client that it is recorded to come from.
 
 use permafrost_client::frontend::PageSink;
 use permafrost_protocol::control::ErrorCode;
@@ -24,6 +24,7 @@ fn an_adopted_dump_cannot_bring_an_action_script() {
         session: &session,
         origin,
         ignore_times: true,
+        taken_by: "agent c7",
         ..Adoption::into_job("job")
     };
     for option in ["--action-script=/tmp/evil", "--libdir=/tmp", "--root=/srv"] {
@@ -49,6 +50,7 @@ fn a_dump_that_would_record_such_an_option_is_refused_while_its_task_runs() {
         parent_images: false,
         durability: None,
         from_here: true,
+        taken_by: "agent c7".to_owned(),
     };
     let Err(error) = site.store.open_session(request) else {
         panic!("it is open");
@@ -56,4 +58,6 @@ fn a_dump_that_would_record_such_an_option_is_refused_while_its_task_runs() {
     assert_eq!(error.code(), ErrorCode::Invalid);
     assert!(error.to_string().contains("--config=/tmp/c"), "{error}");
     site.dump("job", 0..1);
+    let manifest = site.store.show("job").unwrap().manifest.unwrap();
+    assert_eq!(manifest.taken_by, "node");
 }

@@ -170,6 +170,7 @@ impl Site {
             parent_images: false,
             durability: None,
             from_here: true,
+            taken_by: "node".to_owned(),
         };
         let session = self.store.open_session(request).unwrap();
         let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();

@@ -9,6 +9,8 @@ use permafrost_client::criu::FreezeLimit;
 use permafrost_client::host::arguments::parse_duration;
 use permafrost_protocol::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
 
+use crate::trust::Rule;
+
 const ABOUT_EXIT_CODES: &str = "\
 Checkpoints are named JOB@GEN, or JOB for the newest of the job.
 
@@ -341,6 +343,15 @@ pub(crate) struct RestoreArguments {
     /// Build the images directory in this one instead of in memory. Implies --no-stream.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
+    /// Restore only what was dumped by these: node, agent:NAME, namespace:NAME or any [default: node on a storage node,
+    /// any through an agent]. A restore runs whatever the dump contains.
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        env = "PERMAFROST_TRUST"
+    )]
+    pub(crate) trust: Vec<Rule>,
     /// Repeat none of the CRIU options that the checkpoint records, only those given here.
     #[arg(long)]
     pub(crate) no_recorded_options: bool,

@@ -224,6 +224,7 @@ fn human_detail(detail: &Detail) -> String {
                 ),
             ),
             ("taken", taken(&manifest)),
+            ("dumped by", manifest.taken_by.clone()),
             (
                 "restored with",
                 manifest

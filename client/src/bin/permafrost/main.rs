@@ -31,6 +31,7 @@ mod slurm;
 mod table;
 mod token;
 mod transfer;
+mod trust;
 mod words;
 
 use std::process::ExitCode;

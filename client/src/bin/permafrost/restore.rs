@@ -29,6 +29,7 @@ use crate::failure::{Code, Failure};
 use crate::human;
 use crate::interrupt::Interrupts;
 use crate::table::facts;
+use crate::trust;
 
 /// How long a dead process may hold the pid of one that is restored.
 const REAP_PATIENCE: Duration = Duration::from_secs(3);
@@ -104,6 +105,7 @@ pub(crate) fn bring_back(
         )
         .hint("restore a full checkpoint of the job: permafrost ls"));
     }
+    trust::check(&arguments.trust, &name, &detail)?;
     let manifest = detail.manifest.unwrap_or_default();
     let options = criu_options(&passed_on, &manifest, arguments.no_recorded_options)
         .map_err(|failure| failure.during(format!("restore {name}")))?;

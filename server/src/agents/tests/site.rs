@@ -104,6 +104,7 @@ impl Site {
             parent_images: false,
             durability: None,
             from_here: false,
+            taken_by: "agent a".to_owned(),
         };
         let session = self.store.open_session(request)?;
         let mut sink = session.start(&self.store, Box::new(|| {})).unwrap();

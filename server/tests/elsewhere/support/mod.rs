@@ -225,6 +225,7 @@ impl Site {
             parent_images: false,
             durability: None,
             from_here: true,
+            taken_by: "node".to_owned(),
         };
         let session = store.open_session(request).unwrap();
         let mut sink = session.start(store, Box::new(|| {})).unwrap();
@@ -307,6 +308,7 @@ impl Site {
             kind: manifest.kind,
             origin: None,
             session: manifest.session.clone(),
+            taken_by: "node n1".to_owned(),
         };
         dump.commit(&commit).unwrap();
         node.store.publish(&name.id).unwrap();

@@ -38,6 +38,7 @@ pub(crate) fn request(job: &str, seal_follows: bool) -> SessionRequest {
         parent_images: true,
         durability: None,
         from_here: true,
+        taken_by: "node".to_owned(),
     }
 }
 

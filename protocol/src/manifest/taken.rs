@@ -1,0 +1,66 @@
+//! The client that a dump came from, as the node that took it in authenticated it.
+
+use std::fmt;
+
+/// Longest recorded client, bytes.
+const MAX_TAKER_BYTES: usize = 300;
+
+/// The client that a dump came from. Recorded as `node`, `node NAME` or `ROLE NAME` by the node that takes the dump in, from
+/// the client's certificate or from the socket that it used; nothing that the client says changes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TakenBy {
+    /// A user of a storage node's own sockets; the node's name, empty outside a cluster.
+    Node(String),
+    /// The holder of a certificate, an agent.
+    Agent(String),
+    /// Nothing is recorded, or something that this build does not know.
+    Unknown,
+}
+
+impl TakenBy {
+    /// Reads what a manifest records.
+    #[must_use]
+    pub fn parse(recorded: &str) -> Self {
+        match recorded.split_once(' ') {
+            None if recorded == "node" => Self::Node(String::new()),
+            Some(("node", name)) => Self::Node(name.to_owned()),
+            Some(("agent", name)) => Self::Agent(name.to_owned()),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for TakenBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(name) if name.is_empty() => f.write_str("node"),
+            Self::Node(name) => write!(f, "node {name}"),
+            Self::Agent(name) => write!(f, "agent {name}"),
+            Self::Unknown => f.write_str("an unknown client"),
+        }
+    }
+}
+
+/// Tells whether a manifest may record `client`.
+pub(super) fn is_recordable(client: &str) -> bool {
+    client.len() <= MAX_TAKER_BYTES && !client.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recorded_clients_round_trip() {
+        for client in [
+            TakenBy::Node(String::new()),
+            TakenBy::Node("n1".into()),
+            TakenBy::Agent("c7".into()),
+        ] {
+            assert_eq!(TakenBy::parse(&client.to_string()), client);
+        }
+        for unknown in ["", "agent", "operator x", "Node", " node", "nodes"] {
+            assert_eq!(TakenBy::parse(unknown), TakenBy::Unknown, "{unknown:?}");
+        }
+    }
+}
