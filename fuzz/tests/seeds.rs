@@ -186,7 +186,7 @@ fn manifest() -> Seeds {
         commit_deadline_ms: 30_000,
         added_bytes: 4096,
         content_digest: vec![5; 32],
-        taken_by: String::new(),
+        taken_by: "agent c7".into(),
     };
     let parked = Manifest {
         job: String::new(),

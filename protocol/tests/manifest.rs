@@ -101,6 +101,7 @@ fn a_manifest_that_asks_for_an_option_that_runs_code_is_read_and_never_written()
         ..manifest()
     };
     client.encode_checked().unwrap_err();
+    Manifest::decode_checked(&client.encode_to_vec()).unwrap_err();
 }
 
 #[test]

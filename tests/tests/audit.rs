@@ -5,6 +5,8 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use common::*;
+use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::daemon::{Daemon, Options};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -53,6 +55,17 @@ fn requests_of_the_control_socket_are_recorded_with_user_and_outcome() {
     assert_eq!(told(&found[0]), ["open", "team/train", "done"]);
     assert_eq!(told(&found[1]), ["remove", "team/none@1", "not-found"]);
     assert_eq!(found.len(), 2, "{found:?}");
+
+    // Pages that come to the port: whose connection it was.
+    let mut peer = Peer::tcp(daemon.address(), Dialect::V32);
+    peer.open();
+    peer.pages(0x5000_0000, &pages(1, 1));
+    assert_eq!(peer.close(), Some(0));
+    peer.leave();
+    let line = &lines(&path, 3)[2];
+    assert_eq!(line["via"], "page-server", "{line}");
+    assert_eq!(line["action"], "receive", "{line}");
+    assert_eq!(line["uid"], uid, "{line}");
 
     // As logrotate does it.
     std::fs::rename(&path, path.with_extension("log.1")).unwrap();

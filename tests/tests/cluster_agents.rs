@@ -42,6 +42,20 @@ fn what_an_agent_dumped_outlives_the_node_that_took_it() {
     assert_eq!(held.len(), 2, "{line}");
     // The agent's first node took it.
     assert!(held.contains("node-0"), "{line}");
+
+    // A storage node runs it only when it is told whose dumps to trust.
+    let node = cluster.node(1);
+    for trust in [&[][..], &["--trust", "node,agent:other"]] {
+        let (code, told) = refusal(node, &[&["restore", "far"], trust].concat());
+        assert_eq!(code, 9, "{told}");
+        assert!(told.contains("was dumped by agent compute"), "{told}");
+        assert!(told.contains("--trust agent:compute"), "{told}");
+    }
+    node.run(&["restore", "far", "--trust", "agent:compute"])
+        .unwrap();
+    task.assert_sound();
+    task.kill();
+
     cluster.kill(0).unwrap();
     thaw(&agent, &mut task, "far");
 

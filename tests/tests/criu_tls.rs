@@ -116,7 +116,14 @@ fn a_dump_over_criu_tls_is_parked_adopted_and_restored() {
     assert_eq!(listing(&daemon)[0]["kind"], "parked");
     let adopt = ["adopt", "--job", "over-tls", "--images-dir", text(&dir)];
     daemon.json(&adopt).unwrap();
-    daemon.run(&["restore", "over-tls"]).unwrap();
+    // Root has adopted it, and has not made its pages.
+    let refused = daemon.try_run(&["restore", "over-tls"]).unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(9), "{told}");
+    assert!(told.contains("--trust agent:agent"), "{told}");
+    daemon
+        .run(&["restore", "over-tls", "--trust", "agent:agent"])
+        .unwrap();
     let after = task.verify().unwrap();
     assert!(after.is_sound(), "{after:?}");
     assert_eq!(after.checksum_kept, before.checksum_kept);

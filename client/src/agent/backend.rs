@@ -15,7 +15,7 @@ use super::nodes::{Nodes, odd_answer, refusal, unavailable};
 use super::session::{Session, Sink};
 use crate::directory::{self, ImagesDir};
 use crate::frontend::{self, StreamError};
-use crate::host::{Backend, Patiently, Progress, Waits};
+use crate::host::{Backend, Client, Patiently, Progress, Waits};
 use crate::peer::{DumpSender, PeerError};
 use crate::remote::{Holders, RemoteCheckpoint};
 
@@ -272,6 +272,8 @@ impl Backend for Remote {
     fn start(
         &self,
         session: &Arc<Session>,
+        // The node records this agent.
+        _client: Option<&Client>,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<Sink, control::Error> {
         session.start(self.nodes.deadline, hang_up)

@@ -48,7 +48,12 @@ pub enum Client {
         pid: i32,
     },
     /// A TCP connection without a certificate.
-    Address(SocketAddr),
+    Tcp {
+        /// Address of the other end.
+        address: SocketAddr,
+        /// User whose socket the other end is; `None` on another machine.
+        uid: Option<u32>,
+    },
     /// The holder of a certificate.
     Certificate(Peer),
 }
@@ -90,13 +95,15 @@ pub trait Backend: Send + Sync + 'static {
         waits: &mut dyn Waits,
     ) -> Result<Arc<Self::Session>, control::Error>;
 
-    /// The session, for the one connection that brings its pages; `hang_up` ends that connection.
+    /// The session, for the one connection that brings its pages; `hang_up` ends that connection. `client` is its other end,
+    /// `None` if that is not known.
     ///
     /// # Errors
     /// Another connection is or was at it.
     fn start(
         &self,
         session: &Arc<Self::Session>,
+        client: Option<&Client>,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<Self::Sink, control::Error>;
 

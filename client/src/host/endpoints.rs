@@ -125,11 +125,15 @@ impl Connection {
         )))
     }
 
-    /// The other end, as far as it is known by now; `None` when it is gone already.
-    fn client(&self) -> Option<Client> {
+    /// The other end, as far as it is known by now; `None` when it is gone already. `uid` is the user of a TCP connection from
+    /// this machine.
+    fn client(&self, uid: Option<u32>) -> Option<Client> {
         match self {
             Self::Unix(stream) => user_of(stream).ok(),
-            Self::Tcp(stream) => stream.peer_addr().ok().map(Client::Address),
+            Self::Tcp(stream) => {
+                let address = stream.peer_addr().ok()?;
+                Some(Client::Tcp { address, uid })
+            }
             Self::Tls(stream) => Some(Client::Certificate(stream.peer().clone())),
         }
     }
@@ -240,36 +244,46 @@ enum Standing {
     Stranger,
 }
 
-/// Decides by user and address whether a connection may go on, before it costs anything.
-fn admit<B: Backend>(shared: &Shared<B>, connection: &Connection) -> Result<Standing, String> {
+/// Decides by user and address whether a connection may go on, before it costs anything. Also returns the user of a TCP
+/// connection from this machine.
+fn admit<B: Backend>(
+    shared: &Shared<B>,
+    connection: &Connection,
+) -> Result<(Standing, Option<u32>), String> {
     let stream = match connection {
         Connection::Tcp(stream) => stream,
         // The user was checked when it was accepted.
-        Connection::Unix(_) | Connection::Tls(_) => return Ok(Standing::Admitted),
+        Connection::Unix(_) | Connection::Tls(_) => return Ok((Standing::Admitted, None)),
     };
-    let refused = match peer_uid(stream) {
-        Ok(Some(uid)) if shared.options.admits(uid) => return Ok(Standing::Admitted),
+    let owner = peer_uid(stream);
+    let uid = owner.as_ref().ok().copied().flatten();
+    let refused = match owner {
+        Ok(Some(uid)) if shared.options.admits(uid) => {
+            return Ok((Standing::Admitted, Some(uid)));
+        }
         Ok(Some(uid)) => {
             format!("user {uid} may not store pages (--listen-uid {uid} admits this user)")
         }
         // Another machine, or another network namespace of this one.
         Ok(None) => match stream.peer_addr() {
-            Ok(peer) if !peer.ip().to_canonical().is_loopback() => return Ok(Standing::Stranger),
+            Ok(peer) if !peer.ip().to_canonical().is_loopback() => {
+                return Ok((Standing::Stranger, None));
+            }
             _ => "nobody knows whose connection it is".to_owned(),
         },
         Err(error) => format!("whose connection it is cannot be found out: {error}"),
     };
     // The certificate of `criu --tls` says more than a user id does.
     if shared.options.tls.is_some() {
-        return Ok(Standing::Stranger);
+        return Ok((Standing::Stranger, uid));
     }
     Err(refused)
 }
 
 /// Serves one connection on a thread of its own.
 fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, connection: Connection) {
-    let standing = match admit(shared, &connection) {
-        Ok(standing) => standing,
+    let (standing, uid) = match admit(shared, &connection) {
+        Ok(admitted) => admitted,
         Err(reason) => return shared.places.refused(&reason),
     };
     let admitted = standing == Standing::Admitted;
@@ -304,11 +318,11 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, conne
             }
         }
         let backend = &*shared.backend;
-        let client = connection.client();
+        let client = connection.client(uid);
         // Before a session is begun: whoever is refused takes nobody's.
         let served = match connection.secure(options.tls.as_ref(), admitted, idle) {
             Ok(connection) => {
-                let client = connection.client();
+                let client = connection.client(uid);
                 let place = match &session {
                     Some(_) => Ok(place),
                     None => shared.places.anonymous().ok_or_else(crowded),
@@ -350,7 +364,7 @@ fn converse<B: Backend>(
         .hang_up()
         .map_err(|error| failed("duplicate a descriptor", &error))?;
     let session = session.map_or_else(|| anonymous(backend), Ok)?;
-    let mut sink = backend.start(&session, hang_up)?;
+    let mut sink = backend.start(&session, client, hang_up)?;
     let outcome = match connection {
         Connection::Unix(mut stream) => frontend::serve(&mut stream, &mut sink),
         Connection::Tcp(mut stream) => frontend::serve(&mut stream, &mut sink),

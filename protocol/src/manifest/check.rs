@@ -112,11 +112,6 @@ impl Manifest {
         if let Some(origin) = &self.origin {
             check_restore_options(&origin.restore_options)?;
         }
-        if !is_recordable(&self.taken_by) {
-            return Err(ManifestError::TakenBy {
-                client: self.taken_by.chars().take(80).collect(),
-            });
-        }
         Ok(self.encode_to_vec())
     }
 
@@ -141,6 +136,11 @@ impl Manifest {
             version => return Err(ManifestError::NewerVersion { version }),
         }
         self.check_names()?;
+        if !is_recordable(&self.taken_by) {
+            return Err(ManifestError::TakenBy {
+                client: self.taken_by.chars().take(80).collect(),
+            });
+        }
         let mut files = BTreeSet::new();
         let mut add = |name: String| {
             if files.contains(&name) {

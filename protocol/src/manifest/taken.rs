@@ -5,16 +5,18 @@ use std::fmt;
 /// Longest recorded client, bytes.
 const MAX_TAKER_BYTES: usize = 300;
 
-/// The client that a dump came from. Recorded as `node`, `node NAME` or `ROLE NAME` by the node that takes the dump in, from
-/// the client's certificate or from the socket that it used; nothing that the client says changes it.
+/// The client that a dump came from. Recorded as `node`, `node NAME`, `ROLE NAME`, `uid UID` or `address IP` by the node that
+/// takes the dump in, from the client's certificate or from the socket that it used; nothing that the client says changes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TakenBy {
-    /// A user of a storage node's own sockets; the node's name, empty outside a cluster.
+    /// Root or the daemon's user on a storage node; the node's name, empty without a certificate.
     Node(String),
     /// The holder of a certificate, an agent.
     Agent(String),
-    /// Nothing is recorded, or something that this build does not know.
-    Unknown,
+    /// Another user of a storage node, admitted to its page-server port (`--listen-uid`).
+    User(u32),
+    /// Anything else, as it is recorded; empty where nothing is.
+    Other(String),
 }
 
 impl TakenBy {
@@ -25,7 +27,11 @@ impl TakenBy {
             None if recorded == "node" => Self::Node(String::new()),
             Some(("node", name)) => Self::Node(name.to_owned()),
             Some(("agent", name)) => Self::Agent(name.to_owned()),
-            _ => Self::Unknown,
+            Some(("uid", uid)) => match uid.parse() {
+                Ok(uid) => Self::User(uid),
+                Err(_) => Self::Other(recorded.to_owned()),
+            },
+            _ => Self::Other(recorded.to_owned()),
         }
     }
 }
@@ -36,7 +42,9 @@ impl fmt::Display for TakenBy {
             Self::Node(name) if name.is_empty() => f.write_str("node"),
             Self::Node(name) => write!(f, "node {name}"),
             Self::Agent(name) => write!(f, "agent {name}"),
-            Self::Unknown => f.write_str("an unknown client"),
+            Self::User(uid) => write!(f, "uid {uid}"),
+            Self::Other(client) if client.is_empty() => f.write_str("an unknown client"),
+            Self::Other(client) => f.write_str(client),
         }
     }
 }
@@ -56,11 +64,13 @@ mod tests {
             TakenBy::Node(String::new()),
             TakenBy::Node("n1".into()),
             TakenBy::Agent("c7".into()),
+            TakenBy::User(1000),
+            TakenBy::Other("address 10.0.0.1".into()),
         ] {
             assert_eq!(TakenBy::parse(&client.to_string()), client);
         }
-        for unknown in ["", "agent", "operator x", "Node", " node", "nodes"] {
-            assert_eq!(TakenBy::parse(unknown), TakenBy::Unknown, "{unknown:?}");
+        for unknown in ["", "agent", "operator x", "Node", " node", "nodes", "uid x"] {
+            assert_eq!(TakenBy::parse(unknown), TakenBy::Other(unknown.into()));
         }
     }
 }

@@ -79,7 +79,10 @@ impl Who {
                 pid: Some(*pid),
                 ..named(format!("uid {uid}"))
             },
-            Client::Address(address) => named(address.to_string()),
+            Client::Tcp { address, uid } => Self {
+                uid: *uid,
+                ..named(address.to_string())
+            },
             Client::Certificate(peer) => Self {
                 via,
                 ..Self::peer(peer)

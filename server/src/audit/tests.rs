@@ -9,6 +9,20 @@ use serde_json::Value;
 
 use super::*;
 
+#[test]
+fn a_connection_from_this_machine_is_recorded_with_its_user() {
+    let address = "127.0.0.1:4242".parse().unwrap();
+    let fields = |uid| {
+        let who = Who::client("page-server", &Client::Tcp { address, uid });
+        serde_json::to_value(who).unwrap()
+    };
+    assert_eq!(
+        fields(Some(1000)),
+        serde_json::json!({"via": "page-server", "who": "127.0.0.1:4242", "uid": 1000})
+    );
+    assert!(fields(None).get("uid").is_none());
+}
+
 fn uid(uid: u32) -> Who {
     Who::client("control", &Client::User { uid, pid: 42 })
 }

@@ -86,6 +86,22 @@ impl Local {
     }
 }
 
+/// What a manifest records of a client that brings pages, unless it is root or the daemon's own user: those are the node.
+fn other_than_own(client: Option<&Client>) -> Option<String> {
+    let Some(client) = client else {
+        // It is gone, and nobody knows who it was.
+        return Some(String::new());
+    };
+    let own = rustix::process::geteuid().as_raw();
+    match client {
+        Client::User { uid, .. } | Client::Tcp { uid: Some(uid), .. } => {
+            (*uid != 0 && *uid != own).then(|| TakenBy::User(*uid).to_string())
+        }
+        Client::Tcp { address, uid: None } => Some(format!("address {}", address.ip())),
+        Client::Certificate(peer) => Some(format!("{} {}", peer.role(), peer.name())),
+    }
+}
+
 /// No turn, and why.
 fn no_turn(error: QueuesError) -> control::Error {
     error.to_reply()
@@ -161,9 +177,14 @@ impl Backend for Local {
     fn start(
         &self,
         session: &Arc<store::Session>,
+        client: Option<&Client>,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<SessionSink, control::Error> {
-        session.start(&self.store, hang_up).map_err(refusal)
+        let sink = session.start(&self.store, hang_up).map_err(refusal)?;
+        if let Some(other) = other_than_own(client) {
+            session.brought_by(other);
+        }
+        Ok(sink)
     }
 
     fn drop_session(&self, id: &str) {

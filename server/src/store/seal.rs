@@ -131,7 +131,7 @@ impl Store {
             spaces,
             session: session.id.clone(),
             commit_deadline: self.commit_deadline(),
-            taken_by: session.request.taken_by.clone(),
+            taken_by: session.taken_by(),
         };
         self.commit(shadow, contents, copies, None, wanted)
     }
@@ -147,7 +147,7 @@ impl Store {
             spaces: dump.spaces,
             session: session.id.clone(),
             commit_deadline: self.commit_deadline(),
-            taken_by: session.request.taken_by.clone(),
+            taken_by: session.taken_by(),
         };
         let parked = self.commit(dump.shadow, contents, dump.copies, None, &|| true)?;
         tracing::info!(session = %parked.session, bytes = parked.memory_bytes, "session parked");

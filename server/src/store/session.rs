@@ -13,7 +13,7 @@
 //! same session.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_client::frontend::{PageSink, SinkError};
@@ -53,7 +53,7 @@ pub struct SessionRequest {
     pub durability: Option<Durability>,
     /// Its tasks run on this machine, not on an agent's.
     pub from_here: bool,
-    /// Client that the dump comes from, as it was authenticated: see [`permafrost_protocol::manifest::TakenBy`].
+    /// Client that opens the session, as it was authenticated: see [`permafrost_protocol::manifest::TakenBy`].
     pub taken_by: String,
 }
 
@@ -73,6 +73,8 @@ pub struct Session {
     /// Bytes of pages that came.
     moved: Arc<AtomicU64>,
     counters: Arc<Counters>,
+    /// Client that brought the pages, where it is not the one that opened the session.
+    brought_by: OnceLock<String>,
     state: Mutex<State>,
     ended: watch::Sender<bool>,
 }
@@ -180,6 +182,7 @@ impl Session {
             zeros: AtomicU64::new(0),
             moved: Arc::clone(&measured.moved),
             counters: Arc::clone(&measured.counters),
+            brought_by: OnceLock::new(),
             state: Mutex::new(State {
                 phase: Phase::Open,
                 since: now,
@@ -199,6 +202,18 @@ impl Session {
     /// Bounds what it may take, if it is anonymous.
     pub(super) fn bounded_by(&self, share: Option<Share>) {
         self.state().share = share;
+    }
+
+    /// Records that another client than the one that opened the session brings its pages: they are its memory.
+    pub fn brought_by(&self, client: String) {
+        // One connection brings them, so it is set once.
+        let _ = self.brought_by.set(client);
+    }
+
+    /// Client that the manifest is to name.
+    pub(super) fn taken_by(&self) -> String {
+        let client = self.brought_by.get().unwrap_or(&self.request.taken_by);
+        client.clone()
     }
 
     /// Turns true when the session takes no more pages: closed, failed or discarded.

@@ -24,7 +24,7 @@ fn parked(site: &Site, salts: std::ops::Range<u64>, core: &str) -> (String, Temp
     (session, images)
 }
 
-fn write_images(dir: &Path, salts: std::ops::Range<u64>, core: &str) {
+pub(super) fn write_images(dir: &Path, salts: std::ops::Range<u64>, core: &str) {
     let write = |name: &str, bytes: &[u8]| std::fs::write(dir.join(name), bytes).unwrap();
     let mapping = Mapping {
         start: address(salts.start),
@@ -49,7 +49,7 @@ fn write_stats(dir: &Path, pages: u64) {
     std::fs::write(dir.join("stats-dump"), stats.write()).unwrap();
 }
 
-fn open(dir: &Path) -> OwnedFd {
+pub(super) fn open(dir: &Path) -> OwnedFd {
     File::open(dir).unwrap().into()
 }
 

@@ -3,9 +3,11 @@
 use permafrost_client::frontend::PageSink;
 use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::manifest::Origin;
+use permafrost_protocol::pageserver::PE_PRESENT;
 use permafrost_server::store::{Adoption, SessionRequest};
 
-use super::site::{Site, images};
+use super::adopting::{open, write_images};
+use super::site::{Site, address, images, page, space};
 
 fn asking_for(option: &str) -> Option<Origin> {
     Some(Origin {
@@ -60,4 +62,61 @@ fn a_dump_that_would_record_such_an_option_is_refused_while_its_task_runs() {
     site.dump("job", 0..1);
     let manifest = site.store.show("job").unwrap().manifest.unwrap();
     assert_eq!(manifest.taken_by, "node");
+}
+
+#[test]
+fn an_adoption_keeps_allowed_options_and_the_client_that_brought_the_pages() {
+    let site = Site::new();
+    // Who brought the pages, who adopts them, and who is recorded.
+    for (at, (brought, adopter, recorded)) in [
+        (None, "node n1", "node n1"),
+        (None, "agent c7", "agent c7"),
+        (Some("agent c7"), "node n1", "agent c7"),
+        (Some("agent c7"), "agent c8", "agent c8"),
+        (Some("agent c7"), "", "agent c7"),
+        (Some("uid 1000"), "node", "uid 1000"),
+        (Some(""), "node", ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let request = SessionRequest {
+            job: String::new(),
+            pre_dump: false,
+            seal_follows: false,
+            origin: None,
+            no_parent: true,
+            parent_images: false,
+            durability: None,
+            from_here: true,
+            taken_by: "node".to_owned(),
+        };
+        let session = site.store.open_session(request).unwrap();
+        let mut sink = session.start(&site.store, Box::new(|| {})).unwrap();
+        if let Some(client) = brought {
+            session.brought_by(client.to_owned());
+        }
+        let salt = at as u64;
+        sink.open(space()).unwrap();
+        sink.pages(address(salt), PE_PRESENT, &page(salt)).unwrap();
+        sink.close().unwrap();
+
+        let job = format!("job-{at}");
+        let adoption = Adoption {
+            session: &session.id,
+            origin: asking_for("--tcp-established"),
+            ignore_times: true,
+            taken_by: adopter,
+            ..Adoption::into_job(&job)
+        };
+        let dir = tempfile::tempdir().unwrap();
+        write_images(dir.path(), salt..salt + 1, "core");
+        site.store.adopt(&adoption, open(dir.path())).unwrap();
+        let manifest = site.store.show(&job).unwrap().manifest.unwrap();
+        assert_eq!(
+            manifest.origin.unwrap().restore_options,
+            ["--shell-job", "--tcp-established"]
+        );
+        assert_eq!(manifest.taken_by, recorded, "{brought:?}, {adopter}");
+    }
 }

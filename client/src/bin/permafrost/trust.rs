@@ -13,10 +13,12 @@ use crate::failure::{Code, Failure};
 pub(crate) enum Rule {
     /// `any`: everything that this user may read.
     Any,
-    /// `node`: what was dumped or imported by a storage node's own sockets.
+    /// `node`: what root or the daemon's user dumped or imported on a storage node.
     Node,
     /// `agent:NAME`: what that agent has dumped.
     Agent(String),
+    /// `uid:UID`: what that user of a storage node has dumped.
+    User(u32),
     /// `namespace:NAME`: every job of that namespace.
     Namespace(String),
 }
@@ -25,14 +27,15 @@ impl FromStr for Rule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let unknown =
+            || format!("{text:?} is not one of any, node, agent:NAME, uid:UID and namespace:NAME");
         match text.split_once(':') {
             None if text == "any" => Ok(Self::Any),
             None if text == "node" => Ok(Self::Node),
             Some(("agent", name)) if !name.is_empty() => Ok(Self::Agent(name.to_owned())),
+            Some(("uid", uid)) => Ok(Self::User(uid.parse().map_err(|_| unknown())?)),
             Some(("namespace", name)) if !name.is_empty() => Ok(Self::Namespace(name.to_owned())),
-            _ => Err(format!(
-                "{text:?} is not one of any, node, agent:NAME and namespace:NAME"
-            )),
+            _ => Err(unknown()),
         }
     }
 }
@@ -43,6 +46,7 @@ impl Rule {
             Self::Any => true,
             Self::Node => matches!(taken_by, TakenBy::Node(_)),
             Self::Agent(name) => matches!(taken_by, TakenBy::Agent(agent) if agent == name),
+            Self::User(uid) => matches!(taken_by, TakenBy::User(user) if user == uid),
             Self::Namespace(name) => namespace_of(job).is_ok_and(|namespace| namespace == name),
         }
     }
@@ -76,7 +80,8 @@ pub(crate) fn check(rules: &[Rule], name: &str, detail: &Detail) -> Result<(), F
     let wanted = match &taken_by {
         TakenBy::Agent(agent) => format!("agent:{agent}"),
         TakenBy::Node(_) => "node".to_owned(),
-        TakenBy::Unknown => "any".to_owned(),
+        TakenBy::User(uid) => format!("uid:{uid}"),
+        TakenBy::Other(_) => "any".to_owned(),
     };
     Err(Failure::new(
         Code::Denied,
@@ -114,7 +119,12 @@ mod tests {
         for node in ["node", "node n1"] {
             assert!(check(&[], "train@1", &detail(node, "")).is_ok(), "{node}");
         }
-        for (client, rule) in [("agent c7", "agent:c7"), ("", "any"), ("operator x", "any")] {
+        for (client, rule) in [
+            ("agent c7", "agent:c7"),
+            ("uid 1000", "uid:1000"),
+            ("", "any"),
+            ("operator x", "any"),
+        ] {
             let refused = check(&[], "train@1", &detail(client, "")).unwrap_err();
             assert_eq!(refused.code, Code::Denied);
             assert!(
@@ -146,6 +156,7 @@ mod tests {
             );
         }
         assert!("agent:".parse::<Rule>().is_err());
+        assert!("uid:root".parse::<Rule>().is_err());
         assert!("everyone".parse::<Rule>().is_err());
     }
 }
