@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use permafrost_protocol::control;
@@ -12,6 +12,8 @@ use permafrost_protocol::wire::message::{
 };
 use permafrost_protocol::wire::receiver::{Received, Receiver};
 use quinn::{RecvStream, SendStream, VarInt};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::router::Router;
@@ -149,6 +151,12 @@ type Key = (String, [u8; 16]);
 pub(crate) struct Intake {
     session: Arc<Session>,
     frames: mpsc::Receiver<Queued>,
+    runtime: Handle,
+    /// Limits of the sender's silence, see [`Options`].
+    idle: Duration,
+    wait: Duration,
+    /// CRIU has not begun, or its dump is closed and not sealed yet.
+    is_waiting: bool,
 }
 
 /// The handler's answers.
@@ -164,11 +172,12 @@ impl Sessions {
         self.lock().get(&(peer.to_owned(), id)).cloned()
     }
 
-    /// A new session; `None` if there is one of this id, or too many.
+    /// A new session; `None` if there is one of this id, or too many. Must be called within a tokio runtime.
     pub(crate) fn begin(
         &self,
         peer: &str,
         id: [u8; 16],
+        options: &Options,
     ) -> Option<(Arc<Session>, Intake, Answers)> {
         let (send, frames) = mpsc::channel(QUEUED_FRAMES);
         let session = Arc::new(Session {
@@ -204,6 +213,10 @@ impl Sessions {
         let intake = Intake {
             session: Arc::clone(&session),
             frames,
+            runtime: Handle::current(),
+            idle: options.dump_idle,
+            wait: options.dump_wait,
+            is_waiting: true,
         };
         Some((Arc::clone(&session), intake, Answers(session)))
     }
@@ -463,10 +476,11 @@ impl FrameSource for Intake {
             if self.session.is_given_up() {
                 return Err(self.ended());
             }
-            match self.frames.blocking_recv() {
+            match self.receive()? {
                 Some(Some((header, payload))) => {
                     let decoded = decode(&self.session.peer, &header, payload);
                     let payload = decoded.inspect_err(|error| self.session.fail(error.clone()))?;
+                    self.is_waiting = header.kind == Kind::Close;
                     return Ok(Frame { header, payload });
                 }
                 Some(None) => {}
@@ -476,6 +490,7 @@ impl FrameSource for Intake {
     }
 
     fn commit(&mut self) -> Result<Commit, PeerError> {
+        let until = Instant::now() + self.idle;
         let mut state = self.session.lock();
         loop {
             if let Some(commit) = &state.commit {
@@ -487,10 +502,15 @@ impl FrameSource for Intake {
             if state.cancelled {
                 return Err(PeerError::aborted(&self.session.peer));
             }
-            state = self
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                state.cancelled = true;
+                return Err(PeerError::deadline(&self.session.peer, "a commit"));
+            }
+            (state, _) = self
                 .session
                 .changed
-                .wait(state)
+                .wait_timeout(state, left)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -502,6 +522,31 @@ impl FrameSource for Intake {
 }
 
 impl Intake {
+    /// Waits for what the connection queues, as long as a sender may be silent: the handler has nothing else to do, so only
+    /// the sender holds it up. What does not come from the sender again (a resumed conversation) does not count.
+    fn receive(&mut self) -> Result<Option<Queued>, PeerError> {
+        match self.frames.try_recv() {
+            Ok(queued) => return Ok(Some(queued)),
+            Err(TryRecvError::Disconnected) => return Ok(None),
+            Err(TryRecvError::Empty) => {}
+        }
+        let limit = if self.is_waiting {
+            self.wait.max(self.idle)
+        } else {
+            self.idle
+        };
+        let received = async { tokio::time::timeout(limit, self.frames.recv()).await };
+        self.runtime.block_on(received).map_err(|_| {
+            tracing::warn!(
+                peer = self.session.peer,
+                ?limit,
+                "dump given up: its sender is silent"
+            );
+            self.session.cancel();
+            PeerError::deadline(&self.session.peer, "its dump, of which nothing more came,")
+        })
+    }
+
     fn ended(&self) -> PeerError {
         let failed = self.session.lock().failed.clone();
         failed.unwrap_or_else(|| PeerError::aborted(&self.session.peer))

@@ -74,6 +74,12 @@ pub struct Options {
     pub stall: Duration,
     /// How long a receiver keeps a dump whose connection is lost. Default 30 s.
     pub grace: Duration,
+    /// Silence of a sender in the middle of its dump, or before its commit, after which the receiver gives the dump up.
+    /// Keep-alives do not count, nor does the time that the receiver itself takes. Default 10 minutes.
+    pub dump_idle: Duration,
+    /// How long a receiver waits for a dump's first frame, and after [`Close`](super::Kind::Close) for the next one: CRIU has
+    /// not begun, or its dump is not sealed yet. Default 1 hour.
+    pub dump_wait: Duration,
     /// When pages are compressed. Default adaptive.
     pub compression: Compression,
 }
@@ -101,6 +107,8 @@ impl Default for Options {
             reconnect: Duration::from_secs(20),
             stall: Duration::from_secs(50),
             grace: Duration::from_secs(30),
+            dump_idle: Duration::from_secs(10 * 60),
+            dump_wait: Duration::from_secs(60 * 60),
             compression: Compression::Adaptive,
         }
     }

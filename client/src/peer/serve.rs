@@ -460,8 +460,9 @@ impl Conversation {
             let Some(permit) = self.inner.dumps.take(&key(&self.peer)) else {
                 return self.busy(send).await;
             };
-            let Some((session, mut intake, mut answers)) = sessions.begin(&key(&self.peer), id)
-            else {
+            let options = &self.inner.options;
+            let begun = sessions.begin(&key(&self.peer), id, options);
+            let Some((session, mut intake, mut answers)) = begun else {
                 let message = "this session is here already, or there are too many".to_owned();
                 return self
                     .refuse(send, control::ErrorCode::Conflict, message)

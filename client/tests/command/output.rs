@@ -8,8 +8,9 @@ use permafrost_protocol::control::{
     self, Checkpoint, Checkpoints, ClusterStatus, ErrorCode, ServerStatus, SessionStatus, reply,
     request,
 };
+use permafrost_protocol::manifest::{DumpedProcess, Origin};
 
-use crate::fake::{Daemon, assert_exit, checkpoint, json, stderr, stdout};
+use crate::fake::{Daemon, assert_exit, checkpoint, detail, json, stderr, stdout};
 
 #[test]
 fn every_refusal_has_its_exit_code() {
@@ -105,6 +106,58 @@ fn ls_lists_checkpoints_and_parked_sessions() {
     let listed = json(&daemon.run(&["--json", "ls"]).stdout);
     assert_eq!(listed["checkpoints"][1]["generation"], 2);
     assert_eq!(listed["checkpoints"][0]["memory_bytes"], 8 << 20);
+}
+
+#[test]
+fn texts_of_others_do_not_steer_the_terminal() {
+    // A process and a host may have any name, and a peer's message may be anything.
+    let odd = "x\u{1b}]0;owned\u{7}\n\u{9b}2J\u{202e}y";
+    let daemon = Daemon::start(move |request| {
+        vec![match request {
+            request::Body::List(_) => reply::Body::Checkpoints(Checkpoints {
+                checkpoints: vec![Checkpoint {
+                    kind: "parked".to_owned(),
+                    parked_processes: vec![DumpedProcess {
+                        pid: 7,
+                        program: odd.to_owned(),
+                        ..DumpedProcess::default()
+                    }],
+                    ..checkpoint("", 0)
+                }],
+            }),
+            request::Body::Show(_) => {
+                let origin = Origin {
+                    host: odd.to_owned(),
+                    ..Origin::default()
+                };
+                detail(1, Some(origin))
+            }
+            _ => reply::Body::Error(control::Error {
+                code: ErrorCode::Denied.into(),
+                message: odd.to_owned(),
+                hint: odd.to_owned(),
+            }),
+        }]
+    });
+    let listed = daemon.run(&["ls", "--parked"]);
+    assert_exit(&listed, 0);
+    let shown = daemon.run(&["show", "train"]);
+    assert_exit(&shown, 0);
+    let refused = daemon.run(&["pin", "train@1"]);
+    assert_exit(&refused, 9);
+    let texts = [stdout(&listed), stdout(&shown), stderr(&refused)];
+    for text in &texts {
+        assert!(text.contains("x\\u{1b}]0;owned\\u{7}"), "{text:?}");
+        assert!(text.contains("\\u{9b}2J\\u{202e}y"), "{text:?}");
+        let raw = |letter: char| letter.is_control() && letter != '\n' || letter == '\u{202e}';
+        assert!(!text.contains(raw), "{text:?}");
+    }
+    // It stays on its line, too.
+    assert!(texts[0].contains("\\u{7}\\n\\u{9b}"), "{:?}", texts[0]);
+    // JSON has the text itself.
+    let listed = json(&daemon.run(&["--json", "ls", "--parked"]).stdout);
+    let process = &listed["checkpoints"][0]["parked_processes"][0];
+    assert_eq!(process["program"], odd);
 }
 
 #[test]

@@ -6,3 +6,4 @@ mod misbehaviour;
 mod round_trip;
 mod site;
 mod trust;
+mod under_load;

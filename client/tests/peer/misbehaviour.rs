@@ -11,7 +11,7 @@ use permafrost_protocol::wire::frame::HEADER_BYTES;
 use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
 use quinn::{Connection, RecvStream};
 
-use super::site::{LONG, Random, Site, content, deadline, dump_request, finish, ping, send};
+use super::site::{Event, LONG, Random, Site, content, deadline, dump_request, finish, ping, send};
 
 /// A connection made by hand.
 fn stranger(site: &Site, name: &str) -> (quinn::Endpoint, Connection) {
@@ -250,4 +250,44 @@ fn a_peer_gets_its_share_of_the_dumps_and_others_theirs() {
         matches!(opened, Some(reply::Body::DumpOpened(_))),
         "{opened:?}"
     );
+}
+
+#[test]
+fn a_sender_that_falls_silent_loses_its_dump_and_its_place() {
+    let site = Site::new(Options {
+        // One dump of a peer at a time.
+        conversations: 2,
+        dump_idle: Duration::from_millis(500),
+        ..Options::default()
+    });
+    // It keeps its connection alive, and comes back when that is lost: neither is a frame.
+    let network = site.network();
+    let events = content(53, 20);
+    let close = events.iter().position(|event| *event == Event::Close);
+    let silent_after = [3, events.len()];
+    assert!(close.is_some_and(|close| close > 3));
+    for (session, count) in (1..).zip(silent_after) {
+        let request = dump_request(session);
+        let mut dump = loop {
+            // The place of the one before is free once its handler has returned.
+            match DumpSender::open(&network, "there", request.clone(), deadline()) {
+                Ok(dump) => break dump,
+                Err(error) => assert!(error.to_string().contains("too many"), "{error}"),
+            }
+        };
+        send(&mut dump, &events[..count]).unwrap();
+        if count == events.len() {
+            dump.prepare(deadline()).unwrap();
+        }
+        site.endpoint.disconnect();
+        let taken = site.recorder.wait(&[session; 16]);
+        let end = taken.end.unwrap().unwrap_err();
+        assert!(end.contains("in time"), "{end}");
+        assert!(taken.commit.is_none());
+    }
+    // A dump that is not begun, or not sealed yet, may wait longer.
+    let _dump = DumpSender::open(&network, "there", dump_request(9), deadline()).unwrap();
+    std::thread::sleep(Duration::from_millis(800));
+    let taken = site.recorder.dumps.lock().unwrap()[&vec![9; 16]].clone();
+    assert!(taken.end.is_none(), "{:?}", taken.end);
 }

@@ -348,6 +348,8 @@ async fn serve_peers(
             streams: 512,
             // One peer has at most half of the dumps: a compute node that gives way dumps hundreds of tasks at once.
             conversations: 512,
+            dump_idle: config.idle_connection,
+            dump_wait: config.retention.idle_session,
             ..peer::Options::default()
         },
     )?;

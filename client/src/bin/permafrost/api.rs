@@ -77,7 +77,7 @@ pub(crate) fn print(
     if context.json {
         context.write(answer.bytes())
     } else {
-        context.write(human().as_bytes())
+        context.write_text(&human())
     }
 }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::cli::Cli;
 use crate::failure::{Code, Failure};
+use crate::visible::visible;
 
 /// The global options.
 #[derive(Clone, Debug)]
@@ -50,13 +51,17 @@ impl Context {
         value: &T,
         human: impl FnOnce(&T) -> String,
     ) -> Result<(), Failure> {
-        let text = if self.json {
-            serde_json::to_string_pretty(value)
-                .map_err(|error| Failure::new(Code::Internal, format!("write JSON: {error}")))?
-        } else {
-            human(value)
-        };
+        if !self.json {
+            return self.write_text(&human(value));
+        }
+        let text = serde_json::to_string_pretty(value)
+            .map_err(|error| Failure::new(Code::Internal, format!("write JSON: {error}")))?;
         self.write(text.as_bytes())
+    }
+
+    /// Writes text for people: control characters that others put into it are escaped.
+    pub(crate) fn write_text(&self, text: &str) -> Result<(), Failure> {
+        self.write(visible(text).as_bytes())
     }
 
     /// Writes a result as it is, with a newline at its end.
@@ -85,7 +90,7 @@ impl Context {
         if !self.json && !self.quiet {
             let mut line = String::new();
             // Writing to a String cannot fail; a closed standard error is nobody's loss.
-            let _ = writeln!(line, "permafrost: {text}");
+            let _ = writeln!(line, "permafrost: {}", visible(text));
             let _ = io::stderr().write_all(line.as_bytes());
         }
     }

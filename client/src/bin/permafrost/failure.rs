@@ -13,6 +13,8 @@ use permafrost_client::scratch::ScratchError;
 use permafrost_protocol::control::ErrorCode;
 use serde::Serialize;
 
+use crate::visible::visible;
+
 /// Exit codes; they are [`ErrorCode`]'s numbers where that has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -160,6 +162,8 @@ impl Failure {
                 if let Some(log) = &self.log {
                     text.push_str(&format!("  log: {}\n", log.display()));
                 }
+                // CRIU and peers say things in it.
+                text = visible(&text).into_owned();
             }
             // Nobody to tell when standard error is closed.
             let _ = io::stderr().write_all(text.as_bytes());

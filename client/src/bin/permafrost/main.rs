@@ -32,6 +32,7 @@ mod table;
 mod token;
 mod transfer;
 mod trust;
+mod visible;
 mod words;
 
 use std::process::ExitCode;

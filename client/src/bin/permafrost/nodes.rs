@@ -72,7 +72,7 @@ fn all(context: &Context, client: &ApiClient) -> Result<(), Failure> {
     if context.json {
         context.print(&json, |_| String::new())
     } else {
-        context.write(human_nodes(&nodes).as_bytes())
+        context.write_text(&human_nodes(&nodes))
     }
 }
 

@@ -1,5 +1,7 @@
 //! Aligned tables for people.
 
+use crate::visible::visible_line;
+
 /// Which side a column keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
@@ -24,6 +26,7 @@ impl Table {
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.aligns.len());
+        let cells = cells.map(|cell| visible_line(&cell).into_owned());
         self.rows.push(cells.into());
     }
 
@@ -72,6 +75,7 @@ pub(crate) fn facts(title: &str, facts: &[(&str, String)]) -> String {
     }
     let indent = if title.is_empty() { "" } else { "  " };
     for (name, value) in shown {
+        let value = visible_line(value);
         text.push_str(&format!("{indent}{name:<widest$}  {value}\n"));
     }
     text

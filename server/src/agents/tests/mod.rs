@@ -2,4 +2,5 @@ mod matrix;
 mod parked;
 mod quotas;
 mod reading;
+mod silence;
 mod site;

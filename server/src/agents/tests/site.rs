@@ -1,5 +1,6 @@
 //! A node with checkpoints of several namespaces, and peers that ask it, without a network between them.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use permafrost_protocol::control::{self, Checkpoint};
 use permafrost_protocol::images::{Mapping, mm_name, write_mappings};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
-use permafrost_protocol::wire::frame::Kind;
+use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -169,6 +170,47 @@ impl Site {
         Ok(())
     }
 
+    /// Brings `pages` pages of a session that the peer has opened, and CRIU's CLOSE if it `closes`; then nothing more comes.
+    pub(super) fn fall_silent(
+        &self,
+        peer: &Peer,
+        session: &str,
+        pages: u8,
+        closes: bool,
+    ) -> control::Error {
+        let frame = |kind, flags, pages, index, payload: Vec<u8>| Frame {
+            header: Header {
+                kind,
+                coding: Coding::Raw,
+                flags,
+                pages,
+                sequence: 0,
+                index,
+                payload_bytes: 0,
+            },
+            payload: payload.into(),
+        };
+        let mut frames = VecDeque::from([frame(Kind::Space, 1, PID, PID.into(), Vec::new())]);
+        frames.extend((1..=pages).map(|n| {
+            let page = vec![n; PAGE_SIZE];
+            frame(Kind::Pages, PE_PRESENT, 1, n.into(), page)
+        }));
+        if closes {
+            frames.push_back(frame(Kind::Close, 0, 0, 0, Vec::new()));
+            frames.push_back(frame(Kind::Prepare, 0, 0, 0, Vec::new()));
+        }
+        let session = uuid::Uuid::parse_str(session).unwrap();
+        let dump = request::Dump {
+            session: session.as_bytes().to_vec(),
+            ..request::Dump::default()
+        };
+        let mut conversation = Conversation::default();
+        let ended = self
+            .handler
+            .dump(peer, dump, &mut Silent(frames), &mut conversation);
+        ended.unwrap_err()
+    }
+
     /// What is stored, with its pins.
     pub(super) fn stored(&self) -> Vec<(String, u64, String, bool)> {
         let listed = self.store.list(None).unwrap().into_iter();
@@ -255,6 +297,30 @@ fn store(dir: &std::path::Path) -> Arc<Store> {
     let region = Region::open(medium).unwrap().0;
     let (catalog, _) = SledCatalog::open_or_replace(&dir.join("catalog")).unwrap();
     Store::new(region, place, Box::new(catalog), Retention::default()).unwrap()
+}
+
+/// A peer that brings these frames, and falls silent.
+struct Silent(VecDeque<Frame>);
+
+impl FrameSource for Silent {
+    fn next(&mut self) -> Result<Frame, PeerError> {
+        self.0.pop_front().ok_or_else(silent)
+    }
+
+    fn commit(&mut self) -> Result<Commit, PeerError> {
+        Err(silent())
+    }
+
+    fn canceller(&self) -> Box<dyn FnOnce() + Send> {
+        Box::new(|| {})
+    }
+}
+
+fn silent() -> PeerError {
+    PeerError::Deadline {
+        node: "agent c7".to_owned(),
+        doing: "its dump",
+    }
 }
 
 /// A peer that opens a conversation, and says nothing more.

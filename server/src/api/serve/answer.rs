@@ -115,7 +115,7 @@ impl Conversation {
         tracing::debug!(
             request = id.to_str().unwrap_or_default(),
             %method,
-            path,
+            path = logged(&path),
             status = response.status().as_u16(),
             us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
             caller = name.as_deref().unwrap_or("nobody"),
@@ -344,6 +344,15 @@ pub(super) fn body_units(limits: &Limits) -> usize {
     units.clamp(1, Semaphore::MAX_PERMITS)
 }
 
+/// Path of a request for the log, without a reservation's token: whoever has it can take the place.
+fn logged(path: &str) -> &str {
+    const RESERVATIONS: &str = "/v1/reserve/";
+    match path.starts_with(RESERVATIONS) {
+        true => RESERVATIONS,
+        false => path,
+    }
+}
+
 fn as_u64(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
@@ -379,5 +388,19 @@ impl HttpBody for UntilStopped {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::logged;
+
+    #[test]
+    fn tokens_of_reservations_stay_out_of_the_log() {
+        assert_eq!(logged("/v1/reserve/5f0ca1"), "/v1/reserve/");
+        assert_eq!(logged("/v1/reserve/5f0ca1/more"), "/v1/reserve/");
+        for path in ["/v1/reserve", "/v1/jobs/team-a", "/metrics"] {
+            assert_eq!(logged(path), path);
+        }
     }
 }

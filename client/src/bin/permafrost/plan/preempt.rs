@@ -121,7 +121,7 @@ fn print(
         return api::print(context, answer, || human_plan(plan));
     }
     match plan.victims.first() {
-        Some(victim) => context.write(format!("{}\n", words::verdict(victim.mechanism)).as_bytes()),
+        Some(victim) => context.write_text(words::verdict(victim.mechanism)),
         // No word is no decision; the exit code says so.
         None => Ok(()),
     }
