@@ -26,6 +26,9 @@ pub struct RecoverOptions {
     pub accept_loss: bool,
     /// Write nothing, and take no writes. Default: no.
     pub read_only: bool,
+    /// If the journal is damaged, look for checkpoints that no readable record names
+    /// ([`Region::is_unlisted`](crate::Region::is_unlisted)). Only with `read_only`; touches each page. Default: no.
+    pub unlisted: bool,
 }
 
 impl RecoverOptions {
@@ -40,6 +43,13 @@ impl RecoverOptions {
     #[must_use]
     pub const fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
+        self
+    }
+
+    /// Sets [`RecoverOptions::unlisted`].
+    #[must_use]
+    pub const fn unlisted(mut self, unlisted: bool) -> Self {
+        self.unlisted = unlisted;
         self
     }
 }
@@ -108,6 +118,7 @@ pub(crate) struct Recovered {
     pub(crate) superblock: SuperblockState,
     pub(crate) checkpoints: HashMap<CheckpointId, Arc<Checkpoint>>,
     pub(crate) damaged: HashMap<CheckpointId, DamagedCheckpoint>,
+    pub(crate) unlisted: HashSet<CheckpointId>,
     pub(crate) report: RecoveryReport,
 }
 
@@ -131,7 +142,12 @@ pub(crate) fn recover(
 
     // 2. Roots: who holds which segments. Segments of shadows that a crash or a shutdown cut short are
     //    in no root and therefore free, with nothing to undo.
-    let roots = Roots::load(&space, replayed.journal.live())?;
+    let mut roots = Roots::load(&space, replayed.journal.live())?;
+    let unlisted = if options.unlisted && options.read_only && replayed.damage.is_some() {
+        roots.find_unlisted(&space)
+    } else {
+        HashSet::new()
+    };
 
     // 3. Write what opening changes. A medium that cannot take that can still be read.
     let unsafe_shutdowns = found.unsafe_shutdowns.saturating_add(u64::from(found.open));
@@ -170,6 +186,7 @@ pub(crate) fn recover(
         superblock,
         checkpoints: roots.checkpoints,
         damaged: roots.damaged,
+        unlisted,
         report,
     })
 }
@@ -232,6 +249,30 @@ impl Roots {
             }
         }
         Ok(roots)
+    }
+
+    /// Adds checkpoints whose roots no record names; their ids. Among them are removed ones whose segments hold nothing
+    /// else yet, and ones whose seal was cut short.
+    fn find_unlisted(&mut self, space: &Arc<Space>) -> HashSet<CheckpointId> {
+        let mut found = HashSet::new();
+        for (id, page, crc32) in root::search(space) {
+            if self.checkpoints.contains_key(&id) || self.damaged.contains_key(&id) {
+                continue;
+            }
+            let Ok(root) = root::load(space, id, page, crc32) else {
+                continue;
+            };
+            let lease = root::hold(space, &root);
+            let manifest = (root.manifest, root.manifest_bytes);
+            let checkpoint = Checkpoint::new(id, space, lease, (page, crc32), manifest, 0, 0);
+            let checkpoint = Arc::new(checkpoint);
+            // Otherwise it was removed, and overwritten since.
+            if checkpoint.manifest().is_ok() {
+                self.checkpoints.insert(id, checkpoint);
+                found.insert(id);
+            }
+        }
+        found
     }
 }
 

@@ -1,6 +1,6 @@
 //! A region: a formatted medium and the checkpoints in it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -71,6 +71,7 @@ pub struct Region {
     /// Those that cannot be read; as the line above.
     damaged: RwLock<HashMap<CheckpointId, DamagedCheckpoint>>,
     journal_damage: Option<JournalDamage>,
+    unlisted: HashSet<CheckpointId>,
     superblock: Mutex<SuperblockState>,
     /// Copies of what the two locks above guard, for [`Region::usage`], which must not wait for a fence.
     journal_position: AtomicU64,
@@ -148,6 +149,7 @@ impl Region {
             checkpoints: RwLock::new(recovered.checkpoints),
             damaged: RwLock::new(recovered.damaged),
             journal_damage: recovered.journal_damage,
+            unlisted: recovered.unlisted,
             superblock: Mutex::new(recovered.superblock),
         };
         Ok((Arc::new(region), recovered.report))
@@ -211,6 +213,13 @@ impl Region {
     #[must_use]
     pub const fn journal_damage(&self) -> Option<&JournalDamage> {
         self.journal_damage.as_ref()
+    }
+
+    /// Returns true if a checkpoint was found although no readable record names it ([`RecoverOptions::unlisted`]): its seal
+    /// is in an unreadable one, or was cut short, or it was removed.
+    #[must_use]
+    pub fn is_unlisted(&self, id: CheckpointId) -> bool {
+        self.unlisted.contains(&id)
     }
 
     /// The reason for which the region takes no more writes; `None` while it does.

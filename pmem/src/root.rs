@@ -11,8 +11,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::PAGE_SIZE;
 use crate::alloc::{Extent, Lease};
 use crate::convert::to_usize;
-use crate::error::{OpenError, ShadowError};
-use crate::ids::{CheckpointId, PageNo};
+use crate::error::{OpenError, SegmentPlace, ShadowError};
+use crate::ids::{CheckpointId, PageNo, SegmentNo};
 use crate::layout::{ExtentEntry, ROOT_EXTENTS, ROOT_MAGIC, RootPage};
 use crate::map::MapRoot;
 use crate::medium::LostPage;
@@ -129,6 +129,36 @@ pub(crate) fn load(
         extents,
         damaged_copies,
     })
+}
+
+/// Looks through the segments for first pages of roots, whether or not a record names them: ids, places and checksums.
+/// Reads the first bytes of each page. Both copies of a page are found.
+pub(crate) fn search(space: &Space) -> Vec<(CheckpointId, PageNo, u32)> {
+    let segments = (0..space.geometry.segments).map(SegmentNo);
+    let pages = segments.flat_map(|segment| {
+        let pages = 1..space.geometry.segment_pages();
+        pages.map(move |page| SegmentPlace { segment, page })
+    });
+    pages.filter_map(|place| found_at(space, place)).collect()
+}
+
+fn found_at(space: &Space, place: SegmentPlace) -> Option<(CheckpointId, PageNo, u32)> {
+    let at = space.geometry.page_no(place.segment, place.page);
+    let mut magic = [0; ROOT_MAGIC.len()];
+    space.medium.read(at.offset_bytes(), &mut magic).ok()?;
+    if magic != ROOT_MAGIC {
+        return None;
+    }
+    let bytes = space.read_page(at).ok()?;
+    let crc32 = crc32fast::hash(bytes.as_slice());
+    let mut written = Vec::new();
+    space.read_crcs(place, 1, &mut written).ok()?;
+    let page = RootPage::read_from_bytes(bytes.as_slice()).ok()?;
+    let manifest = MapRoot::try_from(page.manifest.as_bytes()).ok()?;
+    // Only the first page of a chain names the manifest.
+    let is_first =
+        manifest != MapRoot::EMPTY && written.first().map(|crc| crc.get()) == Some(crc32);
+    is_first.then(|| (CheckpointId::from_bytes(page.id), at, crc32))
 }
 
 /// Takes hold of a root's segments, the root's own among them.

@@ -50,6 +50,9 @@ pub enum OfflineError {
     },
 }
 
+/// Directory of what [`salvage`] finds and no readable record names.
+const UNLISTED: &str = "unlisted";
+
 /// A region that is only read, and a list of what it holds.
 struct Opened {
     region: Arc<Region>,
@@ -78,7 +81,7 @@ impl Opened {
             source,
         })?;
         let guarantee = medium.guarantee().clone();
-        let options = RecoverOptions::default().read_only(true);
+        let options = RecoverOptions::default().read_only(true).unlisted(true);
         let opened = Region::open_with(medium, options);
         let (region, _) = opened.map_err(|source| OfflineError::Region {
             path: path.to_owned(),
@@ -123,7 +126,8 @@ impl Opened {
         for fault in &journal.faults {
             writeln!(out, "journal: {fault}")?;
         }
-        for id in &journal.checkpoints_lost {
+        let lost = journal.checkpoints_lost.iter();
+        for id in lost.filter(|id| !self.region.is_unlisted(**id)) {
             writeln!(out, "checkpoint {id}: LOST: the record of its seal")?;
         }
         writeln!(
@@ -132,6 +136,22 @@ impl Opened {
             journal.records_lost
         )?;
         Ok(false)
+    }
+
+    /// Returns true for a checkpoint that no readable record names.
+    fn is_unlisted(&self, held: &Held) -> bool {
+        let id = held.id.parse();
+        id.is_ok_and(|id| self.region.is_unlisted(id))
+    }
+
+    /// Name for people.
+    fn name(&self, held: &Held) -> String {
+        let listed = if self.is_unlisted(held) {
+            " (unlisted)"
+        } else {
+            ""
+        };
+        held.name() + listed
     }
 
     fn verify(&self, held: &Held) -> Result<Vec<String>, StoreError> {
@@ -151,7 +171,7 @@ pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
     for held in opened.store.everything()? {
         let damage = opened.verify(&held)?;
         if damage.is_empty() {
-            writeln!(out, "{}: whole", held.name()).map_err(&written)?;
+            writeln!(out, "{}: whole", opened.name(&held)).map_err(&written)?;
             continue;
         }
         whole = false;
@@ -163,7 +183,8 @@ pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
 }
 
 /// Writes every checkpoint that can be read into a directory of its own beneath `to`, as CRIU images, and says to `out`
-/// which ones; whether that is everything. One that is damaged in its middle is left as `NAME.incomplete`.
+/// which ones; whether that is everything. One that is damaged in its middle is left as `NAME.incomplete`. If the journal is
+/// damaged, what no readable record names goes to `unlisted` beneath `to`.
 ///
 /// # Errors
 /// [`OfflineError`]. Damage is none.
@@ -181,15 +202,22 @@ pub fn salvage(region: &Path, to: &Path, out: &mut dyn Write) -> Result<bool, Of
     };
     std::fs::create_dir_all(to).map_err(io_error("make directory", to))?;
     for held in opened.store.everything()? {
-        let name = held.name();
+        let name = opened.name(&held);
+        // What may have been removed, or made by somebody who knows the format, is not mixed with the rest.
+        let to = if opened.is_unlisted(&held) {
+            to.join(UNLISTED)
+        } else {
+            to.to_owned()
+        };
+        let file_name = held.name().replace(['/', ' '], "_");
         let Some(record) = held.record else {
             // Without a manifest nobody knows which image is which.
             writeln!(out, "{name}: LOST: its manifest is damaged").map_err(&written)?;
             whole = false;
             continue;
         };
-        let file_name = name.replace(['/', ' '], "_");
         let directory = to.join(&file_name);
+        std::fs::create_dir_all(&to).map_err(io_error("make directory", &to))?;
         std::fs::create_dir(&directory).map_err(io_error("make directory", &directory))?;
         let opened_directory =
             File::open(&directory).map_err(io_error("open directory", &directory))?;

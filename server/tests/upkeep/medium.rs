@@ -208,3 +208,57 @@ fn a_region_is_looked_at_and_saved_without_a_daemon() {
     assert!(offline::check(&dir.path().join("none"), &mut Vec::new()).is_err());
     assert!(!dir.path().join("none").exists());
 }
+
+/// Both copies of the journal record that seals a checkpoint are lost: they lie in one sector.
+#[test]
+fn a_checkpoint_whose_record_is_lost_is_salvaged_apart() {
+    let site = Site::new();
+    site.dump("first", 0..20);
+    let lost = site.dump("lost", 20..40);
+    site.dump("last", 40..60);
+    let path = site.region();
+    site.store.close().unwrap();
+    let Site { store, dir, .. } = site;
+    drop(store);
+    // In a copy of the record the id is at byte 16, behind the kind of a seal at byte 4.
+    let id = u128::from_str_radix(&lost.id, 16).unwrap().to_le_bytes();
+    let region = std::fs::read(&path).unwrap();
+    let copies = region.chunks_exact(64).enumerate();
+    let seals = copies.filter(|(_, copy)| copy[16..32] == id && copy[4..6] == [2, 0]);
+    let places: Vec<u64> = seals.map(|(place, _)| place as u64 * 64).collect();
+    assert_eq!(places.len(), 2);
+    let file = File::options().write(true).open(&path).unwrap();
+    for at in places {
+        file.write_all_at(&[0xff; 8], at).unwrap();
+    }
+    let damaged = std::fs::read(&path).unwrap();
+
+    let text = |out: Vec<u8>| String::from_utf8(out).unwrap();
+    let mut out = Vec::new();
+    assert!(!offline::check(&path, &mut out).unwrap());
+    let said = text(out);
+    assert!(said.contains("lost@1 (unlisted): whole"), "{said}");
+    assert!(
+        said.contains("first@1: whole") && said.contains("last@1: whole"),
+        "{said}"
+    );
+    let to = dir.path().join("saved");
+    let mut out = Vec::new();
+    assert!(!offline::salvage(&path, &to, &mut out).unwrap());
+    let said = text(out);
+    assert!(said.contains("lost@1 (unlisted): saved to"), "{said}");
+    let saved = |directory: &str| {
+        let mut files = std::fs::read_dir(to.join(directory)).unwrap();
+        let pages = files.find_map(|file| {
+            let path = file.unwrap().path();
+            let name = path.file_name()?.to_str()?;
+            name.starts_with("pages-")
+                .then(|| std::fs::read(&path).unwrap())
+        });
+        pages.unwrap()
+    };
+    assert!(saved("unlisted/lost@1") == (20..40).flat_map(super::site::page).collect::<Vec<_>>());
+    assert!(saved("first@1") == (0..20).flat_map(super::site::page).collect::<Vec<_>>());
+    assert!(!to.join("lost@1").exists());
+    assert!(damaged == std::fs::read(&path).unwrap(), "written to");
+}
