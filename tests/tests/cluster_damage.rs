@@ -57,6 +57,12 @@ fn the_last_good_copy_outlives_failed_media_damage_and_full_nodes() {
     a_node_whose_medium_fails_takes_itself_out(&cluster);
     let sealed = sealed_dump(cluster.node(GOOD), work.path(), JOB, &memory, || {});
     assert_eq!(sealed.nodes, [name(GOOD), name(BAD)], "{sealed:?}");
+    // The node that failed was not even asked.
+    let numbers = fetch(&cluster, GOOD, "/metrics");
+    assert!(
+        numbers.contains("permafrost_replication_copies_failed_total 0\n"),
+        "{numbers}"
+    );
 
     // A new disk for the one that failed, which something fills.
     lose(&mut cluster, THIRD, GOOD);
