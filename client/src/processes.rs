@@ -7,6 +7,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use permafrost_protocol::manifest::MAX_SMALL_IMAGES;
+use permafrost_protocol::pageserver::MAX_SPACES;
 use rustix::process::{Pid, Signal};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -23,6 +25,13 @@ pub enum Kinship {
     /// Neither descends from the other.
     None,
 }
+
+/// Images that CRIU writes for a process besides those of its threads and its memory: `mm`, `fs`, `ids`, `fdinfo`, `timens`
+/// and others, some of them only now and then.
+const IMAGES_PER_PROCESS: usize = 12;
+
+/// Images that CRIU writes for a tree, whatever it is.
+const IMAGES_PER_TREE: usize = 256;
 
 /// Whether `one` may be an ancestor of `other`, the same, or a descendant. Never [`Kinship::None`] for two
 /// that are related.
@@ -53,6 +62,56 @@ fn reaches(from: u32, to: u32) -> Kinship {
         }
     }
     Kinship::Possible
+}
+
+/// A tree of processes that does not fit a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the tree has {processes} processes and {threads} threads: some {images} images, and a checkpoint holds {MAX_SMALL_IMAGES}, of at most {MAX_SPACES} processes"
+)]
+pub struct TooManyTasks {
+    /// Processes, the root among them.
+    pub processes: usize,
+    /// Threads of all of them.
+    pub threads: usize,
+    /// Small images that CRIU would write, about.
+    pub images: usize,
+}
+
+/// Checks, while it still runs, that the tree of `root` is not too large for a checkpoint. Where the whole machine has
+/// fewer tasks, as most do, this reads one small file.
+///
+/// # Errors
+/// It is.
+pub fn check_fits(root: u32) -> Result<(), TooManyTasks> {
+    let everywhere = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    if tasks_of_the_machine(&everywhere).is_some_and(|tasks| fits(tasks, tasks).is_ok()) {
+        return Ok(());
+    }
+    let tree = || std::iter::once(root).chain(descendants(root));
+    let threads = |pid| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    fits(tree().count(), tree().map(threads).sum())
+}
+
+/// The total in the fourth field of `/proc/loadavg`, `RUNNING/TOTAL` (proc(5)).
+fn tasks_of_the_machine(loadavg: &str) -> Option<usize> {
+    let (_, total) = loadavg.split_whitespace().nth(3)?.split_once('/')?;
+    total.parse().ok()
+}
+
+fn fits(processes: usize, threads: usize) -> Result<(), TooManyTasks> {
+    let images = processes
+        .saturating_mul(IMAGES_PER_PROCESS)
+        .saturating_add(threads)
+        .saturating_add(IMAGES_PER_TREE);
+    if images <= MAX_SMALL_IMAGES && processes <= MAX_SPACES {
+        return Ok(());
+    }
+    Err(TooManyTasks {
+        processes,
+        threads,
+        images,
+    })
 }
 
 /// The living descendants of `ancestor`, without itself; some may be missing that came while it was read.
@@ -354,5 +413,19 @@ mod tests {
         assert_eq!(usage(80, 10).cpu_millis(), 8_000);
         assert_eq!(usage(3, 10).progress(), Duration::from_secs(3));
         assert_eq!(usage(0, 0).cpu_millis(), 0);
+    }
+
+    #[test]
+    fn a_tree_that_is_too_large_is_told_before_it_is_frozen() {
+        assert!(check_fits(std::process::id()).is_ok());
+        assert!(fits(1, 100_000).is_ok());
+        let error = fits(1, 200_000).unwrap_err();
+        assert!(error.to_string().contains("200000 threads"), "{error}");
+        assert!(fits(9_000, 9_000).is_ok());
+        fits(20_000, 20_000).unwrap_err();
+        fits(usize::MAX, 1).unwrap_err();
+        let line = "0.00 0.01 0.05 2/1234 5678\n";
+        assert_eq!(tasks_of_the_machine(line), Some(1234));
+        assert_eq!(tasks_of_the_machine(""), None);
     }
 }

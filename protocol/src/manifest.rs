@@ -12,7 +12,10 @@ mod taken;
 use prost::Message;
 use serde::Serialize;
 
-pub use check::{MAP_ROOT_BYTES, MAX_FILE_NAME_BYTES, ManifestError, is_plain_file_name};
+pub use check::{
+    MAP_ROOT_BYTES, MAX_FILE_NAME_BYTES, MAX_MANIFEST_BYTES, MAX_SMALL_IMAGES, ManifestError,
+    is_plain_file_name,
+};
 pub use name::{
     CheckpointRef, CheckpointRefError, DEFAULT_NAMESPACE, JobName, JobNameError,
     MAX_JOB_NAME_BYTES, check_job_name, namespace_of,
@@ -73,6 +76,29 @@ pub struct Manifest {
     /// was not recorded.
     #[prost(string, tag = "14")]
     pub taken_by: String,
+}
+
+impl Manifest {
+    /// Copies it without images and spaces, of which there may be a hundred thousand.
+    #[must_use]
+    pub fn without_lists(&self) -> Self {
+        Self {
+            version: self.version,
+            job: self.job.clone(),
+            generation: self.generation,
+            parent_generation: self.parent_generation,
+            created_unix_ms: self.created_unix_ms,
+            kind: self.kind,
+            origin: self.origin.clone(),
+            images: Vec::new(),
+            spaces: Vec::new(),
+            session: self.session.clone(),
+            added_bytes: self.added_bytes,
+            content_digest: self.content_digest.clone(),
+            commit_deadline_ms: self.commit_deadline_ms,
+            taken_by: self.taken_by.clone(),
+        }
+    }
 }
 
 /// What a checkpoint can be used for.

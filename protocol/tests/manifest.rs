@@ -1,8 +1,8 @@
 //! Manifests: what is written reads back, what breaks a rule is refused on either side.
 
 use permafrost_protocol::manifest::{
-    AddressSpace, DumpedProcess, Image, JobNameError, Kind, Manifest, ManifestError, Origin,
-    SpaceType, VERSION,
+    AddressSpace, DumpedProcess, Image, JobNameError, Kind, MAX_MANIFEST_BYTES, MAX_SMALL_IMAGES,
+    Manifest, ManifestError, Origin, SpaceType, VERSION,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -262,6 +262,23 @@ fn each_rule_has_its_own_error() {
             len_bytes: 0
         }
     );
+}
+
+#[test]
+fn the_images_of_the_most_threads_fit_a_manifest_and_what_fits_no_message_is_refused() {
+    let named = |pattern: &str| Manifest {
+        images: (0..MAX_SMALL_IMAGES)
+            .map(|n| image(&format!("{pattern}{n:07}.img")))
+            .collect(),
+        ..manifest()
+    };
+    assert!(named("core-").encode_checked().unwrap().len() <= MAX_MANIFEST_BYTES);
+    let refused = named(&"x".repeat(40)).encode_checked().unwrap_err();
+    assert!(
+        matches!(refused, ManifestError::TooLong { len_bytes } if len_bytes > MAX_MANIFEST_BYTES),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains("dump subtrees"), "{refused}");
 }
 
 #[test]

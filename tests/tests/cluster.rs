@@ -65,6 +65,16 @@ fn a_task_dumped_on_a_node_that_dies_thaws_on_another() {
         .run(&["reserve", "--cancel", "--reservation-file", place])
         .unwrap();
     assert_eq!(places(), 0);
+    // A tree with thousands of threads has as many images, and so have its copies.
+    let images = work.path().join("images");
+    let images = images.to_str().unwrap();
+    cluster.node(0).run(&["get", "days", images]).unwrap();
+    for thread in 0..4200 {
+        std::fs::write(format!("{images}/ids-9{thread:04}.img"), [1, 2, 3]).unwrap();
+    }
+    let stored = cluster.node(0).json(&["put", "threads", images]).unwrap();
+    assert_eq!(stored["nodes"].as_array().unwrap().len(), 2, "{stored}");
+    cluster.node(0).run(&["rm", "threads@1"]).unwrap();
     // A pin holds on every node, whoever has a copy.
     cluster.node(0).run(&["pin", "days"]).unwrap();
     for node in 0..3 {

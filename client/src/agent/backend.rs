@@ -173,10 +173,7 @@ impl Remote {
             if name == "stats-dump" && !own_stats {
                 continue;
             }
-            let bytes = images::read(images, &name)?;
-            sender
-                .image(&name, &bytes)
-                .map_err(|error| refusal(&error))?;
+            images::send(images, &name, &mut sender)?;
         }
         let until = self.nodes.until();
         sender.prepare(until).map_err(|error| refusal(&error))?;

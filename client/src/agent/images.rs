@@ -5,9 +5,10 @@ use std::io::{self, Read};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::pageserver::SpaceId;
-use permafrost_protocol::wire::frame::MAX_IMAGE_BYTES;
 
+use super::nodes::refusal;
 use crate::directory::ImagesDir;
+use crate::peer::DumpSender;
 
 /// Address spaces whose pages came another way: their pagemaps and pages are no small images.
 #[derive(Clone, Debug, Default)]
@@ -28,21 +29,47 @@ impl Served {
     }
 }
 
-/// A small image, whole.
-pub(super) fn read(images: &ImagesDir, name: &str) -> Result<Vec<u8>, control::Error> {
-    let file = images.open(name)?;
-    let mut bytes = Vec::new();
-    file.take(MAX_IMAGE_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| failed(&format!("read image {name}"), &error))?;
-    if bytes.len() as u64 > MAX_IMAGE_BYTES {
-        return Err(control::Error {
-            code: ErrorCode::Invalid.into(),
-            message: format!("image {name} is longer than {MAX_IMAGE_BYTES} bytes"),
-            hint: String::new(),
-        });
+/// Bytes of an image that are read at once.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Sends a small image, piece by piece.
+pub(super) fn send(
+    images: &ImagesDir,
+    name: &str,
+    sender: &mut DumpSender,
+) -> Result<(), control::Error> {
+    let action = || format!("read image {name}");
+    let mut file = images.open(name)?;
+    let metadata = file.metadata().map_err(|error| failed(&action(), &error))?;
+    let mut left_bytes = metadata.len();
+    sender
+        .begin_image(name, left_bytes)
+        .map_err(|error| refusal(&error))?;
+    // A byte more than there should be, to notice that it grows.
+    let wanted = usize::try_from(left_bytes).unwrap_or(CHUNK_BYTES);
+    let mut buffer = vec![0; CHUNK_BYTES.min(wanted.saturating_add(1))];
+    loop {
+        let read = match file.read(&mut buffer) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(failed(&action(), &error)),
+        };
+        let bytes = u64::try_from(read).unwrap_or(u64::MAX);
+        if read == 0 && left_bytes == 0 {
+            return Ok(());
+        }
+        if read == 0 || bytes > left_bytes {
+            return Err(control::Error {
+                code: ErrorCode::Invalid.into(),
+                message: format!("image {name} changed while it was read"),
+                hint: "dump again, and let nobody write into the images directory".to_owned(),
+            });
+        }
+        left_bytes -= bytes;
+        sender
+            .image_data(&buffer[..read])
+            .map_err(|error| refusal(&error))?;
     }
-    Ok(bytes)
 }
 
 /// What the system did not do.

@@ -263,15 +263,21 @@ impl DumpSender {
             .wait("the close", deadline, |state| state.closed.clone())
     }
 
-    /// A small image.
+    /// Begins a small image of `len_bytes`, which [`Self::image_data`] brings.
     ///
     /// # Errors
     /// As [`Self::space`].
-    pub fn image(&mut self, name: &str, image: &[u8]) -> Result<(), PeerError> {
+    pub fn begin_image(&mut self, name: &str, len_bytes: u64) -> Result<(), PeerError> {
         let name = Bytes::copy_from_slice(name.as_bytes());
-        let length = u64::try_from(image.len()).unwrap_or(u64::MAX);
-        self.push(Kind::Image, Coding::Raw, 0, 0, length, name)?;
-        for part in image.chunks(RUN_BYTES) {
+        self.push(Kind::Image, Coding::Raw, 0, 0, len_bytes, name)
+    }
+
+    /// The next bytes of the image.
+    ///
+    /// # Errors
+    /// As [`Self::space`].
+    pub fn image_data(&mut self, bytes: &[u8]) -> Result<(), PeerError> {
+        for part in bytes.chunks(RUN_BYTES) {
             let bytes = u64::try_from(part.len()).unwrap_or(u64::MAX);
             let payload = Bytes::copy_from_slice(part);
             self.push(Kind::ImageData, Coding::Raw, 0, 0, bytes, payload)?;

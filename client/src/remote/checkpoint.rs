@@ -8,26 +8,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{Manifest, SpaceType};
-use permafrost_protocol::wire::frame::{Kind, MAX_IMAGE_BYTES};
+use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{FetchOpened, request};
 
-use super::digest::{MapDigest, of_image};
+use super::digest::MapDigest;
+use super::small::Prefetched;
 use super::{Holders, refusal};
 use crate::peer::{Frame, PeerError};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 
 /// What helps when no holder is there.
-const HINT: &str = "try again when a node that holds it is there";
+pub(super) const HINT: &str = "try again when a node that holds it is there";
 
 /// A checkpoint that is being read.
 pub struct RemoteCheckpoint {
-    holders: Arc<dyn Holders>,
+    pub(super) holders: Arc<dyn Holders>,
     /// Who may have it, in the order in which they are asked. Who fails is asked last from then on: a node that is gone
     /// must not be waited for at each file.
     order: Mutex<Vec<String>>,
-    record: control::Checkpoint,
-    manifest: Manifest,
+    pub(super) record: control::Checkpoint,
+    pub(super) manifest: Manifest,
+    pub(super) prefetched: Mutex<Prefetched>,
 }
 
 /// Some pages of an address space.
@@ -91,7 +93,7 @@ pub enum ReadError<E> {
 }
 
 /// How reading a space ended early.
-enum Stop<E> {
+pub(super) enum Stop<E> {
     /// The node's side: another may do better.
     Node(PeerError),
     /// Whoever takes the pages.
@@ -119,6 +121,7 @@ impl RemoteCheckpoint {
             order: Mutex::new(order),
             record,
             manifest,
+            prefetched: Mutex::default(),
         }
     }
 
@@ -168,14 +171,14 @@ impl RemoteCheckpoint {
         Err(failure.unwrap_or_else(|| nobody(&record)))
     }
 
-    fn order(&self) -> Vec<String> {
+    pub(super) fn order(&self) -> Vec<String> {
         self.order
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    fn ask_last(&self, holder: &str) {
+    pub(super) fn ask_last(&self, holder: &str) {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         // Stable, so that the others stay in order.
         order.sort_by_key(|name| name == holder);
@@ -191,67 +194,6 @@ impl RemoteCheckpoint {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
-    }
-
-    /// A small image, whole and compared with its digest.
-    ///
-    /// # Errors
-    /// Nobody has it, or nobody has it undamaged.
-    pub fn image(&self, place: usize) -> Result<Vec<u8>, control::Error> {
-        let image = &self.manifest.images[place];
-        let fetch = request::Fetch {
-            image: image.name.clone(),
-            ..fetch_of(&self.record)
-        };
-        let mut failure = None;
-        let order = self.order();
-        for (holder, at) in order.iter().zip(1..) {
-            let others = at < order.len();
-            match self.image_from(holder, others, &fetch, image.len_bytes) {
-                Ok(bytes) if of_image(&bytes).is(pages_of(image.len_bytes), &image.map_digest) => {
-                    return Ok(bytes);
-                }
-                Ok(_) => {
-                    let what = format!("image {} from {holder}", image.name);
-                    failure = Some(corrupt(&self.record, &what));
-                }
-                Err(error) => {
-                    tracing::warn!(node = holder, checkpoint = name_of(&self.record), image = image.name, %error, "no image");
-                    self.ask_last(holder);
-                    failure.get_or_insert(refusal(&error, HINT));
-                }
-            }
-        }
-        Err(failure.unwrap_or_else(|| nobody(&self.record)))
-    }
-
-    fn image_from(
-        &self,
-        holder: &str,
-        others: bool,
-        fetch: &request::Fetch,
-        len_bytes: u64,
-    ) -> Result<Vec<u8>, PeerError> {
-        let wrong = || protocol(holder, "an image of another length");
-        if len_bytes > MAX_IMAGE_BYTES {
-            return Err(wrong());
-        }
-        let arriving = self.holders.fetch(holder, others, fetch.clone())?;
-        let mut bytes = Vec::new();
-        for frame in arriving.frames {
-            let Frame { header, payload } = frame?;
-            if header.kind == Kind::ImageData {
-                bytes.extend_from_slice(&payload);
-                if bytes.len() as u64 > len_bytes {
-                    return Err(wrong());
-                }
-            }
-        }
-        if bytes.len() as u64 == len_bytes {
-            Ok(bytes)
-        } else {
-            Err(wrong())
-        }
     }
 
     /// The pagemap image of the address space at `place`: where its pages are, without them.
@@ -436,7 +378,7 @@ impl RemoteCheckpoint {
 }
 
 /// What is asked for in every case. By its name a node that does not hold it finds who does.
-fn fetch_of(record: &control::Checkpoint) -> request::Fetch {
+pub(super) fn fetch_of(record: &control::Checkpoint) -> request::Fetch {
     let is_parked = record.generation == 0;
     request::Fetch {
         checkpoint: record.id.clone(),
@@ -449,7 +391,7 @@ fn fetch_of(record: &control::Checkpoint) -> request::Fetch {
     }
 }
 
-fn name_of(record: &control::Checkpoint) -> String {
+pub(super) fn name_of(record: &control::Checkpoint) -> String {
     format!("{}@{}", record.job, record.generation)
 }
 
@@ -476,7 +418,7 @@ fn told<E>(stop: Stop<E>) -> ReadError<E> {
     }
 }
 
-fn corrupt(record: &control::Checkpoint, what: &str) -> control::Error {
+pub(super) fn corrupt(record: &control::Checkpoint, what: &str) -> control::Error {
     control::Error {
         code: ErrorCode::Corrupt.into(),
         message: format!("{}: {what}: not what the manifest says", name_of(record)),
@@ -484,7 +426,7 @@ fn corrupt(record: &control::Checkpoint, what: &str) -> control::Error {
     }
 }
 
-fn nobody(record: &control::Checkpoint) -> control::Error {
+pub(super) fn nobody(record: &control::Checkpoint) -> control::Error {
     control::Error {
         code: ErrorCode::Unavailable.into(),
         message: format!("no node is known that holds {}", name_of(record)),
@@ -492,11 +434,7 @@ fn nobody(record: &control::Checkpoint) -> control::Error {
     }
 }
 
-fn pages_of(len_bytes: u64) -> u64 {
-    len_bytes.div_ceil(PAGE_BYTES)
-}
-
-fn protocol(node: &str, what: &'static str) -> PeerError {
+pub(super) fn protocol(node: &str, what: &'static str) -> PeerError {
     PeerError::Protocol {
         node: node.to_owned(),
         what,

@@ -34,6 +34,17 @@ impl MapDigest {
         }
     }
 
+    /// Takes the end of a small image, from page `index` on: its last page is filled with zeros.
+    pub(super) fn image_end(&mut self, index: u64, bytes: &[u8]) {
+        let whole = bytes.len() / PAGE_BYTES * PAGE_BYTES;
+        self.pages(index, 0, &bytes[..whole]);
+        if whole < bytes.len() {
+            let mut last = [0; PAGE_BYTES];
+            last[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
+            self.pages(index + (whole / PAGE_BYTES) as u64, 0, &last);
+        }
+    }
+
     /// Takes zero pages from `index` on. The cost does not depend on their number.
     pub fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
         if pages == 0 {
@@ -67,7 +78,7 @@ impl MapDigest {
         self.hash.update(entry);
     }
 
-    fn finish(mut self) -> [u8; 32] {
+    pub(super) fn finish(mut self) -> [u8; 32] {
         self.end_zeros();
         self.hash.finalize().into()
     }
@@ -77,19 +88,6 @@ impl MapDigest {
     pub(super) fn is(self, pages: u64, map_digest: &[u8]) -> bool {
         self.pages == pages && (map_digest.is_empty() || self.finish() == map_digest)
     }
-}
-
-/// The digest of a small image: its bytes as pages from index 0, the last one filled with zeros.
-pub(super) fn of_image(bytes: &[u8]) -> MapDigest {
-    let mut digest = MapDigest::default();
-    let whole = bytes.len() / PAGE_BYTES * PAGE_BYTES;
-    digest.pages(0, 0, &bytes[..whole]);
-    if whole < bytes.len() {
-        let mut last = [0; PAGE_BYTES];
-        last[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
-        digest.pages((whole / PAGE_BYTES) as u64, 0, &last);
-    }
-    digest
 }
 
 #[cfg(test)]
@@ -146,6 +144,11 @@ mod tests {
     #[test]
     fn an_images_last_page_is_filled_with_zeros() {
         let mut filled = vec![3; 5000];
+        let of_image = |bytes: &[u8]| {
+            let mut digest = MapDigest::default();
+            digest.image_end(0, bytes);
+            digest
+        };
         let short = of_image(&filled);
         filled.resize(2 * PAGE_BYTES, 0);
         let expected = of_image(&filled).finish();

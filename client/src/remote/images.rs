@@ -26,8 +26,7 @@ impl Exportable for RemoteCheckpoint {
         place: usize,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), ImageError<control::Error>> {
-        let bytes = self.image(place).map_err(ImageError::Source)?;
-        Ok(sink(&bytes)?)
+        Ok(self.image(place, sink)?)
     }
 
     fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
@@ -69,9 +68,8 @@ impl ImageSource for RemoteCheckpoint {
     fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<control::Error>> {
         match *wanted {
             Wanted::Small(place) => {
-                let image = self.image(place).map_err(ImageError::Source)?;
-                pipe.write_all(&image)?;
-                Ok(image.len() as u64)
+                self.image(place, |piece| pipe.write_all(piece))?;
+                Ok(self.manifest().images[place].len_bytes)
             }
             Wanted::Pagemap(place) => {
                 let pagemap = self.pagemap(place).map_err(ImageError::Source)?;

@@ -4,6 +4,7 @@
 mod checkpoint;
 mod digest;
 mod images;
+mod small;
 
 use std::time::{Duration, Instant};
 

@@ -398,7 +398,10 @@ pub(crate) fn send(dump: &mut DumpSender, events: &[Event]) -> Result<(), PeerEr
                 let closed = dump.close(deadline())?;
                 assert_eq!(closed.content_digest, vec![7; 32]);
             }
-            Event::Image(name, bytes) => dump.image(name, bytes)?,
+            Event::Image(name, bytes) => {
+                dump.begin_image(name, bytes.len() as u64)?;
+                dump.image_data(bytes)?;
+            }
         }
     }
     Ok(())

@@ -18,6 +18,13 @@ pub const MAP_ROOT_BYTES: usize = 32;
 /// Longest file name, bytes (`NAME_MAX`).
 pub const MAX_FILE_NAME_BYTES: usize = 255;
 
+/// Most small images of a checkpoint: CRIU writes one for each thread and about ten for each process.
+pub const MAX_SMALL_IMAGES: usize = 128 << 10;
+
+/// Longest encoded manifest that is written, bytes: it fits a message of the control protocol, with room for what stands
+/// around it.
+pub const MAX_MANIFEST_BYTES: usize = 15 << 20;
+
 /// A manifest is not what it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
@@ -99,6 +106,14 @@ pub enum ManifestError {
         /// The text.
         client: String,
     },
+    /// It would fit no message.
+    #[error(
+        "the manifest takes {len_bytes} bytes, more than {MAX_MANIFEST_BYTES}: dump subtrees of the process as jobs of their own"
+    )]
+    TooLong {
+        /// Its length.
+        len_bytes: usize,
+    },
 }
 
 impl Manifest {
@@ -111,6 +126,10 @@ impl Manifest {
         self.check()?;
         if let Some(origin) = &self.origin {
             check_restore_options(&origin.restore_options)?;
+        }
+        let len_bytes = self.encoded_len();
+        if len_bytes > MAX_MANIFEST_BYTES {
+            return Err(ManifestError::TooLong { len_bytes });
         }
         Ok(self.encode_to_vec())
     }

@@ -35,8 +35,9 @@ pub const MAX_PAYLOAD_BYTES: u32 = 256 << 10;
 /// Most pages of one [`Kind::Pages`] frame: they fit a payload uncompressed.
 pub const MAX_PAGES: u32 = 64;
 
-/// Longest small image, bytes. CRIU's are of some kilobytes; those of tmpfs contents and pipes may be long.
-pub const MAX_IMAGE_BYTES: u64 = 256 << 20;
+/// Longest small image, bytes: more than a region holds. CRIU's are of some kilobytes, but the contents of a tmpfs are one, and
+/// as long as the tmpfs. Images are streamed, and take no memory of their length anywhere.
+pub const MAX_IMAGE_BYTES: u64 = 1 << 40;
 
 /// Bytes of a preamble.
 pub const PREAMBLE_BYTES: usize = 16;

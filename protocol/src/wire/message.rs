@@ -113,7 +113,7 @@ pub mod request {
         /// [`super::super::frame::Kind::Parent`].
         #[prost(bool, tag = "7")]
         pub runs_only: bool,
-        /// Only this small image; no address space.
+        /// Only this small image, or some from it on; no address space.
         #[prost(string, tag = "8")]
         pub image: String,
         /// `JOB@GENERATION` of the checkpoint. A node that does not hold it finds by this who does, and passes on what
@@ -123,6 +123,9 @@ pub mod request {
         /// For a copy that nobody waits for: sent slowly while the holder takes dumps.
         #[prost(bool, tag = "10")]
         pub background: bool,
+        /// With `image`: so many small images, that one and those behind it in the manifest; 0 for that one only.
+        #[prost(uint32, tag = "11")]
+        pub images: u32,
     }
 
     /// The cluster lists this checkpoint: it is acknowledged, and is not collected as left over. Answered by `Done`.
@@ -338,7 +341,8 @@ pub struct FetchOpened {
     /// Preamble of the bulk stream, 16 bytes.
     #[prost(bytes = "vec", tag = "1")]
     pub id: Vec<u8>,
-    /// The checkpoint's manifest; its map roots mean nothing elsewhere.
+    /// The checkpoint's manifest; its map roots mean nothing elsewhere. For a part of the checkpoint without images and
+    /// spaces: whoever asks for parts has the manifest.
     #[prost(message, optional, tag = "2")]
     pub manifest: Option<Manifest>,
     /// Content digest of the checkpoint.

@@ -23,8 +23,10 @@ pub const ACKNOWLEDGE_BYTES: u64 = 1 << 20;
 /// Frames that a receiver takes in before it acknowledges.
 pub const ACKNOWLEDGE_FRAMES: u64 = 256;
 
-/// Most small images of a dump. CRIU writes about ten a process, and those of a container's tree stay far below.
-pub const MAX_IMAGES: usize = 4096;
+/// Most small images of a dump. CRIU writes about ten a process and one a thread. A receiver remembers each name, and a
+/// manifest with so many still fits a reply (some 100 bytes each). [`crate::manifest::MAX_SMALL_IMAGES`] is checked before a
+/// process is frozen.
+pub const MAX_IMAGES: usize = crate::manifest::MAX_SMALL_IMAGES;
 
 /// What a header announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use permafrost_client::peer::{FrameSink, PeerError};
 use permafrost_client::remote::{MapDigest, Part, ReadError, RemoteCheckpoint, Run};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
-use permafrost_protocol::manifest::Manifest;
+use permafrost_protocol::manifest::{Image, Manifest};
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::request;
 
@@ -40,8 +40,13 @@ pub fn serve_fetch(
     if let Some(compared_with) = source.compared_with() {
         check_readable(peer, compared_with)?;
     }
+    let is_part = !request.image.is_empty() || request.space > 0;
+    let manifest = match source.manifest() {
+        manifest if is_part && !request.manifest_only => manifest.without_lists(),
+        manifest => manifest.clone(),
+    };
     frames
-        .opened(source.manifest().clone(), source.content_digest())
+        .opened(manifest, source.content_digest())
         .map_err(|error| gone(&error))?;
     let mut sending = Sending {
         store,
@@ -150,7 +155,7 @@ impl Sending<'_> {
     fn all(&mut self, request: &request::Fetch) -> Result<(), Failure> {
         if !request.manifest_only {
             if !request.image.is_empty() {
-                self.image(&request.image)?;
+                self.images(&request.image, request.images)?;
             } else if request.space > 0 {
                 let part = Part {
                     place: usize::try_from(request.space - 1).unwrap_or(usize::MAX),
@@ -163,10 +168,8 @@ impl Sending<'_> {
                 for place in 0..self.source.manifest().spaces.len() {
                     self.space(Part::all(place), request.runs_only)?;
                 }
-                let images = self.source.manifest().images.iter();
-                let names: Vec<String> = images.map(|image| image.name.clone()).collect();
-                for name in names {
-                    self.image(&name)?;
+                for place in 0..self.source.manifest().images.len() {
+                    self.image(place)?;
                 }
             }
         }
@@ -206,18 +209,28 @@ impl Sending<'_> {
         others_pages(&others, self.frames, part, rest, runs_only, before)
     }
 
-    fn image(&mut self, name: &str) -> Result<(), Failure> {
-        let mut images = self.source.manifest().images.iter();
-        let Some(place) = images.position(|image| image.name == name) else {
+    /// The small image of that name and those behind it in the manifest, `count` of them at most.
+    fn images(&mut self, name: &str, count: u32) -> Result<(), Failure> {
+        let images = &self.source.manifest().images;
+        let Some(first) = images.iter().position(|image| image.name == name) else {
             return Err(Failure::Store(StoreError::NotFound {
                 what: format!("image {name}"),
             }));
         };
-        let len_bytes = self.source.manifest().images[place].len_bytes;
+        let count = usize::try_from(count).unwrap_or(usize::MAX).max(1);
+        let end = first.saturating_add(count).min(images.len());
+        (first..end).try_for_each(|place| self.image(place))
+    }
+
+    fn image(&mut self, place: usize) -> Result<(), Failure> {
+        let Image {
+            name, len_bytes, ..
+        } = &self.source.manifest().images[place];
+        let len_bytes = *len_bytes;
         let mut image = ImageFrames::new(self.frames, name, len_bytes);
         let passed = match &self.source {
-            Source::Here(fetch) => fetch.image(name, |bytes| image.push(bytes)),
-            Source::Elsewhere(remote) => return image.all(&remote.image(place)?),
+            Source::Here(fetch) => fetch.image_at(place, |bytes| image.push(bytes)),
+            Source::Elsewhere(remote) => return image.passed_on(remote, place),
         };
         let begun = image.announced;
         match (passed, image.lost, &self.source) {
@@ -227,8 +240,7 @@ impl Sending<'_> {
             (Ok(()), None, _) => ImageFrames::new(self.frames, name, len_bytes).all(&[]),
             (Err(damage), None, Source::Here(fetch)) if !begun => {
                 let others = self.others(fetch, damage)?;
-                let bytes = others.image(place)?;
-                ImageFrames::new(self.frames, name, len_bytes).all(&bytes)
+                ImageFrames::new(self.frames, name, len_bytes).passed_on(&others, place)
             }
             (Err(error), ..) => Err(Failure::Store(error)),
         }
@@ -370,6 +382,15 @@ impl<'a> ImageFrames<'a> {
 
     fn all(mut self, bytes: &[u8]) -> Result<(), Failure> {
         Ok(self.try_push(bytes)?)
+    }
+
+    /// All of it, from other nodes.
+    fn passed_on(mut self, others: &RemoteCheckpoint, place: usize) -> Result<(), Failure> {
+        let passed = others.image(place, |piece| self.try_push(piece));
+        passed.map_err(|error| match error {
+            ReadError::Holders(error) => Failure::Store(StoreError::Elsewhere(error)),
+            ReadError::Taker(error) => Failure::Peer(error),
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 
+use super::arriving::ArrivingImages;
 use super::rights::{authorize, check_dump, check_read, job_of};
 use super::spool::Spool;
 use super::{Agents, name_of, refusal};
@@ -89,18 +90,13 @@ impl Agents {
             return Ok(());
         }
         replies.closed(Closed::default());
-        let spool = self.images(peer, frames);
-        let spool = spool.map_err(|error| ended(session, error))?;
-        replies.prepared(Prepared::default());
-        let commit = frames.commit();
-        let commit = commit.map_err(|error| ended(session, gone(&error)))?;
-        if commit.session != session.id {
-            return Err(invalid("a commit of another session"));
-        }
-        let sealed = spool
-            .descriptor()
-            .and_then(|images| self.store.seal_session(&session.id, images))
-            .map_err(|error| refusal(&error))?;
+        let mut images = ArrivingImages::new(frames, replies, &session.id);
+        let sealed = self.store.seal_with(&session.id, &mut images);
+        let sealed = sealed.map_err(|error| match &error {
+            // It was discarded just before.
+            StoreError::NotFound { .. } => ended(session, refusal(&error)),
+            error => refusal(error),
+        })?;
         replies.committed(committed(sealed));
         Ok(())
     }
@@ -180,7 +176,7 @@ impl Agents {
         }
     }
 
-    /// All small images.
+    /// All small images, for a session that is chosen by them.
     fn images(&self, peer: &Peer, frames: &mut dyn FrameSource) -> Result<Spool, control::Error> {
         let spool = Spool::new(&self.spool, &self.spooled, &name_of(peer));
         let mut spool = spool.map_err(|error| refusal(&error))?;

@@ -1,6 +1,7 @@
 //! What a node does for the agents of compute nodes: their dumps are sessions of this node whose pages come by QUIC,
 //! and their requests those of `permafrost`, as far as their certificates let them.
 
+mod arriving;
 mod fetch;
 mod intake;
 mod requests;
@@ -36,7 +37,7 @@ const MAX_OWNED: usize = 16 << 10;
 /// What agents are served from.
 pub struct Agents {
     store: Arc<Store>,
-    /// Small images on their way into a checkpoint are kept beneath this directory.
+    /// Small images that a parked session is to be adopted with are kept beneath this directory.
     spool: PathBuf,
     /// Bytes of those, by peer.
     spooled: Arc<spool::Spooled>,

@@ -1,4 +1,5 @@
-//! Small images on their way from an agent into a checkpoint: an images directory of the daemon's own.
+//! Small images that an agent adopts a parked session with: an images directory of the daemon's own, because the session may
+//! be chosen by what is in them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,15 +14,18 @@ use permafrost_protocol::wire::frame::Kind;
 
 use crate::store::StoreError;
 
-/// All small images of a dump together, bytes. CRIU's are of some kilobytes; ghost files and the contents of tmpfs
+/// All small images of an adoption together, bytes. CRIU's are of some kilobytes; ghost files and the contents of tmpfs
 /// may be large.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Small images of all dumps of one agent that are under way, bytes: those of one of them, and room for more.
+/// Small images of all adoptions of one agent that are under way, bytes: those of one of them, and room for more.
 const MAX_PEER_BYTES: u64 = 2 << 30;
 
 /// The same of all agents.
 const MAX_ALL_BYTES: u64 = 4 << 30;
+
+/// Bytes that a file is counted as, besides its contents: however short it is, it takes an inode and a page.
+const FILE_BYTES: u64 = 4096;
 
 /// Bytes that are spooled, by peer.
 #[derive(Default)]
@@ -103,11 +107,14 @@ impl Spool {
                 let len_bytes = frame.header.index;
                 let left = self.left_bytes.checked_sub(len_bytes);
                 self.left_bytes = left.ok_or_else(|| StoreError::Invalid {
-                    message: format!("the small images are more than {MAX_BYTES} bytes"),
-                    hint: "",
+                    message: format!(
+                        "the small images are more than the {MAX_BYTES} bytes that an agent may adopt a parked session with"
+                    ),
+                    hint: "copy the images directory to the storage node and run `permafrost adopt` there",
                 })?;
-                self.spooled.add(&self.peer, len_bytes)?;
-                self.taken_bytes += len_bytes;
+                let counted = len_bytes + FILE_BYTES;
+                self.spooled.add(&self.peer, counted)?;
+                self.taken_bytes += counted;
                 let made = File::options()
                     .write(true)
                     .create_new(true)

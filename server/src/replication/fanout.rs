@@ -151,6 +151,7 @@ impl Replicate for FanOut {
             deadline: request.deadline,
             copies: Vec::new(),
             without: Vec::new(),
+            failures: Vec::new(),
             holders: Vec::new(),
             bytes: 0,
             began: None,
@@ -189,6 +190,8 @@ struct Copying {
     copies: Vec<Copy>,
     /// Nodes that have failed in this dump.
     without: Vec<String>,
+    /// The reasons, each with the name of its node.
+    failures: Vec<String>,
     /// Nodes that have sealed it.
     holders: Vec<String>,
     /// Given to each copy, bytes of pages.
@@ -254,13 +257,14 @@ impl Copying {
         tracing::warn!(node, why, "copy given up");
         self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
         self.without.push(node.to_owned());
+        self.failures.push(format!("{node} ({why})"));
     }
 
     fn failed_words(&self) -> String {
-        if self.without.is_empty() {
+        if self.failures.is_empty() {
             String::new()
         } else {
-            format!("; failed: {}", self.without.join(", "))
+            format!("; failed: {}", self.failures.join(", "))
         }
     }
 
@@ -482,7 +486,8 @@ impl Copies for Copying {
         let failed = StoreError::io(format!("read image {name}"));
         let title = Bytes::copy_from_slice(name.as_bytes());
         self.each(|sender| sender.push(Kind::Image, Coding::Raw, 0, 0, len_bytes, title.clone()));
-        let mut piece = Vec::with_capacity(MAX_PAYLOAD_BYTES as usize);
+        let longest = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+        let mut piece = Vec::with_capacity(longest.min(MAX_PAYLOAD_BYTES as usize));
         loop {
             piece.clear();
             let read =

@@ -12,7 +12,7 @@ use permafrost_protocol::manifest::{Image, Manifest, Origin, TakenBy};
 
 use super::dump::map_root;
 use super::evidence::Evidence;
-use super::images::{holds_pages, store_small};
+use super::images::{DirectoryImages, holds_pages, store_small};
 use super::seal::{
     Contents, OF_THESE_PAGES, Replaced, check_images_fit, check_tells_processes, kind_of,
 };
@@ -88,7 +88,8 @@ impl Store {
 
         let mut shadow = self.region.begin();
         shadow.inherit(&parked);
-        let images = store_small(&dir, &mut shadow, &manifest.spaces, None)?;
+        let mut images = DirectoryImages::new(dir, &manifest.spaces)?;
+        let images = store_small(&mut images, &mut shadow, None)?;
         let kind = kind_of(&images);
         check_images_fit(kind, &images, &manifest.spaces, OF_THESE_PAGES)?;
         let contents = Contents {

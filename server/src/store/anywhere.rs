@@ -81,8 +81,14 @@ impl<'a> Anywhere<'a> {
                 read => return read,
             }
         }
-        let bytes = self.read_others(cause, RemoteCheckpoint::image, place)?;
-        Ok(sink(&bytes)?)
+        let Some(others) = self.others(cause.as_ref()) else {
+            return Err(self.nobody(cause).into());
+        };
+        match others.image(place, sink) {
+            Ok(()) => Ok(()),
+            Err(remote::ReadError::Taker(error)) => Err(ReadError::Out(error)),
+            Err(remote::ReadError::Holders(error)) => Err(self.failed(cause, error).into()),
+        }
     }
 
     /// The pagemap image of the address space at `place`.
@@ -94,7 +100,12 @@ impl<'a> Anywhere<'a> {
                 pagemap => return pagemap,
             }
         }
-        self.read_others(cause, RemoteCheckpoint::pagemap, place)
+        match self.others(cause.as_ref()) {
+            Some(others) => others
+                .pagemap(place)
+                .map_err(|error| self.failed(cause, error)),
+            None => Err(self.nobody(cause)),
+        }
     }
 
     /// Passes on the pages of the address space at `place` as the other nodes have them, from `from_index` on: those
@@ -121,18 +132,6 @@ impl<'a> Anywhere<'a> {
         match &self.here {
             Some(here) => here.digest_before(&self.manifest.spaces[place], from_index),
             None => Ok(MapDigest::default()),
-        }
-    }
-
-    fn read_others<T>(
-        &self,
-        cause: Option<StoreError>,
-        read: impl FnOnce(&RemoteCheckpoint, usize) -> Result<T, control::Error>,
-        place: usize,
-    ) -> Result<T, StoreError> {
-        match self.others(cause.as_ref()) {
-            Some(others) => read(others, place).map_err(|error| self.failed(cause, error)),
-            None => Err(self.nobody(cause)),
         }
     }
 

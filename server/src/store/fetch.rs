@@ -187,13 +187,30 @@ impl Fetch {
     pub fn image(
         &self,
         name: &str,
-        mut sink: impl FnMut(&[u8]) -> std::io::Result<()>,
+        sink: impl FnMut(&[u8]) -> std::io::Result<()>,
     ) -> Result<(), StoreError> {
         let mut images = self.manifest().images.iter();
-        let image = images.find(|image| image.name == name);
-        let image = image.ok_or_else(|| StoreError::NotFound {
+        let place = images.position(|image| image.name == name);
+        let place = place.ok_or_else(|| StoreError::NotFound {
             what: format!("image {name} of {}", self.reader.name),
         })?;
+        self.image_at(place, sink)
+    }
+
+    /// As [`Self::image`], of the image at `place` in the manifest, from 0.
+    ///
+    /// # Errors
+    /// As [`Self::image`].
+    pub fn image_at(
+        &self,
+        place: usize,
+        mut sink: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Result<(), StoreError> {
+        let image = self.manifest().images.get(place);
+        let image = image.ok_or_else(|| StoreError::NotFound {
+            what: format!("image {place} of {}", self.reader.name),
+        })?;
+        let name = &image.name;
         match self.reader.small(image, &mut sink) {
             Ok(()) => Ok(()),
             Err(ReadError::Source(error)) => Err(error),

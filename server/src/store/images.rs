@@ -1,43 +1,90 @@
-//! The small images of a dump, out of an images directory into the store.
+//! The small images of a dump, out of an images directory or from an agent, into the store.
+//!
+//! Each is read once, piece by piece, and goes into the region and to the copies as it comes: none has to fit in memory.
 
-use std::io::Seek;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 
 use permafrost_client::directory::ImagesDir;
-use permafrost_pmem::Shadow;
+use permafrost_pmem::{MapWriter, PAGE_SIZE, Shadow};
 use permafrost_protocol::images::ImageName;
-use permafrost_protocol::manifest::{AddressSpace, Image};
+use permafrost_protocol::manifest::{AddressSpace, Image, MAX_SMALL_IMAGES};
 
 use super::StoreError;
 use crate::replication::Copies;
 
-/// Stores the small images of a directory in `shadow`: CRIU's files but for the pagemaps and pages of `spaces`. Copies
-/// get each one, read a second time: what changed in between makes another digest there, and so is not sealed.
-///
-/// # Errors
-/// A file cannot be read; the region is full or fails.
-pub(super) fn store_small(
-    directory: &ImagesDir,
-    shadow: &mut Shadow,
-    spaces: &[AddressSpace],
-    mut copies: Option<&mut (dyn Copies + 'static)>,
-) -> Result<Vec<Image>, StoreError> {
-    let mut images = Vec::new();
-    for name in directory.small_images(|name| holds_pages(name, spaces))? {
-        let mut file = directory.open(&name)?;
-        let (root, stats, len_bytes) = shadow.write_blob(&mut file)?;
-        if let Some(copies) = copies.as_deref_mut() {
-            file.rewind()
-                .map_err(StoreError::io(format!("rewind image {name}")))?;
-            copies.image(&name, len_bytes, &mut file)?;
-        }
-        images.push(Image {
-            name,
-            len_bytes,
-            map_root: root.to_bytes().to_vec(),
-            map_digest: stats.digest.to_vec(),
-        });
+/// Bytes of an image that are collected before they are written.
+pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
+
+/// A source of small images, one after another. [`Read`] gives the bytes of the one that [`Self::next_image`] named last.
+pub trait SmallImages: Read {
+    /// Goes on to the next image and returns its name, a plain one, and its length in bytes. `None` behind the last.
+    ///
+    /// # Errors
+    /// There is another image, and it cannot be had.
+    fn next_image(&mut self) -> Result<Option<(String, u64)>, StoreError>;
+
+    /// Returns the reason of a failed [`Read`], if there is a better one than its error.
+    fn failure(&mut self) -> Option<StoreError> {
+        None
     }
-    Ok(images)
+}
+
+impl<S: SmallImages + ?Sized> SmallImages for &mut S {
+    fn next_image(&mut self) -> Result<Option<(String, u64)>, StoreError> {
+        (**self).next_image()
+    }
+
+    fn failure(&mut self) -> Option<StoreError> {
+        (**self).failure()
+    }
+}
+
+/// The small images of a directory: CRIU's files but for the pagemaps and pages that are stored as such.
+pub(super) struct DirectoryImages {
+    directory: ImagesDir,
+    names: std::vec::IntoIter<String>,
+    open: Option<File>,
+}
+
+impl DirectoryImages {
+    pub(super) fn new(directory: ImagesDir, spaces: &[AddressSpace]) -> Result<Self, StoreError> {
+        let names = directory.small_images(|name| holds_pages(name, spaces))?;
+        Ok(Self {
+            directory,
+            names: names.into_iter(),
+            open: None,
+        })
+    }
+
+    /// Those of a directory that a client has handed over.
+    pub(super) fn of(images: OwnedFd, spaces: &[AddressSpace]) -> Result<Self, StoreError> {
+        Self::new(ImagesDir::new(images)?, spaces)
+    }
+}
+
+impl SmallImages for DirectoryImages {
+    fn next_image(&mut self) -> Result<Option<(String, u64)>, StoreError> {
+        let Some(name) = self.names.next() else {
+            return Ok(None);
+        };
+        let file = self.directory.open(&name)?;
+        let metadata = file
+            .metadata()
+            .map_err(StoreError::io(format!("stat image {name}")))?;
+        self.open = Some(file);
+        Ok(Some((name, metadata.len())))
+    }
+}
+
+impl Read for DirectoryImages {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match &mut self.open {
+            Some(file) => file.read(into),
+            None => Ok(0),
+        }
+    }
 }
 
 /// Says whether an image is a pagemap or the pages of one of `spaces`, which are stored as such.
@@ -49,4 +96,176 @@ pub(super) fn holds_pages(name: &ImageName, spaces: &[AddressSpace]) -> bool {
         ImageName::Pages(id) => spaces.iter().any(|space| space.pages_id == *id),
         _ => false,
     }
+}
+
+/// Stores small images in `shadow`, and passes them on to the copies.
+///
+/// # Errors
+/// One cannot be read, or is not as long as announced; there are too many; the region is full or fails.
+pub(super) fn store_small(
+    source: &mut dyn SmallImages,
+    shadow: &mut Shadow,
+    mut copies: Option<&mut (dyn Copies + 'static)>,
+) -> Result<Vec<Image>, StoreError> {
+    let mut images = Vec::new();
+    let mut buffer = vec![0; IMAGE_CHUNK];
+    while let Some((name, len_bytes)) = source.next_image()? {
+        if images.len() >= MAX_SMALL_IMAGES {
+            return Err(StoreError::Invalid {
+                message: format!("the dump has more than {MAX_SMALL_IMAGES} small images"),
+                hint: "dump subtrees as jobs of their own: CRIU writes an image for each thread",
+            });
+        }
+        let mut storing = Storing {
+            source: &mut *source,
+            image: OpenImage::new(&name, len_bytes, shadow),
+            shadow: &mut *shadow,
+            failure: None,
+        };
+        if let Some(copies) = copies.as_deref_mut() {
+            let copied = copies.image(&name, len_bytes, &mut storing);
+            // What failed here is why the copies got no more.
+            storing.check(&name)?;
+            copied?;
+        }
+        loop {
+            match storing.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    storing.check(&name)?;
+                    return Err(StoreError::io(format!("read image {name}"))(error));
+                }
+            }
+        }
+        let Storing { image, shadow, .. } = storing;
+        images.push(image.finish(shadow)?);
+    }
+    // All copies name them in one order.
+    images.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(images)
+}
+
+/// Reads an image, and stores what was read.
+struct Storing<'a> {
+    source: &'a mut dyn SmallImages,
+    image: OpenImage,
+    shadow: &'a mut Shadow,
+    failure: Option<StoreError>,
+}
+
+impl Storing<'_> {
+    /// Fails with the reason of a read that failed.
+    fn check(&mut self, name: &str) -> Result<(), StoreError> {
+        match self.failure.take() {
+            None => Ok(()),
+            Some(StoreError::Io { source, .. }) => {
+                Err(StoreError::io(format!("read image {name}"))(source))
+            }
+            Some(failure) => Err(failure),
+        }
+    }
+}
+
+impl Read for Storing<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = match self.source.read(into) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
+            Err(error) => {
+                let told = io::Error::new(error.kind(), error.to_string());
+                let failure = self.source.failure();
+                self.failure = Some(failure.unwrap_or_else(|| StoreError::io("read image")(error)));
+                return Err(told);
+            }
+        };
+        if let Err(error) = self.image.take(self.shadow, &into[..read]) {
+            let told = io::Error::other(error.to_string());
+            self.failure = Some(error);
+            return Err(told);
+        }
+        Ok(read)
+    }
+}
+
+/// An image that comes in pieces.
+pub(super) struct OpenImage {
+    name: String,
+    len_bytes: u64,
+    received_bytes: u64,
+    map: MapWriter,
+    buffer: Vec<u8>,
+}
+
+impl OpenImage {
+    pub(super) fn new(name: &str, len_bytes: u64, shadow: &mut Shadow) -> Self {
+        Self {
+            name: name.to_owned(),
+            len_bytes,
+            received_bytes: 0,
+            map: shadow.map(),
+            // Most are of some hundred bytes.
+            buffer: Vec::with_capacity(chunk_of(len_bytes)),
+        }
+    }
+
+    pub(super) fn take(&mut self, shadow: &mut Shadow, mut bytes: &[u8]) -> Result<(), StoreError> {
+        let after = self.received_bytes.saturating_add(bytes.len() as u64);
+        if after > self.len_bytes {
+            return Err(invalid(format!(
+                "image {} is longer than the {} bytes announced",
+                self.name, self.len_bytes
+            )));
+        }
+        while !bytes.is_empty() {
+            let part = bytes.len().min(IMAGE_CHUNK - self.buffer.len());
+            self.buffer.extend_from_slice(&bytes[..part]);
+            self.received_bytes += part as u64;
+            bytes = &bytes[part..];
+            if self.buffer.len() == IMAGE_CHUNK {
+                self.write(shadow)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is collected; only the last time is it less than a whole number of pages.
+    fn write(&mut self, shadow: &mut Shadow) -> Result<(), StoreError> {
+        let collected = self.buffer.len();
+        let first_index = (self.received_bytes - collected as u64) / PAGE_SIZE as u64;
+        self.buffer.resize(collected.next_multiple_of(PAGE_SIZE), 0);
+        shadow.append(&mut self.map, first_index, 0, &self.buffer, None)?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self, shadow: &mut Shadow) -> Result<Image, StoreError> {
+        if self.received_bytes != self.len_bytes {
+            return Err(invalid(format!(
+                "image {} has {} bytes of {}",
+                self.name, self.received_bytes, self.len_bytes
+            )));
+        }
+        self.write(shadow)?;
+        let (root, stats) = shadow.finish(self.map)?;
+        Ok(Image {
+            name: self.name,
+            len_bytes: self.len_bytes,
+            map_root: root.to_bytes().to_vec(),
+            map_digest: stats.digest.to_vec(),
+        })
+    }
+}
+
+/// Bytes that an image of this length is collected in.
+fn chunk_of(len_bytes: u64) -> usize {
+    usize::try_from(len_bytes)
+        .unwrap_or(IMAGE_CHUNK)
+        .min(IMAGE_CHUNK)
+        .next_multiple_of(PAGE_SIZE)
+}
+
+fn invalid(message: String) -> StoreError {
+    StoreError::Invalid { message, hint: "" }
 }

@@ -7,7 +7,7 @@ use permafrost_protocol::control;
 use permafrost_protocol::pageserver::SpaceId;
 
 use super::dump::DumpBuilder;
-use super::images::store_small;
+use super::images::{DirectoryImages, store_small};
 use super::seal::{Contents, check_images_fit, kind_of};
 use super::{Progress, Store, StoreError, check_job};
 use crate::replication::Durability;
@@ -56,9 +56,8 @@ impl Store {
 
         let mut dump = builder.finish()?;
         let images = store_small(
-            &directory,
+            &mut DirectoryImages::new(directory, &dump.spaces)?,
             &mut dump.shadow,
-            &dump.spaces,
             dump.copies.as_deref_mut(),
         )?;
         let kind = kind_of(&images);

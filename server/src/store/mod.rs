@@ -57,6 +57,7 @@ pub use clustered::Cluster;
 pub use counters::{BOUNDS_S, Count, Counters, Timings};
 pub use error::StoreError;
 pub use fetch::{Fetch, Fetched, FetchedRuns};
+pub use images::SmallImages;
 pub use provisional::{Holding, Mark, Settled};
 pub use quarantine::Scrub;
 pub use replica::{ReplicaDump, ReplicaRequest};

@@ -22,8 +22,9 @@ use permafrost_protocol::manifest::Kind;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 
-use self::images::{Closed, IMAGE_CHUNK};
+use self::images::Closed;
 use super::dump::{DumpBuilder, Parent};
+use super::images::IMAGE_CHUNK;
 use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::replication::ContentDigest;

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use permafrost_client::directory::ImagesDir;
 use permafrost_pmem::{CheckpointId, Shadow};
 use permafrost_protocol::control;
 use permafrost_protocol::images::ImageName;
@@ -15,8 +14,8 @@ use permafrost_protocol::manifest::{
 use super::adopt::Adoption;
 use super::dump::Dump;
 use super::evidence::process_spaces;
-use super::images::store_small;
-use super::session::Session;
+use super::images::{DirectoryImages, SmallImages, store_small};
+use super::session::{Sealing, Session};
 use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
 use crate::replication::{ContentDigest, Copies};
@@ -82,15 +81,44 @@ impl Store {
                 })?;
             return self.acknowledged(sealed);
         };
+        let images = |spaces: &[AddressSpace]| DirectoryImages::of(images, spaces);
+        self.seal_images(&session, images, wanted)
+    }
+
+    /// As [`Store::seal_session`], with small images that come one after another. Until the last of them has come, the
+    /// session can still be discarded.
+    ///
+    /// # Errors
+    /// As [`Store::seal_session`]; there is no such session; the images end early.
+    pub fn seal_with(
+        &self,
+        id: &str,
+        images: &mut dyn SmallImages,
+    ) -> Result<control::Checkpoint, StoreError> {
+        let session = self.sessions().get(id).cloned();
+        let session = session.ok_or_else(|| StoreError::NotFound {
+            what: format!("session {id}"),
+        })?;
+        self.seal_images(&session, |_| Ok(images), &|| true)
+    }
+
+    fn seal_images<S: SmallImages>(
+        &self,
+        session: &Session,
+        images: impl FnOnce(&[AddressSpace]) -> Result<S, StoreError>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<control::Checkpoint, StoreError> {
         let since = Instant::now();
         let (dump, sealing) = session.begin_seal()?;
-        let sealed = self.seal_dump(&session, dump, images, wanted);
+        let sealed = images(&dump.spaces)
+            .and_then(|mut images| self.seal_dump(session, &sealing, dump, &mut images, wanted))
+            .map_err(|error| sealing.explain(error));
         match &sealed {
             Ok(record) => {
-                self.measured(&session, record);
+                self.measured(session, record);
                 sealing.done();
                 self.counters.sealed(since);
-                self.sessions().remove(id);
+                self.sessions().remove(&session.id);
             }
             Err(error) => sealing.failed(error),
         }
@@ -100,8 +128,9 @@ impl Store {
     fn seal_dump(
         &self,
         session: &Session,
+        sealing: &Sealing<'_>,
         dump: Dump,
-        images: OwnedFd,
+        images: &mut dyn SmallImages,
         wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
         let Dump {
@@ -110,12 +139,8 @@ impl Store {
             mut copies,
             ..
         } = dump;
-        let images = store_small(
-            &ImagesDir::new(images)?,
-            &mut shadow,
-            &spaces,
-            copies.as_deref_mut(),
-        )?;
+        let images = store_small(images, &mut shadow, copies.as_deref_mut())?;
+        sealing.images_are_in()?;
         let kind = if session.request.pre_dump {
             Kind::PreDump
         } else {

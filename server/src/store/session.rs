@@ -1,9 +1,9 @@
 //! A session: a dump that is not sealed yet, from its opening to its end.
 //!
 //! ```text
-//! Open ──first byte──▶ Receiving ──CLOSE──▶ Closed ──Seal──▶ Sealing ──▶ (gone: a checkpoint)
-//!   │                    │     └────CLOSE, nobody seals──────▶ │
-//!   └──────discarded─────┴──────error, EOF, discarded──┬───────┘ failed
+//! Open ──first byte──▶ Receiving ──CLOSE──▶ Closed ──Seal──▶ Images ──all in──▶ Sealing ──▶ (gone: a checkpoint)
+//!   │                    │     └────CLOSE, nobody seals────────────────────────▶ │
+//!   └──────discarded─────┴──────error, EOF, discarded──┬────────┴─────────────────┘ failed
 //!                                                      ▼
 //!                                                   Failed
 //! ```
@@ -11,6 +11,8 @@
 //! A session whose CLOSE is CRIU's last word is sealed as a parked checkpoint before CLOSE is answered. While
 //! it is being sealed nobody but the sealing thread ends it: what is sealed and what was discarded are never the
 //! same session.
+
+mod sealing;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,6 +26,7 @@ use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+pub(super) use self::sealing::Sealing;
 use super::counters::Counters;
 use super::dump::{Dump, DumpBuilder, Parent};
 use super::jobs::JobGuard;
@@ -103,8 +106,13 @@ enum Phase {
     Open,
     Receiving,
     Closed(Box<Dump>),
+    /// Its small images come in.
+    Images,
     Sealing,
-    Failed { code: ErrorCode, reason: String },
+    Failed {
+        code: ErrorCode,
+        reason: String,
+    },
 }
 
 impl Phase {
@@ -113,9 +121,14 @@ impl Phase {
             Self::Open => "open",
             Self::Receiving => "receiving",
             Self::Closed(_) => "closed",
-            Self::Sealing => "sealing",
+            Self::Images | Self::Sealing => "sealing",
             Self::Failed { .. } => "failed",
         }
+    }
+
+    /// Says whether pages or images come in, or are being sealed.
+    fn is_taking(&self) -> bool {
+        matches!(self, Self::Receiving | Self::Images | Self::Sealing)
     }
 }
 
@@ -310,8 +323,7 @@ impl Session {
     pub(super) fn discard_if_idle(&self, limit: Duration) -> bool {
         let idle = {
             let state = self.state();
-            !matches!(state.phase, Phase::Receiving | Phase::Sealing)
-                && state.since.elapsed() >= limit
+            !state.phase.is_taking() && state.since.elapsed() >= limit
         };
         // Were it taken up in between, it would be discarded for being late by a moment: an error its client sees.
         idle && self.discard(ErrorCode::SessionFailed, "nobody came for it in time")
@@ -319,7 +331,7 @@ impl Session {
 
     /// Whether its pages come in, or are being sealed.
     pub(super) fn is_taking(&self) -> bool {
-        matches!(self.state().phase, Phase::Receiving | Phase::Sealing)
+        self.state().phase.is_taking()
     }
 
     /// When it failed, if it did.
@@ -339,17 +351,11 @@ impl Session {
         origin
     }
 
-    /// Takes the dump for sealing.
+    /// Takes the dump for sealing. It can still be discarded until [`Sealing::images_are_in`].
     pub(super) fn begin_seal(&self) -> Result<(Dump, Sealing<'_>), StoreError> {
         let mut state = self.state();
-        match state.enter(Phase::Sealing) {
-            Phase::Closed(dump) => Ok((
-                *dump,
-                Sealing {
-                    session: self,
-                    done: false,
-                },
-            )),
+        match state.enter(Phase::Images) {
+            Phase::Closed(dump) => Ok((*dump, Sealing::new(self))),
             other => {
                 let error = match &other {
                     Phase::Failed { code, reason } => self.failed(*code, reason),
@@ -415,46 +421,6 @@ impl Session {
     }
 }
 
-/// A session that is being sealed. Dropped before [`Sealing::done`] (an error, a panic), the session has failed,
-/// and lets go of its job.
-pub(super) struct Sealing<'a> {
-    session: &'a Session,
-    done: bool,
-}
-
-impl Sealing<'_> {
-    /// It is a checkpoint now; the next dump of the job may begin.
-    pub(super) fn done(mut self) {
-        self.done = true;
-        // Unlocking asks the registry: not under the session's own lock.
-        let mut state = self.session.state();
-        let over = (state.job_guard.take(), state.turn.take());
-        drop(state);
-        drop(over);
-        self.session.ended.send_replace(true);
-    }
-
-    /// It did not become one.
-    pub(super) fn failed(mut self, error: &StoreError) {
-        self.fail(error.code(), &error.to_string());
-    }
-
-    fn fail(&mut self, code: ErrorCode, reason: &str) {
-        self.done = true;
-        let released = self.session.state().fail(code, reason);
-        drop(released);
-        self.session.log_failure(reason);
-    }
-}
-
-impl Drop for Sealing<'_> {
-    fn drop(&mut self) {
-        if !self.done {
-            self.fail(ErrorCode::Internal, "the sealing thread died");
-        }
-    }
-}
-
 /// A session as the page-server front end's sink.
 pub struct SessionSink {
     store: Arc<Store>,
@@ -482,10 +448,7 @@ impl SessionSink {
             return Ok(());
         }
         self.session.leave_receiving(Phase::Sealing)?;
-        let sealing = Sealing {
-            session: &self.session,
-            done: false,
-        };
+        let sealing = Sealing::new(&self.session);
         if dump.spaces.iter().all(|space| space.pages == 0) {
             // There is nothing to keep, and nobody could adopt it.
             self.store.forget_session(&self.session.id);

@@ -5,5 +5,6 @@
 
 mod agents;
 mod damage;
+mod many;
 mod nodes;
 mod support;

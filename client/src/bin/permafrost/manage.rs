@@ -9,7 +9,7 @@ use permafrost_protocol::manifest::Origin;
 
 use crate::cli::{AbortArguments, AdoptArguments, OpenArguments, RmArguments};
 use crate::context::Context;
-use crate::dump::name_of;
+use crate::dump::{check_fits, name_of};
 use crate::failure::{Code, Failure};
 use crate::human;
 use crate::progress::Queue;
@@ -99,7 +99,10 @@ pub(crate) fn adopt(context: &Context, arguments: &AdoptArguments) -> Result<(),
 pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), Failure> {
     let passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Dump)?;
     let mut origin = match arguments.pid {
-        Some(pid) => origin::collect(pid)?,
+        Some(pid) => {
+            check_fits(pid)?;
+            origin::collect(pid)?
+        }
         None => origin::here()?,
     };
     origin.restore_options = passed_on.restore_options();

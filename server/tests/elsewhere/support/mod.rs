@@ -41,7 +41,8 @@ use permafrost_server::cluster::{
     FailureDomain, LiveNode, MemberState, NodeFacts, NodesView, Registry,
 };
 use permafrost_server::elsewhere::Peers;
-use permafrost_server::peers::NodeHandler;
+use permafrost_server::peers::{Copying, NodeHandler};
+use permafrost_server::repair::{Limits, Puller, Throttle};
 use permafrost_server::replication::Durability;
 use permafrost_server::store::{
     Cluster, Fetched, Place, ReplicaRequest, Retention, Scrub, SessionRequest, Store, StoreError,
@@ -49,7 +50,7 @@ use permafrost_server::store::{
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::runtime::Runtime;
 
-const REGION_BYTES: u64 = 24 << 20;
+const REGION_BYTES: u64 = 64 << 20;
 /// The machine may be busy with other things.
 const LONG: Duration = Duration::from_secs(60);
 /// How long a node that is gone is waited for.
@@ -112,7 +113,14 @@ impl Site {
         let agents = Agents::new(Arc::clone(&store), spool);
         let audit = Audit::open(&AuditFile::InDataDir, &dir, &name).unwrap();
         let handler = NodeHandler::new(Arc::clone(&store), &name).with_audit(Arc::new(audit));
-        handler.begin(agents, None);
+        let throttle = Throttle::of(&store, Limits::default());
+        let network = self.network(Arc::clone(&identity));
+        let puller = Puller::new(Arc::clone(&store), network, &name, Arc::clone(&throttle));
+        let copying = Copying {
+            puller: Arc::new(puller),
+            throttle,
+        };
+        handler.begin(agents, Some(copying));
         let watched = Arc::new(Watched {
             inner: handler,
             pages_asked: Mutex::default(),

@@ -159,6 +159,14 @@ pub(crate) fn take(
     Ok(report)
 }
 
+/// Refuses a tree that is too large for a checkpoint, while it still runs.
+pub(crate) fn check_fits(pid: u32) -> Result<(), Failure> {
+    processes::check_fits(pid).map_err(|error| {
+        Failure::new(Code::Invalid, error.to_string())
+            .hint("dump subtrees as jobs of their own; nothing was frozen")
+    })
+}
+
 impl<'a> Plan<'a> {
     fn new(context: &'a Context, arguments: &'a DumpArguments) -> Result<Self, Failure> {
         let mut passed_on = PassedOn::parse(&arguments.criu_arguments, Operation::Dump)?;
@@ -172,6 +180,7 @@ impl<'a> Plan<'a> {
         let tracked = passed_on.take("track-mem") | arguments.pre_dump;
         let criu = Criu::new(arguments.criu.clone());
         let mut origin = origin::collect(arguments.pid)?;
+        check_fits(arguments.pid)?;
         origin.criu_version = criu.version()?;
         origin.tracked = tracked;
         origin.restore_options = passed_on.restore_options();

@@ -1,0 +1,82 @@
+//! The seal of a session.
+
+use permafrost_protocol::control::ErrorCode;
+
+use super::super::StoreError;
+use super::{Phase, Session};
+
+/// A session that is being sealed. Dropped before [`Sealing::done`] (an error, a panic), the session has failed,
+/// and lets go of its job.
+pub(in crate::store) struct Sealing<'a> {
+    session: &'a Session,
+    done: bool,
+}
+
+impl<'a> Sealing<'a> {
+    pub(super) fn new(session: &'a Session) -> Self {
+        Self {
+            session,
+            done: false,
+        }
+    }
+
+    /// Returns why sealing fails: because the session was discarded meanwhile, or else with `error`.
+    pub(in crate::store) fn explain(&self, error: StoreError) -> StoreError {
+        match &self.session.state().phase {
+            Phase::Failed { code, reason } => self.session.failed(*code, reason),
+            _ => error,
+        }
+    }
+
+    /// Ends the time in which the session can be discarded: its small images are in.
+    ///
+    /// # Errors
+    /// It has been discarded.
+    pub(in crate::store) fn images_are_in(&self) -> Result<(), StoreError> {
+        let mut state = self.session.state();
+        match &state.phase {
+            Phase::Failed { code, reason } => Err(self.session.failed(*code, reason)),
+            _ => {
+                state.enter(Phase::Sealing);
+                Ok(())
+            }
+        }
+    }
+
+    /// It is a checkpoint now; the next dump of the job may begin.
+    pub(in crate::store) fn done(mut self) {
+        self.done = true;
+        // Unlocking asks the registry: not under the session's own lock.
+        let mut state = self.session.state();
+        let over = (state.job_guard.take(), state.turn.take());
+        drop(state);
+        drop(over);
+        self.session.ended.send_replace(true);
+    }
+
+    /// It did not become one.
+    pub(in crate::store) fn failed(mut self, error: &StoreError) {
+        self.fail(error.code(), &error.to_string());
+    }
+
+    fn fail(&mut self, code: ErrorCode, reason: &str) {
+        self.done = true;
+        let mut state = self.session.state();
+        if matches!(state.phase, Phase::Failed { .. }) {
+            // It was discarded while its images came.
+            return;
+        }
+        let released = state.fail(code, reason);
+        drop(state);
+        drop(released);
+        self.session.log_failure(reason);
+    }
+}
+
+impl Drop for Sealing<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.fail(ErrorCode::Internal, "the sealing thread died");
+        }
+    }
+}
