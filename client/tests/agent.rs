@@ -6,12 +6,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use permafrost_client::agent::{Agent, Node, Options};
 use permafrost_client::control::{Connection, ControlError};
 use permafrost_client::host;
-use permafrost_client::identity::{Authority, Namespaces, Order, Peer, Role};
+use permafrost_client::identity::{Authority, DENIED, DenyList, Namespaces, Order, Peer, Role};
 use permafrost_client::peer::{self, Endpoint, FrameSink, FrameSource, Handler, Replies};
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_protocol::images::Pagemap;
@@ -115,6 +115,10 @@ struct Fake {
     sent: AtomicU64,
     /// Where fetches of pages began.
     begun_at: Mutex<Vec<u64>>,
+    /// Times that it was asked for the checkpoint's manifest.
+    shown: AtomicU64,
+    /// Certificates that it reports as denied.
+    denied: Mutex<Vec<String>>,
 }
 
 fn refusal(message: impl ToString) -> control::Error {
@@ -170,23 +174,40 @@ impl Handler for Fake {
     fn call(&self, peer: &Peer, body: wire::Body) -> reply::Body {
         assert_eq!(peer.role(), Role::Agent);
         match body {
+            wire::Body::Control(control::Request {
+                body: Some(request::Body::Deny(deny)),
+                ..
+            }) => {
+                assert!(deny.entries.is_empty() && !deny.take_back);
+                let entries = self.denied.lock().unwrap().clone();
+                let denials = control::Denials {
+                    entries,
+                    changed: 0,
+                };
+                reply::Body::Control(control::Reply {
+                    body: Some(control::reply::Body::Denials(denials)),
+                })
+            }
             wire::Body::Ping(_) => reply::Body::Done(Done { free_bytes: 1 }),
             wire::Body::Control(control::Request {
                 body: Some(request::Body::Show(_)),
                 ..
-            }) => reply::Body::Control(control::Reply {
-                body: Some(control::reply::Body::Detail(control::Detail {
-                    checkpoint: Some(control::Checkpoint {
-                        job: "job".to_owned(),
-                        generation: 1,
-                        id: "a".repeat(32),
-                        memory_bytes: (PAGES * PAGE) as u64,
-                        ..control::Checkpoint::default()
-                    }),
-                    manifest: Some(manifest()),
-                    ..control::Detail::default()
-                })),
-            }),
+            }) => {
+                self.shown.fetch_add(1, Ordering::SeqCst);
+                reply::Body::Control(control::Reply {
+                    body: Some(control::reply::Body::Detail(control::Detail {
+                        checkpoint: Some(control::Checkpoint {
+                            job: "job".to_owned(),
+                            generation: 1,
+                            id: "a".repeat(32),
+                            memory_bytes: (PAGES * PAGE) as u64,
+                            ..control::Checkpoint::default()
+                        }),
+                        manifest: Some(manifest()),
+                        ..control::Detail::default()
+                    })),
+                })
+            }
             _ => reply::Body::Error(refusal("not here")),
         }
     }
@@ -237,6 +258,10 @@ struct Site {
 
 impl Site {
     fn new(fakes: impl IntoIterator<Item = Fake>) -> Self {
+        Self::with_deadline(Duration::from_secs(30), fakes)
+    }
+
+    fn with_deadline(deadline: Duration, fakes: impl IntoIterator<Item = Fake>) -> Self {
         let work = tempfile::tempdir().unwrap();
         let authority = Authority::create(&work.path().join("ca"), "test", false).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -281,9 +306,10 @@ impl Site {
                 tls: None,
             },
             durability: String::new(),
-            deadline: Duration::from_secs(30),
+            deadline,
             session_ttl: Duration::from_secs(60),
             transport: peer::Options::default(),
+            denials_every: Duration::from_millis(50),
         }));
         Self {
             fakes,
@@ -309,6 +335,38 @@ impl Site {
             Some(directory.as_fd()),
             &mut |_| {},
         )
+    }
+
+    /// Asks for the checkpoint, and returns which node answered.
+    fn answering(&self) -> Result<usize, ControlError> {
+        let shown = |fake: &Arc<Fake>| fake.shown.load(Ordering::SeqCst);
+        let before: Vec<u64> = self.fakes.iter().map(shown).collect();
+        let socket = self.agent.as_ref().unwrap().control_socket();
+        Connection::connect(&socket)?.call(request::Show {
+            checkpoint: "job".to_owned(),
+        })?;
+        let mut nodes = 0..self.fakes.len();
+        let answered = nodes.find(|n| shown(&self.fakes[*n]) > before[*n]);
+        Ok(answered.expect("somebody answered"))
+    }
+
+    /// Has a node report these as denied.
+    fn report(&self, node: usize, denied: &[&str]) {
+        let denied = denied.iter().map(|&entry| entry.to_owned());
+        *self.fakes[node].denied.lock().unwrap() = denied.collect();
+    }
+
+    /// Waits until this node answers; `None`: nobody does.
+    fn wait_for(&self, node: Option<usize>) {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let answering = self.answering().ok();
+            if answering == node {
+                return;
+            }
+            assert!(Instant::now() < until, "{answering:?}, not {node:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn out(&self, name: &str) -> std::path::PathBuf {
@@ -406,4 +464,27 @@ fn a_node_that_gives_up_and_has_no_substitute_is_an_error() {
     let (_, message) = refused(site.export("out"));
     assert!(message.contains("given up half-way"), "{message}");
     assert!(is_empty(&site.out("out")));
+}
+
+#[test]
+fn a_node_that_the_cluster_denies_is_refused_until_that_is_taken_back() {
+    // What passes while nobody answers.
+    let deadline = Duration::from_secs(4);
+    let site = Site::with_deadline(deadline, [Fake::default(), Fake::default()]);
+    site.wait_for(Some(0));
+    // The connection that is open ends, too.
+    site.report(1, &["name node node-0", "nonsense"]);
+    site.wait_for(Some(1));
+    // What one node reports keeps nobody from being asked: each says so of the other, and neither is used.
+    site.report(0, &["name node node-1"]);
+    site.wait_for(None);
+    // The agent's own file decides: a node that it denies has no say.
+    let mut own = DenyList::default();
+    own.insert("name node node-0".parse().unwrap()).unwrap();
+    own.store(&site.out("agent").join(DENIED)).unwrap();
+    site.wait_for(Some(1));
+
+    std::fs::remove_file(site.out("agent").join(DENIED)).unwrap();
+    site.report(1, &[]);
+    site.wait_for(Some(0));
 }

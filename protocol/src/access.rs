@@ -53,7 +53,7 @@ pub enum Access {
         /// Namespace that it is kept for, if one is named.
         namespace: Option<String>,
     },
-    /// See the nodes and how they are.
+    /// See the nodes and how they are, and which certificates are denied.
     Inspect,
     /// Look after nodes, the registry, denied certificates and damaged copies.
     Operate,
@@ -155,6 +155,8 @@ impl Access {
                 }
                 Self::Operate
             }
+            // The list says what everybody is to go by: agents refuse nodes by it.
+            Body::Deny(deny) if deny.entries.is_empty() && !deny.take_back => Self::Inspect,
             Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) => Self::Operate,
             Body::Status(_) | Body::Nodes(_) => Self::Inspect,
             Body::Reserve(reserve) => Self::Reserve {

@@ -41,6 +41,7 @@ fn who_does_not_belong_is_refused_and_disturbs_nobody() {
     let (late, until) = a_late_agent(&cluster, work.path());
     is_refused_everything(&a_foreign_agent(&cluster, work.path()), "UnknownIssuer");
     another_namespace_is_not_there(&cluster, work.path());
+    a_stolen_key_is_cut_off(&cluster, work.path());
     let left = until.duration_since(SystemTime::now());
     std::thread::sleep(left.unwrap_or_default() + Duration::from_secs(2));
     is_refused_everything(&late, "certificate expired");
@@ -117,6 +118,30 @@ fn a_foreign_agent(cluster: &Cluster, work: &Path) -> Daemon {
     std::fs::write(foreign.join("ca.pem"), trusted.concat()).unwrap();
     let agent = cluster.agent_as("foreign", COMPUTE, &foreign, &["--deadline", "5s"]);
     agent.unwrap()
+}
+
+/// Until an operator takes the denial back.
+fn a_stolen_key_is_cut_off(cluster: &Cluster, work: &Path) {
+    let authority = Authority::open(&cluster.authority()).unwrap();
+    let place = work.join("stolen");
+    authority.issue(&order("stolen"), &place, false).unwrap();
+    let agent = cluster.agent_as("stolen", COMPUTE, &place, &["--deadline", "5s"]);
+    let (agent, node) = (agent.unwrap(), cluster.node(0));
+    assert!(!listing(&agent).is_empty());
+    // An agent does not operate.
+    let certificate = place.to_str().unwrap();
+    let (code, said) = refusal(&agent, &["pki", "deny", "--certificate", certificate]);
+    assert_eq!(code, 9, "{said}");
+
+    let denied = node
+        .json(&["pki", "deny", "--certificate", certificate])
+        .unwrap();
+    assert_eq!(denied["changed"], 1, "{denied}");
+    assert_eq!(node.json(&["status"]).unwrap()["certificate"]["denied"], 1);
+    is_refused_everything(&agent, "Revoked");
+    node.json(&["pki", "undeny", "--certificate", certificate])
+        .unwrap();
+    assert!(!listing(&agent).is_empty());
 }
 
 /// Nothing is stored, and nothing is told.

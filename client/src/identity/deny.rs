@@ -172,6 +172,19 @@ impl DenyList {
         Ok(self.0.insert(denial))
     }
 
+    /// Adds another list, whatever its length.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.0.extend(other.0.iter().cloned());
+    }
+
+    /// Returns true if every certificate of this node is denied.
+    pub(super) fn denies_node(&self, name: &str) -> bool {
+        self.0.contains(&Denial::Holder {
+            role: Role::Node.name(),
+            name: name.to_owned(),
+        })
+    }
+
     /// Takes a denial back. False if there is none.
     pub fn remove(&mut self, denial: &Denial) -> bool {
         self.0.remove(denial)

@@ -48,6 +48,8 @@ struct Shared {
     compared: AtomicU64,
     /// Warnings that were given of this certificate's end.
     warned: AtomicUsize,
+    /// Another identity of this process warns of the same files.
+    is_second: bool,
 }
 
 struct Look {
@@ -77,7 +79,22 @@ impl ReloadingIdentity {
         directory: impl AsRef<Path>,
         interval: Duration,
     ) -> Result<Self, IdentityError> {
-        let directory = directory.as_ref().to_owned();
+        Self::load_as(directory.as_ref().to_owned(), interval, false)
+    }
+
+    /// Another identity over the same files, which does not know what [nodes report](Self::report_denials).
+    ///
+    /// # Errors
+    /// As [`Self::load_every`].
+    pub fn by_files_only(&self) -> Result<Self, IdentityError> {
+        Self::load_as(self.shared.directory.clone(), self.shared.interval, true)
+    }
+
+    fn load_as(
+        directory: PathBuf,
+        interval: Duration,
+        is_second: bool,
+    ) -> Result<Self, IdentityError> {
         let seen = stamps(&directory);
         let deny_files = DenyFiles::new(&directory);
         let denials_seen = deny_stamps(&deny_files);
@@ -99,6 +116,7 @@ impl ReloadingIdentity {
             changes: AtomicU64::new(0),
             compared: AtomicU64::new(0),
             warned: AtomicUsize::new(0),
+            is_second,
         });
         let watched = Arc::downgrade(&shared);
         std::thread::Builder::new()
@@ -211,6 +229,18 @@ impl ReloadingIdentity {
             }
             Ok(new.len())
         })
+    }
+
+    /// Refuses the certificates that a node of the cluster reports as denied, in the place of those that it reported before.
+    /// They are kept in memory only. Nothing that a node reports counts once the own files deny that node by name. Returns true
+    /// if the list that handshakes go by has changed.
+    pub fn report_denials(&self, node: &str, list: DenyList) -> bool {
+        let changed = self.shared.denied.report(node, list);
+        if changed {
+            self.shared.changes.fetch_add(1, Ordering::AcqRel);
+            self.shared.compare_open();
+        }
+        changed
     }
 
     /// Takes denials back that [`Self::deny`] wrote. How many there were.
@@ -408,6 +438,9 @@ impl Shared {
     }
 
     fn warn_of_expiry(&self, now: SystemTime) {
+        if self.is_second {
+            return;
+        }
         let identity = self.used();
         let due = warnings_due(identity.subject(), now);
         if self.warned.swap(due, Ordering::Relaxed) >= due {

@@ -3,6 +3,7 @@
 //! Verification is WebPKI's throughout. There is no session resumption: connections live long, and each new
 //! one is to see the certificates, the dates and the CAs of the moment.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -40,19 +41,56 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 
 /// The list of denied certificates that handshakes go by.
 #[derive(Debug, Default)]
-pub(crate) struct Denied(RwLock<Arc<DenyList>>);
+pub(crate) struct Denied(RwLock<Lists>);
+
+#[derive(Debug, Default)]
+struct Lists {
+    /// Of the own files.
+    own: DenyList,
+    /// Of nodes, by the node that reported them.
+    reported: BTreeMap<String, DenyList>,
+    /// All of them.
+    all: Arc<DenyList>,
+}
+
+impl Lists {
+    /// A node that the own files deny has no say.
+    fn combine(&mut self) {
+        let mut all = self.own.clone();
+        for (node, list) in &self.reported {
+            if !self.own.denies_node(node) {
+                all.merge(list);
+            }
+        }
+        self.all = Arc::new(all);
+    }
+}
 
 impl Denied {
     pub(crate) fn new(list: DenyList) -> Self {
-        Self(RwLock::new(Arc::new(list)))
+        let denied = Self::default();
+        denied.replace(list);
+        denied
     }
 
     pub(crate) fn replace(&self, list: DenyList) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(list);
+        let mut lists = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        lists.own = list;
+        lists.combine();
+    }
+
+    /// Replaces what `node` has reported. Returns true if that changes anything.
+    pub(crate) fn report(&self, node: &str, list: DenyList) -> bool {
+        let mut lists = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let before = Arc::clone(&lists.all);
+        lists.reported.insert(node.to_owned(), list);
+        lists.combine();
+        before != lists.all
     }
 
     pub(crate) fn list(&self) -> Arc<DenyList> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        let lists = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&lists.all)
     }
 
     /// Refuses a certificate that is on the list. One that says nothing of a role is refused by [`super::Peer`].

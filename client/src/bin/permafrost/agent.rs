@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use permafrost_client::agent::{Agent, AgentError, Node, Options, transport};
+use permafrost_client::agent::{Agent, AgentError, DENIALS_EVERY, Node, Options, transport};
 use permafrost_client::host;
 use permafrost_client::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
@@ -90,6 +90,7 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
             reconnect: (arguments.deadline / 2).min(MAX_RECONNECT),
             ..transport()
         },
+        denials_every: DENIALS_EVERY,
     };
     // Two threads accept, and move what goes to and comes from the nodes.
     let runtime = tokio::runtime::Builder::new_multi_thread()

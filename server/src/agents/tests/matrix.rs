@@ -159,6 +159,7 @@ fn needs(body: &local::Body) -> Needs {
             Needs::Read
         }
         Body::Remove(_) => Needs::Delete,
+        Body::Deny(deny) if deny.entries.is_empty() => Needs::Nothing,
         Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) | Body::Scrub(_) => Needs::Operate,
         Body::Seal(_)
         | Body::Abort(_)

@@ -214,6 +214,7 @@ impl Site {
             deadline: LONG,
             session_ttl: LONG,
             transport: remote::transport(),
+            denials_every: permafrost_client::agent::DENIALS_EVERY,
         }));
         RunningAgent {
             agent: Some(agent.unwrap()),
