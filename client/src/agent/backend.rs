@@ -169,7 +169,9 @@ impl Remote {
         waits: &dyn Waits,
     ) -> Result<control::Checkpoint, control::Error> {
         let own_stats = images.has_own_stats()?;
-        for name in images.small_images(|name| served.has(name))? {
+        let names = images.small_images(|name| served.has(name))?;
+        images::check_count(names.len())?;
+        for name in names {
             if name == "stats-dump" && !own_stats {
                 continue;
             }

@@ -4,6 +4,7 @@ use std::io::{self, Read};
 
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::ImageName;
+use permafrost_protocol::manifest::MAX_SMALL_IMAGES;
 use permafrost_protocol::pageserver::SpaceId;
 
 use super::nodes::refusal;
@@ -27,6 +28,20 @@ impl Served {
             _ => false,
         }
     }
+}
+
+/// Refuses more small images than a node takes, in words: the node would only end the conversation.
+pub(super) fn check_count(images: usize) -> Result<(), control::Error> {
+    if images <= MAX_SMALL_IMAGES {
+        return Ok(());
+    }
+    Err(control::Error {
+        code: ErrorCode::Invalid.into(),
+        message: format!(
+            "the dump has {images} small images, and a checkpoint holds {MAX_SMALL_IMAGES}"
+        ),
+        hint: "dump subtrees as jobs of their own: CRIU writes an image for each thread".to_owned(),
+    })
 }
 
 /// Bytes of an image that are read at once.
@@ -78,5 +93,22 @@ pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
         code: ErrorCode::Internal.into(),
         message: format!("{action}: {error}"),
         hint: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_images_are_refused_in_words() {
+        check_count(MAX_SMALL_IMAGES).unwrap();
+        let refused = check_count(MAX_SMALL_IMAGES + 1).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::Invalid);
+        assert!(
+            refused.message.contains("131073 small images"),
+            "{refused:?}"
+        );
+        assert!(refused.hint.contains("subtrees"), "{refused:?}");
     }
 }
