@@ -9,7 +9,7 @@
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_server::catalog::{Catalog, SledCatalog};
+use permafrost_store::catalog::{Catalog, SledCatalog};
 use tempfile::TempDir;
 
 const JOBS: u64 = 100;

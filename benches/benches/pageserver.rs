@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use permafrost_client::frontend::{self, Bounded, Outcome, PageSink, SinkError};
+use permafrost_criu::frontend::{self, Bounded, Outcome, PageSink, SinkError};
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{
     Answer, Dialect, PAGE_BYTES, PE_PRESENT, PageServer, SpaceId, Want,

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use divan::Bencher;
-use permafrost_client::host::Patiently;
+use permafrost_agent::host::Patiently;
+use permafrost_metering::queues::{Admission, Direction, Queues, QueuesOptions};
 use permafrost_protocol::control::request;
-use permafrost_server::queues::{Admission, Direction, Queues, QueuesOptions};
 
 fn main() {
     divan::main();

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use permafrost_benches::bare::{self, RUN_BYTES};
-use permafrost_client::identity::{Authority, Order, Peer, ReloadingIdentity, Role};
-use permafrost_client::peer::{
-    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, Replies,
-};
+use permafrost_identity::{Authority, Order, Peer, ReloadingIdentity, Role};
 use permafrost_protocol::control;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, reply, request};
+use permafrost_transport::peer::{
+    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, Replies,
+};
 use tokio::runtime::Runtime;
 
 /// Sent in one measurement.

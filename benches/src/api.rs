@@ -5,10 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_protocol::api::events::Event;
-use permafrost_protocol::api::figures::StartFigures;
-use permafrost_protocol::api::nodes::NodeClass;
-use permafrost_protocol::api::reserve::{Reservation, Reserve};
+use permafrost_api_types::events::Event;
+use permafrost_api_types::figures::StartFigures;
+use permafrost_api_types::nodes::NodeClass;
+use permafrost_api_types::reserve::{Reservation, Reserve};
+use permafrost_http_api::caller::Caller;
+use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
@@ -16,9 +18,7 @@ use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use permafrost_scheduling::size::{DumpKind, JobId, KindId, Memory, Prediction, SizePredictor};
-use permafrost_server::api::caller::Caller;
-use permafrost_server::api::source::{NodeEntry, QueueLength, Refusal, Source};
-use permafrost_server::store::StoreError;
+use permafrost_store::StoreError;
 use tokio::sync::broadcast;
 
 const GIB: u64 = 1 << 30;

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use permafrost_client::identity::{ReloadingIdentity, server_name};
-use permafrost_client::peer::{Options, quic_endpoint};
+use permafrost_identity::{ReloadingIdentity, server_name};
+use permafrost_transport::peer::{Options, quic_endpoint};
 use quinn::{ConnectionError, Endpoint, VarInt};
 
 /// What is written at once.

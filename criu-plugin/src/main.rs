@@ -8,7 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::env;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -16,13 +15,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
-use permafrost_client::control::{Connection, ControlError, DEFAULT_SOCKET, SOCKET_VARIABLE};
-use permafrost_client::handover;
-use permafrost_client::verdict::{self, SealBy, Verdict};
+use permafrost_criu::handover;
+use permafrost_criu::verdict::{self, SealBy, Verdict};
 use permafrost_protocol::control::{ErrorCode, request};
+use permafrost_transport::control::{Connection, ControlError, DEFAULT_SOCKET, SOCKET_VARIABLE};
 
 /// CRIU's variable for the stage.
 const ACTION_VARIABLE: &str = "CRTOOLS_SCRIPT_ACTION";

@@ -9,10 +9,10 @@ use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use permafrost_client::framing;
-use permafrost_client::handover::{self, Order};
-use permafrost_client::verdict::{SealBy, Verdict};
+use permafrost_criu::handover::{self, Order};
+use permafrost_criu::verdict::{SealBy, Verdict};
 use permafrost_protocol::control::{Checkpoint, Error, ErrorCode, Reply, Request, reply, request};
+use permafrost_transport::framing;
 
 /// Answers one request, and returns it with whether a directory came along.
 fn daemon(directory: &Path, answer: reply::Body) -> JoinHandle<(request::Body, bool)> {

@@ -3,7 +3,6 @@
 //! Nothing here opens a socket or a file, or knows of a clock.
 
 pub mod access;
-pub mod api;
 pub mod control;
 pub mod images;
 pub mod manifest;

@@ -4,15 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use permafrost_audit::AuditFile;
+use permafrost_cluster::repair::Limits;
+use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
+use permafrost_http_api::serve::Rate;
+use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
-
-use crate::api::serve::Rate;
-use crate::audit::AuditFile;
-use crate::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
-use crate::queues::QueuesOptions;
-use crate::repair::Limits;
-use crate::replication::Durability;
-use crate::store::Retention;
+use permafrost_store::{Durability, Retention};
 
 /// Configuration of a daemon.
 #[derive(Clone, Debug)]

@@ -6,14 +6,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use permafrost_client::identity::{Denial, IdentityError, ReloadingIdentity};
+use permafrost_cluster::{EtcdRegistry, HeardDenials};
+use permafrost_identity::{Denial, IdentityError, ReloadingIdentity};
 use permafrost_protocol::control::{self, request};
-
-use crate::cluster::{EtcdRegistry, HeardDenials};
-use crate::store::StoreError;
+use permafrost_store::StoreError;
 
 /// Name of the list in the data directory.
-pub const DENIED_FILE: &str = permafrost_client::identity::DENIED;
+pub const DENIED_FILE: &str = permafrost_identity::DENIED;
 
 /// The lists of a node.
 pub struct Denials {

@@ -9,22 +9,21 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use permafrost_client::host::arguments::{
+use permafrost_agent::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen, parse_size,
 };
-use permafrost_client::host::{STOPPING, end_within};
+use permafrost_agent::host::{STOPPING, end_within};
+use permafrost_audit::AuditFile;
+use permafrost_cluster::repair::Limits;
+use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
+use permafrost_http_api::serve::Rate;
+use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
 use permafrost_protocol::control::ErrorCode;
-use permafrost_server::api::serve::Rate;
-use permafrost_server::audit::AuditFile;
-use permafrost_server::cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_server::config::{ApiOptions, ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
 use permafrost_server::offline;
-use permafrost_server::queues::QueuesOptions;
-use permafrost_server::repair::Limits;
-use permafrost_server::replication::Durability;
-use permafrost_server::store::{Retention, StoreError};
+use permafrost_store::{Durability, Retention, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Permafrost's storage node: takes CRIU's page-server dumps into a persistent-memory region.
@@ -284,7 +283,7 @@ impl ClusterArgs {
 fn main() -> ExitCode {
     let args = Args::parse();
     init_log(args.log_format);
-    permafrost_client::host::keep_memory_private();
+    permafrost_agent::host::keep_memory_private();
     let done = match &args.command {
         Some(Command::Region { what }) => look_at(what),
         None => run(args).map(|()| ExitCode::SUCCESS),

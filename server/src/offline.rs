@@ -7,11 +7,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use permafrost_client::host::arguments::in_full;
+use permafrost_agent::host::arguments::in_full;
 use permafrost_pmem::{MediumError, OpenError, OpenOptions, RecoverOptions, Region, open_medium};
-
-use crate::catalog::{CatalogError, SledCatalog};
-use crate::store::{Held, Place, Retention, Store, StoreError};
+use permafrost_store::catalog::{CatalogError, SledCatalog};
+use permafrost_store::{Held, Place, Retention, Store, StoreError};
 
 /// A region cannot be looked at, or what is saved cannot be written.
 #[derive(Debug, thiserror::Error)]

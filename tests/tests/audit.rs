@@ -5,11 +5,12 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::*;
 use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::daemon::{Daemon, Options};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use common::*;
 
 fn lines(path: &Path, count: usize) -> Vec<Value> {
     let until = Instant::now() + Duration::from_secs(60);

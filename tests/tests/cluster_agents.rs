@@ -6,11 +6,12 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use common::clustered::*;
-use common::*;
 use permafrost_tests::cluster::{Cluster, Setup};
 use permafrost_tests::criu;
 use permafrost_tests::daemon::Daemon;
+
+use common::clustered::*;
+use common::*;
 
 /// Behind three nodes and one member.
 const COMPUTE: usize = 4;

@@ -8,14 +8,15 @@ use std::net::TcpStream;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use common::clustered::*;
-use common::{PAGE, Peer, exported_pages, pages};
-use permafrost_client::control::Connection;
 use permafrost_protocol::control::request;
 use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::cluster::{Cluster, Setup, name};
 use permafrost_tests::daemon::Daemon;
 use permafrost_tests::process;
+use permafrost_transport::control::Connection;
+
+use common::clustered::*;
+use common::{PAGE, Peer, exported_pages, pages};
 
 /// The job whose copies are damaged.
 const JOB: &str = "days";

@@ -5,11 +5,12 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use common::clustered::*;
-use common::*;
-use permafrost_client::identity::{Authority, Namespaces, Order, Role};
+use permafrost_identity::{Authority, Namespaces, Order, Role};
 use permafrost_tests::cluster::{Cluster, Setup};
 use permafrost_tests::daemon::Daemon;
+
+use common::clustered::*;
+use common::*;
 
 /// Behind one node and one member.
 const COMPUTE: usize = 2;

@@ -6,12 +6,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::listing;
 use permafrost_tests::cluster::pki;
 use permafrost_tests::criu::{self, Criu};
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::net;
 use permafrost_tests::workload::{self, Workload};
+
+use common::listing;
 
 /// An authority, and what it has issued.
 struct Authority(PathBuf);

@@ -8,16 +8,17 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use common::clustered::sealed_dump;
-use common::*;
-use permafrost_client::control::{Connection, ControlError};
 use permafrost_protocol::control::{ErrorCode, Progress, QueueStatus, request};
 use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::process::{signal, wait_for};
 use permafrost_tests::workload::{self, Workload};
 use permafrost_tests::{criu, process};
+use permafrost_transport::control::{Connection, ControlError};
 use rustix::process::Signal;
+
+use common::clustered::sealed_dump;
+use common::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -5,12 +5,13 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::listing;
-use permafrost_client::api::{ApiClient, ApiOptions};
 use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::slurm::{self, HIGH, LOW, Slurm};
 use permafrost_tests::status::Status;
 use permafrost_tests::{binaries, criu, process};
+use permafrost_transport::api::{ApiClient, ApiOptions};
+
+use common::listing;
 
 /// Far more than a scenario takes: whoever waits for the node gets it because the job leaves, not because its time is up.
 const GRACE: Duration = Duration::from_secs(600);

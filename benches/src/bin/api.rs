@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use permafrost_benches::api::{Client, Question, Simulated, request};
-use permafrost_server::api::serve::{self, Limits, Rate};
-use permafrost_server::api::{Api, ApiConfig, refresh, router};
+use permafrost_http_api::serve::{self, Limits, Rate};
+use permafrost_http_api::{Api, ApiConfig, refresh, router};
 use sha2::{Digest as _, Sha256};
 use tokio::runtime::Runtime;
 

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use permafrost_benches::bare;
-use permafrost_client::identity::ReloadingIdentity;
+use permafrost_identity::ReloadingIdentity;
 
 /// One end of a bare quinn pair.
 #[derive(Parser)]

@@ -7,14 +7,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use permafrost_protocol::api::problem::{Kind, MEDIA_TYPE, Problem};
+use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem};
+use permafrost_transport::api::SOCKET;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::nodes::Nodes;
-use crate::api::SOCKET;
 use crate::host::{HostError, accept_failed, accept_owner};
 
 /// Connections at once: as many streams as a node serves one agent without noticing.

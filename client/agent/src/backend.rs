@@ -6,17 +6,18 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use permafrost_criu::Progress;
+use permafrost_criu::directory::{self, ImagesDir};
+use permafrost_criu::frontend::{self, StreamError};
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message;
+use permafrost_transport::peer::{DumpSender, PeerError};
 
 use super::images::{self, Served, failed};
 use super::nodes::{Nodes, odd_answer, refusal, unavailable};
 use super::session::{Session, Sink};
-use crate::directory::{self, ImagesDir};
-use crate::frontend::{self, StreamError};
-use crate::host::{Backend, Client, Patiently, Progress, Waits};
-use crate::peer::{DumpSender, PeerError};
+use crate::host::{Backend, Client, Patiently, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
 /// How long CRIU may take to connect once it has been promised its images.

@@ -8,14 +8,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_identity::{Denial, DenyList, IdentityError, ReloadingIdentity};
 use permafrost_protocol::control::{self, VERSION, request};
 use permafrost_protocol::wire::message;
+use permafrost_transport::peer::{self, Network, PeerError};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::Node;
-use crate::identity::{Denial, DenyList, IdentityError, ReloadingIdentity};
-use crate::peer::{self, Network, PeerError};
 
 /// Time for a node to answer.
 const PATIENCE: Duration = Duration::from_secs(5);

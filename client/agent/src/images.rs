@@ -2,14 +2,14 @@
 
 use std::io::{self, Read};
 
+use permafrost_criu::directory::ImagesDir;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::MAX_SMALL_IMAGES;
 use permafrost_protocol::pageserver::SpaceId;
+use permafrost_transport::peer::DumpSender;
 
 use super::nodes::refusal;
-use crate::directory::ImagesDir;
-use crate::peer::DumpSender;
 
 /// Address spaces whose pages came another way: their pagemaps and pages are no small images.
 #[derive(Clone, Debug, Default)]

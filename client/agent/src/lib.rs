@@ -11,12 +11,16 @@
 //! seal, the copies. The dump is an ordinary session there whose pages come by QUIC. When that node fails, so does
 //! the dump, and its task lives on; the next one goes to another node.
 
+#![forbid(unsafe_code)]
+
 mod api;
 mod backend;
 mod denials;
+pub mod host;
 mod images;
 mod nodes;
 mod put;
+pub mod remote;
 mod session;
 mod status;
 mod turns;
@@ -26,11 +30,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use permafrost_identity::{IdentityError, ReloadingIdentity};
+use permafrost_transport::peer::{self, PeerError};
 use tokio::runtime::Handle;
 
-use crate::host::{self, Bound, Host, HostError};
-use crate::identity::{IdentityError, ReloadingIdentity};
-use crate::peer::{self, PeerError};
+use self::host::{Bound, Host, HostError};
 
 pub use crate::remote::transport;
 pub use backend::Remote;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, VERSION};
 use permafrost_protocol::wire::message;
+use permafrost_transport::peer::{self, Network, PeerError};
 use tokio::runtime::Handle;
 
-use crate::identity::ReloadingIdentity;
-use crate::peer::{self, Network, PeerError};
 use crate::remote::{self, Arriving, Holders};
 
 /// A storage node.

@@ -2,16 +2,17 @@
 
 use std::os::fd::OwnedFd;
 
+use permafrost_criu::Progress;
+use permafrost_criu::directory::{ImagesDir, PagesReader, PagesTarget};
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::pageserver::{PAGE_BYTES, SpaceId};
+use permafrost_transport::peer::DumpSender;
 
 use super::backend::{Remote, bytes_of};
 use super::images::Served;
 use super::nodes::{odd_answer, refusal};
 use super::session::send_pages;
-use crate::directory::{ImagesDir, PagesReader, PagesTarget};
-use crate::host::{Progress, Waits};
-use crate::peer::DumpSender;
+use crate::host::Waits;
 
 impl Remote {
     /// Sends a directory to a node and has it sealed there.

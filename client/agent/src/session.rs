@@ -4,17 +4,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_protocol::control::{self, ErrorCode, SessionOpened, SessionStatus, request};
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
+use permafrost_transport::peer::{DumpSender, PeerError};
 use tokio::sync::watch;
 
 use super::images::Served;
 use super::nodes::refusal;
-use crate::frontend::{PageSink, SinkError};
 use crate::host;
-use crate::peer::{DumpSender, PeerError};
 
 const PAGE_BYTES: usize = 4096;
 

@@ -8,16 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use permafrost_client::agent::{Agent, Node, Options};
-use permafrost_client::control::{Connection, ControlError};
-use permafrost_client::host;
-use permafrost_client::identity::{Authority, DENIED, DenyList, Namespaces, Order, Peer, Role};
-use permafrost_client::peer::{self, Endpoint, FrameSink, FrameSource, Handler, Replies};
+use permafrost_agent::{Agent, Node, Options, host};
+use permafrost_identity::{Authority, DENIED, DenyList, Namespaces, Order, Peer, Role};
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_protocol::images::Pagemap;
 use permafrost_protocol::manifest::{self, AddressSpace, Image, Manifest};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Done, reply, request as wire};
+use permafrost_transport::control::{Connection, ControlError};
+use permafrost_transport::peer::{self, Endpoint, FrameSink, FrameSource, Handler, Replies};
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
@@ -278,7 +277,7 @@ impl Site {
             let directory = work.path().join(&name);
             let order = Order::new(&name, Role::Node);
             authority.issue(&order, &directory, false).unwrap();
-            let identity = permafrost_client::identity::ReloadingIdentity::load(&directory);
+            let identity = permafrost_identity::ReloadingIdentity::load(&directory);
             let endpoint = Endpoint::serve(
                 runtime.handle(),
                 any,

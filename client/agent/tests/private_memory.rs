@@ -2,7 +2,7 @@
 
 #![allow(missing_docs)]
 
-use permafrost_client::host::keep_memory_private;
+use permafrost_agent::host::keep_memory_private;
 use rustix::process::{DumpableBehavior, Resource, dumpable_behavior, getrlimit};
 
 #[test]

@@ -1,20 +1,19 @@
 //! Running `permafrost` itself, as a user would.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::machine;
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
 
 /// How often an interrupt is looked for.
 const TICK: Duration = Duration::from_millis(100);

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
 use serde_json::Value;
 
 use super::child;
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
 
 /// Where to.
 #[derive(Clone, Copy, Debug)]

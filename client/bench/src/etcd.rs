@@ -7,9 +7,10 @@ use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
+
 use super::child;
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
 
 /// How long it may take to begin.
 const READY: Duration = Duration::from_secs(60);

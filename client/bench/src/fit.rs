@@ -4,18 +4,18 @@ use serde::Serialize;
 
 /// Time against memory: `fixed_s + s_per_gb · size`, after Figure 2 of Li et al., where it is linear.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(in crate::bench) struct Fit {
+pub(crate) struct Fit {
     /// What it takes at no size at all. Below 0 where small ones are faster than the line.
-    pub(in crate::bench) fixed_s: f64,
+    pub(crate) fixed_s: f64,
     /// Seconds for each 10^9 bytes.
-    pub(in crate::bench) s_per_gb: f64,
+    pub(crate) s_per_gb: f64,
     /// Part of the variance that the line explains; 1 when all points are on it.
-    pub(in crate::bench) r_squared: f64,
+    pub(crate) r_squared: f64,
 }
 
 impl Fit {
     /// Through (bytes, seconds); `None` for fewer than two different sizes.
-    pub(in crate::bench) fn through(points: &[(u64, f64)]) -> Option<Self> {
+    pub(crate) fn through(points: &[(u64, f64)]) -> Option<Self> {
         let count = points.len() as f64;
         let xs: Vec<f64> = points
             .iter()
@@ -44,13 +44,13 @@ impl Fit {
     }
 
     /// Seconds at a size.
-    pub(in crate::bench) fn at(&self, bytes: u64) -> f64 {
+    pub(crate) fn at(&self, bytes: u64) -> f64 {
         self.fixed_s + self.s_per_gb * bytes as f64 / 1e9
     }
 }
 
 /// The middle value; of an even number the mean of the two. 0 of none.
-pub(in crate::bench) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -6,9 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use clap::Args;
+use permafrost_terminal::failure::{Code, Failure};
 use rustix::process::Signal;
-
-use crate::failure::{Code, Failure};
 
 #[derive(Debug, Args)]
 pub(super) struct GuardArguments {

@@ -6,6 +6,8 @@
 //! Both freeze real processes with the real CRIU: `bench workload`, which fills memory and can tell whether it is still
 //! what it was. Whatever they start ends with them: `bench guard` has the kernel see to it even when they are killed.
 
+#![forbid(unsafe_code)]
+
 mod child;
 mod cycle;
 mod etcd;
@@ -18,12 +20,12 @@ mod tiers;
 mod workload;
 
 use clap::{Args, Subcommand};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::Failure;
 
-use crate::context::Context;
-use crate::failure::Failure;
-
+/// Options of `permafrost bench`.
 #[derive(Debug, Args)]
-pub(crate) struct BenchArguments {
+pub struct BenchArguments {
     #[command(subcommand)]
     command: BenchCommand,
 }
@@ -44,7 +46,11 @@ enum BenchCommand {
     Guard(guard::GuardArguments),
 }
 
-pub(crate) fn bench(context: &Context, arguments: &BenchArguments) -> Result<(), Failure> {
+/// Runs one of the benchmarks.
+///
+/// # Errors
+/// A bad option; the machine, CRIU, or a daemon that is needed does not do what a benchmark needs.
+pub fn bench(context: &Context, arguments: &BenchArguments) -> Result<(), Failure> {
     match &arguments.command {
         BenchCommand::Tiers(arguments) => tiers::tiers(context, arguments),
         BenchCommand::Node(arguments) => node::node(context, arguments),

@@ -8,11 +8,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use permafrost_client::api::{ApiClient, ApiOptions};
-use permafrost_client::criu::Criu;
-use permafrost_protocol::api::figures::{StartFigures, StartRate, StartTime};
-use permafrost_protocol::api::quantity;
+use permafrost_api_types::figures::{StartFigures, StartRate, StartTime};
+use permafrost_api_types::quantity;
+use permafrost_criu::Criu;
 use permafrost_protocol::control::{ServerStatus, request};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::progress::Progress;
+use permafrost_terminal::table::{Align, Table, facts};
+use permafrost_transport::api::{ApiClient, ApiOptions};
 use serde::Serialize;
 
 use super::cycle::{self, How, Target};
@@ -21,12 +27,6 @@ use super::machine;
 use super::task::{Task, Work};
 use super::tiers::parse_size;
 use super::workload::Contents;
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
-use crate::progress::Progress;
-use crate::table::{Align, Table, facts};
 
 pub(crate) const EXAMPLES: &str = "\
 Dumps and restores a process of its own, of each size so many times, into a job of its own (bench/node-PID), which it \

@@ -1,18 +1,17 @@
 //! A workload, seen from the benchmark.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
+use permafrost_terminal::descriptors::without_inherited;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
 use rustix::process::Signal;
 
 use super::workload::{Contents, REPORT, Report};
 use super::{child, machine};
-use crate::descriptors::without_inherited;
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
 
 /// How often a report is looked for.
 const POLL: Duration = Duration::from_millis(2);

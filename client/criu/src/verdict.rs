@@ -21,10 +21,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use permafrost_protocol::control::{Checkpoint, ErrorCode};
+use permafrost_transport::control::ControlError;
 use prost::Message as _;
 use rustix::time::{ClockId, clock_gettime};
-
-use crate::control::ControlError;
 
 /// Environment variable that names the verdict's file.
 pub const VARIABLE: &str = "PERMAFROST_VERDICT";

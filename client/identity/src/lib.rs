@@ -5,6 +5,8 @@
 //! the CA, its dates, and, of a node that one connects to, its name. What a peer may do is in
 //! [`Role::may`]. docs/security.md has the whole of it.
 
+#![forbid(unsafe_code)]
+
 mod authority;
 mod deny;
 mod error;
@@ -88,7 +90,7 @@ impl Identity {
     }
 
     /// Key of stateless resets, the same for as long as the private key is.
-    pub(crate) fn reset_key(&self) -> [u8; 32] {
+    pub fn reset_key(&self) -> [u8; 32] {
         self.material.reset_key
     }
 

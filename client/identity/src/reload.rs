@@ -154,7 +154,10 @@ impl ReloadingIdentity {
     }
 
     /// As [`Self::admit`], of a QUIC connection, which is closed.
-    pub(crate) fn admit_quic(
+    ///
+    /// # Errors
+    /// As there.
+    pub fn admit_quic(
         &self,
         connection: &quinn::Connection,
         code: quinn::VarInt,

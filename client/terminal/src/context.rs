@@ -4,39 +4,45 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use permafrost_client::control::Connection;
 use permafrost_protocol::control::request;
+use permafrost_transport::control::Connection;
 use serde::Serialize;
 
-use crate::cli::Cli;
 use crate::failure::{Code, Failure};
 use crate::visible::visible;
 
 /// The global options.
 #[derive(Clone, Debug)]
-pub(crate) struct Context {
+pub struct Context {
     /// Control socket, absolute: CRIU and its scripts work in other directories.
-    pub(crate) socket: PathBuf,
-    pub(crate) json: bool,
-    pub(crate) quiet: bool,
+    pub socket: PathBuf,
+    /// Results and failures are printed as JSON.
+    pub json: bool,
+    /// Neither progress nor remarks.
+    pub quiet: bool,
 }
 
 impl Context {
-    pub(crate) fn new(cli: &Cli) -> Self {
+    /// Returns the context for a control socket, which may be relative to the working directory.
+    pub fn new(socket: &Path, json: bool, quiet: bool) -> Self {
         Self {
-            socket: std::path::absolute(&cli.socket).unwrap_or_else(|_| cli.socket.clone()),
-            json: cli.json,
-            quiet: cli.quiet,
+            socket: std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned()),
+            json,
+            quiet,
         }
     }
 
-    pub(crate) fn connect(&self) -> Result<Connection, Failure> {
+    /// Connects to the daemon.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn connect(&self) -> Result<Connection, Failure> {
         Ok(Connection::connect(&self.socket)?)
     }
 
     /// Tells the daemon how long something took, which it predicts by. It is done whether or not that arrives: nobody waits
     /// for the answer.
-    pub(crate) fn tell_took(&self, took: &request::Took) {
+    pub fn tell_took(&self, took: &request::Took) {
         if let Ok(mut connection) = self.connect() {
             let told = connection.begin(took.clone(), None);
             if let Err(error) = told {
@@ -46,7 +52,7 @@ impl Context {
     }
 
     /// Prints the result: JSON, or what `human` makes of it.
-    pub(crate) fn print<T: Serialize>(
+    pub fn print<T: Serialize>(
         &self,
         value: &T,
         human: impl FnOnce(&T) -> String,
@@ -60,12 +66,12 @@ impl Context {
     }
 
     /// Writes text for people: control characters that others put into it are escaped.
-    pub(crate) fn write_text(&self, text: &str) -> Result<(), Failure> {
+    pub fn write_text(&self, text: &str) -> Result<(), Failure> {
         self.write(visible(text).as_bytes())
     }
 
     /// Writes a result as it is, with a newline at its end.
-    pub(crate) fn write(&self, text: &[u8]) -> Result<(), Failure> {
+    pub fn write(&self, text: &[u8]) -> Result<(), Failure> {
         let end: &[u8] = match text.last() {
             None | Some(b'\n') => b"",
             Some(_) => b"\n",
@@ -86,7 +92,7 @@ impl Context {
     }
 
     /// A remark beside the result, on standard error.
-    pub(crate) fn remark(&self, text: &str) {
+    pub fn remark(&self, text: &str) {
         if !self.json && !self.quiet {
             let mut line = String::new();
             // Writing to a String cannot fail; a closed standard error is nobody's loss.

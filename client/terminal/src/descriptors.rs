@@ -18,7 +18,7 @@ exec "$@"
 "#;
 
 /// A command that has nothing but its standard streams.
-pub(crate) fn without_inherited(program: impl AsRef<OsStr>) -> Command {
+pub fn without_inherited(program: impl AsRef<OsStr>) -> Command {
     if !leaked() {
         return Command::new(program);
     }

@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use permafrost_client::control::ControlError;
-use permafrost_client::criu::options::OptionsError;
-use permafrost_client::criu::{CriuError, Digest};
-use permafrost_client::origin::OriginError;
-use permafrost_client::scratch::ScratchError;
+use permafrost_criu::options::OptionsError;
+use permafrost_criu::origin::OriginError;
+use permafrost_criu::scratch::ScratchError;
+use permafrost_criu::{CriuError, Digest};
 use permafrost_protocol::control::ErrorCode;
+use permafrost_transport::control::ControlError;
 use serde::Serialize;
 
 use crate::visible::visible;
@@ -19,27 +19,40 @@ use crate::visible::visible;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
-pub(crate) enum Code {
+pub enum Code {
     /// The reader of our output went away: no failure, but no reason to go on.
     Unread = 0,
+    /// A defect, or a failure that has no code of its own.
     Internal = 1,
+    /// A wrong option or argument.
     Invalid = 2,
+    /// A checkpoint, session, process or file that does not exist.
     NotFound = 3,
+    /// Something else holds or uses what was asked for.
     Conflict = 4,
+    /// CRIU failed.
     CriuFailed = 5,
+    /// No room in the region or on a disk.
     NoSpace = 6,
+    /// Damaged data.
     Corrupt = 7,
+    /// The dump's session failed.
     SessionFailed = 8,
+    /// Not permitted.
     Denied = 9,
+    /// The daemon cannot be reached, or went away.
     Unreachable = 10,
+    /// The registry or other nodes do not answer: try again.
     Unavailable = 11,
+    /// Too few good copies.
     NotEnough = 12,
+    /// Ended by SIGINT, SIGTERM or SIGHUP.
     Interrupted = 130,
 }
 
 impl Code {
     /// The code of another `permafrost` that failed.
-    pub(crate) fn from_exit_code(exit_code: u8) -> Self {
+    pub fn from_exit_code(exit_code: u8) -> Self {
         const ALL: [Code; 12] = [
             Code::Invalid,
             Code::NotFound,
@@ -78,25 +91,30 @@ impl From<ErrorCode> for Code {
 
 /// Why a command failed.
 #[derive(Debug, Serialize)]
-pub(crate) struct Failure {
-    pub(crate) code: Code,
-    pub(crate) exit_code: u8,
-    pub(crate) message: String,
+pub struct Failure {
+    /// Kind of failure.
+    pub code: Code,
+    /// Exit code of the process, the number of `code`.
+    pub exit_code: u8,
+    /// One line for people.
+    pub message: String,
+    /// Advice on the next step; empty for none.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) hint: String,
+    pub hint: String,
     /// Error lines of CRIU besides its reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) criu: Vec<String>,
+    pub criu: Vec<String>,
     /// Where CRIU's log was kept.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) log: Option<PathBuf>,
+    pub log: Option<PathBuf>,
     /// The images are all that is left of the process.
     #[serde(skip)]
-    pub(crate) keep_images: bool,
+    pub keep_images: bool,
 }
 
 impl Failure {
-    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+    /// Returns a failure without advice.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
             exit_code: code as u8,
@@ -108,13 +126,14 @@ impl Failure {
         }
     }
 
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+    /// Adds advice on the next step.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = hint.into();
         self
     }
 
     /// CRIU failed at `what`.
-    pub(crate) fn criu(what: impl Display, digest: Digest) -> Self {
+    pub fn criu(what: impl Display, digest: Digest) -> Self {
         let mut failure = Self::new(Code::CriuFailed, format!("{what}: {}", digest.reason));
         failure.hint = digest.hint;
         failure.criu = digest.lines;
@@ -122,7 +141,7 @@ impl Failure {
     }
 
     /// A file could not be used.
-    pub(crate) fn io(what: &str, path: &Path, error: &io::Error) -> Self {
+    pub fn io(what: &str, path: &Path, error: &io::Error) -> Self {
         let code = match error.kind() {
             io::ErrorKind::NotFound => Code::NotFound,
             io::ErrorKind::PermissionDenied => Code::Denied,
@@ -133,18 +152,19 @@ impl Failure {
         Self::new(code, format!("{what} {}: {error}", path.display()))
     }
 
-    pub(crate) fn interrupted(what: impl Into<String>) -> Self {
+    /// A signal ended what was under way.
+    pub fn interrupted(what: impl Into<String>) -> Self {
         Self::new(Code::Interrupted, what)
     }
 
     /// Puts what was being done in front of the message.
-    pub(crate) fn during(mut self, what: impl Display) -> Self {
+    pub fn during(mut self, what: impl Display) -> Self {
         self.message = format!("{what}: {}", self.message);
         self
     }
 
     /// Tells the user, and gives the exit code.
-    pub(crate) fn report(&self, json: bool) -> ExitCode {
+    pub fn report(&self, json: bool) -> ExitCode {
         if self.code != Code::Unread {
             let mut text = String::new();
             if json {

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// `4.0 KiB`, `512 B`.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -21,7 +21,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// `35.2 ms`, `1.25 s`, `3 m 20 s`.
-pub(crate) fn duration(duration: Duration) -> String {
+pub fn duration(duration: Duration) -> String {
     let micros = duration.as_micros();
     match micros {
         0..1_000 => format!("{micros} µs"),
@@ -34,7 +34,7 @@ pub(crate) fn duration(duration: Duration) -> String {
 }
 
 /// [`duration`] of seconds with a fraction, as the API has them; what is no time is none.
-pub(crate) fn seconds(seconds: f64) -> String {
+pub fn seconds(seconds: f64) -> String {
     if seconds <= 0.0 {
         return "0 s".to_owned();
     }
@@ -42,7 +42,7 @@ pub(crate) fn seconds(seconds: f64) -> String {
 }
 
 /// [`age`] of seconds with a fraction.
-pub(crate) fn age_s(seconds: f64) -> String {
+pub fn age_s(seconds: f64) -> String {
     age(whole(seconds))
 }
 
@@ -52,22 +52,27 @@ pub(crate) fn age_s(seconds: f64) -> String {
     clippy::cast_sign_loss,
     reason = "a cast of floats to integers saturates, which is what is wanted for display"
 )]
-pub(crate) fn whole(number: f64) -> u64 {
+pub fn whole(number: f64) -> u64 {
     number as u64
 }
 
 /// Whole microseconds, as JSON has them.
-pub(crate) fn whole_micros(duration: Duration) -> u64 {
+pub fn whole_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// A time for people, from milliseconds.
+pub fn millis(ms: u64) -> String {
+    micros(ms.saturating_mul(1000))
+}
+
 /// [`duration`] of microseconds.
-pub(crate) fn micros(micros: u64) -> String {
+pub fn micros(micros: u64) -> String {
     duration(Duration::from_micros(micros))
 }
 
 /// `12 s`, `3 m 20 s`, `5 h 1 m`, `2 d 3 h`, `7 d`.
-pub(crate) fn span(seconds: u64) -> String {
+pub fn span(seconds: u64) -> String {
     let (large, small) = match seconds {
         0..60 => return format!("{seconds} s"),
         60..3_600 => ((seconds / 60, "m"), (seconds % 60, "s")),
@@ -81,7 +86,7 @@ pub(crate) fn span(seconds: u64) -> String {
 }
 
 /// One unit only: `12s`, `3m`, `5h`, `2d`.
-pub(crate) fn age(seconds: u64) -> String {
+pub fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3_600 => format!("{}m", seconds / 60),
@@ -91,7 +96,7 @@ pub(crate) fn age(seconds: u64) -> String {
 }
 
 /// Milliseconds since the Unix epoch, now.
-pub(crate) fn now_unix_ms() -> u64 {
+pub fn now_unix_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .ok()
@@ -100,12 +105,12 @@ pub(crate) fn now_unix_ms() -> u64 {
 }
 
 /// Seconds since then; 0 for a time to come (another machine's clock).
-pub(crate) fn seconds_since(unix_ms: u64) -> u64 {
+pub fn seconds_since(unix_ms: u64) -> u64 {
     now_unix_ms().saturating_sub(unix_ms) / 1_000
 }
 
 /// `2026-11-21 01:04:29 UTC`.
-pub(crate) fn date(unix_ms: u64) -> String {
+pub fn date(unix_ms: u64) -> String {
     let seconds = unix_ms / 1_000;
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Days to civil date: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms"; years start in
@@ -132,12 +137,12 @@ pub(crate) fn date(unix_ms: u64) -> String {
 }
 
 /// `1 file`, `3 files`.
-pub(crate) fn count(number: u64, one: &str, many: &str) -> String {
+pub fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
 /// `37 %`; nothing of nothing is `0 %`.
-pub(crate) fn percent(part: u64, whole: u64) -> String {
+pub fn percent(part: u64, whole: u64) -> String {
     let share = (u128::from(part) * 100)
         .checked_div(u128::from(whole))
         .unwrap_or(0);
@@ -145,7 +150,7 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
 }
 
 /// A moment to come, and how far away it is.
-pub(crate) fn expiry(unix_ms: u64) -> String {
+pub fn expiry(unix_ms: u64) -> String {
     let left = unix_ms.saturating_sub(now_unix_ms()) / 1000;
     let distance = if left == 0 {
         format!("{} ago", span(seconds_since(unix_ms)))

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use permafrost_client::control::{Canceller, Connection};
+use permafrost_transport::control::{Canceller, Connection};
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -24,13 +24,17 @@ enum Target {
 
 /// Catches the signals from its making on.
 #[derive(Clone, Debug)]
-pub(crate) struct Interrupts {
+pub struct Interrupts {
     came: Arc<AtomicU32>,
     target: Arc<Mutex<Target>>,
 }
 
 impl Interrupts {
-    pub(crate) fn install() -> Result<Self, Failure> {
+    /// Catches SIGINT, SIGTERM and SIGHUP from now on.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn install() -> Result<Self, Failure> {
         let interrupts = Self::none();
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
             .map_err(|error| Failure::new(Code::Internal, format!("catch signals: {error}")))?;
@@ -44,7 +48,7 @@ impl Interrupts {
     }
 
     /// Those that never come: whoever asks sees to signals itself.
-    pub(crate) fn none() -> Self {
+    pub fn none() -> Self {
         Self {
             came: Arc::default(),
             target: Arc::default(),
@@ -66,7 +70,7 @@ impl Interrupts {
     }
 
     /// From now on an interrupt ends `connection`; at once if one came already.
-    pub(crate) fn end(&self, connection: &Connection) -> Result<(), Failure> {
+    pub fn end(&self, connection: &Connection) -> Result<(), Failure> {
         let canceller = connection
             .canceller()
             .map_err(|error| Failure::new(Code::Internal, format!("watch connection: {error}")))?;
@@ -75,12 +79,12 @@ impl Interrupts {
     }
 
     /// From now on an interrupt is passed on to process `pid`.
-    pub(crate) fn pass_on_to(&self, pid: Pid) {
+    pub fn pass_on_to(&self, pid: Pid) {
         self.set(Target::Process(pid));
     }
 
     /// From now on an interrupt ends nothing.
-    pub(crate) fn leave_alone(&self) {
+    pub fn leave_alone(&self) {
         self.set(Target::Nothing);
     }
 
@@ -89,17 +93,17 @@ impl Interrupts {
     }
 
     /// Whether one came.
-    pub(crate) fn came(&self) -> bool {
+    pub fn came(&self) -> bool {
         self.count() > 0
     }
 
     /// How many came.
-    pub(crate) fn count(&self) -> u32 {
+    pub fn count(&self) -> u32 {
         self.came.load(Ordering::SeqCst)
     }
 
     /// Fails if one came.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), Failure> {
         if self.came() {
             Err(Failure::interrupted("interrupted"))
         } else {
@@ -108,7 +112,7 @@ impl Interrupts {
     }
 
     /// A failure that an interrupt is behind is one of being interrupted.
-    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+    pub fn explain(&self, failure: Failure) -> Failure {
         if self.came() && failure.code == Code::Unreachable {
             Failure::interrupted("interrupted")
         } else {

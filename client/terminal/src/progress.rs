@@ -9,7 +9,6 @@ use permafrost_protocol::control;
 
 use crate::context::Context;
 use crate::human;
-use crate::reserve;
 
 /// Quiet for this long: most requests are done by then.
 const SILENT_FOR: Duration = Duration::from_millis(900);
@@ -18,7 +17,7 @@ const SILENT_FOR: Duration = Duration::from_millis(900);
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// How far something is.
-pub(crate) struct Progress {
+pub struct Progress {
     label: String,
     started: Instant,
     bar: Option<ProgressBar>,
@@ -26,7 +25,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(context: &Context, label: impl Into<String>) -> Self {
+    /// Begins to count the time; shows nothing with `--json` or `--quiet`.
+    pub fn new(context: &Context, label: impl Into<String>) -> Self {
         let started = Instant::now();
         let shown = !context.json && !context.quiet;
         let terminal = io::stderr().is_terminal();
@@ -40,14 +40,14 @@ impl Progress {
     }
 
     /// As the daemon tells it; nothing before it has begun.
-    pub(crate) fn begun(&mut self, so_far: &control::Progress) {
+    pub fn begun(&mut self, so_far: &control::Progress) {
         if so_far.waiting.is_none() {
             self.update(so_far.done_bytes, so_far.total_bytes);
         }
     }
 
     /// `done_bytes` of `total_bytes`, which is 0 while unknown.
-    pub(crate) fn update(&mut self, done_bytes: u64, total_bytes: u64) {
+    pub fn update(&mut self, done_bytes: u64, total_bytes: u64) {
         let now = Instant::now();
         if let Some(bar) = &self.bar {
             if bar.is_hidden() && now.duration_since(self.started) >= SILENT_FOR {
@@ -91,7 +91,7 @@ impl Drop for Progress {
 }
 
 /// How something waits for its turn, while it does.
-pub(crate) struct Queue {
+pub struct Queue {
     label: String,
     /// What it waits with, in the plural.
     many: &'static str,
@@ -108,12 +108,8 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(
-        context: &Context,
-        label: String,
-        many: &'static str,
-        remark: &'static str,
-    ) -> Self {
+    /// Begins to show a place in a queue of `many`.
+    pub fn new(context: &Context, label: String, many: &'static str, remark: &'static str) -> Self {
         Self {
             label,
             many,
@@ -128,7 +124,7 @@ impl Queue {
     }
 
     /// How long it has waited for its turn.
-    pub(crate) fn waited(&self) -> Duration {
+    pub fn waited(&self) -> Duration {
         match self.waited {
             Some(waited) => waited,
             None if self.waits => self.asked.elapsed(),
@@ -137,7 +133,7 @@ impl Queue {
     }
 
     /// Shows how it waits, or nothing any more.
-    pub(crate) fn update(&mut self, progress: &control::Progress) {
+    pub fn update(&mut self, progress: &control::Progress) {
         if progress.waiting.is_some() {
             self.waits = true;
         } else if self.waits && self.waited.is_none() {
@@ -163,9 +159,9 @@ impl Queue {
     }
 
     fn text(&self, waiting: &control::Waiting) -> String {
-        let about = waiting.starts_in_ms.map_or_else(String::new, |ms| {
-            format!(", about {}", reserve::about_ms(ms))
-        });
+        let about = waiting
+            .starts_in_ms
+            .map_or_else(String::new, |ms| format!(", about {}", human::millis(ms)));
         format!(
             "{}: waiting for {} {} before it, {}{about}{}",
             self.label,

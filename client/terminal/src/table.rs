@@ -4,33 +4,38 @@ use crate::visible::visible_line;
 
 /// Which side a column keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Align {
+pub enum Align {
+    /// Text.
     Left,
+    /// Numbers.
     Right,
 }
 
 /// Rows of cells under a headline.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     aligns: Vec<Align>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub(crate) fn new<const N: usize>(columns: [(&str, Align); N]) -> Self {
+    /// Returns an empty table with these columns.
+    pub fn new<const N: usize>(columns: [(&str, Align); N]) -> Self {
         Self {
             aligns: columns.iter().map(|(_, align)| *align).collect(),
             rows: vec![columns.iter().map(|(name, _)| (*name).to_owned()).collect()],
         }
     }
 
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.aligns.len());
         let cells = cells.map(|cell| visible_line(&cell).into_owned());
         self.rows.push(cells.into());
     }
 
-    pub(crate) fn render(&self) -> String {
+    /// Returns the text: columns two spaces apart, a newline after each row.
+    pub fn render(&self) -> String {
         let width = |cell: &String| cell.chars().count();
         let widths: Vec<usize> = (0..self.aligns.len())
             .map(|column| {
@@ -61,7 +66,7 @@ impl Table {
 }
 
 /// `name  value` lines, the values aligned, under an optional title; empty values are left out.
-pub(crate) fn facts(title: &str, facts: &[(&str, String)]) -> String {
+pub fn facts(title: &str, facts: &[(&str, String)]) -> String {
     let shown = facts.iter().filter(|(_, value)| !value.is_empty());
     let widest = shown
         .clone()

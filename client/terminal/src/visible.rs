@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 
 /// Replaces characters that steer a terminal or reorder its line, all but newlines, by their escapes (`\u{1b}`).
-pub(crate) fn visible(text: &str) -> Cow<'_, str> {
+pub fn visible(text: &str) -> Cow<'_, str> {
     escaped(text, |letter| letter != '\n' && steers(letter))
 }
 
 /// As [`visible`], newlines too: the text stays on its line.
-pub(crate) fn visible_line(text: &str) -> Cow<'_, str> {
+pub fn visible_line(text: &str) -> Cow<'_, str> {
     escaped(text, steers)
 }
 

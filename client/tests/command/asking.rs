@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
-use permafrost_client::origin;
+use permafrost_criu::origin;
 use serde_json::{Value, json};
 
 use crate::fake::{Daemon, Victim, assert_exit, json as read_json, stderr, stdout};

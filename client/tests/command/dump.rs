@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use permafrost_client::origin::{self, ProcessStat};
-use permafrost_client::verdict::SealBy;
+use permafrost_criu::origin::{self, ProcessStat};
+use permafrost_criu::verdict::SealBy;
 use permafrost_protocol::control::{
     Done, ErrorCode, ServerStatus, SessionOpened, SessionStatus, reply, request,
 };

@@ -1,19 +1,18 @@
 //! The daemon that is a thread, the CRIU that is a script, a process to dump, and what a command's output is
 //! held to.
 
-use std::fs;
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::{fs, thread};
 
-use permafrost_client::framing;
 use permafrost_protocol::control::{
     self, Checkpoint, Detail, ErrorCode, Reply, Request, Work, reply, request,
 };
 use permafrost_protocol::manifest::{Manifest, Origin};
+use permafrost_transport::framing;
 use serde_json::Value;
 
 /// Writes a program that is started at once. A shell of its own does: were this process to write it, a child

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use permafrost_client::verdict::Verdict;
+use permafrost_criu::verdict::Verdict;
 use permafrost_protocol::control::{
     Done, ErrorCode, Exported, ServerStatus, SessionOpened, reply, request,
 };

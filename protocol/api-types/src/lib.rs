@@ -7,6 +7,8 @@
 //! Texts of batches are borrowed from the body where they can be, as there may be thousands: whoever reads an answer
 //! keeps its body.
 
+#![forbid(unsafe_code)]
+
 pub mod batch;
 pub mod cost;
 pub mod estimate;

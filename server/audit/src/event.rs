@@ -194,7 +194,7 @@ impl Event {
 }
 
 /// `JOB@GENERATION`, or the session of what is parked.
-pub(crate) fn name_of(checkpoint: &control::Checkpoint) -> String {
+pub fn name_of(checkpoint: &control::Checkpoint) -> String {
     if checkpoint.generation > 0 {
         format!("{}@{}", checkpoint.job, checkpoint.generation)
     } else {

@@ -12,9 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
+use permafrost_store::clock::unix_ms;
 use rustix::fs::OFlags;
-
-use crate::clock::unix_ms;
 
 /// Lines that wait for the disk. Some hundred bytes each; a disk that does not answer loses those behind them.
 const QUEUE: usize = 8192;

@@ -2,7 +2,7 @@
 //!
 //! Every way into the daemon has one place where requests enter and outcomes leave: the control socket and the page-server
 //! ports ([`crate::daemon`], over the host's `Backend`), connections of agents and nodes ([`crate::peers`]), and the HTTP
-//! API ([`crate::api::serve`]). Each asks [`event`] what the request is, which names every request there is, and hands the
+//! API ([`permafrost_http_api::serve`]). Each asks [`event`] what the request is, which names every request there is, and hands the
 //! outcome to [`Audit::record`].
 //!
 //! Recording never waits for the disk: lines go to a thread through a bounded queue. What does not fit, or cannot be
@@ -17,17 +17,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use permafrost_client::host::Client;
-use permafrost_client::identity::Peer;
+use permafrost_agent::host::Client;
+use permafrost_identity::Peer;
 use permafrost_protocol::control::{self, ErrorCode};
 use serde::Serialize;
 
-pub(crate) use event::name_of;
+pub use event::name_of;
 pub use event::{Event, Weight};
 
-use crate::clock::unix_ms;
 use file::Writer;
 use limit::{Limiter, Verdict};
+use permafrost_store::clock::unix_ms;
 
 /// Longest part of a name or message that a line repeats, characters.
 const MAX_TEXT_CHARS: usize = 300;

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use permafrost_client::identity::{self, IdentityError};
-
-use crate::store::StoreError;
+use permafrost_identity::IdentityError;
+use permafrost_store::StoreError;
 
 /// Keys lie under this prefix unless the catalog's URL names another.
 pub const DEFAULT_PREFIX: &str = "/permafrost/v1";
@@ -170,7 +169,7 @@ fn read_secret(path: &Path) -> Result<Vec<u8>, StoreError> {
         message: format!("{} {why}", path.display()),
         hint: "chmod 600 it, give it to the user that runs permafrostd, and change what is in it if somebody else may have read it",
     };
-    identity::read_private(path).map_err(|error| match error {
+    permafrost_identity::read_private(path).map_err(|error| match error {
         IdentityError::Io { source, .. } => {
             StoreError::io(format!("read {}", path.display()))(source)
         }

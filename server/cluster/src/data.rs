@@ -4,7 +4,7 @@
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use crate::store::StoreError;
+use permafrost_store::StoreError;
 
 /// Name of the file in the data directory.
 const FILE: &str = "cluster";

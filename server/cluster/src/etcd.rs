@@ -11,10 +11,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Error, KeyValue, Txn, TxnOpResponse};
+use permafrost_store::StoreError;
 use tokio::time::Instant;
 
 use super::config::ClusterConfig;
-use crate::store::StoreError;
 
 /// A member that has not answered for so long is not waited for any longer, while there is time to ask another:
 /// an answer takes milliseconds, an election of etcd about a second.

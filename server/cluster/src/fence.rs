@@ -8,7 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::store::StoreError;
+use permafrost_store::StoreError;
 
 /// Time since the machine's start. Goes on while the machine is suspended, as etcd's clock elsewhere does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::Network;
 use permafrost_protocol::wire::message::{self, Held, HeldCopy, reply, request};
+use permafrost_store::{Holding, Store, StoreError};
+use permafrost_transport::peer::Network;
 use prost::Message as _;
 
 use super::rebuild::{Copy, NodeInventory};
-use crate::store::{Holding, Store, StoreError};
 
 /// An answer is a message, which may have 16 MiB.
 const PART_BYTES: usize = 8 << 20;

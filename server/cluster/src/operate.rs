@@ -6,17 +6,15 @@ use std::time::Duration;
 
 use permafrost_protocol::control::{self, MissingNode, NodeList, NodeStatus, Rebuilt, request};
 use permafrost_protocol::wire::message::request as request_to_peer;
+use permafrost_store::{Registered, Registry as _, StoreError};
 
 use super::inventory::Inventories;
 use super::nodes::{LiveNode, Nodes, NodesView};
-use super::rebuild::name_of;
-use super::rebuild::{self, NodeInventory};
+use super::rebuild::{self, NodeInventory, name_of};
 use super::registry::EtcdRegistry;
 use super::standing::{Holdings, Standing, relied_on, standing};
 use super::values::{Member, MemberState};
-use super::{Registered, Registry as _};
 use crate::repair::VERIFIED_WITHIN;
-use crate::store::StoreError;
 
 /// A view of the nodes that is older says nothing of who is alive: more than a lease's time, and a registry that is
 /// there confirms it every second.
@@ -58,7 +56,7 @@ pub trait Operate: Send + Sync {
 }
 
 /// What a node without a cluster answers.
-pub(crate) fn no_cluster() -> StoreError {
+pub fn no_cluster() -> StoreError {
     StoreError::Invalid {
         message: "this node is in no cluster".to_owned(),
         hint: "permafrostd --catalog etcd://… joins one; without it there is one machine, and `permafrost status` shows it",
@@ -445,7 +443,7 @@ fn describe(view: &NodesView, counted: Option<&Standing>, names: usize) -> NodeL
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::NodeFacts;
+    use crate::NodeFacts;
 
     #[test]
     fn dead_members_are_described_as_far_as_known() {

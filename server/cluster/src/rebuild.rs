@@ -7,10 +7,9 @@
 use std::collections::BTreeMap;
 
 use permafrost_protocol::control::Checkpoint;
+use permafrost_store::{ContentDigest, Registered, Registry as _, StoreError};
 
-use super::{EtcdRegistry, Registered, Registry as _};
-use crate::replication::ContentDigest;
-use crate::store::StoreError;
+use super::EtcdRegistry;
 
 /// A checkpoint in a node's region.
 #[derive(Clone, Debug, PartialEq)]
@@ -202,7 +201,7 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, St
 /// Unavailable.
 pub fn keep_numbers(
     registry: &EtcdRegistry,
-    holdings: &[crate::store::Holding],
+    holdings: &[permafrost_store::Holding],
 ) -> Result<(), StoreError> {
     let mut highest: BTreeMap<&str, u64> = BTreeMap::new();
     for holding in holdings {

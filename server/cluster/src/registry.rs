@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
-use permafrost_client::identity::ReloadingIdentity;
+use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
+use permafrost_store::{JobLock, Registered, Registry, StoreError};
 use prost::Message as _;
 use tokio::runtime::Handle;
 
@@ -26,8 +27,6 @@ use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::{Keys, end_of};
 use super::values::Entry;
-use super::{JobLock, Registered, Registry};
-use crate::store::StoreError;
 use locks::{Held, Locks};
 
 const CHANGED_HINT: &str = "try again";

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::Registered;
+use permafrost_store::Registered;
+
 use super::nodes::{LiveNode, NodesView};
 use super::placement::{has_room, host};
 use super::rebuild::name_of;
@@ -175,7 +176,7 @@ mod tests {
     use permafrost_protocol::control::Checkpoint;
 
     use super::*;
-    use crate::cluster::{NodeClass, NodeFacts};
+    use crate::{NodeClass, NodeFacts};
 
     /// Live nodes: `a` is active, `a-` drained, `a?` transient.
     fn view(nodes: &[&str]) -> NodesView {

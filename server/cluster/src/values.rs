@@ -5,14 +5,12 @@
 
 use std::collections::BTreeSet;
 
-use permafrost_client::identity::Signed;
+use permafrost_identity::Signed;
+use permafrost_metering::costs::NodeReport;
 use permafrost_protocol::control::Checkpoint;
+use permafrost_store::{Registered, StoreError};
 use prost::Message;
 use serde::{Deserialize, Serialize};
-
-use super::Registered;
-use crate::costs::NodeReport;
-use crate::store::StoreError;
 
 /// Version of all values.
 pub(crate) const VERSION: u32 = 1;
@@ -30,7 +28,7 @@ pub enum NodeClass {
 
 impl NodeClass {
     /// As people and JSON write it.
-    pub(crate) const fn word(self) -> &'static str {
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Reserved => "reserved",
             Self::Transient => "transient",
@@ -53,7 +51,7 @@ pub enum Tier {
 
 impl Tier {
     /// As people and JSON write it.
-    pub(crate) const fn word(self) -> &'static str {
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Pmem => "pmem",
             Self::Memory => "memory",
@@ -118,7 +116,7 @@ pub struct NodeFacts {
     /// What it has measured. `None`: it says nothing of it.
     #[serde(
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "crate::costs::lenient_report"
+        deserialize_with = "permafrost_metering::costs::lenient_report"
     )]
     pub figures: Option<NodeReport>,
 }
@@ -167,7 +165,7 @@ pub enum MemberState {
 
 impl MemberState {
     /// As people and JSON write it.
-    pub(crate) const fn word(self) -> &'static str {
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Active => "active",
             Self::Drained => "drained",

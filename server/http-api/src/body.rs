@@ -10,8 +10,8 @@ use axum::extract::Request;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use permafrost_protocol::api::batch::TOO_MANY;
-use permafrost_protocol::api::problem::Kind;
+use permafrost_api_types::batch::TOO_MANY;
+use permafrost_api_types::problem::Kind;
 use serde::{Deserialize, Serialize};
 use serde_path_to_error::Segment;
 

@@ -1,7 +1,7 @@
 //! Who asks, and what they may ask for. `serve` finds it out and puts it into the request's extensions.
 
-use permafrost_client::identity::{ALL_NAMESPACES, Namespaces, Peer, Role};
-pub use permafrost_client::identity::{NoScope, Scope, Scopes};
+use permafrost_identity::{ALL_NAMESPACES, Namespaces, Peer, Role};
+pub use permafrost_identity::{NoScope, Scope, Scopes};
 use permafrost_protocol::manifest::namespace_of;
 
 /// Who asks.

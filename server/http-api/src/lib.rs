@@ -31,7 +31,7 @@ mod tasks;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use permafrost_protocol::api::events::Event;
+use permafrost_api_types::events::Event;
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
 pub use routes::router;

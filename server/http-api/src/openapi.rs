@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use permafrost_protocol::api::problem::Problem;
+use permafrost_api_types::problem::Problem;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 

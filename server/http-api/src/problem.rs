@@ -5,7 +5,7 @@ use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use permafrost_protocol::api::problem::{Kind, MEDIA_TYPE, Problem};
+use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem};
 
 use super::source::Refusal;
 

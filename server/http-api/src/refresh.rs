@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use permafrost_protocol::api::events::Event;
-use permafrost_protocol::api::reserve::Direction;
+use permafrost_api_types::events::Event;
+use permafrost_api_types::reserve::Direction;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::quantity::Bytes;

@@ -2,8 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use permafrost_protocol::api;
-use permafrost_protocol::api::figure::{Figure, Known};
+use permafrost_api_types::figure::{Figure, Known};
 use permafrost_scheduling::cost::{self, Cost, Dump, Mechanism, Part, Spread};
 use permafrost_scheduling::figure;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
@@ -47,24 +46,31 @@ pub(super) fn time(of: &figure::Figure<Seconds>, world_age_s: f64) -> Figure<f64
     figure(of, world_age_s, |time| rounded(time.value()))
 }
 
-fn spread(of: Spread) -> api::cost::Spread {
-    api::cost::Spread {
+fn spread(of: Spread) -> permafrost_api_types::cost::Spread {
+    permafrost_api_types::cost::Spread {
         p50: rounded(of.p50.value()),
         p95: rounded(of.p95.value()),
     }
 }
 
 /// A cost, as much of it as is wanted.
-pub(super) fn cost(of: &Cost, detail: api::cost::Detail, world_age_s: f64) -> api::cost::Cost {
-    api::cost::Cost {
+pub(super) fn cost(
+    of: &Cost,
+    detail: permafrost_api_types::cost::Detail,
+    world_age_s: f64,
+) -> permafrost_api_types::cost::Cost {
+    permafrost_api_types::cost::Cost {
         reason: reason(of, detail),
         ..cost_alone(of, detail, world_age_s)
     }
 }
 
 /// Something in words, unless only sums are wanted.
-pub(super) fn reason(of: &impl fmt::Display, detail: api::cost::Detail) -> Option<String> {
-    if detail != api::cost::Detail::Full {
+pub(super) fn reason(
+    of: &impl fmt::Display,
+    detail: permafrost_api_types::cost::Detail,
+) -> Option<String> {
+    if detail != permafrost_api_types::cost::Detail::Full {
         return None;
     }
     // Most are shorter: it need not grow again and again.
@@ -77,19 +83,21 @@ pub(super) fn reason(of: &impl fmt::Display, detail: api::cost::Detail) -> Optio
 /// A cost without its reason.
 pub(super) fn cost_alone(
     of: &Cost,
-    detail: api::cost::Detail,
+    detail: permafrost_api_types::cost::Detail,
     world_age_s: f64,
-) -> api::cost::Cost {
-    let full = detail == api::cost::Detail::Full;
+) -> permafrost_api_types::cost::Cost {
+    let full = detail == permafrost_api_types::cost::Detail::Full;
     let parts = || {
-        let parts = of.parts().map(|(which, time)| api::cost::PartOfCost {
-            part: part(which),
-            p50_s: rounded(time.p50.value()),
-            p95_s: rounded(time.p95.value()),
-        });
+        let parts = of
+            .parts()
+            .map(|(which, time)| permafrost_api_types::cost::PartOfCost {
+                part: part(which),
+                p50_s: rounded(time.p50.value()),
+                p95_s: rounded(time.p95.value()),
+            });
         parts.collect()
     };
-    api::cost::Cost {
+    permafrost_api_types::cost::Cost {
         overhead_s: spread(of.overhead()),
         delay_s: spread(of.delay()),
         until_running_s: spread(of.until_running()),
@@ -100,8 +108,8 @@ pub(super) fn cost_alone(
     }
 }
 
-const fn part(part: Part) -> api::cost::Part {
-    use api::cost::Part as Said;
+const fn part(part: Part) -> permafrost_api_types::cost::Part {
+    use permafrost_api_types::cost::Part as Said;
     match part {
         Part::WriteQueue => Said::WriteQueue,
         Part::DumpStart => Said::DumpStart,
@@ -121,8 +129,8 @@ const fn part(part: Part) -> api::cost::Part {
     }
 }
 
-pub(super) const fn mechanism(mechanism: Mechanism) -> api::cost::Mechanism {
-    use api::cost::Mechanism as Said;
+pub(super) const fn mechanism(mechanism: Mechanism) -> permafrost_api_types::cost::Mechanism {
+    use permafrost_api_types::cost::Mechanism as Said;
     match mechanism {
         Mechanism::Wait => Said::Wait,
         Mechanism::Kill => Said::Kill,
@@ -136,8 +144,11 @@ pub(super) const fn mechanism(mechanism: Mechanism) -> api::cost::Mechanism {
     }
 }
 
-pub(super) const fn way(mechanism: api::cost::Mechanism, copies: cost::Copies) -> Mechanism {
-    use api::cost::Mechanism as Said;
+pub(super) const fn way(
+    mechanism: permafrost_api_types::cost::Mechanism,
+    copies: cost::Copies,
+) -> Mechanism {
+    use permafrost_api_types::cost::Mechanism as Said;
     let dump = match mechanism {
         Said::Wait => return Mechanism::Wait,
         Said::Kill => return Mechanism::Kill,
@@ -150,9 +161,9 @@ pub(super) const fn way(mechanism: api::cost::Mechanism, copies: cost::Copies) -
     Mechanism::Checkpoint { dump, copies }
 }
 
-pub(super) const fn copies(copies: api::cost::Copies) -> cost::Copies {
+pub(super) const fn copies(copies: permafrost_api_types::cost::Copies) -> cost::Copies {
     match copies {
-        api::cost::Copies::Local => cost::Copies::Local,
-        api::cost::Copies::Replicated => cost::Copies::Replicated,
+        permafrost_api_types::cost::Copies::Local => cost::Copies::Local,
+        permafrost_api_types::cost::Copies::Replicated => cost::Copies::Replicated,
     }
 }

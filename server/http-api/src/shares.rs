@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(super) use permafrost_client::shares::{Share, Shares};
+pub(super) use permafrost_transport::shares::{Share, Shares};
 
 /// Reservations of each caller that have not lapsed. One that was taken up counts until it would have lapsed: the API
 /// does not see that it was.

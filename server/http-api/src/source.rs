@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use permafrost_protocol::api::events::Event;
-use permafrost_protocol::api::figures::StartFigures;
-use permafrost_protocol::api::nodes::{NodeClass, NodeState};
-use permafrost_protocol::api::reserve::{Reservation, Reserve};
+use permafrost_api_types::events::Event;
+use permafrost_api_types::figures::StartFigures;
+use permafrost_api_types::nodes::{NodeClass, NodeState};
+use permafrost_api_types::reserve::{Reservation, Reserve};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
+use permafrost_store::StoreError;
 use tokio::sync::broadcast;
 
-use crate::api::caller::Caller;
-use crate::store::StoreError;
+use crate::caller::Caller;
 
 /// A node as it is now, with what is believed of its report.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use permafrost_protocol::api::problem::Kind;
-use permafrost_protocol::api::quantity;
-use permafrost_protocol::api::task::{Resources, Swap, Task};
+use permafrost_api_types::problem::Kind;
+use permafrost_api_types::quantity;
+use permafrost_api_types::task::{Resources, Swap, Task};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::cost::{self, Copies};
 use permafrost_scheduling::figure::{Estimate, Figure, What};

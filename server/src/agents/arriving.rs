@@ -3,12 +3,12 @@
 use std::io::{self, Read};
 
 use bytes::Bytes;
-use permafrost_client::peer::{FrameSource, PeerError, Replies};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::Prepared;
+use permafrost_store::{SmallImages, StoreError};
+use permafrost_transport::peer::{FrameSource, PeerError, Replies};
 
 use crate::peers::gone;
-use crate::store::{SmallImages, StoreError};
 
 /// The small images of a conversation, up to its commit. The receiver of the wire has checked that names are plain and come
 /// once, and that each image is as long as announced.

@@ -5,18 +5,19 @@
 
 use std::io;
 
-use permafrost_client::identity::{Peer, Role};
-use permafrost_client::peer::{FrameSink, PeerError};
-use permafrost_client::remote::{MapDigest, Part, ReadError, RemoteCheckpoint, Run};
+use permafrost_agent::remote::{MapDigest, Part, ReadError, RemoteCheckpoint};
+use permafrost_criu::directory::PageRun;
+use permafrost_identity::{Peer, Role};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::{Image, Manifest};
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::request;
+use permafrost_store::{Fetch, Fetched, Store, StoreError};
+use permafrost_transport::peer::{FrameSink, PeerError};
 
 use super::refusal;
 use super::rights::{authorize, check_read, denied, job_of};
-use crate::store::{Fetch, Fetched, Store, StoreError};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -312,13 +313,13 @@ fn others_pages(
     runs_only: bool,
     before: Option<MapDigest>,
 ) -> Result<(), Failure> {
-    let mut push = |run: Run<'_>| match run {
-        Run::Pages {
+    let mut push = |run: PageRun<'_>| match run {
+        PageRun::Pages {
             first_index,
             flags,
             bytes,
         } => push_pages(frames, first_index, flags, bytes).map(drop),
-        Run::Zero {
+        PageRun::Zero {
             first_index,
             flags,
             pages,

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_client::frontend::{PageSink, SinkError};
-use permafrost_client::identity::Peer;
-use permafrost_client::peer::{Frame, FrameSource, Replies};
+use permafrost_criu::frontend::{PageSink, SinkError};
+use permafrost_identity::Peer;
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
+use permafrost_store::{Adoption, Session, SessionSink, StoreError};
+use permafrost_transport::peer::{Frame, FrameSource, Replies};
 
 use super::arriving::ArrivingImages;
 use super::rights::{authorize, check_dump, check_read, job_of};
 use super::spool::Spool;
 use super::{Agents, name_of, refusal};
 use crate::peers::{gone, invalid};
-use crate::store::{Adoption, Session, SessionSink, StoreError};
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -17,13 +17,13 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::Peer;
+use permafrost_cluster::Operate;
+use permafrost_identity::Peer;
+use permafrost_metering::queues::{Queues, Reservations};
 use permafrost_protocol::control;
+use permafrost_store::{Session, Store, StoreError};
 
-use crate::cluster::Operate;
 use crate::denials::Denials;
-use crate::queues::{Queues, Reservations};
-use crate::store::{Session, Store, StoreError};
 
 pub use fetch::serve_fetch;
 pub(crate) use rights::authorize;

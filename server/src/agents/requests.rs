@@ -1,18 +1,17 @@
 //! Requests of agents, readers and operators: those of `permafrost`, as far as the peer may.
 
-use permafrost_client::identity::Peer;
+use permafrost_cluster::{Operate, no_cluster};
+use permafrost_identity::Peer;
+use permafrost_metering::queues::{Admission, expected_bytes};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
+use permafrost_store::{Durability, SessionRequest, StoreError};
 
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
 use super::turns::Admitted;
 use super::{Agents, name_of, refusal};
-use crate::cluster::{Operate, no_cluster};
 use crate::denials::{Denials, no_certificates};
-use crate::queues::{Admission, expected_bytes};
-use crate::replication::Durability;
-use crate::store::{SessionRequest, StoreError};
 
 impl Agents {
     /// Answers a control request that came by QUIC.
@@ -170,7 +169,9 @@ impl Agents {
                 }
             }
         };
-        let opened = self.store.open_session_after(request, || Ok(turn));
+        let opened = self.store.open_session_after(request, || {
+            Ok(turn.map(|turn| Box::new(turn) as Box<dyn permafrost_store::Turn>))
+        });
         let session = opened.map_err(|error| refusal(&error))?;
         self.expect(peer, &session);
         Ok(reply::Body::SessionOpened(control::SessionOpened {
@@ -270,8 +271,9 @@ impl Agents {
 impl Agents {
     /// Returns what namespaces use that the peer may read.
     fn namespaces_of(&self, peer: &Peer) -> Vec<control::NamespaceUsage> {
-        let reservations = self.queues.as_ref().map(|(_, kept)| &**kept);
-        let mut namespaces = self.store.namespace_usage(reservations);
+        let kept = self.queues.as_ref().map(|(_, kept)| kept);
+        let reserved = |namespace: &str| kept.map_or(0, |kept| kept.kept_for(namespace));
+        let mut namespaces = self.store.namespace_usage(&reserved);
         namespaces.retain(|one| reads(peer, &format!("{}/any", one.namespace)));
         namespaces
     }

@@ -1,6 +1,6 @@
 //! Rights of peers: one function from what a request needs to whether its peer may do it.
 
-use permafrost_client::identity::{Action, Peer, Role};
+use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::JobName;

@@ -9,10 +9,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use permafrost_client::peer::Frame;
 use permafrost_protocol::wire::frame::Kind;
-
-use crate::store::StoreError;
+use permafrost_store::StoreError;
+use permafrost_transport::peer::Frame;
 
 /// All small images of an adoption together, bytes. CRIU's are of some kilobytes; ghost files and the contents of tmpfs
 /// may be large.

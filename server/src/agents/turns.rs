@@ -7,12 +7,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use permafrost_client::identity::{Peer, Role};
+use permafrost_identity::{Peer, Role};
+use permafrost_metering::queues::{Admission, Direction, Entered, Owner, Reservations, Turn};
 use permafrost_protocol::control::{self, ErrorCode, request};
+use permafrost_store::StoreError;
 
 use super::{Agents, name_of};
-use crate::queues::{Admission, Direction, Entered, Owner, Reservations, Turn};
-use crate::store::StoreError;
 
 /// How long an agent is kept waiting for an answer.
 const HOLD: Duration = Duration::from_secs(1);

@@ -6,18 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::identity::ReloadingIdentity;
-use permafrost_client::peer::ApiServer;
+use permafrost_audit::Audit;
+use permafrost_http_api::refresh::{self, Refresher};
+use permafrost_http_api::serve::{self, Limits, Rate, Server};
+use permafrost_http_api::source::Source;
+use permafrost_http_api::{Api, ApiConfig, kubernetes, router};
+use permafrost_identity::ReloadingIdentity;
+use permafrost_store::StoreError;
+use permafrost_transport::peer::ApiServer;
 use tokio::runtime::{Builder, Runtime};
 
 use super::StartError;
-use crate::api::refresh::{self, Refresher};
-use crate::api::serve::{self, Limits, Rate, Server};
-use crate::api::source::Source;
-use crate::api::{Api, ApiConfig, kubernetes, router};
-use crate::audit::Audit;
 use crate::config::ApiOptions;
-use crate::store::StoreError;
 
 /// Threads that read questions and write answers. Those who ask share them, however many they are: dumps have the rest
 /// of the machine, and batches give way to them.

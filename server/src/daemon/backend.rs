@@ -5,24 +5,26 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::host::{Backend, Client, Progress, Session, Trail, Waits};
-use permafrost_client::identity::ReloadingIdentity;
-use permafrost_protocol::control::{self, request};
-use permafrost_protocol::manifest::{Origin, TakenBy};
-use tokio::sync::watch;
-
-use crate::audit::{Audit, Event, Who};
-use crate::cluster::{Operate, no_cluster};
-use crate::denials::{Denials, no_certificates};
-use crate::queues::{
+use permafrost_agent::host::{Backend, Client, Trail, Waits};
+use permafrost_audit::{Audit, Event, Who};
+use permafrost_cluster::{Operate, no_cluster};
+use permafrost_criu::Progress;
+use permafrost_identity::ReloadingIdentity;
+use permafrost_metering::costs::Costs;
+use permafrost_metering::queues::{
     Admission, Direction, Owner, Queues, QueuesError, Reservations, Turn, expected_bytes,
 };
-use crate::replication::Durability;
-use crate::store::{self, Adoption, SessionRequest, SessionSink, Store, StoreError};
+use permafrost_protocol::control::{self, request};
+use permafrost_protocol::manifest::TakenBy;
+use permafrost_store::{Adoption, Durability, SessionRequest, SessionSink, Store, StoreError};
+
+use crate::denials::{Denials, no_certificates};
 
 /// The store of this node.
 pub(crate) struct Local {
     pub(crate) store: Arc<Store>,
+    /// What it measures and predicts.
+    pub(crate) costs: Arc<Costs>,
     /// Whose turn it is to write to it, and to read.
     pub(crate) queues: Arc<Queues>,
     /// Places in the queues of this node, and of others.
@@ -111,33 +113,15 @@ fn refusal(error: StoreError) -> control::Error {
     error.to_reply()
 }
 
-impl Session for store::Session {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn job(&self) -> &str {
-        &self.request.job
-    }
-
-    fn parent(&self) -> (u64, Option<Origin>) {
-        (self.parent_generation, self.parent_origin.clone())
-    }
-
-    fn ended(&self) -> watch::Receiver<bool> {
-        self.ended()
-    }
-}
-
 impl Backend for Local {
-    type Session = store::Session;
+    type Session = permafrost_store::Session;
     type Sink = SessionSink;
 
     fn open(
         &self,
         open: request::Open,
         waits: &mut dyn Waits,
-    ) -> Result<Arc<store::Session>, control::Error> {
+    ) -> Result<Arc<permafrost_store::Session>, control::Error> {
         let durability = Durability::parse(&open.durability).map_err(refusal)?;
         let admission = Admission::new(
             expected_bytes(&open),
@@ -163,10 +147,11 @@ impl Backend for Local {
         let admit = || {
             if frozen {
                 // Nobody has asked whether it may freeze its task: it is frozen.
-                return Ok(Some(self.queues.run(Direction::Write, admission.bytes)));
+                let turn = self.queues.run(Direction::Write, admission.bytes);
+                return Ok(Some(Box::new(turn) as Box<dyn permafrost_store::Turn>));
             }
             let turn = self.queues.enter(Direction::Write, &admission, waits);
-            turn.map(Some)
+            turn.map(|turn| Some(Box::new(turn) as _))
                 .map_err(|error| StoreError::Elsewhere(error.to_reply()))
         };
         self.store
@@ -176,7 +161,7 @@ impl Backend for Local {
 
     fn start(
         &self,
-        session: &Arc<store::Session>,
+        session: &Arc<permafrost_store::Session>,
         client: Option<&Client>,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<SessionSink, control::Error> {
@@ -232,7 +217,7 @@ impl Backend for Local {
     fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {
         let job = match list.job.as_str() {
             "" => None,
-            job => Some(store::job_name(job).map_err(refusal)?),
+            job => Some(permafrost_store::job_name(job).map_err(refusal)?),
         };
         self.store.list(job.as_ref()).map_err(refusal)
     }
@@ -335,7 +320,7 @@ impl Backend for Local {
             .turn_to_read(&stream.checkpoint, stream.priority, admission, waits)
             .and_then(|mut turn| {
                 let served = Arc::default();
-                turn.follow(Arc::clone(&served));
+                permafrost_store::Turn::follow(&mut turn, Arc::clone(&served));
                 self.store
                     .stream(&stream.checkpoint, listener, caller, &served, progress)
             });
@@ -358,7 +343,9 @@ impl Backend for Local {
             catalog: self.catalog_origin.clone(),
             scrub: self.store.scrub_status(),
             queues: self.queues.status(),
-            namespaces: self.store.namespace_usage(Some(&self.reservations)),
+            namespaces: self
+                .store
+                .namespace_usage(&|namespace| self.reservations.kept_for(namespace)),
             peers,
             metrics,
             cluster: self.in_cluster.as_ref().map(|status| status()),
@@ -427,7 +414,6 @@ impl Backend for Local {
 
     fn took(&self, took: &request::Took) -> bool {
         let elapsed = Duration::from_micros(took.elapsed_us);
-        let costs = self.store.costs();
-        costs.is_some_and(|costs| costs.took(&took.checkpoint, took.restored, elapsed))
+        self.costs.took(&took.checkpoint, took.restored, elapsed)
     }
 }

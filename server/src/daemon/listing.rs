@@ -2,14 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use permafrost_cluster::rebuild::keep_numbers;
+use permafrost_cluster::repair::Standing;
+use permafrost_cluster::{Acquaintance, EtcdRegistry, KnownData, Mark, MemberState, Nodes};
 use permafrost_protocol::control::Checkpoint;
-
-use crate::cluster::rebuild::keep_numbers;
-use crate::cluster::{
-    Acquaintance, EtcdRegistry, JobLock, KnownData, Mark, MemberState, Nodes, Registered, Registry,
-};
-use crate::repair::Standing;
-use crate::store::{Store, StoreError};
+use permafrost_store::{JobLock, Registered, Registry, Store, StoreError};
 
 /// Lists, and remembers which data of etcd the list is of.
 pub(super) struct Listing {

@@ -6,35 +6,34 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::ReloadingIdentity;
-use permafrost_client::peer::{self, Network};
-use permafrost_client::remote;
+use permafrost_agent::remote;
+use permafrost_cluster::elsewhere::Peers;
+use permafrost_cluster::repair::{
+    ClusterView, Leading, Progress, Puller, Sweep, SweepTiming, Throttle, Timing, Worker,
+};
+use permafrost_cluster::replication::{FanOut, FanOutStats};
+use permafrost_cluster::scrub::{MendByPull, Scrubber};
+use permafrost_cluster::{
+    Cluster, EtcdRegistry, KnownData, NodeFacts, Nodes, Operate, PeerInventories,
+};
+use permafrost_identity::ReloadingIdentity;
+use permafrost_metering::costs::{Costs, Links, Publication};
+use permafrost_metering::queues::{Others, Queues, Reservations};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::message;
+use permafrost_store::{Registry as _, Store, StoreError};
+use permafrost_transport::peer::{self, Network};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use super::StartError;
 use super::backend::InCluster;
 use super::listing::Listing;
 use super::own::facts;
-use super::source;
-use crate::cluster::{
-    Cluster, EtcdRegistry, KnownData, NodeFacts, Nodes, Operate, PeerInventories, Registry as _,
-};
+use super::{StartError, source};
 use crate::config::ClusterOptions;
-use crate::costs::{Links, Publication};
 use crate::denials::Denials;
-use crate::elsewhere::Peers;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
-use crate::queues::{Others, Queues, Reservations};
-use crate::repair::{
-    ClusterView, Leading, Progress, Puller, Sweep, SweepTiming, Throttle, Timing, Worker,
-};
-use crate::replication::{FanOut, FanOutStats};
-use crate::scrub::{MendByPull, Scrubber};
-use crate::store::{self, Store, StoreError};
 
 /// How long a node has to begin its answer to a reader, who goes on to the next holder then.
 const READ_DEADLINE: Duration = Duration::from_secs(10);
@@ -82,6 +81,7 @@ pub(super) struct Joining<'a> {
     pub(super) address: SocketAddr,
     pub(super) identity: &'a Arc<ReloadingIdentity>,
     pub(super) store: &'a Arc<Store>,
+    pub(super) costs: &'a Arc<Costs>,
     pub(super) scrubber: &'a Arc<Scrubber>,
 }
 
@@ -94,6 +94,7 @@ impl Member {
             address,
             identity,
             store,
+            costs,
             scrubber,
         } = joining;
         let runtime = Handle::current();
@@ -137,11 +138,9 @@ impl Member {
             options.copies,
         );
         let copy_stats = fan_out.stats();
-        if let Some(costs) = store.costs() {
-            fan_out.measured_by(Arc::clone(costs));
-        }
+        fan_out.measured_by(Arc::clone(costs));
         let fan_out = Arc::new(fan_out);
-        let joined = store.join(store::Cluster {
+        let joined = store.join(permafrost_store::Cluster {
             node: name.clone(),
             replicate: Some(Arc::<FanOut>::clone(&fan_out)),
             registry: Some(registry.clone()),
@@ -159,7 +158,7 @@ impl Member {
             options.domain.clone(),
             READ_DEADLINE,
         );
-        store.look_elsewhere(Arc::new(peers.measured_by(store.costs().cloned())));
+        store.look_elsewhere(Arc::new(peers.measured_by(Some(Arc::clone(costs)))));
 
         let throttle = Throttle::of(store, options.repair);
         let puller = Arc::new(Puller::new(
@@ -222,7 +221,11 @@ impl Member {
         let no_thread = StoreError::io("start a thread");
         let workers = [leading.start(), sweep.start()].into_iter();
         let workers = workers.collect::<Result<_, _>>().map_err(no_thread)?;
-        let telling = tokio::spawn(tell_facts(Arc::clone(&cluster), Arc::clone(store)));
+        let telling = tokio::spawn(tell_facts(
+            Arc::clone(&cluster),
+            Arc::clone(store),
+            Arc::clone(costs),
+        ));
         Ok(Self {
             cluster,
             name,
@@ -459,7 +462,7 @@ fn address_of(nodes: &Nodes, node: &str) -> Option<SocketAddr> {
 }
 
 /// Keeps what changes of the facts up to date.
-async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>) {
+async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>, costs: Arc<Costs>) {
     let mut ticks = tokio::time::interval(FACTS_PERIOD);
     let mut publication = Publication::default();
     loop {
@@ -467,9 +470,7 @@ async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>) {
         let free_bytes = store.region_status().free_bytes;
         let failure = store.region().failure();
         let failed = failure.map_or_else(String::new, ToString::to_string);
-        let report = store
-            .costs()
-            .and_then(|costs| publication.next(costs.report(), Instant::now()));
+        let report = publication.next(costs.report(), Instant::now());
         cluster.update_facts(|facts| {
             facts.free_bytes = free_bytes;
             facts.failed.clone_from(&failed);

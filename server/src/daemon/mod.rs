@@ -13,11 +13,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_client::host::arguments::in_full;
-use permafrost_client::host::{self, Bound, Host, HostError, make_private_dir};
-use permafrost_client::identity::{CriuTls, ReloadingIdentity};
-use permafrost_client::peer::{self, Endpoint, Handler};
+use permafrost_agent::host::arguments::in_full;
+use permafrost_agent::host::{self, Bound, Host, HostError, make_private_dir};
+use permafrost_audit::Audit;
+use permafrost_cluster::scrub::{ScrubOptions, Scrubber, Scrubbing};
+use permafrost_http_api::serve;
+use permafrost_identity::{CriuTls, ReloadingIdentity};
+use permafrost_metering::costs::{Costs, Probing};
+use permafrost_metering::queues::{Queues, Reservations};
 use permafrost_pmem::heap;
+use permafrost_store::quotas::Quotas;
+use permafrost_store::{Retention, Store, StoreError};
+use permafrost_transport::peer::{self, Endpoint, Handler};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -25,17 +32,10 @@ use self::answers::Answers;
 use self::backend::Local;
 use self::member::{Joining, Member};
 use crate::agents::Agents;
-use crate::api::serve;
-use crate::audit::Audit;
 use crate::config::Config;
-use crate::costs::Probing;
 use crate::denials::{DENIED_FILE, Denials};
 use crate::metrics::{self, CertificateNumbers, Metrics};
 use crate::peers::NodeHandler;
-use crate::queues::{Queues, Reservations};
-use crate::quotas::Quotas;
-use crate::scrub::{ScrubOptions, Scrubber, Scrubbing};
-use crate::store::{Retention, Store, StoreError};
 
 pub use startup::StartError;
 
@@ -98,8 +98,12 @@ impl Daemon {
             .map(Arc::new)
             .map_err(StartError::Audit)?;
         let (store, catalog_origin) = startup::open_store(&config)?;
-        startup::measure(&config, &store)?;
-        match Self::serve(config, bound, identity, &store, catalog_origin, audit).await {
+        let costs = startup::measure(&config, &store)?;
+        let measured = MeasuredStore {
+            store: &store,
+            costs: &costs,
+        };
+        match Self::serve(config, bound, identity, measured, catalog_origin, audit).await {
             Ok(daemon) => Ok(daemon),
             Err(error) => {
                 // It was not a crash.
@@ -114,10 +118,11 @@ impl Daemon {
         config: Config,
         bound: Bound,
         identity: Option<Arc<ReloadingIdentity>>,
-        store: &Arc<Store>,
+        measured: MeasuredStore<'_>,
         catalog_origin: String,
         audit: Arc<Audit>,
     ) -> Result<Self, StartError> {
+        let MeasuredStore { store, costs } = measured;
         let scrubber = Scrubber::new(
             store,
             ScrubOptions {
@@ -137,8 +142,16 @@ impl Daemon {
             member,
             reservations,
             denials,
-        } = serve_peers(&config, identity.clone(), store, &scrubber, &queues, &audit).await?;
-        let source = source::of(store, &queues, &reservations, member.as_ref());
+        } = serve_peers(
+            &config,
+            identity.clone(),
+            measured,
+            &scrubber,
+            &queues,
+            &audit,
+        )
+        .await?;
+        let source = source::of(store, costs, &queues, &reservations, member.as_ref());
         let answers = Answers::start(
             &config.api,
             &config.run_dir,
@@ -153,6 +166,7 @@ impl Daemon {
         let numbers = match config.listen_metrics {
             Some(listen) => {
                 let mut all = Metrics::new(store)
+                    .costs(costs)
                     .scrub(&scrubber)
                     .queues(&queues)
                     .audit(&audit);
@@ -169,9 +183,10 @@ impl Daemon {
         let scrubbing = scrubber
             .start()
             .map_err(StoreError::io("start the scrub"))?;
-        let probing = startup::probe(config.probe_period, store, member.as_ref())?;
+        let probing = startup::probe(config.probe_period, store, costs, member.as_ref())?;
         let host = bound.serve(Arc::new(Local {
             store: Arc::clone(store),
+            costs: Arc::clone(costs),
             queues: Arc::clone(&queues),
             reservations,
             park_ttl: config.retention.parked,
@@ -196,7 +211,7 @@ impl Daemon {
         let (end, ended) = oneshot::channel();
         let keeping = Keeping {
             end,
-            task: tokio::spawn(keep_figures(Arc::clone(store), ended)),
+            task: tokio::spawn(keep_figures(Arc::clone(costs), ended)),
         };
         Ok(Self {
             store: Arc::clone(store),
@@ -306,15 +321,23 @@ struct Peers {
     denials: Option<Arc<Denials>>,
 }
 
+/// A store with what measures it.
+#[derive(Clone, Copy)]
+struct MeasuredStore<'a> {
+    store: &'a Arc<Store>,
+    costs: &'a Arc<Costs>,
+}
+
 /// Serves peers, where an address for it is given, and joins the cluster.
 async fn serve_peers(
     config: &Config,
     identity: Option<Arc<ReloadingIdentity>>,
-    store: &Arc<Store>,
+    measured: MeasuredStore<'_>,
     scrubber: &Arc<Scrubber>,
     queues: &Arc<Queues>,
     audit: &Arc<Audit>,
 ) -> Result<Peers, StartError> {
+    let MeasuredStore { store, costs } = measured;
     let capacity_bytes = store.region().usage().capacity_bytes;
     let reservations_here = || Reservations::here(Arc::clone(queues), capacity_bytes);
     let Some((listen, identity)) = config.listen_peers.zip(identity.clone()) else {
@@ -364,6 +387,7 @@ async fn serve_peers(
                 address,
                 identity: &identity,
                 store,
+                costs,
                 scrubber,
             };
             Some(Member::join(joining).await?)
@@ -469,7 +493,7 @@ struct Keeping {
 }
 
 /// Writes down what was measured when there is more of it, and at the end.
-async fn keep_figures(store: Arc<Store>, mut ended: oneshot::Receiver<()>) {
+async fn keep_figures(costs: Arc<Costs>, mut ended: oneshot::Receiver<()>) {
     let mut ticks = tokio::time::interval(FIGURES_PERIOD);
     let mut kept = 0;
     let mut goes_on = true;
@@ -478,13 +502,13 @@ async fn keep_figures(store: Arc<Store>, mut ended: oneshot::Receiver<()>) {
             _ = ticks.tick() => {}
             _ = &mut ended => goes_on = false,
         }
-        let samples = store.costs().map_or(0, |costs| costs.numbers().samples);
+        let samples = costs.numbers().samples;
         if goes_on && samples == kept {
             continue;
         }
         kept = samples;
-        let store = Arc::clone(&store);
-        if tokio::task::spawn_blocking(move || save_figures(&store))
+        let costs = Arc::clone(&costs);
+        if tokio::task::spawn_blocking(move || save_figures(&costs))
             .await
             .is_err()
         {
@@ -493,8 +517,8 @@ async fn keep_figures(store: Arc<Store>, mut ended: oneshot::Receiver<()>) {
     }
 }
 
-fn save_figures(store: &Store) {
-    if let Some(Err(error)) = store.costs().map(|costs| costs.save()) {
+fn save_figures(costs: &Costs) {
+    if let Err(error) = costs.save() {
         let error = in_full(&error);
         tracing::warn!(error, "what was measured is lost when the daemon ends");
     }

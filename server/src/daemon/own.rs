@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use permafrost_cluster::{NodeClass, NodeFacts, Tier};
 use permafrost_pmem::MediumKind;
+use permafrost_store::{Store, StoreError};
 
-use crate::cluster::{NodeClass, NodeFacts, Tier};
 use crate::config::ClusterOptions;
-use crate::store::{Store, StoreError};
 
 /// tmpfs, as statfs(2) names it.
 const TMPFS_MAGIC: u64 = 0x0102_1994;

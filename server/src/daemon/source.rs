@@ -5,30 +5,30 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::host::arguments::in_full;
-use permafrost_protocol::api::events::Event;
-use permafrost_protocol::api::figure::{Figure, Known};
-use permafrost_protocol::api::figures::{StartFigures, StartRate, StartTime};
-use permafrost_protocol::api::nodes as api;
-use permafrost_protocol::api::reserve::{Direction, Reservation, Reserve};
+use permafrost_agent::host::arguments::in_full;
+use permafrost_api_types::events::Event;
+use permafrost_api_types::figure::{Figure, Known};
+use permafrost_api_types::figures::{StartFigures, StartRate, StartTime};
+use permafrost_api_types::nodes as api;
+use permafrost_api_types::reserve::{Direction, Reservation, Reserve};
+use permafrost_cluster::{Fence, LiveNode, MemberState, NodeClass, NodeFacts, Nodes};
+use permafrost_http_api::caller::Caller;
+use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
+use permafrost_metering::costs::{
+    self, Believed, Costs, QueueReport, Reports, StartError, StartSample, StartWhat,
+};
+use permafrost_metering::queues::{self, Owner, Queues, Reservations};
 use permafrost_protocol::control::{Checkpoint, ErrorCode, Reserved, request};
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::Missing;
 use permafrost_scheduling::quantity::Seconds;
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
+use permafrost_store::{Store, StoreError};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use super::member::Member;
 use super::own;
-use crate::api::caller::Caller;
-use crate::api::source::{NodeEntry, QueueLength, Refusal, Source};
-use crate::cluster::{self, Fence, LiveNode, MemberState, NodeClass, NodeFacts, Nodes};
-use crate::costs::{
-    self, Believed, Costs, CostsConfig, QueueReport, Reports, StartError, StartSample, StartWhat,
-};
-use crate::queues::{self, Owner, Queues, Reservations};
-use crate::store::{Store, StoreError};
 
 /// Events kept for a reader that is behind.
 const EVENTS: usize = 1024;
@@ -63,19 +63,18 @@ pub(super) struct OfDaemon {
 /// The daemon of this store. Called on a tokio runtime.
 pub(super) fn of(
     store: &Arc<Store>,
+    costs: &Arc<Costs>,
     queues: &Arc<Queues>,
     reservations: &Arc<Reservations>,
     member: Option<&Member>,
 ) -> OfDaemon {
-    let costs = store.costs().cloned();
-    let costs = costs.unwrap_or_else(|| Costs::new(CostsConfig::default()));
     let asked = Arc::clone(queues);
     costs.set_queues(move || asked.report().map(told));
     let (own, others) = match member {
         Some(member) => (member.facts(), Some(member.others())),
         None => (own::alone(store), None),
     };
-    OfDaemon::new(store, &costs, reservations, own, others)
+    OfDaemon::new(store, costs, reservations, own, others)
 }
 
 impl OfDaemon {
@@ -178,7 +177,7 @@ impl OfDaemon {
             let there = live.keys().map(|name| ((*name).to_owned(), now));
             seen.extend(there);
         }
-        let gone = |member: &&cluster::Member| !live.contains_key(member.name.as_str());
+        let gone = |member: &&permafrost_cluster::Member| !live.contains_key(member.name.as_str());
         entries.extend(view.members.iter().filter(gone).map(|member| NodeEntry {
             state: state_of(member.state),
             live: false,
@@ -325,7 +324,7 @@ impl OfDaemon {
 /// Passes on what happens to checkpoints.
 async fn tell(
     store: Arc<Store>,
-    mut happened: broadcast::Receiver<costs::Event>,
+    mut happened: broadcast::Receiver<permafrost_store::Event>,
     events: broadcast::Sender<Event>,
 ) {
     loop {
@@ -347,9 +346,9 @@ async fn tell(
     }
 }
 
-fn event_of(store: &Store, event: costs::Event) -> Option<Event> {
+fn event_of(store: &Store, event: permafrost_store::Event) -> Option<Event> {
     match event {
-        costs::Event::Dumped {
+        permafrost_store::Event::Dumped {
             job, generation, ..
         } if generation > 0 => {
             let checkpoint = format!("{job}@{generation}");
@@ -362,7 +361,7 @@ fn event_of(store: &Store, event: costs::Event) -> Option<Event> {
                 stored_bytes: record.added_bytes,
             })
         }
-        costs::Event::Removed {
+        permafrost_store::Event::Removed {
             job, generation, ..
         } if generation > 0 => Some(Event::Removed {
             checkpoint: format!("{job}@{generation}"),

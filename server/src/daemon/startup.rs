@@ -5,23 +5,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::host::HostError;
-use permafrost_client::identity::IdentityError;
-use permafrost_client::peer::PeerError;
+use permafrost_agent::host::HostError;
+use permafrost_http_api::serve::ApiServeError;
+use permafrost_identity::IdentityError;
+use permafrost_metering::costs::{Costs, CostsConfig, Learning, Prober, Probing};
 use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, RecoverOptions,
     RecoveryReport, Region, RegionSummary, emulate, open_medium,
 };
 use permafrost_protocol::control::Checkpoint;
+use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
+use permafrost_store::private_file::PrivateFileError;
+use permafrost_store::{Place, Store, StoreError};
+use permafrost_transport::peer::PeerError;
 
 use super::member::Member;
-use crate::api::serve::ApiServeError;
-use crate::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use crate::config::Config;
-use crate::costs::{Costs, CostsConfig, Prober, Probing};
 use crate::metrics::ServeError;
-use crate::private_file::PrivateFileError;
-use crate::store::{Place, Store, StoreError};
 
 /// Size of a new region where none is given, bytes.
 const DEFAULT_REGION_BYTES: u64 = 4 << 30;
@@ -253,7 +253,7 @@ fn report(region: &Region, report: &RecoveryReport) {
 }
 
 /// Has what the store does measured, from the figures of the last run on.
-pub(super) fn measure(config: &Config, store: &Store) -> Result<(), StoreError> {
+pub(super) fn measure(config: &Config, store: &Store) -> Result<Arc<Costs>, StoreError> {
     let emulated = store.place().guarantee.emulated.as_ref();
     let costs = Costs::new(CostsConfig {
         figures: Some(config.data_dir.join("figures.json")),
@@ -263,17 +263,18 @@ pub(super) fn measure(config: &Config, store: &Store) -> Result<(), StoreError> 
     let held = store.everything()?;
     let records: Vec<_> = held.into_iter().filter_map(|held| held.record).collect();
     costs.learn_history(&records);
-    store.measured_by(costs);
-    Ok(())
+    store.measured_by(Arc::new(Learning(Arc::clone(&costs))));
+    Ok(costs)
 }
 
 /// Has what nothing renews measured while the node is idle.
 pub(super) fn probe(
     period: Option<Duration>,
     store: &Arc<Store>,
+    costs: &Arc<Costs>,
     member: Option<&Member>,
 ) -> Result<Option<Probing>, StoreError> {
-    let (Some(period), Some(costs)) = (period, store.costs()) else {
+    let Some(period) = period else {
         return Ok(None);
     };
     let prober = Prober::new(store, costs, member.map(Member::links), period);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use permafrost_metering::costs::{Comparisons, Costs, NodeReport, Numbers};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::quantity::{BytesPerSecond, Seconds};
@@ -9,7 +10,6 @@ use permafrost_scheduling::size::Accuracy;
 use prometheus_client::metrics::MetricType;
 
 use super::tell::Told;
-use crate::costs::{Comparisons, Costs, NodeReport, Numbers};
 
 /// Values of two labels, and a number.
 type Labelled<'a> = Vec<([&'a str; 2], f64)>;

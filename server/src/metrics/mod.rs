@@ -22,11 +22,12 @@ mod tell;
 
 use std::sync::Arc;
 
-use crate::audit::Audit;
-use crate::queues::Queues;
-use crate::repair;
-use crate::scrub::Scrubber;
-use crate::store::Store;
+use permafrost_audit::Audit;
+use permafrost_cluster::repair;
+use permafrost_cluster::scrub::Scrubber;
+use permafrost_metering::costs::Costs;
+use permafrost_metering::queues::Queues;
+use permafrost_store::Store;
 
 pub use http::{Ready, ServeError, Server, serve};
 
@@ -69,6 +70,7 @@ pub struct Metrics {
     replication: Option<Ask<ReplicationNumbers>>,
     cluster: Option<Ask<ClusterNumbers>>,
     queues: Option<Arc<Queues>>,
+    costs: Option<Arc<Costs>>,
     certificate: Option<Ask<CertificateNumbers>>,
     audit: Option<Arc<Audit>>,
 }
@@ -84,6 +86,7 @@ impl Metrics {
             replication: None,
             cluster: None,
             queues: None,
+            costs: None,
             certificate: None,
             audit: None,
         }
@@ -110,6 +113,13 @@ impl Metrics {
         ask: impl Fn() -> ReplicationNumbers + Send + Sync + 'static,
     ) -> Self {
         self.replication = Some(Box::new(ask));
+        self
+    }
+
+    /// And of what the node measures and predicts.
+    #[must_use]
+    pub fn costs(mut self, costs: &Arc<Costs>) -> Self {
+        self.costs = Some(Arc::clone(costs));
         self
     }
 

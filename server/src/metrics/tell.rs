@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use permafrost_cluster::repair;
+use permafrost_cluster::scrub::Scrubber;
+use permafrost_metering::queues::{Direction, QueueCounters, QueueReport, Queues};
+use permafrost_store::{BOUNDS_S, Count, Counters, Scrub as _, Store, Timings};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -11,10 +15,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::Metrics;
-use crate::queues::{Direction, QueueCounters, QueueReport, Queues};
-use crate::repair;
-use crate::scrub::Scrubber;
-use crate::store::{BOUNDS_S, Count, Counters, Scrub as _, Store, Timings};
 
 impl Metrics {
     /// All of them. Reads the catalog, so it blocks; not for a task of the runtime.
@@ -35,8 +35,8 @@ impl Collector for Metrics {
         let mut told = Told(encoder);
         told.store(&self.store)?;
         told.counters(self.store.counters())?;
-        told.namespaces(&self.store.namespace_usage(None))?;
-        if let Some(costs) = self.store.costs() {
+        told.namespaces(&self.store.namespace_usage(&|_| 0))?;
+        if let Some(costs) = &self.costs {
             told.costs(costs)?;
         }
         if let Some(scrub) = &self.scrub {

@@ -2,20 +2,20 @@
 
 use std::sync::{Arc, OnceLock};
 
-use permafrost_client::identity::{Action, Peer, Role};
-use permafrost_client::peer::{ApiServer, FrameSink, FrameSource, Handler, PeerError, Replies};
+use permafrost_audit::{Audit, Event, Who, name_of};
+use permafrost_cluster::held;
+use permafrost_cluster::repair::{Puller, Throttle};
+use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Done, Prepared, reply, request};
+use permafrost_store::{Store, StoreError};
+use permafrost_transport::peer::{ApiServer, FrameSink, FrameSource, Handler, PeerError, Replies};
 
 use super::replica::take_copy;
 use crate::agents::{Agents, authorize, serve_fetch};
-use crate::audit::{Audit, Event, Who, name_of};
-use crate::cluster::held;
-use crate::repair::{Puller, Throttle};
-use crate::store::{Store, StoreError};
 
 /// Serves every peer as its certificate says.
 pub struct NodeHandler {

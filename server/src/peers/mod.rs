@@ -3,11 +3,10 @@
 mod handler;
 mod replica;
 
-use permafrost_client::peer::PeerError;
 use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_transport::peer::PeerError;
 
 pub use handler::{Copying, NodeHandler};
-pub(crate) use replica::apply;
 
 /// The peer is gone, so nobody hears this; the log does.
 pub(crate) fn gone(error: &PeerError) -> control::Error {

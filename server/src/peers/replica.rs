@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use permafrost_client::peer::{Frame, FrameSource, Replies};
+use permafrost_cluster::replication::apply;
 use permafrost_protocol::control;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
+use permafrost_store::{ReplicaRequest, Store};
+use permafrost_transport::peer::{FrameSource, Replies};
 
 use super::{gone, invalid};
-use crate::store::{ReplicaDump, ReplicaRequest, Store, StoreError};
 
 /// Takes a copy in, from its opening to its seal. Whatever ends the conversation before the commit frees what came.
 ///
@@ -64,34 +65,4 @@ pub(super) fn take_copy(
         nodes: vec![node.to_owned()],
     });
     Ok(())
-}
-
-/// Does what a frame of pages or of an image says.
-///
-/// # Errors
-/// What the store says of it.
-pub(crate) fn apply(dump: &mut ReplicaDump, frame: &Frame) -> Result<(), StoreError> {
-    let header = &frame.header;
-    let (index, flags) = (header.index, header.flags);
-    match header.kind {
-        Kind::Space => {
-            let space = header.space().map_err(|error| StoreError::Invalid {
-                message: error.to_string(),
-                hint: "",
-            })?;
-            dump.space(space, header.pages)
-        }
-        Kind::Pages => dump.pages(index, flags, &frame.payload),
-        Kind::Zero => dump.zero(index, flags, header.pages.into()),
-        Kind::Parent => dump.parent(index, flags, header.pages.into()),
-        Kind::Image => {
-            let name = std::str::from_utf8(&frame.payload).map_err(|_| StoreError::Invalid {
-                message: "an image's name is not UTF-8".to_owned(),
-                hint: "",
-            })?;
-            dump.begin_image(name, index)
-        }
-        Kind::ImageData => dump.image_data(&frame.payload),
-        Kind::Close | Kind::Prepare => Ok(()),
-    }
 }

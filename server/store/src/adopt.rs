@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::directory::ImagesDir;
+use permafrost_criu::directory::ImagesDir;
 use permafrost_pmem::{BlobError, Checkpoint};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{Image, Manifest, Origin, TakenBy};
@@ -114,8 +114,8 @@ impl Store {
         };
         let adopted = self.commit(shadow, contents, None, Some(replaced), &|| true)?;
         // Only now has it a job whose dumps it may be compared with.
-        if let Some(costs) = self.costs() {
-            costs.learn_history(std::slice::from_ref(&adopted));
+        if let Some(observer) = self.observer() {
+            observer.learn_history(std::slice::from_ref(&adopted));
         }
         Ok(adopted)
     }

@@ -4,7 +4,8 @@
 use std::io;
 use std::sync::OnceLock;
 
-use permafrost_client::remote::{self, MapDigest, RemoteCheckpoint};
+use permafrost_agent::remote::{self, MapDigest, RemoteCheckpoint};
+use permafrost_criu::directory::PageRun;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
@@ -115,7 +116,7 @@ impl<'a> Anywhere<'a> {
         place: usize,
         from_index: u64,
         cause: Option<StoreError>,
-        take: impl FnMut(remote::Run<'_>) -> io::Result<()>,
+        take: impl FnMut(PageRun<'_>) -> io::Result<()>,
     ) -> Result<(), ReadError> {
         let Some(others) = self.others(cause.as_ref()) else {
             return Err(self.nobody(cause).into());

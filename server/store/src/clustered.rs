@@ -17,8 +17,8 @@ use super::reader::check_listed_as;
 use super::seal::{Contents, Numbering, check_wanted};
 use super::{Store, StoreError, digest, job_name, manifest_of};
 use crate::clock::unix_ms;
-use crate::cluster::{Registered, Registry};
-use crate::replication::{Copies, CopiesRequest, Durability, Replicate};
+use crate::{Copies, CopiesRequest, Durability, Replicate};
+use crate::{Registered, Registry};
 
 /// What makes a store one of several.
 pub struct Cluster {

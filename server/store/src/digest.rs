@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::dump::map_root;
 use super::{StoreError, manifest_of};
-use crate::replication::ContentDigest;
+use crate::ContentDigest;
 
 /// Of the address spaces alone: what is compared at CLOSE, before there are images.
 pub(super) fn of_spaces(spaces: &[AddressSpace]) -> ContentDigest {

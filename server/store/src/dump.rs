@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::kin::match_processes;
 use super::{StoreError, digest};
-use crate::replication::{ContentDigest, Copies};
+use crate::{ContentDigest, Copies};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 

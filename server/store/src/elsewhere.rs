@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use permafrost_client::remote::{Holders, RemoteCheckpoint};
+use permafrost_agent::remote::{Holders, RemoteCheckpoint};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::message::FetchOpened;
 
 use super::reader::checkpoint_name;
 use super::{Fetch, Store, StoreError, digest};
-use crate::elsewhere::Elsewhere;
-use crate::replication::ContentDigest;
+use crate::{ContentDigest, Elsewhere};
 
 impl Store {
     /// Where to read what is not here, once and for all. To be called before requests come. False if it is known

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use permafrost_client::directory::DirectoryError;
-use permafrost_client::frontend::SinkError;
-use permafrost_client::host::arguments::in_full;
+use permafrost_agent::host::arguments::in_full;
+use permafrost_criu::directory::DirectoryError;
+use permafrost_criu::frontend::SinkError;
 use permafrost_pmem::{
     CheckpointId, CloseError, HealError, JournalError, PageError, SealError, ShadowError,
 };

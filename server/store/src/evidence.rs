@@ -8,7 +8,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use permafrost_client::directory::ImagesDir;
+use permafrost_criu::directory::ImagesDir;
 use permafrost_pmem::{Checkpoint, PAGE_SIZE};
 use permafrost_protocol::images::{DumpStats, ImageName, mm_name, read_mappings};
 use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};

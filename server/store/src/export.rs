@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use permafrost_client::directory::{self, Exportable, PagesFile};
+use permafrost_criu::directory::{self, Exportable, PagesFile};
 use permafrost_pmem::{PageMap, Run};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest};

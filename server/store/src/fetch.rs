@@ -1,6 +1,6 @@
 //! Reading a checkpoint for another node: run by run, each page verified, in bounded memory.
 
-use permafrost_client::remote::MapDigest;
+use permafrost_agent::remote::MapDigest;
 use permafrost_pmem::{MapCursor, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
@@ -8,7 +8,7 @@ use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 use super::dump::{Parent, map_root};
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Store, StoreError, digest, manifest_of};
-use crate::replication::ContentDigest;
+use crate::ContentDigest;
 
 /// Pages handed out at once: what a frame of the wire holds.
 const CHUNK_PAGES: u32 = 64;

@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 
-use permafrost_client::directory::ImagesDir;
+use permafrost_criu::directory::ImagesDir;
 use permafrost_pmem::{MapWriter, PAGE_SIZE, Shadow};
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{AddressSpace, Image, MAX_SMALL_IMAGES};
 
 use super::StoreError;
-use crate::replication::Copies;
+use crate::Copies;
 
 /// Bytes of an image that are collected before they are written.
 pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;

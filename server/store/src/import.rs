@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use permafrost_client::directory::{ImagesDir, PagesReader, PagesTarget};
+use permafrost_criu::directory::{ImagesDir, PagesReader, PagesTarget};
 use permafrost_protocol::control;
 use permafrost_protocol::pageserver::SpaceId;
 
@@ -10,7 +10,7 @@ use super::dump::DumpBuilder;
 use super::images::{DirectoryImages, store_small};
 use super::seal::{Contents, check_images_fit, kind_of};
 use super::{Progress, Store, StoreError, check_job};
-use crate::replication::Durability;
+use crate::Durability;
 
 impl Store {
     /// Reads a CRIU images directory as the next checkpoint of a job. Pages that an incremental dump left in its

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cluster::JobLock;
+use crate::JobLock;
 
 /// Which jobs have a dump under way, and what holds them.
 #[derive(Clone, Default)]

@@ -2,9 +2,13 @@
 //!
 //! Everything here blocks: callers are threads of their own, one for each connection.
 
+#![forbid(unsafe_code)]
+
 mod adopt;
 mod anywhere;
+pub mod catalog;
 mod checking;
+pub mod clock;
 mod clustered;
 mod counters;
 mod digest;
@@ -22,14 +26,18 @@ mod kin;
 mod measured;
 mod parked;
 mod parking;
+mod ports;
+pub mod private;
+pub mod private_file;
 mod provisional;
 mod quarantine;
-mod quotas;
+pub mod quotas;
 mod reader;
 mod replica;
 mod seal;
 mod session;
 mod stream;
+mod usage;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -46,9 +54,6 @@ use self::dump::Parent;
 use self::jobs::JobLocks;
 use self::parking::{Parking, Quota};
 use crate::catalog::{Catalog, CatalogError, Counted, NamespaceSums, reconcile};
-use crate::costs::{Costs, Event};
-use crate::elsewhere::Elsewhere;
-use crate::queues::Turn;
 use crate::quotas::Quotas;
 
 pub use adopt::Adoption;
@@ -58,6 +63,11 @@ pub use counters::{BOUNDS_S, Count, Counters, Timings};
 pub use error::StoreError;
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;
+pub use ports::{
+    Beginning, ContentDigest, Copies, CopiesRequest, DumpDone, Durability, Elsewhere, Event,
+    Expected, JobLock, Observer, Ongoing, Registered, Registry, Replicate, RestoreDone,
+    Transferred, Turn,
+};
 pub use provisional::{Holding, Mark, Settled};
 pub use quarantine::Scrub;
 pub use replica::{ReplicaDump, ReplicaRequest};
@@ -121,7 +131,7 @@ pub struct Store {
     copies_coming: replica::Coming,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
-    costs: OnceLock<Arc<Costs>>,
+    observer: OnceLock<Arc<dyn Observer>>,
     quotas: OnceLock<Arc<Quotas>>,
 }
 
@@ -164,7 +174,7 @@ impl Store {
             copies_coming: replica::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
             counters: Arc::default(),
-            costs: OnceLock::new(),
+            observer: OnceLock::new(),
             quotas: OnceLock::new(),
         };
         for (id, _, reason) in gone {
@@ -238,7 +248,7 @@ impl Store {
     pub fn open_session_after(
         &self,
         request: SessionRequest,
-        admit: impl FnOnce() -> Result<Option<Turn>, StoreError>,
+        admit: impl FnOnce() -> Result<Option<Box<dyn Turn>>, StoreError>,
     ) -> Result<Arc<Session>, StoreError> {
         self.check_writable()?;
         check_origin(request.origin.as_ref())?;
@@ -434,7 +444,7 @@ impl Store {
     ///
     /// # Errors
     /// A bad job name, a dump of the job that is under way here.
-    pub(crate) fn check_free(&self, job: &str) -> Result<(), StoreError> {
+    pub fn check_free(&self, job: &str) -> Result<(), StoreError> {
         check_job(job)?;
         self.lock_here(job, "a dump").map(drop)
     }
@@ -490,7 +500,7 @@ impl Store {
     ///
     /// # Errors
     /// It names none, or none that is known.
-    pub(crate) fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
+    pub fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
         let parsed: CheckpointRef = reference.parse().map_err(|error| StoreError::Invalid {
             message: format!("{reference:?} names no checkpoint: {error}"),
             hint: "name one as JOB or JOB@GENERATION",
@@ -570,8 +580,8 @@ impl Store {
         }
         self.forget_gone(&record.id);
         self.parking.forget(&record.id);
-        if let Some(costs) = self.costs() {
-            costs.tell(|| Event::Removed {
+        if let Some(observer) = self.observer() {
+            observer.tell(&|| Event::Removed {
                 job: record.job.clone(),
                 generation: record.generation,
                 id: record.id.clone(),
@@ -669,7 +679,7 @@ fn manifest_of(checkpoint: &Arc<permafrost_pmem::Checkpoint>) -> Result<Manifest
 ///
 /// # Errors
 /// It is none: an empty one, too.
-pub(crate) fn job_name(job: &str) -> Result<JobName, StoreError> {
+pub fn job_name(job: &str) -> Result<JobName, StoreError> {
     job.parse().map_err(|error| StoreError::Invalid {
         message: format!("{job:?} is no job name: {error}"),
         hint: "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",

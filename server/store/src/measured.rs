@@ -13,19 +13,19 @@ use super::anywhere::Anywhere;
 use super::counters::Counters;
 use super::dump::Parent;
 use super::session::{Session, SessionRequest};
-use crate::costs::{Beginning, Costs, DumpDone, Event, RestoreDone, Ticket, Transferred};
-use crate::replication::Copies;
+use crate::Copies;
+use crate::{Beginning, DumpDone, Event, Observer, Ongoing, RestoreDone, Transferred};
 
 /// What is measured of a session while it is one.
 pub(super) struct Measured {
     pub(super) counters: Arc<Counters>,
-    costs: Option<Arc<Costs>>,
+    observer: Option<Arc<dyn Observer>>,
     kind: DumpKind,
     /// Copies are made while it streams.
     copied: bool,
     /// Bytes of pages that came.
     pub(super) moved: Arc<AtomicU64>,
-    ticket: Option<Ticket>,
+    ticket: Option<Box<dyn Ongoing>>,
     /// Its first byte, and what all dumps had brought by then.
     began: Option<(Instant, u64)>,
     transferred: Option<Transferred>,
@@ -54,8 +54,8 @@ impl Measured {
 
     /// Tells that it has failed.
     pub(super) fn tell_failure(&self, job: &str, session: &str, reason: &str) {
-        if let Some(costs) = &self.costs {
-            costs.tell(|| Event::Failed {
+        if let Some(observer) = &self.observer {
+            observer.tell(&|| Event::Failed {
                 job: job.to_owned(),
                 session: session.to_owned(),
                 reason: reason.to_owned(),
@@ -73,14 +73,14 @@ impl Measured {
 impl Store {
     /// Has dumps, restores and the rest measured, once and for all; to be called before it takes sessions. False if
     /// they are already.
-    pub fn measured_by(&self, costs: Arc<Costs>) -> bool {
-        self.costs.set(costs).is_ok()
+    pub fn measured_by(&self, observer: Arc<dyn Observer>) -> bool {
+        self.observer.set(observer).is_ok()
     }
 
-    /// What it is measured by.
+    /// Returns what it is measured by, if it is.
     #[must_use]
-    pub fn costs(&self) -> Option<&Arc<Costs>> {
-        self.costs.get()
+    pub fn observer(&self) -> Option<&Arc<dyn Observer>> {
+        self.observer.get()
     }
 
     /// A session is being opened.
@@ -95,9 +95,9 @@ impl Store {
             None => DumpKind::Full,
         };
         let copied = copies.is_some_and(Copies::any);
-        let (moved, costs) = (Arc::<AtomicU64>::default(), self.costs().cloned());
-        let ticket = costs.as_ref().map(|costs| {
-            costs.begin_dump(&Beginning {
+        let (moved, observer) = (Arc::<AtomicU64>::default(), self.observer().cloned());
+        let ticket = observer.as_ref().map(|observer| {
+            observer.dump_begins(&Beginning {
                 job: &request.job,
                 program: program_of(request),
                 kind,
@@ -108,7 +108,7 @@ impl Store {
         });
         Measured {
             counters: Arc::clone(&self.counters),
-            costs,
+            observer,
             kind,
             copied,
             moved,
@@ -135,7 +135,7 @@ impl Store {
                 memory: memory_of(&session.request),
                 transferred: measured.transferred?,
                 whole,
-                expected: ticket.expected,
+                expected: ticket.expected(),
             };
             Some((ticket, done))
         }) else {
@@ -143,8 +143,8 @@ impl Store {
         };
         // It runs no more, whatever is asked now.
         drop(ticket);
-        if let Some(costs) = self.costs() {
-            costs.dumped(&done);
+        if let Some(observer) = self.observer() {
+            observer.dumped(&done);
         }
     }
 
@@ -152,7 +152,9 @@ impl Store {
     pub(super) fn restoring(&self, reader: &Anywhere<'_>) -> Restoring {
         let bytes = reader.record.memory_bytes;
         Restoring {
-            ticket: self.costs().map(|costs| costs.begin_restore(bytes)),
+            ticket: self
+                .observer()
+                .map(|observer| observer.restore_begins(bytes)),
             since: Instant::now(),
             start: None,
         }
@@ -160,14 +162,14 @@ impl Store {
 
     /// A restore was served.
     pub(super) fn restored(&self, reader: &Anywhere<'_>, restoring: Restoring, bytes: u64) {
-        let (Some(costs), Some(ticket)) = (self.costs(), restoring.ticket) else {
+        let (Some(observer), Some(ticket)) = (self.observer(), restoring.ticket) else {
             return;
         };
         ticket.read_so_far(bytes);
-        let (expected, all_bytes) = (ticket.expected, ticket.all_read());
+        let (expected, all_bytes) = (ticket.expected(), ticket.all_read());
         let (since, start) = (restoring.since, restoring.start);
         drop(ticket);
-        costs.restored(&RestoreDone {
+        observer.restored(&RestoreDone {
             checkpoint: &reader.record,
             bytes,
             start,
@@ -181,7 +183,7 @@ impl Store {
 
 /// A restore under way.
 pub(super) struct Restoring {
-    ticket: Option<Ticket>,
+    ticket: Option<Box<dyn Ongoing>>,
     since: Instant,
     /// How long CRIU took to come.
     start: Option<Duration>,

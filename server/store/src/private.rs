@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The file system's.
-pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     const OWNER_ONLY: u32 = 0o600;
     let aside = path.with_extension("new");
     let mut file = File::options()

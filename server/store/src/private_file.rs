@@ -8,29 +8,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a file is looked at, at most: one `stat`, and only while somebody asks.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A line has some 120 bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// A kind of file.
 #[derive(Debug)]
-pub(crate) struct FileKind<T> {
+pub struct FileKind<T> {
     /// Its name in messages, such as `tokens`.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What to do about a line that makes no sense.
-    pub(crate) line_hint: &'static str,
+    pub line_hint: &'static str,
     /// What to do about a file that is not there.
-    pub(crate) missing_hint: &'static str,
+    pub missing_hint: &'static str,
     /// Reads its text; an error is the number of the line, from 1, and what is wrong with it.
-    pub(crate) parse: fn(&str) -> Result<T, (usize, String)>,
+    pub parse: fn(&str) -> Result<T, (usize, String)>,
     /// What holds while the file is gone or open to others: nothing at all, or what was read before.
-    pub(crate) unusable: Unusable,
+    pub unusable: Unusable,
 }
 
 /// What holds while a file cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unusable {
+pub enum Unusable {
     /// Nothing: what stood in it gave rights.
     Forget,
     /// What was read before: what stood in it set limits.
@@ -94,7 +94,7 @@ type Stamp = (u64, u64, u64, i64, i64, i64, i64, u32);
 
 /// What stands in a file now.
 #[derive(Debug)]
-pub(crate) struct PrivateFile<T: 'static> {
+pub struct PrivateFile<T: 'static> {
     kind: &'static FileKind<T>,
     path: PathBuf,
     look_every: Duration,
@@ -111,7 +111,7 @@ struct Known<T> {
 impl<T: Default + 'static> PrivateFile<T> {
     /// # Errors
     /// See [`PrivateFileError`].
-    pub(crate) fn load(
+    pub fn load(
         kind: &'static FileKind<T>,
         path: &Path,
         look_every: Duration,
@@ -131,7 +131,7 @@ impl<T: Default + 'static> PrivateFile<T> {
     }
 
     /// Returns what stands in it.
-    pub(crate) fn contents(&self) -> Arc<T> {
+    pub fn contents(&self) -> Arc<T> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.looked.elapsed() >= self.look_every {
             self.look(&mut known);
@@ -219,7 +219,7 @@ fn read<T>(kind: &FileKind<T>, path: &Path) -> Result<T, PrivateFileError> {
 }
 
 /// Returns the lines of `text` that say something, with their numbers from 1: neither empty nor begun by `#`.
-pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..)
         .zip(text.lines().map(str::trim))
         .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))

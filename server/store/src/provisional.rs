@@ -11,8 +11,8 @@ use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
 use super::{Store, StoreError, digest, manifest_of};
-use crate::cluster::Registered;
-use crate::replication::ContentDigest;
+use crate::ContentDigest;
+use crate::Registered;
 
 /// A checkpoint that this node holds.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use permafrost_protocol::wire::message::{Verified, request};
 use super::reader::checkpoint_name;
 use super::{Progress, Store, StoreError};
 
-/// Looks after what is stored: see [`crate::scrub`].
+/// Looks after what is stored: see [`permafrost_cluster::scrub`].
 pub trait Scrub: Send + Sync {
     /// Verifies a checkpoint, a job's newest, or (empty) everything, and mends or sets aside what is damaged.
     ///

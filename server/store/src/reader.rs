@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use permafrost_client::frontend::ImageError;
-use permafrost_client::remote::{MapDigest, is_listed_as};
+use permafrost_agent::remote::{MapDigest, is_listed_as};
+use permafrost_criu::frontend::ImageError;
 use permafrost_pmem::{BlobError, Checkpoint, PAGE_SIZE, PageError, PageMap, Run, RunKind};
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};

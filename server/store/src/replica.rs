@@ -27,7 +27,7 @@ use super::dump::{DumpBuilder, Parent};
 use super::images::IMAGE_CHUNK;
 use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, check_job, digest, manifest_of};
-use crate::replication::ContentDigest;
+use crate::ContentDigest;
 
 /// What a replica is opened with.
 pub struct ReplicaRequest {

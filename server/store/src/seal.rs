@@ -18,7 +18,7 @@ use super::images::{DirectoryImages, SmallImages, store_small};
 use super::session::{Sealing, Session};
 use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
-use crate::replication::{ContentDigest, Copies};
+use crate::{ContentDigest, Copies};
 
 /// What a manifest is made of, beside what the store adds.
 pub(super) struct Contents {

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::frontend::{PageSink, SinkError};
+use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::{ErrorCode, SessionStatus};
 use permafrost_protocol::manifest::{AddressSpace, Origin};
@@ -33,9 +33,9 @@ use super::jobs::JobGuard;
 use super::measured::Measured;
 use super::parking::Share;
 use super::{Store, StoreError, parked};
+use crate::Turn;
 use crate::clock::unix_ms;
-use crate::queues::Turn;
-use crate::replication::{Copies, Durability};
+use crate::{Copies, Durability};
 
 /// What a session is opened with.
 pub struct SessionRequest {
@@ -92,7 +92,7 @@ struct State {
     /// Keeps other dumps of the job away until the session is over.
     job_guard: Option<JobGuard>,
     /// Its turn on the medium.
-    turn: Option<Turn>,
+    turn: Option<Box<dyn Turn>>,
     /// When its pages began to come, milliseconds since the Unix epoch; 0 before.
     begun_unix_ms: u64,
     /// Ends the connection that brings the pages.
@@ -163,7 +163,7 @@ struct Released {
     _parent: Option<Parent>,
     _copies: Option<Box<dyn Copies>>,
     _job_guard: Option<JobGuard>,
-    _turn: Option<Turn>,
+    _turn: Option<Box<dyn Turn>>,
     _share: Option<Share>,
 }
 
@@ -174,7 +174,7 @@ impl Session {
         parent: Option<Parent>,
         job_guard: Option<JobGuard>,
         copies: Option<Box<dyn Copies>>,
-        turn: Option<Turn>,
+        turn: Option<Box<dyn Turn>>,
         measured: Measured,
     ) -> Arc<Self> {
         let now = Instant::now();
@@ -567,5 +567,23 @@ impl Drop for SessionSink {
         self.abort("its connection was dropped");
         // It holds the connection open.
         self.session.state().hang_up = None;
+    }
+}
+
+impl permafrost_agent::host::Session for Session {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn job(&self) -> &str {
+        &self.request.job
+    }
+
+    fn parent(&self) -> (u64, Option<Origin>) {
+        (self.parent_generation, self.parent_origin.clone())
+    }
+
+    fn ended(&self) -> watch::Receiver<bool> {
+        Session::ended(self)
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use permafrost_client::frontend::{self, ImageError, ImageSource, Pipe, StreamError, Wanted};
-use permafrost_client::remote;
+use permafrost_criu::directory::PageRun;
+use permafrost_criu::frontend::{self, ImageError, ImageSource, Pipe, StreamError, Wanted};
 use permafrost_pmem::RunKind;
 use permafrost_protocol::control;
 
@@ -108,8 +108,8 @@ impl Anywhere<'_> {
             }
         }
         self.pages_of_others(place, next_index, cause, |run| match run {
-            remote::Run::Pages { bytes, .. } => pipe.write_all(bytes),
-            remote::Run::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
+            PageRun::Pages { bytes, .. } => pipe.write_all(bytes),
+            PageRun::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
         })
     }
 }

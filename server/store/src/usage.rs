@@ -7,7 +7,6 @@ use permafrost_protocol::control::NamespaceUsage;
 use permafrost_protocol::manifest::namespace_of;
 
 use super::{Store, StoreError};
-use crate::queues::Reservations;
 use crate::quotas::{QuotaError, Quotas, Usage};
 
 impl Store {
@@ -18,12 +17,12 @@ impl Store {
     }
 
     /// Returns the quotas, if there are any.
-    pub(crate) fn quotas(&self) -> Option<&Arc<Quotas>> {
+    pub fn quotas(&self) -> Option<&Arc<Quotas>> {
         self.quotas.get().filter(|quotas| quotas.are_set())
     }
 
     /// Returns what a namespace uses; reservations are counted elsewhere.
-    pub(crate) fn usage_of(&self, namespace: &str) -> Usage {
+    pub fn usage_of(&self, namespace: &str) -> Usage {
         let stored = self.stored.stored(namespace);
         let sessions = self.sessions();
         let open = sessions.values().filter(|session| {
@@ -39,10 +38,7 @@ impl Store {
 
     /// Returns the namespaces that have a line of their own, or store something, with what they use and may; none where
     /// there are no quotas.
-    pub(crate) fn namespace_usage(
-        &self,
-        reservations: Option<&Reservations>,
-    ) -> Vec<NamespaceUsage> {
+    pub fn namespace_usage(&self, reserved: &dyn Fn(&str) -> u64) -> Vec<NamespaceUsage> {
         let Some(quotas) = self.quotas() else {
             return Vec::new();
         };
@@ -57,7 +53,7 @@ impl Store {
                 checkpoints_limit: quota.checkpoints,
                 sessions: used.sessions,
                 sessions_limit: quota.sessions,
-                reservations: reservations.map_or(0, |kept| kept.kept_for(&namespace)),
+                reservations: reserved(&namespace),
                 reservations_limit: quota.reservations,
                 priority_limit: quota.priority,
                 namespace,
@@ -71,7 +67,7 @@ impl Store {
     ///
     /// # Errors
     /// A quota does not allow it.
-    pub(crate) fn check_may_open(&self, job: &str) -> Result<(), StoreError> {
+    pub fn check_may_open(&self, job: &str) -> Result<(), StoreError> {
         let one = Usage {
             bytes: 1,
             checkpoints: 1,
@@ -85,7 +81,7 @@ impl Store {
     ///
     /// # Errors
     /// A quota does not allow it.
-    pub(crate) fn check_may_store(
+    pub fn check_may_store(
         &self,
         job: &str,
         bytes: u64,
@@ -103,7 +99,7 @@ impl Store {
     ///
     /// # Errors
     /// A quota does not allow it.
-    pub(crate) fn check_priority(&self, job: &str, priority: u32) -> Result<(), StoreError> {
+    pub fn check_priority(&self, job: &str, priority: u32) -> Result<(), StoreError> {
         let (Some(quotas), Ok(namespace)) = (self.quotas(), namespace_of(job)) else {
             return Ok(());
         };

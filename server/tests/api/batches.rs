@@ -512,7 +512,7 @@ async fn dumps_and_copies_go_where_they_arrive_soonest() {
 #[tokio::test]
 async fn copies_on_transient_nodes_do_not_count() {
     let source = three_nodes();
-    source.nodes.lock().unwrap()[1].class = permafrost_protocol::api::nodes::NodeClass::Transient;
+    source.nodes.lock().unwrap()[1].class = permafrost_api_types::nodes::NodeClass::Transient;
     let asked = asked(source);
     let answer = asked
         .ok(

@@ -8,10 +8,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
-use permafrost_protocol::api::events::Event;
-use permafrost_protocol::api::figure::Figure as Said;
-use permafrost_protocol::api::figures::StartFigures;
-use permafrost_protocol::api::reserve::{Reservation, Reserve};
+use permafrost_api_types::events::Event;
+use permafrost_api_types::figure::Figure as Said;
+use permafrost_api_types::figures::StartFigures;
+use permafrost_api_types::reserve::{Reservation, Reserve};
+use permafrost_http_api::caller::Caller;
+use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
+use permafrost_http_api::{Api, router};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
@@ -19,10 +22,7 @@ use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::size::{Basis, DumpKind, Memory, Prediction};
-use permafrost_server::api::caller::Caller;
-use permafrost_server::api::source::{NodeEntry, QueueLength, Refusal, Source};
-use permafrost_server::api::{Api, router};
-use permafrost_server::store::StoreError;
+use permafrost_store::StoreError;
 use serde_json::Value;
 use tokio::sync::broadcast;
 use tower::ServiceExt;
@@ -301,7 +301,7 @@ impl Asked {
 
 /// The document that the API gives of itself.
 pub(crate) static DOCUMENT: LazyLock<Value> =
-    LazyLock::new(|| serde_json::to_value(permafrost_server::api::openapi::openapi()).unwrap());
+    LazyLock::new(|| serde_json::to_value(permafrost_http_api::openapi::openapi()).unwrap());
 
 /// Checks that the document has this answer, and that the answer is as it says.
 fn documented(

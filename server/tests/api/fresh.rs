@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use permafrost_protocol::api::events::Event;
-use permafrost_server::api::{Api, ApiConfig, refresh};
+use permafrost_api_types::events::Event;
+use permafrost_http_api::{Api, ApiConfig, refresh};
 use serde_json::{Value, json};
 
 use crate::fixture::{Asked, GB, Plain, checkpoint, node, three_nodes};
@@ -316,7 +316,7 @@ async fn events_are_passed_on_and_changes_of_nodes_are_events() {
     until("the first look", async || is_ready(&asked).await).await;
     let mut body = listen(&asked).await;
     asked.caller.as_mut().unwrap().namespaces =
-        permafrost_client::identity::Namespaces::new(["team"]).unwrap();
+        permafrost_identity::Namespaces::new(["team"]).unwrap();
     let mut of_team = listen(&asked).await;
     let removed = |job: &str| Event::Removed {
         checkpoint: format!("{job}@1"),

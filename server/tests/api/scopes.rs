@@ -2,8 +2,8 @@
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
-use permafrost_client::identity::Namespaces;
-use permafrost_server::api::caller::{Caller, Scope, Scopes};
+use permafrost_http_api::caller::{Caller, Scope, Scopes};
+use permafrost_identity::Namespaces;
 use serde_json::json;
 
 use crate::fixture::{Asked, DOCUMENT, asked, three_nodes};

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use permafrost_client::identity::{Authority, Order, ReloadingIdentity, Role};
+use permafrost_cluster::Cluster;
+use permafrost_identity::{Authority, Order, ReloadingIdentity, Role};
 use permafrost_protocol::control::request;
-use permafrost_server::cluster::Cluster;
 use permafrost_server::denials::{DENIED_FILE, Denials};
 
 use crate::support::{Bench, until};

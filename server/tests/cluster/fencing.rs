@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_server::cluster::{ClusterConfig, MemberState, Registry as _};
-use permafrost_server::store::StoreError;
+use permafrost_cluster::{ClusterConfig, MemberState};
+use permafrost_store::{Registry as _, StoreError};
 
 use crate::support::{Bench, LIMIT, entry, until};
 

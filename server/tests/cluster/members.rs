@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use permafrost_server::cluster::MemberState;
-use permafrost_server::costs::{Costs, CostsConfig};
-use permafrost_server::store::StoreError;
+use permafrost_cluster::MemberState;
+use permafrost_metering::costs::{Costs, CostsConfig};
+use permafrost_store::StoreError;
 
 use crate::support::{Bench, until};
 
@@ -81,7 +81,7 @@ fn of_two_daemons_with_one_name_and_copies_of_one_region_one_stops() {
     other.set_member_state("n1", MemberState::Active).unwrap();
     // Whichever comes back first lives on; the other stops, or was refused.
     let copy = join("1:8");
-    let failed = |cluster: &permafrost_server::cluster::Cluster| {
+    let failed = |cluster: &permafrost_cluster::Cluster| {
         let failed = cluster.failed();
         bench.runtime.block_on(async {
             tokio::time::timeout(Duration::from_millis(50), failed)

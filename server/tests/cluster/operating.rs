@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
+use permafrost_cluster::{
+    Acquaintance, Cluster, ClusterConfig, Inventories, KnownData, Operate, Operator,
+};
 use permafrost_protocol::control::{NodeList, NodeStatus, request};
 use permafrost_protocol::wire::message::{Verified, request as to_peer};
-use permafrost_server::cluster::rebuild::{self, Copy, NodeInventory};
-use permafrost_server::cluster::{
-    Acquaintance, Cluster, ClusterConfig, Inventories, KnownData, Operate, Operator, Registered,
-    Registry as _,
-};
-use permafrost_server::store::{Holding, StoreError};
+use permafrost_store::{Holding, Registered, Registry as _, StoreError};
 
 use crate::support::{Bench, entry, until};
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use permafrost_server::cluster::{ClusterConfig, Registry as _};
-use permafrost_server::store::StoreError;
+use permafrost_cluster::ClusterConfig;
+use permafrost_store::{Registry as _, StoreError};
 
 use crate::support::{Bench, entry, until};
 

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use permafrost_server::cluster::Registry as _;
-use permafrost_server::cluster::rebuild::{self, Copy, NodeInventory};
-use permafrost_server::store::StoreError;
+use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
+use permafrost_store::{Registry as _, StoreError};
 
 use crate::support::{Bench, entry};
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, TlsOptions};
-use permafrost_client::identity::{Authority, Order, Role};
-use permafrost_server::cluster::{ClusterConfig, Registry as _, TlsFiles};
-use permafrost_server::store::StoreError;
+use permafrost_cluster::{ClusterConfig, TlsFiles};
+use permafrost_identity::{Authority, Order, Role};
+use permafrost_store::{Registry as _, StoreError};
 use permafrost_tests::etcd::{EtcdCluster, ServerTls};
 
 use crate::support::{Bench, LIMIT, entry, until};

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_server::cluster::{EtcdRegistry, Registry as _};
-use permafrost_server::store::StoreError;
+use permafrost_cluster::EtcdRegistry;
+use permafrost_store::{Registry as _, StoreError};
 
 use crate::support::{Bench, LIMIT, entry, until};
 

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::ReloadingIdentity;
+use permafrost_cluster::{Cluster, ClusterConfig, NodeFacts};
+use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control::Checkpoint;
-use permafrost_server::cluster::{Cluster, ClusterConfig, NodeFacts, Registered};
-use permafrost_server::store::StoreError;
+use permafrost_store::{Registered, StoreError};
 use permafrost_tests::etcd::{self, EtcdCluster};
 use tokio::runtime::Runtime;
 

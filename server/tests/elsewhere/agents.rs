@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::Role;
-use permafrost_client::peer::{Network, PeerError};
-use permafrost_client::remote;
+use permafrost_agent::remote;
+use permafrost_identity::Role;
 use permafrost_protocol::control::{self, Checkpoint, ErrorCode};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{reply, request};
+use permafrost_transport::peer::{Network, PeerError};
 
 use super::support::{JOB, Site, memory};
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::Role;
-use permafrost_client::peer::{DumpSender, Network};
+use permafrost_identity::Role;
 use permafrost_protocol::control::{self, Checkpoint};
 use permafrost_protocol::images::write_mappings;
 use permafrost_protocol::wire::message::{Commit, reply, request};
+use permafrost_transport::peer::{DumpSender, Network};
 
 use super::support::{JOB, PID, Site};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use permafrost_server::scrub::{Mend as _, MendByPull};
-use permafrost_server::store::StoreError;
+use permafrost_cluster::scrub::{Mend as _, MendByPull};
+use permafrost_store::StoreError;
 
 use super::site::{Site, id, page, pages, pull};
 

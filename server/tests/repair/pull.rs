@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Barrier};
 
-use permafrost_server::store::StoreError;
+use permafrost_store::StoreError;
 
 use super::site::{Site, id, page, pages, pull};
 

@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use permafrost_client::identity::{Authority, Order, ReloadingIdentity, Role};
-use permafrost_client::peer::{Endpoint, Handler, Network, Options};
+use permafrost_cluster::repair::{Limits, Puller, Throttle};
+use permafrost_identity::{Authority, Order, ReloadingIdentity, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::{Commit, request};
-use permafrost_server::catalog::SledCatalog;
-use permafrost_server::repair::{Limits, Puller, Throttle};
-use permafrost_server::store::{Fetched, Place, ReplicaRequest, Retention, Store};
+use permafrost_store::catalog::SledCatalog;
+use permafrost_store::{Fetched, Place, ReplicaRequest, Retention, Store};
+use permafrost_transport::peer::{Endpoint, Handler, Network, Options};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -169,7 +169,7 @@ impl Node {
             }
         }
         dump.close().unwrap();
-        let image = |dump: &mut permafrost_server::store::ReplicaDump, name: &str, bytes: &[u8]| {
+        let image = |dump: &mut permafrost_store::ReplicaDump, name: &str, bytes: &[u8]| {
             let len = bytes.len() as u64;
             dump.image(name, len, &mut &bytes[..]).unwrap();
         };

@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use permafrost_cluster::repair::{Standing, Sweep, SweepTiming, Swept};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_server::cluster::{JobLock, Registered, Registry};
-use permafrost_server::repair::{Standing, Sweep, SweepTiming, Swept};
-use permafrost_server::replication::Durability;
-use permafrost_server::store::{Cluster, StoreError};
+use permafrost_store::{Cluster, Durability, JobLock, Registered, Registry, StoreError};
 
 use super::site::{Node, Site, id, pages};
 

@@ -1,6 +1,6 @@
 //! What arrives on the replicas.
 
-use permafrost_server::replication::Durability;
+use permafrost_store::Durability;
 
 use super::fakes::{Pages, Seen, Whole, World, dump, name, page};
 
@@ -96,9 +96,9 @@ fn pages_in_the_parent_are_not_sent_again() {
 
 #[test]
 fn a_parked_dump_is_parked_on_all() {
-    use permafrost_client::frontend::PageSink as _;
+    use permafrost_criu::frontend::PageSink as _;
     use permafrost_protocol::pageserver::SpaceId;
-    use permafrost_server::store::Adoption;
+    use permafrost_store::Adoption;
 
     let world = World::new(2, Durability::All);
     let pages = Pages::from([(1, page(1)), (2, page(0))]);
@@ -135,7 +135,7 @@ fn a_parked_dump_is_parked_on_all() {
 
 #[test]
 fn a_worker_with_a_new_pid_shares_with_its_predecessor_everywhere() {
-    use permafrost_client::frontend::PageSink as _;
+    use permafrost_criu::frontend::PageSink as _;
     use permafrost_protocol::manifest::{DumpedProcess, Origin};
     use permafrost_protocol::pageserver::SpaceId;
 

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use permafrost_server::replication::Durability;
+use permafrost_store::Durability;
 
 use super::fakes::{Pages, Step, Whole, World, dump, page, unavailable};
 
@@ -106,7 +106,7 @@ fn an_unknown_outcome_is_left_to_the_registry() {
             .open_session(super::fakes::request("job", true));
         let session = session.unwrap();
         let mut sink = session.start(&world.origin.store, Box::new(|| {})).unwrap();
-        use permafrost_client::frontend::PageSink as _;
+        use permafrost_criu::frontend::PageSink as _;
         let space = permafrost_protocol::pageserver::SpaceId::process(7);
         super::fakes::send(&mut sink, space, &pages()).unwrap();
         sink.close().unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use permafrost_server::replication::Durability;
+use permafrost_store::Durability;
 
 use super::fakes::{Pages, Whole, World, dump, fenced, page, unavailable};
 
@@ -94,7 +94,7 @@ fn a_publication_whose_answer_is_lost_counts() {
 
 #[test]
 fn a_job_is_locked_on_the_registry() {
-    use permafrost_server::cluster::Registry as _;
+    use permafrost_store::Registry as _;
 
     let world = World::new(1, Durability::All);
     let lock = world.registry.lock_job("job").unwrap();

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
-use permafrost_server::catalog::SledCatalog;
-use permafrost_server::cluster::Registry;
-use permafrost_server::replication::{Durability, Replicate};
-use permafrost_server::store::{Cluster, Place, Retention, Store, StoreError};
+use permafrost_store::catalog::SledCatalog;
+use permafrost_store::{
+    Cluster, Durability, Place, Registry, Replicate, Retention, Store, StoreError,
+};
 
 pub(crate) use self::content::{Pages, Whole, dump, images, page, request, send};
 pub(crate) use self::registry::FakeRegistry;

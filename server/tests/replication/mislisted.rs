@@ -1,8 +1,6 @@
 //! A registry that lists a checkpoint as another job's: whoever can write to etcd must not read what it holds.
 
-use permafrost_server::cluster::{Registered, Registry as _};
-use permafrost_server::replication::Durability;
-use permafrost_server::store::StoreError;
+use permafrost_store::{Durability, Registered, Registry as _, StoreError};
 
 use super::fakes::{Pages, World, dump, page};
 

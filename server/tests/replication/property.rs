@@ -1,11 +1,12 @@
 //! Any sequence of dumps gives the same pages on every node.
 
-use permafrost_client::frontend::PageSink as _;
+use std::collections::BTreeMap;
+
+use permafrost_criu::frontend::PageSink as _;
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
-use permafrost_server::replication::Durability;
-use std::collections::BTreeMap;
+use permafrost_store::Durability;
 
 use super::fakes::{Pages, Whole, World, images, page, request};
 

@@ -1,9 +1,9 @@
 //! A checkpoint read by one node and rebuilt on another, with and without a parent there.
 
-use permafrost_protocol::wire::message::Commit;
-use permafrost_server::replication::Durability;
-use permafrost_server::store::{Fetched, ReplicaDump, ReplicaRequest, Store};
 use std::sync::Arc;
+
+use permafrost_protocol::wire::message::Commit;
+use permafrost_store::{Durability, Fetched, ReplicaDump, ReplicaRequest, Store};
 
 use super::fakes::{Node, Pages, Whole, World, dump, page};
 

@@ -6,7 +6,7 @@ use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
-use permafrost_server::store::{ReplicaDump, ReplicaRequest};
+use permafrost_store::{ReplicaDump, ReplicaRequest};
 
 use super::fakes::{Node, page};
 

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use permafrost_client::frontend::PageSink as _;
+use permafrost_criu::frontend::PageSink as _;
 use permafrost_protocol::control::{Checkpoint, ErrorCode};
 use permafrost_protocol::images::{DumpStats, Mapping, Stats, mm_name, write_mappings};
-use permafrost_server::store::{Adoption, StoreError};
+use permafrost_store::{Adoption, StoreError};
 use tempfile::TempDir;
 
 use super::site::{PID, Site, address};

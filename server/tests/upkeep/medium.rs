@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use permafrost_client::frontend::PageSink;
+use permafrost_criu::frontend::PageSink;
 use permafrost_pmem::sim::SimMedium;
 use permafrost_pmem::{Medium, OpenOptions, open_medium};
 use permafrost_protocol::control::ErrorCode;
 use permafrost_server::metrics::{self, Metrics};
 use permafrost_server::offline;
-use permafrost_server::store::{ReplicaRequest, SessionRequest, StoreError};
+use permafrost_store::{ReplicaRequest, SessionRequest, StoreError};
 
 use super::metrics::fetch;
 use super::site::Site;

@@ -10,18 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use permafrost_client::frontend::PageSink;
+use permafrost_audit::Audit;
+use permafrost_cluster::repair::Progress;
+use permafrost_cluster::scrub::{ScrubOptions, Scrubber};
+use permafrost_criu::frontend::PageSink;
+use permafrost_metering::costs::{
+    Costs, CostsConfig, Learning, StartFigures, StartSample, StartWhat,
+};
+use permafrost_metering::queues::{Direction, Queues, QueuesOptions};
 use permafrost_scheduling::quantity::Seconds;
-use permafrost_server::audit::Audit;
-use permafrost_server::costs::{Costs, CostsConfig, StartFigures, StartSample, StartWhat};
 use permafrost_server::metrics::{
     self, CertificateNumbers, ClusterNumbers, Metrics, ReplicationNumbers,
 };
-use permafrost_server::queues::{Direction, Queues, QueuesOptions};
-use permafrost_server::quotas::Quotas;
-use permafrost_server::repair::Progress;
-use permafrost_server::scrub::{ScrubOptions, Scrubber};
-use permafrost_server::store::ReplicaRequest;
+use permafrost_store::ReplicaRequest;
+use permafrost_store::quotas::Quotas;
 
 use super::site::{LIMIT, Site};
 
@@ -123,7 +125,9 @@ fn quotas() -> Quotas {
 impl Scene {
     fn new() -> Self {
         let site = Site::new();
-        site.store.measured_by(measured());
+        let costs = measured();
+        site.store
+            .measured_by(Arc::new(Learning(Arc::clone(&costs))));
         assert!(site.store.limit(Arc::new(quotas())));
         let options = ScrubOptions {
             period: None,
@@ -137,6 +141,7 @@ impl Scene {
         let queues = Queues::new(QueuesOptions::default());
         drop(queues.run(Direction::Write, 1));
         let metrics = Metrics::new(&site.store)
+            .costs(&costs)
             .scrub(&scrubber)
             .queues(&queues)
             .audit(&Arc::new(Audit::off()))

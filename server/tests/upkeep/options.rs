@@ -1,10 +1,10 @@
 //! Options that a dump would have a restore repeat, and the client that it is recorded to come from.
 
-use permafrost_client::frontend::PageSink;
+use permafrost_criu::frontend::PageSink;
 use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::PE_PRESENT;
-use permafrost_server::store::{Adoption, SessionRequest};
+use permafrost_store::{Adoption, SessionRequest};
 
 use super::adopting::{open, write_images};
 use super::site::{Site, address, images, page, space};

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use permafrost_client::frontend::PageSink;
+use permafrost_criu::frontend::PageSink;
+use permafrost_metering::costs::{Costs, CostsConfig, Learning, Links, Prober};
 use permafrost_scheduling::quantity::Bytes;
-use permafrost_server::costs::{Costs, CostsConfig, Links, Prober};
 
 use super::site::Site;
 
@@ -16,7 +16,10 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn site(region_bytes: u64) -> (Site, Arc<Costs>) {
     let site = Site::of(region_bytes);
     let costs = Costs::new(CostsConfig::default());
-    assert!(site.store.measured_by(Arc::clone(&costs)));
+    assert!(
+        site.store
+            .measured_by(Arc::new(Learning(Arc::clone(&costs))))
+    );
     (site, costs)
 }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_client::frontend::PageSink as _;
-use permafrost_server::scrub::{ScrubOptions, Scrubber};
-use permafrost_server::store::Scrub as _;
+use permafrost_cluster::scrub::{ScrubOptions, Scrubber};
+use permafrost_criu::frontend::PageSink as _;
+use permafrost_store::Scrub as _;
 
 use super::site::{PID, Site};
 

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use permafrost_client::frontend::PageSink;
+use permafrost_cluster::scrub::{Mend, ScrubOptions, Scrubber};
+use permafrost_criu::frontend::PageSink;
 use permafrost_protocol::control::{Checkpoint, ErrorCode, Scrubbed};
 use permafrost_protocol::wire::message::request;
-use permafrost_server::scrub::{Mend, ScrubOptions, Scrubber};
-use permafrost_server::store::{DamagedPage, Store, StoreError};
+use permafrost_store::{DamagedPage, Store, StoreError};
 
 use super::site::{CORE_IMAGE, PID, Site, address, flip_page, page, wait_until};
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use permafrost_client::frontend::PageSink;
+use permafrost_criu::frontend::PageSink;
 
 use super::site::{LIMIT, Site};
 

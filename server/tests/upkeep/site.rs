@@ -8,15 +8,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use permafrost_client::frontend::PageSink;
+use permafrost_criu::frontend::PageSink;
 use permafrost_pmem::{FormatOptions, Medium, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
-use permafrost_server::catalog::SledCatalog;
-use permafrost_server::cluster::{JobLock, Registered, Registry};
-use permafrost_server::replication::Durability;
-use permafrost_server::store::{
-    Cluster, Place, Retention, SessionRequest, SessionSink, Store, StoreError,
+use permafrost_store::catalog::SledCatalog;
+use permafrost_store::{
+    Cluster, Durability, JobLock, Place, Registered, Registry, Retention, SessionRequest,
+    SessionSink, Store, StoreError,
 };
 
 pub(crate) const PID: u32 = 7;

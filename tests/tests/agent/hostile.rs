@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::ReloadingIdentity;
-use permafrost_client::peer::{self, DumpSender, Network, PeerError};
+use permafrost_identity::ReloadingIdentity;
 use permafrost_protocol::control;
 use permafrost_protocol::wire::message::{reply, request};
+use permafrost_transport::peer::{self, DumpSender, Network, PeerError};
 
 use super::Site;
 

@@ -13,9 +13,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::*;
-use permafrost_client::control::Connection;
-use permafrost_client::framing;
 use permafrost_protocol::control;
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::pageserver::{Dialect, SpaceId};
@@ -23,7 +20,11 @@ use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_tests::cluster::pki;
 use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::process::wait_for;
+use permafrost_transport::control::Connection;
+use permafrost_transport::framing;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use common::*;
 
 /// Storage nodes, an authority that all trust, and agents.
 struct Site {

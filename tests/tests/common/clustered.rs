@@ -7,13 +7,13 @@ use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
-use permafrost_client::control::Connection;
 use permafrost_protocol::control::{Checkpoint, request};
 use permafrost_protocol::pageserver::Dialect;
 use permafrost_tests::cluster::Cluster;
 use permafrost_tests::daemon::Daemon;
 use permafrost_tests::process;
 use permafrost_tests::workload::{Options, Workload};
+use permafrost_transport::control::Connection;
 
 use super::{PAGE, Peer, fake_images};
 

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use permafrost_client::framing;
 use permafrost_protocol::control::{Reply, Request, reply, request};
+use permafrost_transport::framing;
 
 /// Where a dump is held. In each of them the task is frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,15 +5,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use permafrost_criu::Progress;
+use permafrost_criu::frontend::PageSink;
+use permafrost_identity::Peer;
 use permafrost_protocol::control::{self, reply, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
-
-use crate::frontend::PageSink;
-use crate::identity::Peer;
-
-/// How far a long operation is: bytes done, bytes in all.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Whoever waits for its turn with a request.
 pub trait Waits {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
+use permafrost_transport::framing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
 
 use super::{Backend, Client, Session, Shared, Waits, endpoints, page_server_socket};
-use crate::framing;
 
 /// A peer that does not read its replies for so long is given up.
 const REPLY_PATIENCE: Duration = Duration::from_secs(30);

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use permafrost_criu::frontend::{self, Outcome};
+use permafrost_identity::{Action, CriuTls, TlsStream, begins_with_tls};
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_protocol::manifest::JobName;
 use rustix::net::RecvFlags;
@@ -17,8 +19,6 @@ use tokio::sync::Semaphore;
 use super::limits::{self, FIRST_BYTE};
 use super::owner::peer_uid;
 use super::{Backend, Client, Patiently, Session, Shared, bind_unix, remove_socket};
-use crate::frontend::{self, Outcome};
-use crate::identity::{Action, CriuTls, TlsStream, begins_with_tls};
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

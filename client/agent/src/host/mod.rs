@@ -25,15 +25,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use permafrost_identity::CriuTls;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 
 use self::limits::Places;
-use crate::identity::CriuTls;
 
 pub(crate) use endpoints::{accept_failed, accept_owner};
 
-pub use backend::{Backend, Client, Patiently, Progress, Session, Trail, Waits};
+pub use backend::{Backend, Client, Patiently, Session, Trail, Waits};
 pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;

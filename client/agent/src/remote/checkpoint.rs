@@ -5,16 +5,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use permafrost_criu::directory::PageRun;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{FetchOpened, request};
+use permafrost_transport::peer::{Frame, PeerError};
 
 use super::digest::MapDigest;
 use super::small::Prefetched;
 use super::{Holders, refusal};
-use crate::peer::{Frame, PeerError};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 
@@ -30,29 +31,6 @@ pub struct RemoteCheckpoint {
     pub(super) record: control::Checkpoint,
     pub(super) manifest: Manifest,
     pub(super) prefetched: Mutex<Prefetched>,
-}
-
-/// Some pages of an address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run<'a> {
-    /// Whole pages.
-    Pages {
-        /// Index of the first one.
-        first_index: u64,
-        /// CRIU's flags.
-        flags: u16,
-        /// The pages.
-        bytes: &'a [u8],
-    },
-    /// Pages of zeros.
-    Zero {
-        /// Index of the first one.
-        first_index: u64,
-        /// CRIU's flags.
-        flags: u16,
-        /// How many.
-        pages: u64,
-    },
 }
 
 /// Which pages of a checkpoint.
@@ -246,7 +224,7 @@ impl RemoteCheckpoint {
         place: usize,
         from_index: u64,
         before: MapDigest,
-        mut take: impl FnMut(Run<'_>) -> Result<(), E>,
+        mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
     ) -> Result<(), ReadError<E>> {
         let space = &self.manifest.spaces[place];
         let mut digest = before;
@@ -287,7 +265,7 @@ impl RemoteCheckpoint {
     pub fn part<E>(
         &self,
         part: Part,
-        mut take: impl FnMut(Run<'_>) -> Result<(), E>,
+        mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
     ) -> Result<(), ReadError<E>> {
         let taken = self.frames(part, false, |frame| take(run_of(&frame)));
         taken.map_err(told)
@@ -395,15 +373,15 @@ pub(super) fn name_of(record: &control::Checkpoint) -> String {
     format!("{}@{}", record.job, record.generation)
 }
 
-fn run_of(frame: &Frame) -> Run<'_> {
+fn run_of(frame: &Frame) -> PageRun<'_> {
     let (first_index, flags) = (frame.header.index, frame.header.flags);
     match frame.header.kind {
-        Kind::Pages => Run::Pages {
+        Kind::Pages => PageRun::Pages {
             first_index,
             flags,
             bytes: &frame.payload,
         },
-        _ => Run::Zero {
+        _ => PageRun::Zero {
             first_index,
             flags,
             pages: frame.header.pages.into(),

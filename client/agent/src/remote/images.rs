@@ -2,13 +2,13 @@
 
 use std::io::{self, Write};
 
+use permafrost_criu::directory::{Exportable, PageRun, PagesFile};
+use permafrost_criu::frontend::{ImageError, ImageSource, Pipe, Wanted};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
 use super::checkpoint::PAGE_BYTES;
-use super::{MapDigest, ReadError, RemoteCheckpoint, Run};
-use crate::directory::{Exportable, PagesFile};
-use crate::frontend::{ImageError, ImageSource, Pipe, Wanted};
+use super::{MapDigest, ReadError, RemoteCheckpoint};
 
 impl Exportable for RemoteCheckpoint {
     type Error = control::Error;
@@ -78,8 +78,8 @@ impl ImageSource for RemoteCheckpoint {
             }
             Wanted::Pages(place) => {
                 let written = self.pages(place, 0, MapDigest::default(), |run| match run {
-                    Run::Pages { bytes, .. } => pipe.write_all(bytes),
-                    Run::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
+                    PageRun::Pages { bytes, .. } => pipe.write_all(bytes),
+                    PageRun::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),
                 });
                 written?;
                 Ok(self.manifest().spaces[place].pages * PAGE_BYTES)

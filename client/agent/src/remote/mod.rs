@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::message::{FetchOpened, request};
+use permafrost_transport::peer::{self, FetchReader, Frame, Network, PeerError};
 
-use crate::peer::{self, FetchReader, Frame, Network, PeerError};
-
-pub use checkpoint::{Part, ReadError, RemoteCheckpoint, Run, is_listed_as};
+pub use checkpoint::{Part, ReadError, RemoteCheckpoint, is_listed_as};
 pub use digest::MapDigest;
 
 /// How long one node may take to be reached, where others are left to ask.

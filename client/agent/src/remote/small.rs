@@ -10,11 +10,11 @@ use std::sync::{MutexGuard, PoisonError};
 use permafrost_protocol::manifest::Image;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
+use permafrost_transport::peer::Frame;
 
 use super::checkpoint::{HINT, PAGE_BYTES, Stop, corrupt, fetch_of, name_of, nobody, protocol};
 use super::digest::MapDigest;
 use super::{ReadError, RemoteCheckpoint, refusal};
-use crate::peer::Frame;
 
 /// Bytes of an image that are passed on at once: whole pages. As many as are held back, so that each is moved once.
 const PASSED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 16 << 20 };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::bench::workload::Contents;
+use crate::workload::Contents;
 
 pub(crate) const EXAMPLES: &str = "\
 For every tier, size and kind of copies: a process with so much memory is dumped, restored and checked; then some of \
@@ -138,7 +138,7 @@ fn parse_emulation(text: &str) -> Result<(String, String), String> {
 }
 
 /// `64M`, `5G`: in units of 1024.
-pub(in crate::bench) fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     scaled(text, 1024)
         .filter(|size| (1 << 20..=1 << 42).contains(size))
         .ok_or_else(|| format!("{text:?} is no size from 1M to 4T, such as 64M or 5G"))

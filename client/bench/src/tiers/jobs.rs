@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use permafrost_scheduling::preempt::Decision;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::sensitivity::{Policy, Storage};
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Plan, Sensitivity};
 use super::power::Meter;
 use super::site::Site;
-use crate::bench::cycle::{self, How, Target};
-use crate::bench::machine;
-use crate::bench::task::{Task, Work};
-use crate::bench::workload::Report;
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
+use crate::cycle::{self, How, Target};
+use crate::machine;
+use crate::task::{Task, Work};
+use crate::workload::Report;
 
 /// How the two jobs fared. A line of sensitivity.csv.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

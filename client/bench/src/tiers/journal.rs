@@ -7,14 +7,14 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use permafrost_terminal::failure::{Code, Failure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::jobs::JobRun;
 use super::measure::Measurement;
 use super::plan::{Case, Plan};
-use crate::bench::machine::Machine;
-use crate::failure::{Code, Failure};
+use crate::machine::Machine;
 
 const NAME: &str = "journal.jsonl";
 
@@ -218,7 +218,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::bench::tiers::arguments::Copies;
+    use crate::tiers::arguments::Copies;
 
     fn case(run: u32) -> Case {
         Case {

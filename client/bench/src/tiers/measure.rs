@@ -1,17 +1,17 @@
 //! One run: a process's life on one tier.
 
+use permafrost_terminal::failure::Failure;
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
 use serde::{Deserialize, Serialize};
 
 use super::arguments::Copies;
 use super::plan::{Case, Plan};
 use super::progress::Progress;
 use super::site::Site;
-use crate::bench::cycle::{self, How, Suspended, Target};
-use crate::bench::machine::Machine;
-use crate::bench::task::{Task, Work};
-use crate::failure::Failure;
-use crate::human;
-use crate::interrupt::Interrupts;
+use crate::cycle::{self, How, Suspended, Target};
+use crate::machine::Machine;
+use crate::task::{Task, Work};
 
 /// One suspend and the resume after it. A line of results.csv.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -15,16 +15,16 @@ mod results;
 mod sensitivity;
 mod site;
 
-use permafrost_client::criu::Criu;
+use permafrost_criu::Criu;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
 
 use self::journal::Journal;
 use self::plan::{Case, Plan};
 use self::progress::Progress;
 use self::results::Results;
 use super::machine::Machine;
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
 
 pub(super) use self::arguments::parse_size;
 pub(crate) use self::arguments::{EXAMPLES, TiersArguments};

@@ -2,12 +2,12 @@
 
 use permafrost_scheduling::quantity::{BytesPerSecond, Ratio};
 use permafrost_scheduling::sensitivity::{Jobs, Outcome, Policy, Power, Storage, simulate};
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::table::{Align, Table};
 use serde::Serialize;
 
 use super::paper::{TABLE_3, TABLE_3_GB};
 use super::plan::Plan;
-use crate::failure::{Code, Failure};
-use crate::table::{Align, Table};
 
 /// Bandwidths: from 10 MB/s to 10 GB/s, eight a decade.
 const DECADES: std::ops::Range<u32> = 1..4;

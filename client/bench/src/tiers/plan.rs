@@ -3,14 +3,14 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::arguments::{Copies, TiersArguments};
-use crate::bench::workload::Contents;
-use crate::bench::{child, etcd, machine};
-use crate::failure::{Code, Failure};
-use crate::human;
+use crate::workload::Contents;
+use crate::{child, etcd, machine};
 
 /// Room in a region beside pages: maps, small images, segments that are not full.
 const SPARE_BYTES: u64 = 64 << 20;

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use permafrost_scheduling::sensitivity::Policy;
+use permafrost_terminal::failure::{Code, Failure};
 use plotters::coord::Shift;
 use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
@@ -15,7 +16,6 @@ use super::paper::TABLE_3_GB;
 use super::plan::Plan;
 use super::report::replace;
 use super::results::{Results, SecondDump, TierFit, label};
-use crate::failure::{Code, Failure};
 
 const SIZE: (u32, u32) = (860, 520);
 const FONT: &str = "sans-serif";

@@ -4,10 +4,10 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::human;
 
 use super::plan::{Case, Plan};
-use crate::context::Context;
-use crate::human;
 
 /// A line under the measurements on a terminal; on anything else a line a measurement.
 pub(super) struct Progress<'a> {

@@ -5,6 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use permafrost_scheduling::preempt::Decision;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::table::{Align, Table};
 use serde::Serialize;
 
 use super::measure::dump;
@@ -12,9 +15,6 @@ use super::model::Model;
 use super::plan::Plan;
 use super::plots;
 use super::results::{Results, label};
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::table::{Align, Table};
 
 /// Writes everything there is into the plan's directory.
 pub(super) fn write(plan: &Plan, results: &Results) -> Result<(), Failure> {
@@ -265,7 +265,7 @@ fn remarks(plan: &Plan, results: &Results) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::tiers::results::tests::measured;
+    use crate::tiers::results::tests::measured;
 
     #[test]
     fn a_line_of_csv_has_every_field_and_says_emulated() {

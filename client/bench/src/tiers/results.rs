@@ -1,5 +1,6 @@
 //! What the measurements come to: medians, ratios, lines, and the paper's beside them.
 
+use permafrost_terminal::failure::Failure;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -10,9 +11,8 @@ use super::measure::Measurement;
 use super::model::Model;
 use super::paper::{self, Table3};
 use super::plan::{Plan, Skipped};
-use crate::bench::fit::{Fit, median};
-use crate::bench::machine::Machine;
-use crate::failure::Failure;
+use crate::fit::{Fit, median};
+use crate::machine::Machine;
 
 /// results.json, and what `--json` prints.
 #[derive(Clone, Debug, Serialize)]
@@ -237,7 +237,7 @@ pub(super) mod tests {
     use super::*;
 
     /// `suspend_s` for a full dump, a tenth of it for the second; resumes take half.
-    pub(in crate::bench::tiers) fn measured(
+    pub(in crate::tiers) fn measured(
         tier: &str,
         gib: u64,
         dirty_percent: Option<u64>,

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use permafrost_scheduling::sensitivity::Policy;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
 
 use super::arguments::Copies;
 use super::jobs::{Figures, JobRun, Stage};
 use super::journal::Journal;
 use super::plan::{self, Plan, Sensitivity, Tier};
 use super::site::Site;
-use crate::bench::task::{Task, Work};
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
+use crate::task::{Task, Work};
 
 /// How long the speed of a job is measured: as long as a job of the shortest kind.
 const CALIBRATION: Duration = Duration::from_secs(2);

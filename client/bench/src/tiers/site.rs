@@ -8,18 +8,18 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use permafrost_client::control::Connection;
 use permafrost_protocol::control::{RegionStatus, request};
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_transport::control::Connection;
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::arguments::Copies;
 use super::plan::{Case, Plan, Tier};
-use crate::bench::etcd::Etcd;
-use crate::bench::{child, machine};
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
+use crate::etcd::Etcd;
+use crate::{child, machine};
 
 /// Where everything is, beneath a tier's directory.
 const DIRECTORY: &str = "permafrost-bench";
@@ -64,7 +64,7 @@ impl Store {
         let failed = |error: std::io::Error| Failure::io("use", &path, &error);
         let lock_path = path.join("lock");
         let existed = path.exists();
-        permafrost_client::scratch::create_private(&path).map_err(failed)?;
+        permafrost_criu::scratch::create_private(&path).map_err(failed)?;
         if existed && !lock_path.exists() && fs::read_dir(&path).map_err(failed)?.next().is_some() {
             return Err(Failure::new(
                 Code::Conflict,

@@ -15,21 +15,20 @@
 mod compute;
 mod memory;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use clap::{Args, ValueEnum};
+use permafrost_terminal::failure::{Code, Failure};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGUSR1, SIGUSR2};
 
 use self::compute::Compute;
 use self::memory::Memory;
-use crate::failure::{Code, Failure};
 
 /// Name of the report in the workload's directory.
 pub(super) const REPORT: &str = "workload.json";

@@ -11,11 +11,33 @@ use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::SpaceId;
 
 use super::{DirectoryError, ImagesDir};
+use crate::Progress;
 use crate::frontend::ImageError;
-use crate::host::Progress;
-use crate::remote::Run;
 
 const PAGE_BYTES: u64 = 4096;
+
+/// Some pages of an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageRun<'a> {
+    /// Whole pages.
+    Pages {
+        /// Index of the first one.
+        first_index: u64,
+        /// CRIU's flags.
+        flags: u16,
+        /// The pages.
+        bytes: &'a [u8],
+    },
+    /// Pages of zeros.
+    Zero {
+        /// Index of the first one.
+        first_index: u64,
+        /// CRIU's flags.
+        flags: u16,
+        /// How many.
+        pages: u64,
+    },
+}
 
 /// What an images directory is written from: a checkpoint, whose parts are named by their places in the manifest.
 pub trait Exportable {
@@ -69,13 +91,13 @@ impl PagesFile {
     ///
     /// # Errors
     /// The file system's.
-    pub fn put(&mut self, run: Run<'_>) -> io::Result<()> {
+    pub fn put(&mut self, run: PageRun<'_>) -> io::Result<()> {
         match run {
-            Run::Pages { bytes, .. } => {
+            PageRun::Pages { bytes, .. } => {
                 self.file.write_all_at(bytes, self.at)?;
                 self.at += bytes.len() as u64;
             }
-            Run::Zero { pages, .. } => self.at += pages * PAGE_BYTES,
+            PageRun::Zero { pages, .. } => self.at += pages * PAGE_BYTES,
         }
         Ok(())
     }

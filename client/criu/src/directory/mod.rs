@@ -16,7 +16,7 @@ use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::images::ImageName;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
-pub use export::{Exportable, PagesFile, export};
+pub use export::{Exportable, PageRun, PagesFile, export};
 pub use pages::{PagesReader, PagesTarget};
 
 /// Where runc and crun keep what the standard streams of a container were: they restore nothing without it.

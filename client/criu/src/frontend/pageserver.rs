@@ -9,10 +9,10 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use permafrost_identity::TlsStream;
 use permafrost_protocol::pageserver::{Answer, Event, PageServer, ProtocolError, Want};
 
 use super::sink::{PageSink, SinkError};
-use crate::identity::TlsStream;
 
 const PAGE_BYTES: usize = 4096;
 

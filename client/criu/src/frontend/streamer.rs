@@ -14,10 +14,10 @@ use std::time::Duration;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{AddressSpace, Manifest};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
+use permafrost_transport::framing::{self, FramingError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::pipe::Pipe;
-use crate::framing::{self, FramingError};
 
 /// What CRIU asks for, as places in a checkpoint's manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,17 +6,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use permafrost_client::agent::{Agent, AgentError, DENIALS_EVERY, Node, Options, transport};
-use permafrost_client::host;
-use permafrost_client::host::arguments::{
+use permafrost_agent::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
 };
-use permafrost_client::host::{STOPPING, end_within};
-use permafrost_client::peer;
+use permafrost_agent::host::{STOPPING, end_within};
+use permafrost_agent::{Agent, AgentError, DENIALS_EVERY, Node, Options, host, transport};
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_transport::peer;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::Durability;
-use crate::failure::{Code, Failure};
 
 pub(crate) const AGENT_EXAMPLES: &str = "\
 Listens where permafrostd would, and keeps nothing itself: dumps go to a storage node as they come, and restores \

@@ -5,14 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use permafrost_client::api::{
-    Answer, ApiClient, ApiError, ApiOptions, TOKEN_VARIABLE, URL_VARIABLE,
-};
-use permafrost_protocol::api::problem::{Kind, Problem};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_transport::api::{Answer, ApiClient, ApiOptions, TOKEN_VARIABLE, URL_VARIABLE};
 use serde_json::Value;
-
-use crate::context::Context;
-use crate::failure::{Code, Failure};
 
 /// Largest file of tasks, bytes: what the API takes, and a little.
 const MOST_BYTES: u64 = 16 << 20;
@@ -64,7 +60,7 @@ impl ApiArguments {
 /// The name of the node that answers: where a dump from this machine goes.
 pub(crate) fn own_node(client: &ApiClient) -> Result<String, Failure> {
     let answer = client.get("/v1/nodes", &[("limit", "1")])?;
-    let nodes: permafrost_protocol::api::nodes::NodesAnswer = answer.into()?;
+    let nodes: permafrost_api_types::nodes::NodesAnswer = answer.into()?;
     Ok(nodes.answered_by)
 }
 
@@ -124,101 +120,9 @@ pub(crate) fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }
 
-/// Which exit code stands for an HTTP status.
-fn code_of(status: u16) -> Code {
-    match status {
-        401 | 403 => Code::Denied,
-        404 => Code::NotFound,
-        409 => Code::Conflict,
-        400..=499 if status != 429 => Code::Invalid,
-        429 | 502..=504 => Code::Unavailable,
-        _ => Code::Internal,
-    }
-}
-
-fn hint_of(problem: &Problem) -> String {
-    let of_kind = |kind: Kind| problem.word() == kind.word();
-    if of_kind(Kind::UnknownNode) {
-        "`permafrost nodes` lists them".to_owned()
-    } else if of_kind(Kind::Unauthenticated) {
-        "show a token with --api-token-file, or a certificate with --identity".to_owned()
-    } else if of_kind(Kind::Forbidden) {
-        "the token's or the certificate's scopes do not allow it: docs/security.md".to_owned()
-    } else if let Some(after_s) = problem.retry_after_s {
-        format!("try again in {after_s} s")
-    } else {
-        String::new()
-    }
-}
-
-impl From<ApiError> for Failure {
-    fn from(error: ApiError) -> Self {
-        let message = error.to_string();
-        let failure = |code| Self::new(code, message.clone());
-        match error {
-            ApiError::Refused(problem) => failure(code_of(problem.status)).hint(hint_of(&problem)),
-            ApiError::Foreign { status, .. } => failure(code_of(status))
-                .hint("is that a permafrostd's API? see --listen-api"),
-            ApiError::Unreachable { source, .. }
-                if source.kind() == io::ErrorKind::PermissionDenied =>
-            {
-                failure(Code::Denied).hint("run as the user that permafrostd runs as, or as root")
-            }
-            ApiError::Unreachable { .. } => failure(Code::Unreachable)
-                .hint("start permafrostd, or name its API with --api or PERMAFROST_API"),
-            ApiError::Tls { .. } => failure(Code::Denied).hint(
-                "--api-ca or --identity holds the CA of the node, --api-node its name; https:// is for a port with TLS",
-            ),
-            ApiError::Broken { .. } | ApiError::Body { .. } | ApiError::Late { .. } => {
-                failure(Code::Unreachable).hint("permafrostd's log says why")
-            }
-            ApiError::NoAuthority => {
-                failure(Code::Invalid).hint("name it with --api-ca FILE or --identity DIR")
-            }
-            ApiError::ClearText { .. } => failure(Code::Denied)
-                .hint("use https://, or a tunnel to the node's loopback interface"),
-            ApiError::Identity(error) => error.into(),
-            ApiError::Url { .. } | ApiError::BadToken | ApiError::Path { .. } => {
-                failure(Code::Invalid)
-            }
-            ApiError::Runtime(_) | ApiError::Json(_) => failure(Code::Internal),
-            ApiError::Unexpected(_) => failure(Code::Internal)
-                .hint("are permafrost and permafrostd of the same version? see permafrost status"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_status_has_the_exit_code_of_what_it_means() {
-        for (kind, code) in [
-            (Kind::NotJson, Code::Invalid),
-            (Kind::TooLarge, Code::Invalid),
-            (Kind::Invalid, Code::Invalid),
-            (Kind::TooMany, Code::Invalid),
-            (Kind::UnknownNode, Code::Invalid),
-            (Kind::NotFound, Code::NotFound),
-            (Kind::Unauthenticated, Code::Denied),
-            (Kind::Forbidden, Code::Denied),
-            (Kind::TooOften, Code::Unavailable),
-            (Kind::Conflict, Code::Conflict),
-            (Kind::Unavailable, Code::Unavailable),
-            (Kind::Internal, Code::Internal),
-        ] {
-            let problem = Box::new(Problem::new(kind, "it is so"));
-            let failure = Failure::from(ApiError::Refused(problem));
-            assert_eq!(failure.code, code, "{kind:?}");
-            assert_eq!(failure.message, "it is so");
-        }
-        let unknown = Failure::from(ApiError::Refused(Box::new(Problem::new(
-            Kind::UnknownNode,
-            "no n9",
-        ))));
-        assert!(unknown.hint.contains("permafrost nodes"));
-    }
 
     #[test]
     fn a_file_holds_tasks_or_a_whole_request() {

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use clap::Args;
-use permafrost_client::host::arguments::parse_duration;
-use permafrost_client::origin;
-use permafrost_client::processes;
-use permafrost_protocol::api::quantity::{Bytes, Count, Seconds};
-use permafrost_protocol::api::task::{Resources, Task};
+use permafrost_agent::host::arguments::parse_duration;
+use permafrost_api_types::quantity::{Bytes, Count, Seconds};
+use permafrost_api_types::task::{Resources, Task};
+use permafrost_criu::{origin, processes};
+use permafrost_terminal::failure::{Code, Failure};
 
 use crate::api::seconds;
-use crate::failure::{Code, Failure};
 
 /// What nobody can read in `/proc`.
 #[derive(Clone, Debug, Default, Args)]

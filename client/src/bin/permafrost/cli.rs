@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use permafrost_client::control::DEFAULT_SOCKET;
-use permafrost_client::criu::FreezeLimit;
-use permafrost_client::host::arguments::parse_duration;
+use permafrost_agent::host::arguments::parse_duration;
+use permafrost_criu::FreezeLimit;
 use permafrost_protocol::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
+use permafrost_transport::control::DEFAULT_SOCKET;
 
 use crate::trust::Rule;
 
@@ -187,7 +187,7 @@ pub(crate) enum Command {
     #[command(after_help = crate::token::TOKEN_EXAMPLES)]
     Token(crate::token::TokenArguments),
     /// Measure storage tiers, or a node.
-    Bench(Box<crate::bench::BenchArguments>),
+    Bench(Box<permafrost_bench::BenchArguments>),
     /// Run Slurm jobs that survive preemption.
     #[command(after_help = crate::slurm::SLURM_EXAMPLES)]
     Slurm(crate::slurm::SlurmArguments),

@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use permafrost_client::api::ApiClient;
-use permafrost_protocol::api::cost::{Copies, Detail, Mechanism};
-use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer, Estimated};
+use permafrost_api_types::cost::{Copies, Detail, Mechanism};
+use permafrost_api_types::estimate::{Estimate, EstimateAnswer, Estimated};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::table::{Align, Table};
+use permafrost_transport::api::ApiClient;
 use serde_json::Value;
 
 use crate::api::{self, ApiArguments};
 use crate::candidate::{self, Known};
-use crate::context::Context;
-use crate::failure::{Code, Failure};
 use crate::nodes::as_of;
-use crate::table::{Align, Table};
 use crate::words::{self, CopiesWord};
 
 pub(crate) const COST_EXAMPLES: &str = "\
@@ -181,7 +181,7 @@ fn reason(one: &Estimated<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::api::cost::{Cost, Part, PartOfCost, Spread};
+    use permafrost_api_types::cost::{Cost, Part, PartOfCost, Spread};
 
     use super::*;
 

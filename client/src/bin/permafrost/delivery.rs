@@ -8,17 +8,16 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use permafrost_client::control::{Connection, ControlError};
-use permafrost_client::criu::{Criu, Finished, Run, Running};
-use permafrost_client::processes;
+use permafrost_criu::{Criu, Finished, Run, Running, processes};
 use permafrost_protocol::control::{ErrorCode, Exported, request};
 use permafrost_protocol::streamer::SERVE_SOCKET;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::Failure;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::progress::{Progress, Queue};
+use permafrost_transport::control::{Connection, ControlError};
 
 use crate::cli::TurnArguments;
-use crate::context::Context;
-use crate::failure::Failure;
-use crate::interrupt::Interrupts;
-use crate::progress::{Progress, Queue};
 
 /// How often interrupts are looked at while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);

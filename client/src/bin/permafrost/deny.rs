@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use permafrost_client::identity::{DENIED, Denial, DenyList, Role, Subject};
+use permafrost_identity::{DENIED, Denial, DenyList, Role, Subject};
 use permafrost_protocol::control::{Denials, request};
-
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("who").required(true).multiple(true))]

@@ -8,13 +8,13 @@ use permafrost_protocol::control::{
     ScrubStatus, ServerStatus, request,
 };
 use permafrost_protocol::manifest::{AddressSpace, Kind, Manifest, SpaceType};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::table::{Align, Table, facts};
 
 use crate::cli::{LsArguments, OneCheckpoint, StatusArguments};
-use crate::context::Context;
 use crate::dump::name_of;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::table::{Align, Table, facts};
 
 /// Bytes of a page (x86-64 and the usual ARM kernels; the daemon refuses others).
 const PAGE_BYTES: u64 = 4096;

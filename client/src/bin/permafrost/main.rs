@@ -4,48 +4,39 @@
 
 mod agent;
 mod api;
-mod bench;
 mod candidate;
 mod cli;
-mod context;
 mod cost;
 mod delivery;
 mod deny;
-mod descriptors;
 mod dump;
-mod failure;
-mod human;
 mod inspect;
-mod interrupt;
 mod manage;
 mod node;
 mod nodes;
 mod pki;
 mod plan;
-mod progress;
 mod region;
 mod reserve;
 mod restore;
 mod scrub;
 mod slurm;
-mod table;
 mod token;
 mod transfer;
 mod trust;
-mod visible;
 mod words;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::Failure;
 
 use cli::{Cli, Command};
-use context::Context;
-use failure::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let context = Context::new(&cli);
+    let context = Context::new(&cli.socket, cli.json, cli.quiet);
     match run(&context, cli.command) {
         Ok(code) => code,
         Err(failure) => failure.report(context.json),
@@ -71,7 +62,7 @@ fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
         Command::Plan(arguments) => plan::plan(context, &arguments),
         Command::Token(arguments) => token::token(context, &arguments),
         Command::Pki(arguments) => pki::pki(context, &arguments),
-        Command::Bench(arguments) => bench::bench(context, &arguments),
+        Command::Bench(arguments) => permafrost_bench::bench(context, &arguments),
         Command::Verify(arguments) => transfer::verify(context, &arguments),
         Command::Scrub(arguments) => scrub::scrub(context, &arguments),
         Command::Rm(arguments) => manage::rm(context, &arguments),

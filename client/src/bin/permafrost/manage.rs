@@ -2,18 +2,18 @@
 
 use std::os::fd::AsFd;
 
-use permafrost_client::criu::options::{Operation, PassedOn};
-use permafrost_client::origin;
+use permafrost_criu::options::{Operation, PassedOn};
+use permafrost_criu::origin;
 use permafrost_protocol::control::{SessionOpened, request};
 use permafrost_protocol::manifest::Origin;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::progress::Queue;
+use permafrost_terminal::table::facts;
 
 use crate::cli::{AbortArguments, AdoptArguments, OpenArguments, RmArguments};
-use crate::context::Context;
 use crate::dump::{check_fits, name_of};
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::progress::Queue;
-use crate::table::facts;
 use crate::transfer::open_directory;
 
 pub(crate) fn rm(context: &Context, arguments: &RmArguments) -> Result<(), Failure> {

@@ -1,16 +1,16 @@
 //! `permafrost nodes`: what is known of the nodes that keep images, for whoever plans by it.
 
 use clap::Args;
-use permafrost_client::api::ApiClient;
-use permafrost_protocol::api::figure::Figure;
-use permafrost_protocol::api::nodes::{Node, NodeClass, NodeState, NodesAnswer, Queue, Tier};
+use permafrost_api_types::figure::Figure;
+use permafrost_api_types::nodes::{Node, NodeClass, NodeState, NodesAnswer, Queue, Tier};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::table::{Align, Table};
+use permafrost_transport::api::ApiClient;
 use serde_json::Value;
 
 use crate::api::{self, ApiArguments};
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::table::{Align, Table};
 
 pub(crate) const NODES_EXAMPLES: &str = "\
 WRITE and READ are the bandwidths that were measured of dumps and restores, with how long ago the newest was; \
@@ -237,7 +237,7 @@ fn queue(queue: &Queue) -> String {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::api::figure::Known;
+    use permafrost_api_types::figure::Known;
 
     use super::*;
 

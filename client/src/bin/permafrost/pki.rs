@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
-use permafrost_client::identity::{
+use permafrost_identity::{
     self, Authority, DEFAULT_DAYS, Identity, IdentityError, Issued, Namespaces, Order, Role,
     Subject,
 };
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::table::facts;
 use serde::Serialize;
 
-use crate::context::Context;
 use crate::deny::{self, DenyArguments, ListArguments};
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::table::facts;
 
 #[derive(Debug, Args)]
 pub(crate) struct PkiArguments {
@@ -297,7 +297,7 @@ fn print_authorities(context: &Context, directory: &Path) -> Result<(), Failure>
 }
 
 fn authorities(directory: &Path) -> Result<Vec<Ca>, Failure> {
-    Ok(identity::trusted(directory)?
+    Ok(permafrost_identity::trusted(directory)?
         .into_iter()
         .map(|ca| Ca {
             name: ca.name,
@@ -314,50 +314,4 @@ fn names(authorities: &[Ca]) -> String {
 fn unix_ms(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-impl From<IdentityError> for Failure {
-    fn from(error: IdentityError) -> Self {
-        let message = error.to_string();
-        let failure = |code| Self::new(code, message.clone());
-        match error {
-            IdentityError::Io {
-                action,
-                path,
-                source,
-            } => Self::io(action, &path, &source),
-            IdentityError::ReadableKey { .. }
-            | IdentityError::ForeignKey { .. }
-            | IdentityError::Expired { .. }
-            | IdentityError::NotYetValid { .. }
-            | IdentityError::Untrusted { .. }
-            | IdentityError::OpenList { .. }
-            | IdentityError::Ended { .. }
-            | IdentityError::ExpiredAuthority { .. }
-            | IdentityError::NoCertificate => failure(Code::Denied),
-            IdentityError::Exists { what, .. } => failure(Code::Conflict).hint(match what {
-                "a CA" => {
-                    "add another CA with permafrost pki rotate --ca, or replace it with --force"
-                }
-                _ => "issue it anew with permafrost pki rotate, or replace it with --force",
-            }),
-            IdentityError::Occupied { .. } | IdentityError::DeniedBeside { .. } => {
-                failure(Code::Conflict)
-            }
-            IdentityError::NotAFile { .. }
-            | IdentityError::Pem { .. }
-            | IdentityError::Mismatch { .. }
-            | IdentityError::Foreign { .. }
-            | IdentityError::Role { .. }
-            | IdentityError::Delete { .. }
-            | IdentityError::Namespace { .. }
-            | IdentityError::TooManyNamespaces { .. }
-            | IdentityError::Name { .. }
-            | IdentityError::Host { .. }
-            | IdentityError::Denial { .. }
-            | IdentityError::TooManyDenials { .. }
-            | IdentityError::Days { .. } => failure(Code::Invalid),
-            IdentityError::Make(_) | IdentityError::Tls(_) => failure(Code::Internal),
-        }
-    }
 }

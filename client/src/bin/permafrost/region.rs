@@ -4,8 +4,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
+use permafrost_terminal::failure::{Code, Failure};
+
 use crate::cli::RegionArguments;
-use crate::failure::{Code, Failure};
 
 /// Becomes `permafrostd region`; its output and exit code are the answer.
 pub(crate) fn region(arguments: &RegionArguments) -> Result<(), Failure> {

@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use permafrost_client::host::arguments::parse_size;
+use permafrost_agent::host::arguments::parse_size;
 use permafrost_protocol::control::{Done, Reserved, request};
-
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::table::facts;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::table::facts;
 
 pub(crate) const RESERVE_EXAMPLES: &str = "\
 A place keeps nobody waiting: those behind it go on until the dump or restore that presents its token comes. \
@@ -183,18 +182,13 @@ fn human_reserved(reserved: &Reserved) -> String {
             ("node", reserved.node.clone()),
             ("before it", human::bytes(reserved.bytes_before)),
             ("could start in", about),
-            ("lapses in", about_ms(reserved.lapses_in_ms)),
+            ("lapses in", human::millis(reserved.lapses_in_ms)),
         ],
     )
 }
 
 fn about(ms: u64) -> String {
-    format!("about {}", about_ms(ms))
-}
-
-/// A time for people, from milliseconds.
-pub(crate) fn about_ms(ms: u64) -> String {
-    human::micros(ms.saturating_mul(1000))
+    format!("about {}", human::millis(ms))
 }
 
 fn whole_ms(time: Duration) -> u64 {

@@ -4,31 +4,29 @@
 //! Streamed, CRIU may have read what it took for whole images and succeeded although the daemon found damage or
 //! went away: the daemon's word counts too, and such a restore has failed.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
-use permafrost_client::control::ControlError;
-use permafrost_client::criu::options::{Operation, PassedOn};
-use permafrost_client::criu::{Criu, Finished, Run};
-use permafrost_client::origin::ProcessStat;
-use permafrost_client::processes;
-use permafrost_client::scratch::Scratch;
+use permafrost_criu::options::{Operation, PassedOn};
+use permafrost_criu::origin::ProcessStat;
+use permafrost_criu::scratch::Scratch;
+use permafrost_criu::{Criu, Finished, Run, processes};
 use permafrost_protocol::control::{Checkpoint, request};
 use permafrost_protocol::images::RestoreStats;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::table::facts;
+use permafrost_transport::control::ControlError;
 use rustix::process::{Pid, WaitOptions};
 use serde::Serialize;
 
 use crate::cli::RestoreArguments;
-use crate::context::Context;
 use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::dump::name_of;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
-use crate::table::facts;
 use crate::trust;
 
 /// How long a dead process may hold the pid of one that is restored.

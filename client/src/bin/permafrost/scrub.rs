@@ -1,13 +1,13 @@
 //! `permafrost scrub`.
 
 use permafrost_protocol::control::{DamagedCheckpoint, Scrubbed, request};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::progress::Progress;
 
 use crate::cli::ScrubArguments;
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
-use crate::progress::Progress;
 
 pub(crate) fn scrub(context: &Context, arguments: &ScrubArguments) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;

@@ -1,11 +1,10 @@
 //! `permafrost token`: who may ask a node's HTTP API.
 
 use clap::{Args, Subcommand};
-use permafrost_client::identity::{Namespaces, Scope, Scopes, Token};
+use permafrost_identity::{Namespaces, Scope, Scopes, Token};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
 use serde::Serialize;
-
-use crate::context::Context;
-use crate::failure::{Code, Failure};
 
 pub(crate) const TOKEN_EXAMPLES: &str = "\
 The token itself is printed this once; nodes keep its hash. Without --namespace it is good for all jobs. Nodes read the \
@@ -91,7 +90,7 @@ fn parse_name(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_client::identity::TokenHash;
+    use permafrost_identity::TokenHash;
 
     use super::*;
 

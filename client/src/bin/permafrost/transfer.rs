@@ -4,18 +4,18 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use permafrost_client::scratch;
+use permafrost_criu::scratch;
 use permafrost_protocol::control::{Exported, Verified, request};
 use permafrost_protocol::manifest::is_repeatable;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::progress::{Progress, Queue};
+use permafrost_terminal::table::facts;
 
 use crate::cli::{Durability, GetArguments, PutArguments, VerifyArguments};
-use crate::context::Context;
 use crate::dump::name_of;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
-use crate::progress::{Progress, Queue};
-use crate::table::facts;
 
 pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;

@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use permafrost_protocol::control::Detail;
 use permafrost_protocol::manifest::{TakenBy, namespace_of};
-
-use crate::failure::{Code, Failure};
+use permafrost_terminal::failure::{Code, Failure};
 
 /// A kind of origin that is trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]

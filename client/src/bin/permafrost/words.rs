@@ -1,9 +1,8 @@
 //! Costs and decisions in words: what `cost` and `plan` have in common.
 
 use clap::ValueEnum;
-use permafrost_protocol::api::cost::{By, Copies, Cost, Mechanism, Part, Spread};
-
-use crate::human;
+use permafrost_api_types::cost::{By, Copies, Cost, Mechanism, Part, Spread};
+use permafrost_terminal::human;
 
 /// Where a dump has to be before the task may go.
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -3,9 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use permafrost_protocol::api::problem::Problem;
-
-use crate::identity::IdentityError;
+use permafrost_api_types::problem::Problem;
+use permafrost_identity::IdentityError;
 
 /// Why a question got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +132,7 @@ fn said(problem: &Problem) -> String {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::api::problem::Kind;
+    use permafrost_api_types::problem::Kind;
 
     use super::*;
 

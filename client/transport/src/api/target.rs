@@ -11,6 +11,7 @@ use http_body_util::Full;
 use hyper::Uri;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use permafrost_identity::{Identity, https_client_trusting, server_name};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -18,7 +19,6 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::{ApiError, ApiOptions};
-use crate::identity::{Identity, https_client_trusting, server_name};
 
 /// An API's place.
 pub(super) enum Target {

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::JoinHandle;
 
-use permafrost_protocol::api::problem::Kind;
+use permafrost_api_types::problem::Kind;
 
 use super::*;
 

@@ -159,7 +159,7 @@ impl PeerError {
         }
     }
 
-    pub(crate) fn identity(error: &crate::identity::IdentityError) -> Self {
+    pub(crate) fn identity(error: &permafrost_identity::IdentityError) -> Self {
         Self::Identity {
             reason: error.to_string(),
         }

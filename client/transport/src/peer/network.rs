@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::reset::{Ids, ResetKey};
+use permafrost_identity::{Peer, ReloadingIdentity, Role, Tenure, server_name};
 use permafrost_protocol::wire::message::{Hello, Reply, reply, request};
 use quinn::{Connection, Endpoint, EndpointConfig, TokioRuntime, VarInt};
 use tokio::runtime::Handle;
 
+use super::reset::{Ids, ResetKey};
 use super::router::Router;
 use super::stream::{self, within};
 use super::{ApiStream, Options, PeerError, code, socket};
-use crate::identity::{Peer, ReloadingIdentity, Role, Tenure, server_name};
 
 /// Where nodes are.
 pub trait Addresses: Send + Sync + 'static {
@@ -185,7 +185,8 @@ impl Network {
         &self.0.options
     }
 
-    pub(crate) fn hello(&self) -> Hello {
+    /// Returns the Hello that this node introduces itself with.
+    pub fn hello(&self) -> Hello {
         stream::hello(self.0.identity.current().name(), &self.0.region)
     }
 

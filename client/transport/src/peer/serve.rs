@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use permafrost_identity::{Peer, ReloadingIdentity};
 use permafrost_protocol::control;
 use permafrost_protocol::wire::conversation::{check_hello, check_request};
 use permafrost_protocol::wire::message::{Done, Hello, Reply, Request, reply, request};
@@ -21,7 +22,6 @@ use super::reset::ResetKey;
 use super::router::Router;
 use super::stream::{self, within};
 use super::{Options, PeerError, code};
-use crate::identity::{Peer, ReloadingIdentity};
 use crate::shares::Shares;
 
 /// A stream on which a peer speaks HTTP.

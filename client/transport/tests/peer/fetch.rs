@@ -1,8 +1,8 @@
 //! Checkpoints on their way out.
 
-use permafrost_client::peer::{Compression, FetchReader, Options, PeerError};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
+use permafrost_transport::peer::{Compression, FetchReader, Options, PeerError};
 
 use super::site::{Event, Site, content, deadline, ping};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::{DumpSender, Options, PeerError};
+use permafrost_transport::peer::{DumpSender, Options, PeerError};
 
 use super::site::{Site, content, deadline, dump_request, finish, send, send_all};
 

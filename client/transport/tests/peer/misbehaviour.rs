@@ -3,12 +3,12 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use permafrost_client::identity::Role;
-use permafrost_client::peer::{DumpSender, Options};
+use permafrost_identity::Role;
 use permafrost_protocol::control::framing;
 use permafrost_protocol::wire::VERSION;
 use permafrost_protocol::wire::frame::HEADER_BYTES;
 use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
+use permafrost_transport::peer::{DumpSender, Options};
 use quinn::{Connection, RecvStream};
 
 use super::site::{Event, LONG, Random, Site, content, deadline, dump_request, finish, ping, send};

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::{Compression, DumpSender, Options, PeerError};
+use permafrost_transport::peer::{Compression, DumpSender, Options, PeerError};
 
 use super::site::{
     Event, LONG, Random, Site, commit, content, deadline, dump_request, finish, ping, send,

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::{Authority, Order, Peer, ReloadingIdentity, Role};
-use permafrost_client::peer::{
-    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, PeerError, Replies,
-};
+use permafrost_identity::{Authority, Order, Peer, ReloadingIdentity, Role};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{
     Closed, Commit, Committed, Done, Prepared, reply, request,
+};
+use permafrost_transport::peer::{
+    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, PeerError, Replies,
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;

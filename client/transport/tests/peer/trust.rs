@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use permafrost_client::identity::{Authority, Denial, Order, ReloadingIdentity, Role};
-use permafrost_client::peer::{Network, Options, PeerError};
+use permafrost_identity::{Authority, Denial, Order, ReloadingIdentity, Role};
+use permafrost_transport::peer::{Network, Options, PeerError};
 
 use super::site::{Site, deadline, ping};
 

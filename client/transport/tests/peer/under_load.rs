@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_client::identity::Role;
-use permafrost_client::peer::Options;
+use permafrost_identity::Role;
+use permafrost_transport::peer::Options;
 
 use super::site::{LONG, Site, deadline, ping};
 

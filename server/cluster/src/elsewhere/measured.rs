@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use permafrost_client::peer::{Frame, PeerError};
-
-use crate::costs::Costs;
+use permafrost_metering::costs::Costs;
+use permafrost_transport::peer::{Frame, PeerError};
 
 /// What a node sends.
 type Frames = Box<dyn Iterator<Item = Result<Frame, PeerError>>>;
@@ -59,7 +58,7 @@ mod tests {
     use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 
     use super::*;
-    use crate::costs::CostsConfig;
+    use permafrost_metering::costs::CostsConfig;
 
     #[test]
     fn what_was_read_says_how_fast_the_link_is_at_least() {

@@ -8,7 +8,7 @@
 //!
 //! ```ignore
 //! // A network of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.
-//! let network = Network::new(runtime, any, identity, region, addresses, permafrost_client::remote::transport())?;
+//! let network = Network::new(runtime, any, identity, region, addresses, permafrost_agent::remote::transport())?;
 //! let nodes = cluster.nodes();
 //! let peers = Peers::new(network, move || nodes.live(), &name, domain, deadline);
 //! store.look_elsewhere(Arc::new(peers));
@@ -22,21 +22,16 @@ mod order;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::peer::{Network, PeerError};
-use permafrost_client::remote::{self, Arriving, Holders};
+use permafrost_agent::remote::{self, Arriving, Holders};
+use permafrost_metering::costs::Costs;
 use permafrost_protocol::wire::message::request;
+use permafrost_store::Elsewhere;
+use permafrost_transport::peer::{Network, PeerError};
 
 use self::measured::Measured;
-use crate::cluster::{FailureDomain, NodesView};
-use crate::costs::Costs;
+use crate::{FailureDomain, NodesView};
 
 pub use order::nearest_first;
-
-/// The other nodes, as a store reads from them. All methods may be called on many threads at once.
-pub trait Elsewhere: Holders {
-    /// Of `holders`, those to ask, in this order; never this node.
-    fn in_order(&self, holders: &[String]) -> Vec<String>;
-}
 
 /// The nodes of a cluster, over QUIC.
 pub struct Peers {

@@ -1,6 +1,6 @@
 //! Whom to ask first: a pure function of what is known of the nodes.
 
-use crate::cluster::{FailureDomain, NodesView};
+use crate::{FailureDomain, NodesView};
 
 /// `holders` but for `node` itself: those that are alive before those that may not be, and of each the same host
 /// first, then the same rack, the same zone, and the others; then by name.
@@ -38,7 +38,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cluster::{LiveNode, MemberState, NodeFacts};
+    use crate::{LiveNode, MemberState, NodeFacts};
 
     fn domain(zone: &str, rack: &str, host: &str) -> FailureDomain {
         FailureDomain {

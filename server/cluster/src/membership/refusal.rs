@@ -1,8 +1,9 @@
 //! Why a node is not let in.
 
-use crate::cluster::etcd::Failure;
-use crate::cluster::values::ValueError;
-use crate::store::StoreError;
+use permafrost_store::StoreError;
+
+use crate::etcd::Failure;
+use crate::values::ValueError;
 
 /// Why a node cannot register, apart from an etcd that does not answer.
 #[derive(Debug, thiserror::Error)]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
+use permafrost_store::clock::unix_ms;
 
 use super::{Keeper, Refusal};
-use crate::clock::unix_ms;
-use crate::cluster::etcd::Failure;
-use crate::cluster::fence::{Registration, Tick};
-use crate::cluster::values::{Json as _, Member, MemberState, Node, NodeFacts, VERSION};
+use crate::etcd::Failure;
+use crate::fence::{Registration, Tick};
+use crate::values::{Json as _, Member, MemberState, Node, NodeFacts, VERSION};
 
 impl Keeper {
     /// Makes the registration: (1) nobody else is there; (2) a lease; (3) the node's key, bound to it, if still

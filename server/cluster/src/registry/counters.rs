@@ -1,10 +1,10 @@
 //! Counters of generations: a number is handed out once, whatever becomes of it.
 
 use etcd_client::{Compare, CompareOp, Txn, TxnOp};
+use permafrost_store::StoreError;
 
 use super::{Inner, damaged};
-use crate::cluster::fence::Registration;
-use crate::store::StoreError;
+use crate::fence::Registration;
 
 impl Inner {
     pub(super) async fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {

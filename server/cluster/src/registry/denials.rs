@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
-use permafrost_client::identity::MAX_DENIALS;
+use permafrost_identity::MAX_DENIALS;
+use permafrost_store::StoreError;
 
 use super::{EtcdRegistry, Inner, damaged};
-use crate::cluster::values::{DenialList, Json as _, VERSION};
-use crate::store::StoreError;
+use crate::values::{DenialList, Json as _, VERSION};
 
 impl EtcdRegistry {
     /// Adds to the list.

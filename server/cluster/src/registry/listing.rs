@@ -1,12 +1,11 @@
 //! Reading what is listed, all of it as of one revision.
 
 use etcd_client::GetOptions;
+use permafrost_store::{Registered, StoreError};
 
 use super::{Inner, entry};
-use crate::cluster::Registered;
-use crate::cluster::data::Mark;
-use crate::cluster::keys::end_of;
-use crate::store::StoreError;
+use crate::data::Mark;
+use crate::keys::end_of;
 
 /// Entries in one answer: some 100 KiB, far below the 4 MiB that a client takes.
 const PAGE: i64 = 500;

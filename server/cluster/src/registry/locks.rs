@@ -5,11 +5,11 @@ use std::sync::{Arc, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use permafrost_store::StoreError;
 
 use super::Inner;
-use crate::cluster::etcd::Failure;
-use crate::cluster::values::{Holder, Json as _, VERSION};
-use crate::store::StoreError;
+use crate::etcd::Failure;
+use crate::values::{Holder, Json as _, VERSION};
 
 /// How long letting a lock go may hold its holder up; after that it goes on in the background.
 const UNLOCK_WAIT: Duration = Duration::from_secs(1);

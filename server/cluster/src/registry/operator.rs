@@ -1,13 +1,12 @@
 //! The registry beside its checkpoints: which data it is, who leads, what an operator says of nodes.
 
 use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
+use permafrost_store::{Registered, StoreError};
 
 use super::{EtcdRegistry, Inner, damaged};
-use crate::cluster::Registered;
-use crate::cluster::data::Mark;
-use crate::cluster::etcd::Failure;
-use crate::cluster::values::{Holder, Json as _, Member, MemberState};
-use crate::store::StoreError;
+use crate::data::Mark;
+use crate::etcd::Failure;
+use crate::values::{Holder, Json as _, Member, MemberState};
 
 impl EtcdRegistry {
     /// Which data etcd has.

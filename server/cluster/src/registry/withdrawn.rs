@@ -4,12 +4,12 @@
 //! whose certificate they trust.
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
-use permafrost_client::identity::Role;
+use permafrost_identity::Role;
 use permafrost_protocol::control::Checkpoint;
+use permafrost_store::StoreError;
 
 use super::{EtcdRegistry, Inner};
-use crate::cluster::values::{Json as _, VERSION, Withdrawal};
-use crate::store::StoreError;
+use crate::values::{Json as _, VERSION, Withdrawal};
 
 /// Lifetime of a record, seconds: a node that has been away for less drops its copy when it comes back.
 const WITHDRAWN_S: i64 = 30 * 86_400;
@@ -60,7 +60,7 @@ impl EtcdRegistry {
 impl Inner {
     /// Puts the word of this node that a checkpoint was taken off the list, where it was under `key`.
     pub(super) async fn say_withdrawn(&self, id: &str, key: &str) -> Result<TxnOp, StoreError> {
-        let sign = |identity: &std::sync::Arc<permafrost_client::identity::ReloadingIdentity>| {
+        let sign = |identity: &std::sync::Arc<permafrost_identity::ReloadingIdentity>| {
             identity.sign(statement(id, key).as_bytes())
         };
         let signed = self.identity.as_ref().map(sign).transpose();

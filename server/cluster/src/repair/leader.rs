@@ -8,12 +8,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use permafrost_store::Registry;
+
 use super::planner::{Job, Planned, Planner};
 use super::progress::Progress;
 use super::steps::{Peers, Steps, Undone, View};
 use super::thread::{Stop, Worker};
 use super::timing::Timing;
-use crate::cluster::{MemberState, NodesView, Registry};
+use crate::{MemberState, NodesView};
 
 /// How often it is looked whether there is anything to look at.
 const TICK: Duration = Duration::from_millis(500);

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use permafrost_protocol::control::Checkpoint;
-
-use crate::cluster::Registered;
+use permafrost_store::Registered;
 
 /// What repair needs to know of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use permafrost_protocol::control::Checkpoint;
+use permafrost_store::{ContentDigest, Registered};
 
 use super::plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
 use super::timing::Timing;
-use crate::cluster::placement::{Wanted, place};
-use crate::cluster::{LiveNode, MemberState, NodesView, Registered};
-use crate::replication::ContentDigest;
+use crate::placement::{Wanted, place};
+use crate::{LiveNode, MemberState, NodesView};
 
 /// Copies planned at once, for each node.
 const COPIES_A_NODE: usize = 64;

@@ -7,15 +7,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::{FetchReader, Network};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::message::{Commit, request};
+use permafrost_store::{ContentDigest, ReplicaDump, ReplicaRequest, Store, StoreError};
+use permafrost_transport::peer::{FetchReader, Network};
 
 use self::intake::{Failure, Intake};
 use super::throttle::Throttle;
-use crate::replication::ContentDigest;
-use crate::store::{ReplicaDump, ReplicaRequest, Store, StoreError};
 
 /// How long a node may take to agree to a fetch: it may have to compute the digest of a checkpoint of an old format.
 const OPENING: Duration = Duration::from_secs(20);
@@ -209,8 +208,8 @@ impl Puller {
         let elapsed = since.elapsed();
         let mut dump = intake.finish(claimed)?;
         // In the background it was as fast as it was allowed to be.
-        if let Some(costs) = self.store.costs().filter(|_| !request.background) {
-            costs.copied(node, bytes, elapsed);
+        if let Some(observer) = self.store.observer().filter(|_| !request.background) {
+            observer.copied(node, bytes, elapsed);
         }
         let sealed = if again {
             dump.commit_again(&commit)

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::{Network, PeerError};
 use permafrost_protocol::control::{Checkpoint, ErrorCode};
 use permafrost_protocol::wire::message::{Verified, reply, request};
+use permafrost_store::{ContentDigest, Registry, StoreError};
+use permafrost_transport::peer::{Network, PeerError};
 
 use super::planner::{Job, Task};
 use super::progress::Progress;
-use crate::cluster::{Leader, Nodes, NodesView, Registry};
-use crate::replication::ContentDigest;
-use crate::store::StoreError;
+use crate::{Leader, Nodes, NodesView};
 
 /// Time for a small request.
 const SOON: Duration = Duration::from_secs(15);

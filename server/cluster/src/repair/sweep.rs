@@ -9,11 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_protocol::control::Checkpoint;
+use permafrost_store::{Registered, Registry, Store, StoreError};
 
 use super::plan::wanted_copies;
 use super::thread::{Stop, Worker};
-use crate::cluster::{Registered, Registry};
-use crate::store::{Store, StoreError};
 
 /// What the daemon knows and the sweep does not. Asked at every sweep.
 pub trait Standing: Send + Sync {

@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::{FrameSink, PeerError};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
-
-use crate::store::Store;
+use permafrost_store::Store;
+use permafrost_transport::peer::{FrameSink, PeerError};
 
 /// What counts as full speed until it has been measured, bytes a second: half of a gigabit link.
 const UNMEASURED: u64 = 64 << 20;

@@ -15,23 +15,21 @@ mod refusal;
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use permafrost_client::peer::{DumpSender, Network, PeerError};
+use permafrost_metering::costs::Costs;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::frame::{Coding, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::{Commit, request};
+use permafrost_store::{ContentDigest, Copies, CopiesRequest, Durability, Replicate, StoreError};
+use permafrost_transport::peer::{DumpSender, Network, PeerError};
 use tokio::runtime::Handle;
 
 use self::links::Links;
 use self::refusal::too_few_nodes;
-use super::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
-use crate::cluster::LiveNode;
-use crate::costs::Costs;
-use crate::store::StoreError;
+use crate::LiveNode;
 
 /// How long the nodes may take to agree to a dump. Nothing is frozen yet.
 const OPENING: Duration = Duration::from_secs(5);
@@ -57,9 +55,9 @@ pub trait View: Send + Sync {
     fn live(&self) -> Vec<LiveNode>;
 }
 
-impl View for crate::cluster::Nodes {
+impl View for crate::Nodes {
     fn live(&self) -> Vec<LiveNode> {
-        crate::cluster::Nodes::live(self).nodes
+        crate::Nodes::live(self).nodes
     }
 }
 

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use permafrost_store::clock::unix_ms;
+use permafrost_store::{Checked, Held, PagesRead, StoreError};
+
 use super::pace::Pace;
 use super::schedule::{Next, Why};
 use super::{Scrubber, candidate};
-use crate::clock::unix_ms;
-use crate::store::{Checked, Held, PagesRead, StoreError};
 
 /// How long nothing is looked for at most: what was sealed meanwhile has its turn in days.
 const NAP: Duration = Duration::from_secs(60);

@@ -3,9 +3,9 @@
 use std::sync::PoisonError;
 
 use permafrost_protocol::control;
+use permafrost_store::{Checked, Held, PagesRead};
 
 use super::Scrubber;
-use crate::store::{Checked, Held, PagesRead};
 
 /// Who has healed a damaged checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
+use permafrost_store::private;
 use serde::{Deserialize, Serialize};
-
-use crate::private;
 
 /// Version of the file.
 const VERSION: u32 = 1;

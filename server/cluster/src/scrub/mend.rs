@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use permafrost_protocol::control;
 use permafrost_protocol::wire::message::request;
+use permafrost_store::{DamagedPage, Object, Store, StoreError};
 
 use crate::repair::Puller;
-use crate::store::{DamagedPage, Object, Store, StoreError};
 
 /// Heals damaged copies from those of other nodes.
 pub trait Mend: Send + Sync {

@@ -47,11 +47,10 @@ use std::time::{Duration, Instant};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_protocol::wire::message::Verified;
+use permafrost_store::clock::unix_ms;
+use permafrost_store::{Checked, Count, Held, PagesRead, Progress, Scrub, Store, StoreError};
 
 use self::schedule::{Candidate, Schedule};
-use crate::clock::unix_ms;
-use crate::costs::ScrubDone;
-use crate::store::{Checked, Count, Held, PagesRead, Progress, Scrub, Store, StoreError};
 
 pub use mend::{Mend, MendByPull};
 
@@ -334,11 +333,8 @@ impl Scrub for Scrubber {
             let Some(checked) = checked else { continue };
             scrubbed.checkpoints += 1;
             scrubbed.pages += checked.pages;
-            if let Some(costs) = self.store.costs() {
-                costs.scrubbed(&ScrubDone {
-                    bytes: checked.read_bytes,
-                    elapsed: since.elapsed(),
-                });
+            if let Some(observer) = self.store.observer() {
+                observer.scrubbed(checked.read_bytes, since.elapsed());
             }
             let damaged = self.conclude(held, checked, Some(&mut read));
             scrubbed.damaged.extend(damaged);

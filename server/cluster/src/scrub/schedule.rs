@@ -8,8 +8,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use permafrost_pmem::Checkpoint;
-
-use crate::store::PagesRead;
+use permafrost_store::PagesRead;
 
 /// A damaged checkpoint is looked at again after so long: a node that holds it may be back.
 const RETRY: Duration = Duration::from_secs(3600);

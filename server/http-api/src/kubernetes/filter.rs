@@ -4,7 +4,7 @@
 //! checkpoint waits, by its own annotation, while no node that is there holds it: then no node will do, and preempting
 //! somebody changes nothing.
 
-use permafrost_protocol::api::jobs::Checkpoint;
+use permafrost_api_types::jobs::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 
 use super::inner::{Inner, Refused};

@@ -7,14 +7,14 @@ use hyper::header::CONTENT_TYPE;
 use hyper::service::Service as _;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::service::TowerToHyperService;
-use permafrost_protocol::api::jobs::{CheckpointsAnswer, JobsAnswer};
-use permafrost_protocol::api::nodes::{Node, NodesAnswer};
-use permafrost_protocol::api::problem::{Kind, Problem};
+use permafrost_api_types::jobs::{CheckpointsAnswer, JobsAnswer};
+use permafrost_api_types::nodes::{Node, NodesAnswer};
+use permafrost_api_types::problem::{Kind, Problem};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::caller::Caller;
-use crate::api::problem::respond;
+use crate::caller::Caller;
+use crate::problem::respond;
 
 /// Nodes of a page: as many as there may be.
 const PAGE: &str = "10000";
@@ -59,14 +59,14 @@ impl Inner {
             let Some(next) = page.next else {
                 return Ok((nodes, page.answered_by));
             };
-            let after = permafrost_client::api::encoded(&next);
+            let after = permafrost_transport::api::encoded(&next);
             path = format!("/v1/nodes?limit={PAGE}&after={after}");
         }
     }
 
     /// A job, if there is one that the caller sees.
     pub(super) async fn job(&self, job: &str) -> Result<Option<JobsAnswer>, Refused> {
-        let job = permafrost_client::api::encoded(job);
+        let job = permafrost_transport::api::encoded(job);
         unless_missing(self.get(&format!("/v1/jobs?job={job}")).await)
     }
 
@@ -75,7 +75,7 @@ impl Inner {
         &self,
         job: &str,
     ) -> Result<Option<CheckpointsAnswer>, Refused> {
-        let job = permafrost_client::api::encoded(job);
+        let job = permafrost_transport::api::encoded(job);
         unless_missing(
             self.get(&format!("/v1/checkpoints?limit={PAGE}&job={job}"))
                 .await,

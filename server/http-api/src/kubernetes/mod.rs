@@ -26,7 +26,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use hyper::header::CONTENT_TYPE;
 use hyper_util::service::TowerToHyperService;
-use permafrost_protocol::api::problem::Kind;
+use permafrost_api_types::problem::Kind;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -8,16 +8,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use permafrost_protocol::api::cost::{Detail, Mechanism};
-use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer};
-use permafrost_protocol::api::preempt::{Preempt, PreemptAnswer};
-use permafrost_protocol::api::quantity::{Bytes, Seconds};
-use permafrost_protocol::api::task::Task;
+use permafrost_api_types::cost::{Detail, Mechanism};
+use permafrost_api_types::estimate::{Estimate, EstimateAnswer};
+use permafrost_api_types::preempt::{Preempt, PreemptAnswer};
+use permafrost_api_types::quantity::{Bytes, Seconds};
+use permafrost_api_types::task::Task;
+use permafrost_store::clock::unix_ms;
 
 use super::inner::{Inner, Refused, read};
 use super::sites::Sites;
 use super::types::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, Pod, Victims};
-use crate::clock::unix_ms;
 
 /// Nodes are as good as the cheapest if they cost no more than this times as much: predictions are no better.
 const AS_GOOD: f64 = 1.1;

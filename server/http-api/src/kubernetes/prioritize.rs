@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use permafrost_protocol::api::cost::Detail;
-use permafrost_protocol::api::resume::{Resume, ResumeAnswer, Resumption};
+use permafrost_api_types::cost::Detail;
+use permafrost_api_types::resume::{Resume, ResumeAnswer, Resumption};
 
 use super::inner::{Inner, Refused, read};
 use super::sites::Sites;

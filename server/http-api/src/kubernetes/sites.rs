@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use permafrost_protocol::api::nodes::{Node, NodeState};
+use permafrost_api_types::nodes::{Node, NodeState};
 
 /// Nodes of Permafrost by what Kubernetes may call their machines: by their own names, and by the host of their failure
 /// domains.

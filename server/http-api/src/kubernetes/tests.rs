@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::body::to_bytes;
-use permafrost_protocol::api::events::Event;
-use permafrost_protocol::api::figures::StartFigures;
-use permafrost_protocol::api::reserve::{Reservation, Reserve};
+use permafrost_api_types::events::Event;
+use permafrost_api_types::figures::StartFigures;
+use permafrost_api_types::reserve::{Reservation, Reserve};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
@@ -13,13 +13,13 @@ use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing, What};
 use permafrost_scheduling::quantity::{BytesPerSecond, Seconds};
 use permafrost_scheduling::size::{Basis, DumpKind, Memory, Prediction};
+use permafrost_store::StoreError;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::api::source::{NodeEntry, Refusal, Source};
-use crate::api::{Api, router};
-use crate::store::StoreError;
+use crate::source::{NodeEntry, Refusal, Source};
+use crate::{Api, router};
 
 const GIB: u64 = 1 << 30;
 
@@ -435,7 +435,7 @@ async fn it_takes_the_scope_read() {
     *request.method_mut() = hyper::Method::POST;
     *request.uri_mut() = "/v1/kubernetes/filter".parse().unwrap();
     let mut caller = Caller::local("token x");
-    caller.scopes = crate::api::caller::Scopes::NONE;
+    caller.scopes = crate::caller::Scopes::NONE;
     request.extensions_mut().insert(caller);
     use hyper::service::Service as _;
     let response = TowerToHyperService::new(router)

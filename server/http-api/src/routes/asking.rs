@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::api::problem::Failure;
-use crate::api::source::{Refusal, Source};
-use crate::api::{Api, limits};
+use crate::problem::Failure;
+use crate::source::{Refusal, Source};
+use crate::{Api, limits};
 
 /// Asks the daemon. A thread that does not come back keeps its turn: there is a bounded number of them.
 pub(super) async fn ask<T: Send + 'static>(

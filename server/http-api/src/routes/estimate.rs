@@ -5,19 +5,19 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use permafrost_protocol::api::cost::{Detail, Mechanism};
-use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer, Estimated};
-use permafrost_protocol::api::text::Text;
+use permafrost_api_types::cost::{Detail, Mechanism};
+use permafrost_api_types::estimate::{Estimate, EstimateAnswer, Estimated};
+use permafrost_api_types::text::Text;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::{Copies, Cost, NoCost, NodeFigures};
 use permafrost_scheduling::preempt::{Site, cost_of};
 
-use crate::api::body::{Asked, Stop, answered, parse, to_json};
-use crate::api::caller::Caller;
-use crate::api::openapi::Unread;
-use crate::api::problem::Failure;
-use crate::api::tasks::{self, Swaps};
-use crate::api::{Api, say};
+use crate::body::{Asked, Stop, answered, parse, to_json};
+use crate::caller::Caller;
+use crate::openapi::Unread;
+use crate::problem::Failure;
+use crate::tasks::{self, Swaps};
+use crate::{Api, say};
 
 /// What each way of preempting each task would cost on each node.
 #[utoipa::path(
@@ -34,7 +34,7 @@ use crate::api::{Api, say};
         Unread
     )
 )]
-pub(in crate::api) async fn estimate(
+pub(crate) async fn estimate(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,

@@ -7,15 +7,15 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::sse::{Event as Line, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
-use permafrost_protocol::api::events::Event;
+use permafrost_api_types::events::Event;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::api::caller::Caller;
-use crate::api::openapi::Unasked;
-use crate::api::problem::Failure;
-use crate::api::shares::Share;
-use crate::api::{Api, limits};
+use crate::caller::Caller;
+use crate::openapi::Unasked;
+use crate::problem::Failure;
+use crate::shares::Share;
+use crate::{Api, limits};
 
 /// What changes, as it changes. Only what comes after the connection; a reader that is too slow is told how many it has
 /// missed.
@@ -29,7 +29,7 @@ use crate::api::{Api, limits};
         Unasked
     )
 )]
-pub(in crate::api) async fn events(
+pub(crate) async fn events(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Sse<impl Stream<Item = Result<Line, Infallible>>>, Failure> {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use permafrost_protocol::api::figures::StartFigures;
+use permafrost_api_types::figures::StartFigures;
 
 use super::asking::ask;
-use crate::api::Api;
-use crate::api::body::{parse, read};
-use crate::api::openapi::Unread;
-use crate::api::problem::Failure;
+use crate::Api;
+use crate::body::{parse, read};
+use crate::openapi::Unread;
+use crate::problem::Failure;
 
 /// Sets the figures that the node which answers starts from, until it has measured its own.
 #[utoipa::path(
@@ -29,7 +29,7 @@ use crate::api::problem::Failure;
     ),
     security((), ("bearer" = ["operate"]), ("mtls" = ["operate"]))
 )]
-pub(in crate::api) async fn install(
+pub(crate) async fn install(
     State(api): State<Arc<Api>>,
     request: Request,
 ) -> Result<StatusCode, Failure> {

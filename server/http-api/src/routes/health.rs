@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use permafrost_protocol::api::problem::Problem;
+use permafrost_api_types::problem::Problem;
 
-use crate::api::Api;
-use crate::api::body::no_world;
-use crate::api::problem::Failure;
+use crate::Api;
+use crate::body::no_world;
+use crate::problem::Failure;
 
 /// The process answers.
 #[utoipa::path(
@@ -19,7 +19,7 @@ use crate::api::problem::Failure;
     responses((status = 200, description = "It answers.", body = str, content_type = "text/plain")),
     security(())
 )]
-pub(in crate::api) async fn healthz() -> &'static str {
+pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
@@ -35,7 +35,7 @@ pub(in crate::api) async fn healthz() -> &'static str {
     ),
     security(())
 )]
-pub(in crate::api) async fn readyz(State(api): State<Arc<Api>>) -> Response {
+pub(crate) async fn readyz(State(api): State<Arc<Api>>) -> Response {
     if api.world().is_none() {
         return no_world().into_response();
     }

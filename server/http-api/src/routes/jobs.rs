@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::http::Uri;
 use axum::{Extension, Json};
-use permafrost_protocol::api;
-use permafrost_protocol::api::jobs::{CheckpointsAnswer, JobsAnswer, ListQuery};
-use permafrost_protocol::api::problem::{Kind, Problem};
+
+use permafrost_api_types::jobs::{CheckpointsAnswer, JobsAnswer, ListQuery};
+use permafrost_api_types::problem::{Kind, Problem};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_scheduling::figure::{Figure, Missing, What};
@@ -16,12 +16,12 @@ use permafrost_scheduling::quantity::Bytes;
 use permafrost_scheduling::size::{DumpKind, Memory};
 
 use super::paging;
-use crate::api::body::no_world;
-use crate::api::caller::Caller;
-use crate::api::openapi::Unasked;
-use crate::api::problem::Failure;
-use crate::api::world::{Job, Jobs, World};
-use crate::api::{Api, say};
+use crate::body::no_world;
+use crate::caller::Caller;
+use crate::openapi::Unasked;
+use crate::problem::Failure;
+use crate::world::{Job, Jobs, World};
+use crate::{Api, say};
 
 /// Jobs: how old and how large the last checkpoint of each is, who holds it, and how large the next will be.
 #[utoipa::path(
@@ -37,7 +37,7 @@ use crate::api::{Api, say};
         Unasked
     )
 )]
-pub(in crate::api) async fn jobs(
+pub(crate) async fn jobs(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     uri: Uri,
@@ -80,7 +80,7 @@ pub(in crate::api) async fn jobs(
         Unasked
     )
 )]
-pub(in crate::api) async fn checkpoints(
+pub(crate) async fn checkpoints(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     uri: Uri,
@@ -161,7 +161,13 @@ fn name(checkpoint: &Checkpoint) -> String {
     format!("{}@{}", checkpoint.job, checkpoint.generation)
 }
 
-fn told(api: &Api, world: &World, jobs: &Jobs, name: &str, job: &Job) -> api::jobs::Job {
+fn told(
+    api: &Api,
+    world: &World,
+    jobs: &Jobs,
+    name: &str,
+    job: &Job,
+) -> permafrost_api_types::jobs::Job {
     let last = job.last();
     let next = |dump| {
         let predicted = match last {
@@ -180,7 +186,7 @@ fn told(api: &Api, world: &World, jobs: &Jobs, name: &str, job: &Job) -> api::jo
         };
         say::bytes(&figure, 0.0)
     };
-    api::jobs::Job {
+    permafrost_api_types::jobs::Job {
         job: name.to_owned(),
         checkpoints: job.checkpoints.len() as u64,
         last: last.map(|last| line(jobs, world.own_name(), last)),
@@ -189,8 +195,8 @@ fn told(api: &Api, world: &World, jobs: &Jobs, name: &str, job: &Job) -> api::jo
     }
 }
 
-fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> api::jobs::Checkpoint {
-    api::jobs::Checkpoint {
+fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> permafrost_api_types::jobs::Checkpoint {
+    permafrost_api_types::jobs::Checkpoint {
         checkpoint: name(of),
         job: of.job.clone(),
         generation: of.generation,

@@ -21,7 +21,7 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use permafrost_protocol::api::problem::Kind;
+use permafrost_api_types::problem::Kind;
 
 use super::caller::{Caller, Scope};
 use super::problem::{self, Failure};

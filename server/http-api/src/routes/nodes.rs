@@ -5,21 +5,19 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::Uri;
-use permafrost_protocol::api::nodes::{
-    Link, Node, NodesAnswer, NodesQuery, Queue, RateOfSize, Tier,
-};
-use permafrost_protocol::api::problem::{Kind, Problem};
+use permafrost_api_types::nodes::{Link, Node, NodesAnswer, NodesQuery, Queue, RateOfSize, Tier};
+use permafrost_api_types::problem::{Kind, Problem};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
 use super::paging;
-use crate::api::body::no_world;
-use crate::api::openapi::Unasked;
-use crate::api::problem::Failure;
-use crate::api::source::{NodeEntry, QueueLength};
-use crate::api::world::{self, World};
-use crate::api::{Api, say};
+use crate::body::no_world;
+use crate::openapi::Unasked;
+use crate::problem::Failure;
+use crate::source::{NodeEntry, QueueLength};
+use crate::world::{self, World};
+use crate::{Api, say};
 
 /// The nodes that keep images: how fast they are, how long their queues are, and how fresh that is.
 #[utoipa::path(
@@ -35,7 +33,7 @@ use crate::api::{Api, say};
         Unasked
     )
 )]
-pub(in crate::api) async fn nodes(
+pub(crate) async fn nodes(
     State(api): State<Arc<Api>>,
     uri: Uri,
 ) -> Result<Json<NodesAnswer>, Failure> {

@@ -2,11 +2,11 @@
 
 use axum::extract::Query;
 use axum::http::Uri;
-use permafrost_protocol::api::problem::Kind;
+use permafrost_api_types::problem::Kind;
 use serde::de::DeserializeOwned;
 
-use crate::api::limits;
-use crate::api::problem::Failure;
+use crate::limits;
+use crate::problem::Failure;
 
 /// The parameters of a query, or a problem that names the one which is wrong.
 pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use permafrost_protocol::api::figure::{Figure, Known};
-use permafrost_protocol::api::place::{Place, PlaceAnswer, Placed, PlacedOn, Placement};
-use permafrost_protocol::api::problem::Kind;
-use permafrost_protocol::api::text::Text;
+use permafrost_api_types::figure::{Figure, Known};
+use permafrost_api_types::place::{Place, PlaceAnswer, Placed, PlacedOn, Placement};
+use permafrost_api_types::problem::Kind;
+use permafrost_api_types::text::Text;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::{self, Missing, What};
 use permafrost_scheduling::place::Wanted;
 use permafrost_scheduling::quantity::Bytes;
 use permafrost_scheduling::size::{DumpKind, Memory};
 
-use crate::api::body::{Asked, Stop, answered, parse, to_json};
-use crate::api::caller::Caller;
-use crate::api::openapi::Unread;
-use crate::api::problem::Failure;
-use crate::api::{Api, limits, say, tasks};
+use crate::body::{Asked, Stop, answered, parse, to_json};
+use crate::caller::Caller;
+use crate::openapi::Unread;
+use crate::problem::Failure;
+use crate::{Api, limits, say, tasks};
 
 /// Where dumps of a size, or of jobs, and their copies go.
 #[utoipa::path(
@@ -35,7 +35,7 @@ use crate::api::{Api, limits, say, tasks};
         Unread
     )
 )]
-pub(in crate::api) async fn place(
+pub(crate) async fn place(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,

@@ -6,21 +6,21 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use permafrost_protocol::api::cost::{By, Detail};
-use permafrost_protocol::api::preempt::{
+use permafrost_api_types::cost::{By, Detail};
+use permafrost_api_types::preempt::{
     Next, OnUnknownNode, Preempt, PreemptAnswer, Total, Undecided, Victim,
 };
-use permafrost_protocol::api::task::Task;
+use permafrost_api_types::task::Task;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::Resources;
 use permafrost_scheduling::preempt::{self, Candidate, Choice, Plan, Site, Terms};
 use permafrost_scheduling::quantity::Ratio;
 
-use crate::api::body::{Asked, Stop, answered, parse, to_json};
-use crate::api::caller::Caller;
-use crate::api::openapi::Unread;
-use crate::api::problem::Failure;
-use crate::api::{Api, say, tasks};
+use crate::body::{Asked, Stop, answered, parse, to_json};
+use crate::caller::Caller;
+use crate::openapi::Unread;
+use crate::problem::Failure;
+use crate::{Api, say, tasks};
 
 /// Whom to preempt for resources that are wanted, and how; or how each of the candidates would be preempted.
 #[utoipa::path(
@@ -42,7 +42,7 @@ use crate::api::{Api, say, tasks};
         Unread
     )
 )]
-pub(in crate::api) async fn preempt(
+pub(crate) async fn preempt(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,

@@ -6,15 +6,15 @@ use std::time::Duration;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use permafrost_protocol::api::problem::{Kind, Problem};
-use permafrost_protocol::api::reserve::{Reservation, Reserve};
+use permafrost_api_types::problem::{Kind, Problem};
+use permafrost_api_types::reserve::{Reservation, Reserve};
 
 use super::asking::ask;
-use crate::api::body::{no_world, parse, read};
-use crate::api::caller::Caller;
-use crate::api::openapi::{Unasked, Unread};
-use crate::api::problem::Failure;
-use crate::api::{Api, limits};
+use crate::body::{no_world, parse, read};
+use crate::caller::Caller;
+use crate::openapi::{Unasked, Unread};
+use crate::problem::Failure;
+use crate::{Api, limits};
 
 /// Longest token that is passed on, bytes.
 const TOKEN_BYTES: usize = 200;
@@ -35,7 +35,7 @@ const TOKEN_BYTES: usize = 200;
     ),
     security((), ("bearer" = ["reserve"]), ("mtls" = ["reserve"]))
 )]
-pub(in crate::api) async fn reserve(
+pub(crate) async fn reserve(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,
@@ -103,7 +103,7 @@ fn charged(caller: &Caller, named: Option<String>) -> Result<Option<String>, Fai
     ),
     security((), ("bearer" = ["reserve"]), ("mtls" = ["reserve"]))
 )]
-pub(in crate::api) async fn cancel(
+pub(crate) async fn cancel(
     State(api): State<Arc<Api>>,
     token: Result<Path<String>, axum::extract::rejection::PathRejection>,
 ) -> Result<StatusCode, Failure> {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use permafrost_protocol::api;
-use permafrost_protocol::api::cost::Detail;
-use permafrost_protocol::api::problem::Kind;
-use permafrost_protocol::api::resume::{
+
+use permafrost_api_types::cost::Detail;
+use permafrost_api_types::problem::Kind;
+use permafrost_api_types::resume::{
     RankedNode, Restart, Resume, ResumeAnswer, Resumption, UnknownNode,
 };
-use permafrost_protocol::api::text::Text;
+use permafrost_api_types::text::Text;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_scheduling::NodeId;
@@ -21,12 +21,12 @@ use permafrost_scheduling::figure::{Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond};
 use permafrost_scheduling::resume::{Offer, Preference, rank};
 
-use crate::api::body::{Asked, Stop, answered, parse, to_json};
-use crate::api::caller::Caller;
-use crate::api::openapi::Unread;
-use crate::api::problem::Failure;
-use crate::api::world::{Jobs, is_resumable};
-use crate::api::{Api, limits, say, tasks};
+use crate::body::{Asked, Stop, answered, parse, to_json};
+use crate::caller::Caller;
+use crate::openapi::Unread;
+use crate::problem::Failure;
+use crate::world::{Jobs, is_resumable};
+use crate::{Api, limits, say, tasks};
 
 /// Nodes that are looked at beyond those that are answered: how fast an image comes to them is not in their order.
 const MORE: usize = 8;
@@ -50,7 +50,7 @@ static NO_HOLDER: SizedRates = SizedRates::uniform(Figure::Unknown {
         Unread
     )
 )]
-pub(in crate::api) async fn resume(
+pub(crate) async fn resume(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,
@@ -160,7 +160,7 @@ impl<'a> Ranking<'a> {
         name: &'a Text<'_>,
         checkpoint: &'a Checkpoint,
         jobs: &'a Jobs,
-    ) -> api::resume::Ranked<'a> {
+    ) -> permafrost_api_types::resume::Ranked<'a> {
         let world = self.asked.world;
         let image = Image::new(self.asked, checkpoint, jobs);
         let nodes = match &self.named {
@@ -195,9 +195,9 @@ impl<'a> Ranking<'a> {
             });
         }
         let preference = match self.request.preference {
-            api::resume::Preference::Local => Preference::Local,
-            api::resume::Preference::Remote => Preference::Remote,
-            api::resume::Preference::None => Preference::None,
+            permafrost_api_types::resume::Preference::Local => Preference::Local,
+            permafrost_api_types::resume::Preference::Remote => Preference::Remote,
+            permafrost_api_types::resume::Preference::None => Preference::None,
         };
         let ranking = rank(image.size, &offers, preference);
         unknown.extend(ranking.unknown.iter().map(|(node, why)| UnknownNode {
@@ -205,7 +205,7 @@ impl<'a> Ranking<'a> {
             why: why.to_string(),
         }));
         let ranked = ranking.nodes.iter().take(self.limit);
-        api::resume::Ranked {
+        permafrost_api_types::resume::Ranked {
             checkpoint: name.borrowed(),
             generation: checkpoint.generation,
             size_bytes: image.size.count(),
@@ -326,7 +326,11 @@ fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
 }
 
 /// Pages that are waited for come one by one: at the rate of the smallest transfers, the slower of medium and link.
-fn lazy(how: api::resume::Lazy, read: &SizedRates, lacks: Option<&MissingPages<'_>>) -> Lazy {
+fn lazy(
+    how: permafrost_api_types::resume::Lazy,
+    read: &SizedRates,
+    lacks: Option<&MissingPages<'_>>,
+) -> Lazy {
     let page = Bytes::new(4096);
     let slower = |a: Figure<BytesPerSecond>, b: Figure<BytesPerSecond>| match (a.known(), b.known())
     {

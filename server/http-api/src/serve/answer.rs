@@ -15,6 +15,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderN
 use hyper::service::Service as _;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::service::TowerToHyperService;
+use permafrost_audit::{Audit, Event, Who};
 use permafrost_protocol::control::{self, ErrorCode};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
@@ -23,9 +24,8 @@ use super::buckets::Buckets;
 use super::door::Place;
 use super::refusal::Refusal;
 use super::tokens::Tokens;
-use crate::api::caller::{Caller, Scope};
-use crate::api::shares::Shares;
-use crate::audit::{Audit, Event, Who};
+use crate::caller::{Caller, Scope};
+use crate::shares::Shares;
 
 /// Named in the log and in the answer, so that one is found by the other.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

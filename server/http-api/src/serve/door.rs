@@ -1,19 +1,18 @@
 //! One socket or port: who comes is let in, shaken hands with, and served until they go.
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use std::{fmt, io};
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use permafrost_client::identity::{Peer, ReloadingIdentity, Tenure};
-use permafrost_client::peer::{ApiServer, ApiStream};
+use permafrost_identity::{Peer, ReloadingIdentity, Tenure};
+use permafrost_transport::peer::{ApiServer, ApiStream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Handle;
@@ -25,8 +24,8 @@ use super::answer::{Conversation, Known, Shared};
 use super::patient::Patient;
 use super::remove_socket;
 use super::strangers::{Stranger, Strangers};
-use crate::api::caller::Caller;
-use crate::api::shares::Share;
+use crate::caller::Caller;
+use crate::shares::Share;
 
 /// After there was no descriptor for a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);

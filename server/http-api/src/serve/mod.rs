@@ -23,8 +23,9 @@ use std::sync::atomic::AtomicU64;
 
 use axum::Router;
 use hyper_util::service::TowerToHyperService;
-use permafrost_client::identity::{IdentityError, ReloadingIdentity};
-use permafrost_client::peer::ApiServer;
+use permafrost_audit::Audit;
+use permafrost_identity::{IdentityError, ReloadingIdentity};
+use permafrost_transport::peer::ApiServer;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -32,17 +33,14 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use uuid::Uuid;
 
-use crate::audit::Audit;
-
+use crate::shares::Shares;
 use answer::{Shared, body_units};
 use buckets::Buckets;
 use door::{Door, Guard, PeerDoor};
 use tokens::{LOOK_EVERY, Tokens};
 
-use crate::api::shares::Shares;
-
-pub use crate::private_file::PrivateFileError;
 pub use limits::{Limits, Rate};
+pub use permafrost_store::private_file::PrivateFileError;
 
 /// Name of the socket, which lies beside the control socket.
 pub const SOCKET: &str = "api.sock";

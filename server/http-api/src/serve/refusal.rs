@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::Body;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
-use permafrost_protocol::api::problem::{Kind, MEDIA_TYPE, Problem, URN};
+use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem, URN};
 
 /// Why a request does not come to the router.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,10 +19,10 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1::SendRequest;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use permafrost_client::identity::{
+use permafrost_api_types::problem::Problem;
+use permafrost_identity::{
     Authority, Identity, Namespaces, Order, ReloadingIdentity, Role, TokenHash,
 };
-use permafrost_protocol::api::problem::Problem;
 use rustls::pki_types::ServerName;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -30,7 +30,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::api::caller::Caller;
+use crate::caller::Caller;
 
 const LOCALHOST: &str = "127.0.0.1:0";
 
@@ -186,9 +186,7 @@ async fn by_tls(
             .unwrap()
             .https_client_config()
             .unwrap(),
-        None => {
-            permafrost_client::identity::https_client_trusting(&place.path("n1/ca.pem")).unwrap()
-        }
+        None => permafrost_identity::https_client_trusting(&place.path("n1/ca.pem")).unwrap(),
     };
     let stream = TcpStream::connect(server.address().unwrap()).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();

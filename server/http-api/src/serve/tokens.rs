@@ -8,12 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::identity::{Namespaces, Scope, TokenHash};
+use permafrost_identity::{Namespaces, Scope, TokenHash};
+use permafrost_store::private_file::{FileKind, PrivateFile, PrivateFileError, Unusable, lines};
 
-use crate::api::caller::{Caller, every_namespace};
-use crate::private_file::{FileKind, PrivateFile, PrivateFileError, Unusable, lines};
+use crate::caller::{Caller, every_namespace};
 
-pub(super) use crate::private_file::LOOK_EVERY;
+pub(super) use permafrost_store::private_file::LOOK_EVERY;
 
 /// Longest name.
 const MAX_NAME_BYTES: usize = 64;

@@ -4,25 +4,25 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use permafrost_protocol::api::nodes::NodeClass;
+use permafrost_api_types::nodes::NodeClass;
 use permafrost_scheduling::cost::NodeFigures;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing};
 use permafrost_scheduling::place::{self, Domain, Places};
 use permafrost_scheduling::quantity::{Bytes, Seconds};
 use permafrost_scheduling::resume::Readers;
 use permafrost_scheduling::{NodeId, estimator::SizedRates};
+use permafrost_store::StoreError;
 
 use super::names::{Names, Numbers};
 use super::{Jobs, Links, Node, World};
-use crate::api::source::{NodeEntry, Source};
-use crate::store::StoreError;
+use crate::source::{NodeEntry, Source};
 
 /// Numbers of names that are gone are kept until there are so many more than are in use.
 const SPARE_NUMBERS: usize = 4096;
 
 /// What lasts from one snapshot to the next.
 #[derive(Debug, Default)]
-pub(in crate::api) struct Builder {
+pub(crate) struct Builder {
     nodes: Numbers<String>,
     zones: Numbers<String>,
     racks: Numbers<(String, String)>,
@@ -48,13 +48,13 @@ struct Indexed {
 
 impl Builder {
     /// Lists the checkpoints. Blocks as the source does.
-    pub(in crate::api) fn jobs(source: &dyn Source) -> Result<Jobs, StoreError> {
+    pub(crate) fn jobs(source: &dyn Source) -> Result<Jobs, StoreError> {
         let taken = Instant::now();
         Ok(Jobs::new(taken, source.checkpoints()?))
     }
 
     /// Looks at all nodes. Blocks as the source does.
-    pub(in crate::api) fn world(&mut self, source: &dyn Source, jobs: Option<Arc<Jobs>>) -> World {
+    pub(crate) fn world(&mut self, source: &dyn Source, jobs: Option<Arc<Jobs>>) -> World {
         let taken = Instant::now();
         let entries = source.nodes();
         let own = Arc::from(source.own_name());

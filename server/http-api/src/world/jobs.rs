@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
-
-use crate::clock::unix_ms;
+use permafrost_store::clock::unix_ms;
 
 /// Kind of a checkpoint that can be resumed.
 const RESUMABLE: &str = "full";
 
 /// All jobs that have checkpoints.
 #[derive(Debug)]
-pub(in crate::api) struct Jobs {
+pub(crate) struct Jobs {
     taken: Instant,
     taken_unix_ms: u64,
     /// By name.
@@ -25,20 +24,20 @@ pub(in crate::api) struct Jobs {
 
 /// A job.
 #[derive(Debug, Default)]
-pub(in crate::api) struct Job {
+pub(crate) struct Job {
     /// By generation.
-    pub(in crate::api) checkpoints: Vec<Checkpoint>,
+    pub(crate) checkpoints: Vec<Checkpoint>,
     /// The place of the newest that can be resumed.
     last: Option<usize>,
 }
 
 impl Job {
     /// The newest that can be resumed.
-    pub(in crate::api) fn last(&self) -> Option<&Checkpoint> {
+    pub(crate) fn last(&self) -> Option<&Checkpoint> {
         self.checkpoints.get(self.last?)
     }
 
-    pub(in crate::api) fn generation(&self, generation: u64) -> Option<&Checkpoint> {
+    pub(crate) fn generation(&self, generation: u64) -> Option<&Checkpoint> {
         let at = self
             .checkpoints
             .binary_search_by_key(&generation, |checkpoint| checkpoint.generation);
@@ -47,7 +46,7 @@ impl Job {
 }
 
 /// Whether a task can be resumed from it.
-pub(in crate::api) fn is_resumable(checkpoint: &Checkpoint) -> bool {
+pub(crate) fn is_resumable(checkpoint: &Checkpoint) -> bool {
     checkpoint.kind == RESUMABLE
 }
 
@@ -87,30 +86,30 @@ impl Jobs {
     }
 
     /// Since they were listed.
-    pub(in crate::api) fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         self.taken.elapsed()
     }
 
     /// Whether all that was listed is as it was then or later.
-    pub(in crate::api) fn listed_since(&self, time: Instant) -> bool {
+    pub(crate) fn listed_since(&self, time: Instant) -> bool {
         self.taken >= time
     }
 
     /// Since a checkpoint was sealed: by the clocks on the walls until it was listed, by our own since then.
-    pub(in crate::api) fn age_of(&self, checkpoint: &Checkpoint) -> Duration {
+    pub(crate) fn age_of(&self, checkpoint: &Checkpoint) -> Duration {
         let then = self
             .taken_unix_ms
             .saturating_sub(checkpoint.created_unix_ms);
         Duration::from_millis(then).saturating_add(self.age())
     }
 
-    pub(in crate::api) fn get(&self, name: &str) -> Option<&Job> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Job> {
         let (_, job) = self.jobs.get(*self.places.get(name)?)?;
         Some(job)
     }
 
     /// A checkpoint by its name; without a generation the newest that can be resumed.
-    pub(in crate::api) fn find(&self, name: &CheckpointRef) -> Option<&Checkpoint> {
+    pub(crate) fn find(&self, name: &CheckpointRef) -> Option<&Checkpoint> {
         let job = self.get(name.job.as_str())?;
         match name.generation {
             Some(generation) => job.generation(generation),
@@ -119,13 +118,13 @@ impl Jobs {
     }
 
     /// By name, those after one.
-    pub(in crate::api) fn after(&self, name: Option<&str>) -> impl Iterator<Item = (&str, &Job)> {
+    pub(crate) fn after(&self, name: Option<&str>) -> impl Iterator<Item = (&str, &Job)> {
         let first = name.map_or(0, |name| self.behind(|other| other <= name));
         self.at_place(first)
     }
 
     /// By name, from one on.
-    pub(in crate::api) fn from(&self, name: &str) -> impl Iterator<Item = (&str, &Job)> {
+    pub(crate) fn from(&self, name: &str) -> impl Iterator<Item = (&str, &Job)> {
         self.at_place(self.behind(|other| other < name))
     }
 

@@ -7,7 +7,7 @@ use permafrost_scheduling::estimator::SizedRates;
 
 /// Bandwidths of one node's links.
 #[derive(Clone, Debug, Default)]
-pub(in crate::api) struct Links {
+pub(crate) struct Links {
     /// By name.
     named: Vec<(String, SizedRates)>,
     /// Places of those among them that are nodes of the snapshot and have been measured, by number.
@@ -39,7 +39,7 @@ impl Links {
     }
 
     /// All, by name.
-    pub(in crate::api) fn named(&self) -> impl Iterator<Item = (&str, &SizedRates)> {
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&str, &SizedRates)> {
         self.named
             .iter()
             .map(|(name, rates)| (name.as_str(), rates))

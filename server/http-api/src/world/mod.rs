@@ -8,7 +8,7 @@ mod names;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use permafrost_protocol::api::nodes::NodeState;
+use permafrost_api_types::nodes::NodeState;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::{NodeFigures, Replica};
 use permafrost_scheduling::estimator::SizedRates;

@@ -7,7 +7,7 @@ use permafrost_scheduling::NodeId;
 
 /// The nodes of a snapshot.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::api) struct Names {
+pub(crate) struct Names {
     ids: HashMap<Arc<str>, NodeId>,
     /// By name.
     order: Vec<(Arc<str>, NodeId)>,
@@ -23,20 +23,20 @@ impl Names {
         Self { ids, order }
     }
 
-    pub(in crate::api) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.order.len()
     }
 
-    pub(in crate::api) fn id(&self, name: &str) -> Option<NodeId> {
+    pub(crate) fn id(&self, name: &str) -> Option<NodeId> {
         self.ids.get(name).copied()
     }
 
-    pub(in crate::api) fn in_order(&self) -> impl Iterator<Item = (&str, NodeId)> {
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = (&str, NodeId)> {
         self.order.iter().map(|(name, id)| (name.as_ref(), *id))
     }
 
     /// Those whose names come after this one.
-    pub(in crate::api) fn after(&self, name: &str) -> impl Iterator<Item = (&str, NodeId)> {
+    pub(crate) fn after(&self, name: &str) -> impl Iterator<Item = (&str, NodeId)> {
         let first = self
             .order
             .partition_point(|(other, _)| other.as_ref() <= name);

@@ -5,44 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_scheduling::estimator::Direction;
-use permafrost_scheduling::quantity::{Bytes, Seconds};
-use permafrost_scheduling::size::{DumpKind, Memory};
+use permafrost_scheduling::quantity::Bytes;
+use permafrost_scheduling::size::DumpKind;
+use permafrost_store::{Beginning, Expected};
 
 use super::channels::Lane;
 use super::measure::Costs;
 
 /// What was opened and brings no byte for so long holds nobody up.
 const QUIET: Duration = Duration::from_secs(10);
-
-/// A dump that begins.
-#[derive(Clone, Debug)]
-pub struct Beginning<'a> {
-    /// Job; empty if unknown.
-    pub job: &'a str,
-    /// Program of its root process; empty if unknown.
-    pub program: &'a str,
-    /// Full, or compared with the checkpoint before it.
-    pub kind: DumpKind,
-    /// Copies are made while it streams.
-    pub copied: bool,
-    /// The task's memory, as far as anybody looked.
-    pub memory: Memory,
-    /// Counts its bytes as they come.
-    pub moved: Arc<AtomicU64>,
-}
-
-/// What is expected of a dump or a restore, medians.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Expected {
-    /// Bytes that will be stored; of a restore those that will be read.
-    pub stored: Bytes,
-    /// Bytes that will be moved.
-    pub moved: Bytes,
-    /// How long they will take, with what else is running. `None`: the bandwidth was never measured.
-    pub transfer: Option<Seconds>,
-    /// The same and what it takes whatever its size. `None`: that was never measured.
-    pub whole: Option<Seconds>,
-}
 
 /// Something under way.
 #[derive(Debug)]

@@ -18,16 +18,16 @@ use permafrost_protocol::control;
 use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused, Transfer};
 use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
 use permafrost_scheduling::size::{Accuracy, DumpKind, Dumped, Memory, SizePredictor};
+use permafrost_store::clock::unix_ms;
+use permafrost_store::{DumpDone, Event, Expected, RestoreDone};
 use tokio::sync::broadcast;
 
-use super::begin::{Expected, Running};
+use super::begin::Running;
 use super::channels::{Lane, Peers};
 use super::ended::{Ended, Whole};
-use super::events::Event;
 use super::jobs::Jobs;
 use super::report::QueueReport;
 use super::start::Starting;
-use crate::clock::unix_ms;
 
 /// The daemon's beginning, as the figures count time: figures of earlier runs lie before it. Ten years, microseconds.
 const BEGINNING_US: u64 = 315_360_000_000_000;
@@ -61,65 +61,6 @@ impl Default for CostsConfig {
             jobs: 10_000,
         }
     }
-}
-
-/// The bytes of a dump on their way in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Transferred {
-    /// From the first byte to CLOSE answered: everything durable, here and where else it was asked for.
-    pub elapsed: Duration,
-    /// Of that, spent waiting for copies on other nodes.
-    pub waited: Duration,
-    /// Bytes that all dumps and copies brought to this node meanwhile, this dump's included.
-    pub all_bytes: u64,
-}
-
-/// A dump that is a checkpoint now.
-#[derive(Clone, Debug)]
-pub struct DumpDone<'a> {
-    /// Job; empty for a parked one.
-    pub job: &'a str,
-    /// Program of its root process; empty if unknown.
-    pub program: &'a str,
-    /// Generation; 0 for a parked one.
-    pub generation: u64,
-    /// Checkpoint id.
-    pub id: &'a str,
-    /// Full, or compared with the checkpoint before it.
-    pub kind: DumpKind,
-    /// Copies were made while it streamed.
-    pub copied: bool,
-    /// Bytes that came from the task.
-    pub moved_bytes: u64,
-    /// Bytes that it takes of the region.
-    pub stored_bytes: u64,
-    /// The task's memory just before, as far as anybody looked.
-    pub memory: Memory,
-    /// How its bytes came.
-    pub transferred: Transferred,
-    /// From the opening of the session to the seal. `None` where nobody opened it before its first byte.
-    pub whole: Option<Duration>,
-    /// What was expected of it.
-    pub expected: Option<Expected>,
-}
-
-/// A restore that was served to its end.
-#[derive(Clone, Debug)]
-pub struct RestoreDone<'a> {
-    /// What was read.
-    pub checkpoint: &'a control::Checkpoint,
-    /// Bytes of images given.
-    pub bytes: u64,
-    /// From the request to the first byte asked for: CRIU starts. `None` where nothing has to start.
-    pub start: Option<Duration>,
-    /// From then on to the end.
-    pub elapsed: Duration,
-    /// Bytes that all restores were given meanwhile, this one's included.
-    pub all_bytes: u64,
-    /// This node's own copy was read.
-    pub here: bool,
-    /// What was expected of it.
-    pub expected: Option<Expected>,
 }
 
 /// Something read in order to be verified.
@@ -506,7 +447,7 @@ impl Costs {
     }
 
     /// Tells whoever listens; made only where somebody does.
-    pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
+    pub fn tell(&self, event: impl FnOnce() -> Event) {
         if self.events.receiver_count() > 0 {
             // The last one has just gone.
             let _ = self.events.send(event());

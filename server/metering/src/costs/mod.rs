@@ -11,24 +11,22 @@
 mod begin;
 mod channels;
 mod ended;
-mod events;
 mod jobs;
 mod measure;
+mod observer;
 mod predict;
 mod probe;
 mod publish;
 mod report;
 mod start;
 
-pub use begin::{Beginning, Expected, Ticket};
-pub use events::Event;
-pub use measure::{
-    Comparisons, Costs, CostsConfig, DumpDone, Numbers, RestoreDone, ScrubDone, Transferred,
-};
-pub(crate) use probe::noise;
+pub use begin::Ticket;
+pub use measure::{Comparisons, Costs, CostsConfig, Numbers, ScrubDone};
+pub use observer::Learning;
+pub use probe::noise;
 pub use probe::{LINK_PROBE_BYTES, Links, PROBE_BYTES, Prober, Probing};
 pub use publish::Publication;
-pub(crate) use report::lenient_report;
+pub use report::lenient_report;
 pub use report::{Believed, NodeReport, QueueReport, Reports, believe};
 pub use start::{StartError, StartFigures, StartSample, StartWhat};
 

@@ -4,8 +4,9 @@ use permafrost_scheduling::estimator::{Direction, SizedRates};
 use permafrost_scheduling::figure::{Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use permafrost_scheduling::size::{DumpKind, Memory, Prediction};
+use permafrost_store::Expected;
 
-use super::begin::{Expected, Running};
+use super::begin::Running;
 use super::channels::Lane;
 use super::measure::{Costs, State};
 

@@ -18,11 +18,11 @@ use permafrost_pmem::{PAGE_SIZE, ShadowError};
 use permafrost_scheduling::estimator::Direction;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::quantity::Bytes;
+use permafrost_store::Store;
 
 use super::channels::Lane;
 use super::measure::{Costs, ScrubDone};
 use super::report::NodeReport;
-use crate::store::Store;
 
 /// What is written or read: enough that its rate is not its latency, and a tenth of a second on a disk.
 pub const PROBE_BYTES: u64 = 16 << 20;
@@ -314,7 +314,7 @@ fn is_idle(report: &NodeReport) -> bool {
 }
 
 /// Bytes that neither compress nor repeat: what dumps are made of at worst.
-pub(crate) fn noise(len_bytes: usize) -> Vec<u8> {
+pub fn noise(len_bytes: usize) -> Vec<u8> {
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     let mut noise = vec![0; len_bytes];
     for bytes in noise.chunks_mut(8) {

@@ -19,7 +19,7 @@ use super::measure::{Costs, State};
 use super::predict::first_known;
 
 pub use believe::{Believed, Reports, believe};
-pub(crate) use lenient::report as lenient_report;
+pub use lenient::report as lenient_report;
 
 /// Change of a figure that is worth telling: 5 %.
 const WORTH_TELLING: f64 = 0.05;

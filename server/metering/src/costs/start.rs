@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused, Transfer};
 use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
+use permafrost_store::clock::unix_ms;
+use permafrost_store::private;
 use serde::{Deserialize, Serialize};
 
 use super::channels::Lane;
 use super::measure::{Costs, State};
-use crate::clock::unix_ms;
-use crate::private;
 
 /// Version of the file.
 const VERSION: u32 = 1;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use permafrost_scheduling::quantity::Bytes;
 use permafrost_scheduling::size::{DumpKind, Memory};
+use permafrost_store::{Beginning, DumpDone, Transferred};
 
 use super::*;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use permafrost_client::host::Waits;
+use permafrost_agent::host::Waits;
 use permafrost_protocol::control;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use permafrost_scheduling::queue::{

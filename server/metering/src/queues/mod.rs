@@ -27,13 +27,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_client::host::Waits;
+use permafrost_agent::host::Waits;
 use permafrost_protocol::control::{self, request};
 use permafrost_scheduling::queue::{Priority, Token};
+use permafrost_store::{Count, Timings};
 use serde::Serialize;
 
 use self::lane::Lane;
-use crate::store::{Count, Timings};
 
 pub use error::QueuesError;
 pub use reservations::{Others, Owner, Reservations};
@@ -256,7 +256,7 @@ impl Queues {
         Lane::enter(
             lane,
             admission,
-            &mut permafrost_client::host::Patiently,
+            &mut permafrost_agent::host::Patiently,
             Some(patience),
         )
     }
@@ -339,7 +339,7 @@ impl Queues {
 }
 
 /// A token as it is written.
-pub(crate) fn token_text(token: Token) -> String {
+pub fn token_text(token: Token) -> String {
     format!("{:032x}", token.0)
 }
 

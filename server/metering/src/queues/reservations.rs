@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
+use permafrost_store::quotas::{Quotas, Usage};
 
 use super::{Direction, Queues, QueuesError};
-use crate::quotas::{Quotas, Usage};
 
 /// Places that one caller keeps at a time: a quarter of what a queue reserves by default.
 const MAX_OF_ONE: usize = 64;

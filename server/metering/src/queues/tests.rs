@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use permafrost_client::host::Patiently;
+use permafrost_agent::host::Patiently;
 
 use super::*;
 

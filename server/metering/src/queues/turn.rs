@@ -47,15 +47,16 @@ impl Turn {
         }
     }
 
-    /// What it has moved is counted there.
-    pub fn follow(&mut self, counter: Arc<AtomicU64>) {
-        self.lane.follow(self.ticket, &counter);
-        self.moved = counter;
-    }
-
     /// It turned out that there is so much to move, bytes.
     pub fn expect(&self, bytes: u64) {
         self.lane.expect(self.ticket, bytes);
+    }
+}
+
+impl permafrost_store::Turn for Turn {
+    fn follow(&mut self, counter: Arc<AtomicU64>) {
+        self.lane.follow(self.ticket, &counter);
+        self.moved = counter;
     }
 }
 

@@ -3,7 +3,7 @@
 //! The lists of requests are complete because they do not compile otherwise. What is expected stands here once more, so
 //! that a mistake in the table of rights is one in two places.
 
-use permafrost_client::identity::{Peer, Role};
+use permafrost_identity::{Peer, Role};
 use permafrost_protocol::control::{ErrorCode, reply, request as local};
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_protocol::wire::message::request as wire;

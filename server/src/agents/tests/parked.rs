@@ -1,6 +1,6 @@
 //! Parked sessions: whose they are, and who may adopt or discard them.
 
-use permafrost_client::identity::Role;
+use permafrost_identity::Role;
 use permafrost_protocol::control::{ErrorCode, request};
 
 use super::site::Site;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use permafrost_client::identity::Role;
+use permafrost_identity::Role;
+use permafrost_metering::queues::{Owner, Queues, QueuesOptions, Reservations};
 use permafrost_protocol::control::{ErrorCode, reply, request};
+use permafrost_store::Adoption;
 
 use super::site::{Site, load_quotas};
-use crate::queues::{Owner, Queues, QueuesOptions, Reservations};
-use crate::store::Adoption;
 
 #[test]
 fn a_namespace_stores_no_more_checkpoints_than_it_may() {

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use permafrost_client::identity::Role;
+use permafrost_cluster::Operate;
+use permafrost_identity::Role;
 use permafrost_protocol::control::{
     self, ErrorCode, NodeList, NodeStatus, Rebuilt, reply, request as local,
 };
 use permafrost_protocol::wire::message::request;
+use permafrost_store::StoreError;
 
 use super::site::Site;
-use crate::cluster::Operate;
-use crate::store::StoreError;
 
 #[test]
 fn a_checkpoint_that_is_compared_with_must_be_ones_own_to_read() {

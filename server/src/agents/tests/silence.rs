@@ -1,6 +1,6 @@
 //! An agent that falls silent in the middle of a dump: nothing of it stays.
 
-use permafrost_client::identity::Role;
+use permafrost_identity::Role;
 use permafrost_protocol::control::{ErrorCode, reply, request};
 
 use super::site::Site;

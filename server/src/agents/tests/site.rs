@@ -5,9 +5,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use permafrost_client::frontend::PageSink;
-use permafrost_client::identity::{Authority, Namespaces, Order, Peer, Role};
-use permafrost_client::peer::{Frame, FrameSink, FrameSource, Handler as _, PeerError, Replies};
+use permafrost_criu::frontend::PageSink;
+use permafrost_identity::{Authority, Namespaces, Order, Peer, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::{self, Checkpoint};
 use permafrost_protocol::images::{Mapping, mm_name, write_mappings};
@@ -15,14 +14,15 @@ use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
+use permafrost_store::catalog::SledCatalog;
+use permafrost_store::quotas::Quotas;
+use permafrost_store::{Place, Retention, SessionRequest, Store, StoreError};
+use permafrost_transport::peer::{Frame, FrameSink, FrameSource, Handler as _, PeerError, Replies};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 use super::super::Agents;
-use crate::catalog::SledCatalog;
 use crate::peers::NodeHandler;
-use crate::quotas::Quotas;
-use crate::store::{Place, Retention, SessionRequest, Store, StoreError};
 
 const REGION_BYTES: u64 = 32 << 20;
 const PID: u32 = 7;

@@ -1,10 +1,7 @@
 //! Copies of a dump on other nodes, while it streams.
 //!
-//! The store knows only the two traits here: [`Replicate`] begins the copies of a session, [`Copies`] takes what
-//! the session takes. A copy that fails is dropped or replaced behind them; what the session is told is only whether
-//! enough nodes hold the dump.
-
-mod fanout;
+//! [`Replicate`] begins the copies of a session, [`Copies`] takes what the session takes. A copy that fails is dropped or replaced
+//! behind them; what the session is told is only whether enough nodes hold the dump.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -13,9 +10,7 @@ use std::time::Duration;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 
-use crate::store::StoreError;
-
-pub use fanout::{FanOut, FanOutStats, View};
+use crate::StoreError;
 
 /// SHA-256 over what a dump holds, wherever and however it is stored.
 pub type ContentDigest = [u8; 32];

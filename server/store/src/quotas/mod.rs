@@ -10,8 +10,8 @@ mod error;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use permafrost_client::host::arguments::parse_size;
-use permafrost_client::identity::{ALL_NAMESPACES, Namespaces};
+use permafrost_agent::host::arguments::parse_size;
+use permafrost_identity::{ALL_NAMESPACES, Namespaces};
 
 pub use self::error::QuotaError;
 use crate::private_file::{FileKind, LOOK_EVERY, PrivateFile, PrivateFileError, Unusable, lines};

@@ -8,7 +8,7 @@ use super::super::dump::Dump;
 use super::super::images::OpenImage;
 use super::super::{StoreError, digest};
 use super::{invalid, out_of_order};
-use crate::replication::ContentDigest;
+use crate::ContentDigest;
 
 /// The spaces are in; images come.
 pub(super) struct Closed {

@@ -7,7 +7,7 @@ use super::{Phase, Session};
 
 /// A session that is being sealed. Dropped before [`Sealing::done`] (an error, a panic), the session has failed,
 /// and lets go of its job.
-pub(in crate::store) struct Sealing<'a> {
+pub(crate) struct Sealing<'a> {
     session: &'a Session,
     done: bool,
 }
@@ -21,7 +21,7 @@ impl<'a> Sealing<'a> {
     }
 
     /// Returns why sealing fails: because the session was discarded meanwhile, or else with `error`.
-    pub(in crate::store) fn explain(&self, error: StoreError) -> StoreError {
+    pub(crate) fn explain(&self, error: StoreError) -> StoreError {
         match &self.session.state().phase {
             Phase::Failed { code, reason } => self.session.failed(*code, reason),
             _ => error,
@@ -32,7 +32,7 @@ impl<'a> Sealing<'a> {
     ///
     /// # Errors
     /// It has been discarded.
-    pub(in crate::store) fn images_are_in(&self) -> Result<(), StoreError> {
+    pub(crate) fn images_are_in(&self) -> Result<(), StoreError> {
         let mut state = self.session.state();
         match &state.phase {
             Phase::Failed { code, reason } => Err(self.session.failed(*code, reason)),
@@ -44,7 +44,7 @@ impl<'a> Sealing<'a> {
     }
 
     /// It is a checkpoint now; the next dump of the job may begin.
-    pub(in crate::store) fn done(mut self) {
+    pub(crate) fn done(mut self) {
         self.done = true;
         // Unlocking asks the registry: not under the session's own lock.
         let mut state = self.session.state();
@@ -55,7 +55,7 @@ impl<'a> Sealing<'a> {
     }
 
     /// It did not become one.
-    pub(in crate::store) fn failed(mut self, error: &StoreError) {
+    pub(crate) fn failed(mut self, error: &StoreError) {
         self.fail(error.code(), &error.to_string());
     }
 

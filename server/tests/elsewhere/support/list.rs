@@ -3,8 +3,7 @@
 use std::sync::Mutex;
 
 use permafrost_protocol::control::Checkpoint;
-use permafrost_server::cluster::{JobLock, Registered, Registry};
-use permafrost_server::store::StoreError;
+use permafrost_store::{JobLock, Registered, Registry, StoreError};
 /// The registry: a list, the same for all nodes.
 #[derive(Default)]
 pub(crate) struct List(Mutex<(Vec<Registered>, u64)>);

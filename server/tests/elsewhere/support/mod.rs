@@ -21,32 +21,31 @@ pub(crate) use self::memory::{
     Memory, PID, check_images, check_pagemap, flat, memory, small_images,
 };
 pub(crate) use self::node::{Node, Suspects, Watched};
-use permafrost_client::agent::{Agent, Node as Known, Options};
-use permafrost_client::control::{Connection, ControlError};
-use permafrost_client::framing;
-use permafrost_client::frontend::PageSink;
-use permafrost_client::host;
-use permafrost_client::identity::{Authority, Namespaces, Order, ReloadingIdentity, Role};
-use permafrost_client::peer::{self, Endpoint, Handler, Network};
-use permafrost_client::remote;
+use permafrost_agent::host;
+use permafrost_agent::remote;
+use permafrost_agent::{Agent, Node as Known, Options};
+use permafrost_audit::{Audit, AuditFile};
+use permafrost_cluster::elsewhere::Peers;
+use permafrost_cluster::repair::{Limits, Puller, Throttle};
+use permafrost_cluster::{FailureDomain, LiveNode, MemberState, NodeFacts, NodesView};
+use permafrost_criu::frontend::PageSink;
+use permafrost_identity::{Authority, Namespaces, Order, ReloadingIdentity, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::{self, Checkpoint};
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_protocol::streamer::{FileReply, FileRequest};
 use permafrost_protocol::wire::message::Commit;
 use permafrost_server::agents::Agents;
-use permafrost_server::audit::{Audit, AuditFile};
-use permafrost_server::catalog::SledCatalog;
-use permafrost_server::cluster::{
-    FailureDomain, LiveNode, MemberState, NodeFacts, NodesView, Registry,
-};
-use permafrost_server::elsewhere::Peers;
 use permafrost_server::peers::{Copying, NodeHandler};
-use permafrost_server::repair::{Limits, Puller, Throttle};
-use permafrost_server::replication::Durability;
-use permafrost_server::store::{
+use permafrost_store::Durability;
+use permafrost_store::Registry;
+use permafrost_store::catalog::SledCatalog;
+use permafrost_store::{
     Cluster, Fetched, Place, ReplicaRequest, Retention, Scrub, SessionRequest, Store, StoreError,
 };
+use permafrost_transport::control::{Connection, ControlError};
+use permafrost_transport::framing;
+use permafrost_transport::peer::{self, Endpoint, Handler, Network};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::runtime::Runtime;
 
@@ -214,7 +213,7 @@ impl Site {
             deadline: LONG,
             session_ttl: LONG,
             transport: remote::transport(),
-            denials_every: permafrost_client::agent::DENIALS_EVERY,
+            denials_every: permafrost_agent::DENIALS_EVERY,
         }));
         RunningAgent {
             agent: Some(agent.unwrap()),

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use permafrost_client::identity::Peer;
-use permafrost_client::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
+use permafrost_identity::Peer;
 use permafrost_protocol::control::{self};
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Verified, reply, request};
 use permafrost_server::peers::NodeHandler;
-use permafrost_server::store::{Progress, Scrub, Store, StoreError};
+use permafrost_store::{Progress, Scrub, Store, StoreError};
+use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
 /// What serves peers of a node: notes what is asked for, and dies when it is told to.
 pub(crate) struct Watched {
     pub(crate) inner: NodeHandler,

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 use std::time::Duration;
 
-use permafrost_client::identity::Peer;
-use permafrost_client::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
+use permafrost_identity::Peer;
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Done, reply, request};
 use permafrost_server::agents::serve_fetch;
-use permafrost_server::store::Store;
+use permafrost_store::Store;
+use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
 
 /// What a node does wrong when it is fetched from, until it is cleared.
 #[derive(Default)]

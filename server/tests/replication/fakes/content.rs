@@ -6,13 +6,12 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use permafrost_client::frontend::{PageSink, SinkError};
+use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::images::write_mappings;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
-use permafrost_server::replication::ContentDigest;
-use permafrost_server::store::{Fetched, SessionRequest, SessionSink, Store};
+use permafrost_store::{ContentDigest, Fetched, SessionRequest, SessionSink, Store};
 
 /// Pages of an address space by index.
 pub(crate) type Pages = BTreeMap<u64, [u8; PAGE_SIZE]>;

@@ -4,8 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use permafrost_protocol::control::Checkpoint;
-use permafrost_server::cluster::{JobLock, Registered, Registry};
-use permafrost_server::store::StoreError;
+use permafrost_store::{JobLock, Registered, Registry, StoreError};
 
 use super::{Shared, Step, unavailable};
 

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
-use permafrost_server::replication::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
-use permafrost_server::store::{ReplicaDump, ReplicaRequest, StoreError};
+use permafrost_store::{
+    ContentDigest, Copies, CopiesRequest, Durability, ReplicaDump, ReplicaRequest, Replicate,
+    StoreError,
+};
 
 use super::{Node, Shared, Step, name, unavailable};
 

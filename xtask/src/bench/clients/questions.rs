@@ -1,9 +1,9 @@
 //! What clients ask, and whether the answer can be right.
 
 use anyhow::{Context, Result, bail, ensure};
-use permafrost_protocol::api::cost::{Cost, Part};
-use permafrost_protocol::api::estimate::EstimateAnswer;
-use permafrost_protocol::api::preempt::PreemptAnswer;
+use permafrost_api_types::cost::{Cost, Part};
+use permafrost_api_types::estimate::EstimateAnswer;
+use permafrost_api_types::preempt::PreemptAnswer;
 use permafrost_tests::daemon::Daemon;
 use serde_json::{Value, json};
 

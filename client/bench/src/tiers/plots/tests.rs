@@ -3,8 +3,8 @@
 use std::fs;
 
 use super::*;
-use crate::bench::fit::Fit;
-use crate::bench::tiers::paper::Table3;
+use crate::fit::Fit;
+use crate::tiers::paper::Table3;
 
 /// Well-formed: every element is closed by its own name, in order. Gives all text.
 fn text_of(svg: &str) -> String {

@@ -4,16 +4,16 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use permafrost_client::control::{Connection, ControlError};
-use permafrost_client::criu::Finished;
-use permafrost_client::origin::ProcessStat;
-use permafrost_client::verdict::Verdict;
+use permafrost_criu::Finished;
+use permafrost_criu::origin::ProcessStat;
+use permafrost_criu::verdict::Verdict;
 use permafrost_protocol::control::{ErrorCode, SessionOpened, request};
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_transport::control::{Connection, ControlError};
 
 use super::{Places, Plan, Sealed};
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
 use crate::transfer::open_directory;
 
 /// Longest wait for the daemon once CRIU has rolled back.

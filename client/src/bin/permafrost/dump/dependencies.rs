@@ -5,11 +5,10 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 
-use permafrost_client::control::Connection;
-use permafrost_client::origin::ProcessStat;
-use permafrost_client::processes;
-
-use crate::failure::{Code, Failure};
+use permafrost_criu::origin::ProcessStat;
+use permafrost_criu::processes;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_transport::control::Connection;
 
 /// State of a listening TCP socket in `/proc/net/tcp` (include/net/tcp_states.h of the kernel).
 const LISTENING: &str = "0A";

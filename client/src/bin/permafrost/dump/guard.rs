@@ -6,9 +6,8 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use permafrost_client::criu::{self, FreezeLimit, Guarded};
-
-use crate::failure::{Code, Failure};
+use permafrost_criu::{FreezeLimit, Guarded};
+use permafrost_terminal::failure::{Code, Failure};
 
 #[derive(Debug, Args)]
 pub(crate) struct GuardArguments {
@@ -61,7 +60,7 @@ pub(crate) fn guard(arguments: GuardArguments) -> Result<ExitCode, Failure> {
         pre_dump: arguments.pre_dump,
         report: arguments.report,
     };
-    let status = criu::guard(&guarded, command)
+    let status = permafrost_criu::guard(&guarded, command)
         .map_err(|error| Failure::new(Code::Internal, format!("guard the freeze: {error}")))?;
     // The client reads the whole status in the report.
     let code = status.code().and_then(|code| u8::try_from(code).ok());

@@ -25,25 +25,22 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use permafrost_client::control::{Connection, ControlError};
-use permafrost_client::criu::options::{Operation, PassedOn};
-use permafrost_client::criu::{Criu, Finished, FreezeLimit};
-use permafrost_client::handover;
-use permafrost_client::memory;
-use permafrost_client::origin;
-use permafrost_client::processes::{self, Patience};
-use permafrost_client::scratch::Scratch;
-use permafrost_client::tracking::{self, Locked, Markers};
+use permafrost_criu::options::{Operation, PassedOn};
+use permafrost_criu::processes::{self, Patience};
+use permafrost_criu::scratch::Scratch;
+use permafrost_criu::tracking::{self, Locked, Markers};
+use permafrost_criu::{Criu, Finished, FreezeLimit, handover, memory, origin};
 use permafrost_protocol::control::{Checkpoint, Detail, ErrorCode, request};
 use permafrost_protocol::manifest::Origin;
+use permafrost_transport::control::{Connection, ControlError};
 
 pub(crate) use self::guard::{GuardArguments, guard};
 pub(crate) use self::report::Report;
 use crate::cli::DumpArguments;
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
 
 /// Memory for the images of a dump: everything but the pages. Ghost files may add to it.
 const IMAGES_BYTES: u64 = 32 << 20;

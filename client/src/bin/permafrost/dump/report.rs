@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::images::DumpStats;
+use permafrost_terminal::human;
+use permafrost_terminal::table::facts;
 use serde::Serialize;
 
 use super::name_of;
-use crate::human;
 use crate::inspect::copies;
-use crate::table::facts;
 
 /// What a dump prints with `--json`.
 #[derive(Debug, Serialize)]

@@ -5,25 +5,21 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use permafrost_client::control::{Connection, SOCKET_VARIABLE};
-use permafrost_client::criu::{Guarded, Run};
-use permafrost_client::handover::{self, Order};
-use permafrost_client::memory;
-use permafrost_client::processes;
-use permafrost_client::scratch;
-use permafrost_client::tree;
-use permafrost_client::verdict::{self, SealBy};
+use permafrost_criu::handover::{self, Order};
+use permafrost_criu::verdict::{self, SealBy};
+use permafrost_criu::{Guarded, Run, memory, processes, scratch, tree};
 use permafrost_protocol::control::{SessionOpened, request};
 use permafrost_protocol::manifest::Origin;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::progress::{Progress, Queue};
+use permafrost_transport::control::{Connection, SOCKET_VARIABLE};
 use rustix::process::Signal;
 
 use super::{Parent, Places, Plan, Sealed, dependencies, guard};
 use crate::cli::Durability;
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
-use crate::progress::{Progress, Queue};
 use crate::transfer::open_directory;
 
 /// How often progress is looked at while CRIU runs.

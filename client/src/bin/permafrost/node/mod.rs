@@ -6,14 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use permafrost_client::control::Connection;
 use permafrost_protocol::control::{NodeList, NodeStatus, request};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_terminal::progress::Progress;
+use permafrost_transport::control::Connection;
 
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
-use crate::progress::Progress;
 use show::{human_list, human_nodes, human_rebuilt, indented};
 
 pub(crate) const NODE_EXAMPLES: &str = "\

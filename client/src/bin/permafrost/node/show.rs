@@ -1,10 +1,10 @@
 //! Nodes, as people read them.
 
 use permafrost_protocol::control::{NodeList, NodeStatus, Rebuilt};
+use permafrost_terminal::human;
+use permafrost_terminal::table::{Align, Table, facts};
 
 use crate::dump::name_of;
-use crate::human;
-use crate::table::{Align, Table, facts};
 
 pub(super) fn human_list(list: &NodeList) -> String {
     let mut table = Table::new([

@@ -5,9 +5,8 @@ mod preempt;
 mod resume;
 
 use clap::{Args, Subcommand};
-
-use crate::context::Context;
-use crate::failure::Failure;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::Failure;
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {

@@ -1,16 +1,16 @@
 //! `permafrost plan place`.
 
 use clap::Args;
-use permafrost_client::host::arguments::parse_size;
-use permafrost_protocol::api::place::{Place, PlaceAnswer, Placed, Placement};
-use permafrost_protocol::api::quantity::Bytes;
+use permafrost_agent::host::arguments::parse_size;
+use permafrost_api_types::place::{Place, PlaceAnswer, Placed, Placement};
+use permafrost_api_types::quantity::Bytes;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::table::{Align, Table};
 
 use crate::api::{self, ApiArguments};
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
 use crate::nodes::as_of;
-use crate::table::{Align, Table};
 
 pub(super) const EXAMPLES: &str = "\
 ARRIVES IN is when a copy would be there, by what is queued and measured. Exit code 12 when there are fewer nodes with \
@@ -94,8 +94,8 @@ fn human_plan(plan: &PlaceAnswer<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::api::figure::{Figure, Known};
-    use permafrost_protocol::api::place::PlacedOn;
+    use permafrost_api_types::figure::{Figure, Known};
+    use permafrost_api_types::place::PlacedOn;
 
     use super::*;
 

@@ -4,21 +4,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-use permafrost_client::api::{Answer, ApiClient};
-use permafrost_client::host::arguments::parse_duration;
-use permafrost_client::host::arguments::parse_size;
-use permafrost_protocol::api::cost::{By, Copies, Detail};
-use permafrost_protocol::api::preempt::{Preempt, PreemptAnswer, Victim};
-use permafrost_protocol::api::quantity::{Bytes, Count, Seconds};
-use permafrost_protocol::api::task::Resources;
+use permafrost_agent::host::arguments::{parse_duration, parse_size};
+use permafrost_api_types::cost::{By, Copies, Detail};
+use permafrost_api_types::preempt::{Preempt, PreemptAnswer, Victim};
+use permafrost_api_types::quantity::{Bytes, Count, Seconds};
+use permafrost_api_types::task::Resources;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::table::{Align, Table};
+use permafrost_transport::api::{Answer, ApiClient};
 use serde_json::Value;
 
 use crate::api::{self, ApiArguments, seconds};
 use crate::candidate::{self, Known, PidOfJob, parse_pid};
-use crate::context::Context;
-use crate::failure::{Code, Failure};
 use crate::nodes::as_of;
-use crate::table::{Align, Table};
 use crate::words::{self, ByWord, CopiesWord};
 
 pub(super) const EXAMPLES: &str = "\
@@ -159,7 +158,7 @@ fn nothing_said(plan: &PreemptAnswer<'_>) -> Option<String> {
     undecided.or_else(|| plan.unknown_node.first().map(on_unknown))
 }
 
-fn on_unknown(one: &permafrost_protocol::api::preempt::OnUnknownNode<'_>) -> String {
+fn on_unknown(one: &permafrost_api_types::preempt::OnUnknownNode<'_>) -> String {
     match &one.node {
         Some(node) => format!("{}: no node is called {node}", one.task),
         None => format!("{}: it names no node", one.task),
@@ -254,7 +253,7 @@ fn human_plan(plan: &PreemptAnswer<'_>) -> String {
 /// `kill 12.0 s`: the second best way and its score.
 fn second_best(victim: &Victim<'_>) -> String {
     victim.next.map_or_else(String::new, |next| {
-        let score = crate::human::seconds(next.score_s);
+        let score = permafrost_terminal::human::seconds(next.score_s);
         format!("{} {score}", words::name(next.mechanism))
     })
 }
@@ -277,8 +276,8 @@ fn parse_cpus(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::api::cost::{Cost, Mechanism, Spread};
-    use permafrost_protocol::api::preempt::{Next, OnUnknownNode, Total, Undecided};
+    use permafrost_api_types::cost::{Cost, Mechanism, Spread};
+    use permafrost_api_types::preempt::{Next, OnUnknownNode, Total, Undecided};
 
     use super::*;
 

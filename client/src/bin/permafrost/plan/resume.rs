@@ -1,14 +1,14 @@
 //! `permafrost plan resume`.
 
 use clap::{Args, ValueEnum};
-use permafrost_protocol::api::resume::{Preference, Ranked, Resume, ResumeAnswer, Resumption};
+use permafrost_api_types::resume::{Preference, Ranked, Resume, ResumeAnswer, Resumption};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::table::{Align, Table};
 
 use crate::api::{self, ApiArguments};
-use crate::context::Context;
-use crate::failure::{Code, Failure};
-use crate::human;
 use crate::nodes::as_of;
-use crate::table::{Align, Table};
 use crate::words;
 
 pub(super) const EXAMPLES: &str = "\
@@ -152,8 +152,8 @@ fn name(ranked: &Ranked<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_protocol::api::cost::{Cost, Spread};
-    use permafrost_protocol::api::resume::{RankedNode, Restart, UnknownNode};
+    use permafrost_api_types::cost::{Cost, Spread};
+    use permafrost_api_types::resume::{RankedNode, Restart, UnknownNode};
 
     use super::*;
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use permafrost_scheduling::TaskId;
 use permafrost_scheduling::preempt::{CandidateVictim, Decision, algorithm_1};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
+use permafrost_terminal::context::Context;
 
 use super::asked;
-use crate::context::Context;
 
 /// What is known of the task when it is preempted.
 #[derive(Clone, Debug)]

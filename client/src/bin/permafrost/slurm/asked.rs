@@ -1,18 +1,18 @@
 //! What `permafrostd` advises: `POST /v1/preempt` with the task alone and the grace time as the longest delay.
 
-use permafrost_client::api::{ApiClient, ApiOptions};
-use permafrost_client::origin::ProcessStat;
-use permafrost_protocol::api::cost::{Detail, Mechanism};
-use permafrost_protocol::api::estimate::{Estimate, EstimateAnswer};
-use permafrost_protocol::api::preempt::{Preempt, PreemptAnswer};
-use permafrost_protocol::api::quantity::Seconds;
-use permafrost_protocol::api::task::Task;
+use permafrost_api_types::cost::{Detail, Mechanism};
+use permafrost_api_types::estimate::{Estimate, EstimateAnswer};
+use permafrost_api_types::preempt::{Preempt, PreemptAnswer};
+use permafrost_api_types::quantity::Seconds;
+use permafrost_api_types::task::Task;
+use permafrost_criu::origin::ProcessStat;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_transport::api::{ApiClient, ApiOptions};
 
 use super::advice::{Advice, Situation};
 use crate::api;
 use crate::candidate::{self, Known};
-use crate::context::Context;
-use crate::failure::{Code, Failure};
 
 /// Asks the daemon beside the control socket.
 ///

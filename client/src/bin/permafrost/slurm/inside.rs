@@ -7,23 +7,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use permafrost_client::control::ControlError;
 use permafrost_protocol::control::{Detail, ErrorCode, request};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_transport::control::ControlError;
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
 
-use super::RunArguments;
 use super::advice::Measured;
 use super::job::Job;
-use super::pids;
 use super::streams::Streams;
 use super::supervise::Supervisor;
 use super::task::Task;
+use super::{RunArguments, pids};
 use crate::cli::{Cli, Command, RestoreArguments};
-use crate::context::Context;
 use crate::dump::name_of;
-use crate::failure::{Code, Failure};
-use crate::interrupt::Interrupts;
 use crate::restore;
 
 /// Tells the inside from the outside: both have the same command line.

@@ -6,8 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use permafrost_protocol::manifest::check_job_name;
-
-use crate::failure::{Code, Failure};
+use permafrost_terminal::failure::{Code, Failure};
 
 /// How long slurmctld may take to answer. Its own limit (`MessageTimeout`) is 10 s by default, and `scontrol` asks more
 /// than once; a grace time is soon over.

@@ -27,10 +27,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use permafrost_client::host::arguments::parse_duration;
-
-use crate::context::Context;
-use crate::failure::Failure;
+use permafrost_agent::host::arguments::parse_duration;
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::Failure;
 
 /// Exit code for failures of this command's own, as `timeout`, `env` and container engines have it: whatever is below may
 /// be the task's.

@@ -6,13 +6,13 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ChildStdin, Command, Stdio};
 use std::thread;
 
+use permafrost_terminal::descriptors::without_inherited;
+use permafrost_terminal::failure::{Code, Failure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use super::job::Job;
 use super::{RunArguments, inside, task};
-use crate::descriptors::without_inherited;
-use crate::failure::{Code, Failure};
 
 /// Signals that are not ours alone to die of.
 const HANDED_ON: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];

@@ -10,8 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use permafrost_protocol::manifest::Manifest;
-
-use crate::failure::Failure;
+use permafrost_terminal::failure::Failure;
 
 /// First pid of a task: leaves room for this program, its threads and its helpers.
 const FIRST: u32 = 1000;

@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use permafrost_terminal::failure::{Code, Failure};
+
 use super::RunArguments;
-use crate::failure::{Code, Failure};
 
 /// What the task writes to.
 #[derive(Debug)]

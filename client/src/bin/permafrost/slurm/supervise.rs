@@ -4,8 +4,12 @@ use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use permafrost_client::control::ControlError;
 use permafrost_protocol::control::{ErrorCode, request};
+use permafrost_terminal::context::Context;
+use permafrost_terminal::failure::{Code, Failure};
+use permafrost_terminal::human;
+use permafrost_terminal::interrupt::Interrupts;
+use permafrost_transport::control::ControlError;
 
 use super::advice::{Advice, Measured, Situation, advise};
 use super::inside::{Begun, Event, parse};
@@ -14,11 +18,7 @@ use super::meaning::{Meaning, depends, meaning};
 use super::task::{End, Task, code_of_signal};
 use super::{REQUEUE, RunArguments};
 use crate::cli::{Command, DumpArguments};
-use crate::context::Context;
 use crate::dump::{self, name_of};
-use crate::failure::{Code, Failure};
-use crate::human;
-use crate::interrupt::Interrupts;
 
 /// How long nothing is looked at when nothing is due.
 const LONG: Duration = Duration::from_secs(3600);

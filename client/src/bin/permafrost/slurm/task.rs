@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::process::{Command, Stdio};
 
-use permafrost_client::origin::ProcessStat;
-use permafrost_client::processes;
+use permafrost_criu::origin::ProcessStat;
+use permafrost_criu::processes;
+use permafrost_terminal::failure::{Code, Failure};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 
 use super::inside;
 use super::streams::Streams;
-use crate::failure::{Code, Failure};
 
 /// A task, our child.
 #[derive(Clone, Copy, Debug)]

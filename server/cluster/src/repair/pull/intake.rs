@@ -2,14 +2,13 @@
 
 use std::time::Instant;
 
-use permafrost_client::peer::Frame;
 use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::wire::frame::Kind;
+use permafrost_store::{ContentDigest, ReplicaDump, StoreError};
+use permafrost_transport::peer::Frame;
 
 use super::super::throttle::{Throttle, named_bytes};
-use crate::peers::apply;
-use crate::replication::ContentDigest;
-use crate::store::{ReplicaDump, StoreError};
+use crate::replication::apply;
 
 /// Why a pull from one node failed.
 pub(super) enum Failure {

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use permafrost_client::peer::FetchReader;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
+use permafrost_store::{Object, StoreError};
+use permafrost_transport::peer::FetchReader;
 
 use super::{MAX_SOURCES, OPENING, Puller};
-use crate::store::{Object, StoreError};
 
 const PAGE_BYTES: usize = permafrost_pmem::PAGE_SIZE;
 

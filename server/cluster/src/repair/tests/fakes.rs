@@ -4,17 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use permafrost_client::peer::PeerError;
 use permafrost_protocol::control::{self, Checkpoint, ErrorCode};
 use permafrost_protocol::wire::message::request;
+use permafrost_store::{JobLock, Registered, Registry, StoreError};
+use permafrost_transport::peer::PeerError;
 
 use super::super::planner::{Planned, Planner};
 use super::super::steps::{CopyHealth, Peers, Steps, Undone, View};
 use super::super::{Progress, Timing};
-use crate::cluster::{
-    JobLock, LiveNode, Member, MemberState, NodeClass, NodeFacts, NodesView, Registered, Registry,
-};
-use crate::store::StoreError;
+use crate::{LiveNode, Member, MemberState, NodeClass, NodeFacts, NodesView};
 
 #[derive(Clone, Debug)]
 pub(super) struct FakeNode {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::Timing;
 use super::super::planner::{Job, Planner, Task};
 use super::fakes::{Shared, at_once, id, name};
-use crate::cluster::{MemberState, NodeClass};
+use crate::{MemberState, NodeClass};
 
 const S: fn(u64) -> Duration = Duration::from_secs;
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use permafrost_store::Registered;
 use proptest::prelude::*;
 
 use super::super::planner::Planner;
 use super::super::wanted_copies;
 use super::fakes::{FakeNode, Shared, at_once, id, name};
-use crate::cluster::{MemberState, NodeClass, Registered};
+use crate::{MemberState, NodeClass};
 
 #[derive(Clone, Debug)]
 enum Event {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::{DumpSender, PeerError};
+use permafrost_metering::costs::{self, Costs, LINK_PROBE_BYTES};
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::wire::message::request;
+use permafrost_transport::peer::{DumpSender, PeerError};
 
 use super::{FanOut, OPENING, Shared};
-use crate::cluster::MemberState;
-use crate::costs::{self, Costs, LINK_PROBE_BYTES};
+use crate::MemberState;
 
 /// A link that a dump waited for a quarter of its time was what ruled it.
 const LINK_SHARE: u32 = 4;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use permafrost_client::peer::PeerError;
 use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::wire::message::request;
+use permafrost_transport::peer::PeerError;
 
 use super::Shared;
-use crate::cluster::LiveNode;
-use crate::cluster::placement::{Wanted, place};
+use crate::LiveNode;
+use crate::placement::{Wanted, place};
 
 /// How long one attempt at a word that nobody waits for may take.
 const ATTEMPT: Duration = Duration::from_secs(10);

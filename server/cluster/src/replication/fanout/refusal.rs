@@ -1,7 +1,8 @@
 //! Refusals of dumps before anything is frozen.
 
-use crate::cluster::LiveNode;
-use crate::store::StoreError;
+use permafrost_store::StoreError;
+
+use crate::LiveNode;
 
 /// Refuses a dump that cannot become durable on as many nodes as it must.
 pub(super) fn too_few_nodes(
@@ -42,7 +43,7 @@ pub(super) fn too_few_nodes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{MemberState, NodeFacts};
+    use crate::{MemberState, NodeFacts};
 
     #[test]
     fn a_refusal_for_volatile_media_says_whose_and_what_to_do() {

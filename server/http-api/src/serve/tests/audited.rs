@@ -2,11 +2,11 @@
 
 use axum::middleware::{Next, from_fn};
 use axum::routing::delete;
-use permafrost_client::identity::Scope;
+use permafrost_audit::AuditFile;
+use permafrost_identity::Scope;
 
 use super::*;
-use crate::api::routes::checked;
-use crate::audit::AuditFile;
+use crate::routes::checked;
 
 async fn may_reserve(request: axum::extract::Request, next: Next) -> axum::response::Response {
     checked(Scope::Reserve, request, next).await

@@ -1,6 +1,6 @@
 //! The client that `permafrost` has, against the real thing.
 
-use permafrost_client::api::{ApiClient, ApiError, ApiOptions};
+use permafrost_transport::api::{ApiClient, ApiError, ApiOptions};
 
 use super::*;
 

@@ -22,7 +22,7 @@ pub(super) fn field<'de, D: Deserializer<'de>, T: Readable>(from: D) -> Result<T
 }
 
 /// A node's report, if there is one.
-pub(crate) fn report<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NodeReport>, D::Error> {
+pub fn report<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NodeReport>, D::Error> {
     let value = Value::deserialize(from)?;
     if value.is_null() {
         return Ok(None);

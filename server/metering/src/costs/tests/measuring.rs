@@ -4,6 +4,7 @@ use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::size::Basis;
 use permafrost_scheduling::{NodeId, TaskId, cost::Resources};
+use permafrost_store::{Beginning, DumpDone, Event, RestoreDone, Transferred};
 
 use super::*;
 

@@ -1,0 +1,28 @@
+//! CRIU: its process, options, log and statistics; its front ends (page server, streamer); its images directories; and the process
+//! trees that it freezes.
+
+#![forbid(unsafe_code)]
+
+pub mod directory;
+mod freeze;
+pub mod frontend;
+mod guard;
+pub mod handover;
+mod log;
+pub mod memory;
+pub mod options;
+pub mod origin;
+pub mod processes;
+mod run;
+pub mod scratch;
+pub mod tracking;
+pub mod tree;
+pub mod verdict;
+
+pub use freeze::FreezeLimit;
+pub use guard::{Guarded, guard};
+pub use log::{Digest, digest};
+pub use run::{Criu, CriuError, Finished, Run, Running};
+
+/// How far a long operation is: bytes done, bytes in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

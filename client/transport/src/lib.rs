@@ -1,0 +1,8 @@
+//! The ways to a daemon: QUIC between hosts ([`peer`]), the control socket on one ([`control`]) and the HTTP API ([`api`]).
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod control;
+pub mod framing;
+pub mod peer;
+pub mod shares;

@@ -1,0 +1,35 @@
+//! What another node sends, into a copy of this node's store.
+
+use permafrost_protocol::wire::frame::Kind;
+use permafrost_store::{ReplicaDump, StoreError};
+use permafrost_transport::peer::Frame;
+
+/// Does what a frame of pages or of an image says.
+///
+/// # Errors
+/// What the store says of it.
+pub fn apply(dump: &mut ReplicaDump, frame: &Frame) -> Result<(), StoreError> {
+    let header = &frame.header;
+    let (index, flags) = (header.index, header.flags);
+    match header.kind {
+        Kind::Space => {
+            let space = header.space().map_err(|error| StoreError::Invalid {
+                message: error.to_string(),
+                hint: "",
+            })?;
+            dump.space(space, header.pages)
+        }
+        Kind::Pages => dump.pages(index, flags, &frame.payload),
+        Kind::Zero => dump.zero(index, flags, header.pages.into()),
+        Kind::Parent => dump.parent(index, flags, header.pages.into()),
+        Kind::Image => {
+            let name = std::str::from_utf8(&frame.payload).map_err(|_| StoreError::Invalid {
+                message: "an image's name is not UTF-8".to_owned(),
+                hint: "",
+            })?;
+            dump.begin_image(name, index)
+        }
+        Kind::ImageData => dump.image_data(&frame.payload),
+        Kind::Close | Kind::Prepare => Ok(()),
+    }
+}

@@ -1,0 +1,62 @@
+//! The costs, as the store sees them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use permafrost_protocol::control;
+use permafrost_store::{Beginning, DumpDone, Event, Expected, Observer, Ongoing, RestoreDone};
+
+use super::begin::Ticket;
+use super::measure::{Costs, ScrubDone};
+
+/// Has the costs learn from what a store does.
+#[derive(Debug)]
+pub struct Learning(pub Arc<Costs>);
+
+impl Observer for Learning {
+    fn dump_begins(&self, beginning: &Beginning<'_>) -> Box<dyn Ongoing> {
+        Box::new(self.0.begin_dump(beginning))
+    }
+
+    fn dumped(&self, done: &DumpDone<'_>) {
+        self.0.dumped(done);
+    }
+
+    fn learn_history(&self, checkpoints: &[control::Checkpoint]) {
+        self.0.learn_history(checkpoints);
+    }
+
+    fn restore_begins(&self, bytes: u64) -> Box<dyn Ongoing> {
+        Box::new(self.0.begin_restore(bytes))
+    }
+
+    fn restored(&self, done: &RestoreDone<'_>) {
+        self.0.restored(done);
+    }
+
+    fn copied(&self, node: &str, bytes: u64, elapsed: Duration) {
+        self.0.copied(node, bytes, elapsed);
+    }
+
+    fn scrubbed(&self, bytes: u64, elapsed: Duration) {
+        self.0.scrubbed(&ScrubDone { bytes, elapsed });
+    }
+
+    fn tell(&self, event: &dyn Fn() -> Event) {
+        self.0.tell(event);
+    }
+}
+
+impl Ongoing for Ticket {
+    fn expected(&self) -> Option<Expected> {
+        self.expected
+    }
+
+    fn read_so_far(&self, bytes: u64) {
+        Ticket::read_so_far(self, bytes);
+    }
+
+    fn all_read(&self) -> u64 {
+        Ticket::all_read(self)
+    }
+}
