@@ -40,16 +40,16 @@ const BACKDATED: Duration = DAY;
 /// A CA is valid for ten years.
 const CA_VALIDITY: Duration = Duration::from_secs(3_650 * 86_400);
 
-/// What a certificate shall say.
+/// Contents of a certificate to be issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// Name of the holder.
     pub name: String,
-    /// What it is.
+    /// Role of the holder.
     pub role: Role,
-    /// What it may touch.
+    /// Namespaces that the holder may access.
     pub namespaces: Namespaces,
-    /// It may remove checkpoints in its namespaces: of agents and operators only.
+    /// True if the holder may remove checkpoints in its namespaces. For agents and operators only.
     pub delete: bool,
     /// Addresses and host names besides: CRIU compares its `--address` with them.
     pub hosts: Vec<String>,
@@ -89,9 +89,9 @@ impl Order {
 /// An identity that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
-    /// Where.
+    /// Directory of the identity.
     pub directory: PathBuf,
-    /// What its certificate says.
+    /// Subject of the certificate.
     pub subject: Subject,
 }
 
@@ -182,12 +182,12 @@ impl Authority {
         })
     }
 
-    /// When the CA is over.
+    /// Returns the end of the CA certificate's validity.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
 
-    /// Where a certificate goes unless told otherwise: beside the CA.
+    /// Returns the default directory for the certificate of `name`, which lies beside the CA.
     pub fn default_place(&self, name: &str) -> PathBuf {
         self.directory.join("issued").join(name)
     }
@@ -368,9 +368,9 @@ impl Authority {
 /// A CA that an identity or an authority trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trusted {
-    /// Its name.
+    /// Name of the CA.
     pub name: String,
-    /// When it is over.
+    /// End of the CA certificate's validity.
     pub not_after: SystemTime,
 }
 

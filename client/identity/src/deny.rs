@@ -34,7 +34,7 @@ pub enum Denial {
     Holder {
         /// Its role, as [`Role::name`] has it: names are unique within a role.
         role: &'static str,
-        /// Its name.
+        /// Name of the holder.
         name: String,
     },
 }
@@ -202,7 +202,7 @@ impl DenyList {
         self.0.contains(denial)
     }
 
-    /// In order.
+    /// Iterates over the denials in their sort order.
     pub fn iter(&self) -> impl Iterator<Item = &Denial> {
         self.0.iter()
     }

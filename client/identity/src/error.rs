@@ -1,193 +1,193 @@
-//! What is wrong with a certificate, and what to do about it.
+//! Errors of certificates, with messages that say how to correct them.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why an identity or an authority cannot be used, made or verified.
+/// An identity or an authority that cannot be used, made or verified.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file could not be read or written.
     #[error("{action} {}: {source}", path.display())]
     Io {
-        /// Verb.
+        /// Verb of the failed operation.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// Not a regular file of a sensible size.
+    /// The path is not a regular file of an acceptable size.
     #[error("{} is no regular file of at most {limit_bytes} bytes", path.display())]
     NotAFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Most that is read.
+        /// Largest size that is read, bytes.
         limit_bytes: u64,
     },
-    /// Others may read the key.
+    /// Other users may read the key.
     #[error("the key {} can be read by others (mode {mode:04o}): chmod 600 it, and issue a new one if somebody may have", path.display())]
     ReadableKey {
-        /// The key.
+        /// Path of the key.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the key file.
         mode: u32,
     },
-    /// Somebody else can replace the key.
+    /// Another user can replace the key.
     #[error("the key {} belongs to user {owner}: it has to belong to the user that runs this, or to root", path.display())]
     ForeignKey {
-        /// The key.
+        /// Path of the key.
         path: PathBuf,
-        /// Its owner.
+        /// User id of the key's owner.
         owner: u32,
     },
-    /// Somebody else can change who is refused.
+    /// Another user can change the list of denied certificates.
     #[error("the list {} can be changed by others (mode {mode:04o}, user {owner}): it has to belong to the user that runs this, or to root; chmod 600 it", path.display())]
     OpenList {
-        /// The list.
+        /// Path of the list.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the list.
         mode: u32,
-        /// Its owner.
+        /// User id of the list's owner.
         owner: u32,
     },
-    /// Not a line of a list of denied certificates.
+    /// A line of a list of denied certificates cannot be parsed.
     #[error("{text:?} denies no certificate: write `serial HEX` or `name ROLE NAME`")]
     Denial {
-        /// What was given.
+        /// Text of the line.
         text: String,
     },
-    /// Too many.
+    /// More denials than a list may hold.
     #[error(
         "at most {limit} certificates can be denied: change the CA, and take denials back (permafrost pki undeny)"
     )]
     TooManyDenials {
-        /// Most.
+        /// Largest number of denials.
         limit: usize,
     },
-    /// A denial that another file repeats.
+    /// A denial that cannot be taken back because another file also contains it.
     #[error("`{denial}` stands in {} as well: take it out there (permafrost pki undeny --identity)", directory.join(super::DENIED).display())]
     DeniedBeside {
-        /// The entry.
+        /// Text of the denial.
         denial: String,
-        /// The identity.
+        /// Identity directory whose list contains the denial too.
         directory: PathBuf,
     },
-    /// A peer's certificate counts no longer.
+    /// A peer's certificate is no longer valid.
     #[error("the peer is refused: {reason}")]
     Ended {
-        /// Why.
+        /// Reason of the refusal.
         reason: String,
     },
-    /// Not PEM, or not what is expected inside of it.
+    /// A file is not PEM, or does not hold the expected items.
     #[error("{} holds no {expected} in PEM", path.display())]
     Pem {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What should be there.
+        /// Description of the items that the file should hold.
         expected: &'static str,
     },
-    /// Key and certificate are no pair.
+    /// Key and certificate do not match.
     #[error("key.pem and cert.pem in {} do not belong together: issue them again (permafrost pki rotate)", directory.display())]
     Mismatch {
-        /// The identity.
+        /// Directory of the identity.
         directory: PathBuf,
     },
-    /// The certificate ran out.
+    /// The certificate has expired.
     #[error("the certificate in {} expired {}: issue a new one (permafrost pki rotate), or set this machine's clock", directory.display(), ago(*seconds))]
     Expired {
-        /// The identity.
+        /// Directory of the identity.
         directory: PathBuf,
-        /// How long ago.
+        /// Time since the expiry, seconds.
         seconds: u64,
     },
-    /// The certificate is of the future.
+    /// The certificate is not valid yet.
     #[error("the certificate in {} is not valid yet: this machine's clock is behind", directory.display())]
     NotYetValid {
-        /// The identity.
+        /// Directory of the identity.
         directory: PathBuf,
     },
-    /// The certificate does not come from the CA beside it.
+    /// The certificate was not issued by the CA beside it.
     #[error("the certificate in {} is not one of the CA in its ca.pem: {source}", directory.display())]
     Untrusted {
-        /// The identity.
+        /// Directory of the identity.
         directory: PathBuf,
-        /// What the verification said.
+        /// Error of the verification.
         #[source]
         source: rustls::Error,
     },
-    /// The certificate does not say what its holder is.
+    /// The certificate does not state the role and name of its holder in Permafrost's form.
     #[error("the certificate is none of Permafrost's: {what}")]
     Foreign {
-        /// What is missing or too much.
+        /// Description of the part that is missing or unexpected.
         what: &'static str,
     },
-    /// No such role.
+    /// An unknown role.
     #[error("no role is called {role:?}: node, agent, reader or operator")]
     Role {
-        /// What was given.
+        /// Role that was given.
         role: String,
     },
-    /// The right to delete for a role that removes nothing.
+    /// The right to delete for a role that must not remove checkpoints.
     #[error("a {role} removes nothing: the right to delete is for agents and operators")]
     Delete {
-        /// The role.
+        /// Role that was given.
         role: super::Role,
     },
-    /// Not a namespace.
+    /// An invalid namespace.
     #[error("{namespace:?} is no namespace: 1 to 63 letters, digits and . _ : + -, or * for all")]
     Namespace {
-        /// What was given.
+        /// Namespace that was given.
         namespace: String,
     },
-    /// Too many.
+    /// More namespaces than a certificate may hold.
     #[error("a certificate holds at most {limit} namespaces")]
     TooManyNamespaces {
-        /// Most.
+        /// Largest number of namespaces.
         limit: usize,
     },
-    /// Not a name.
+    /// An invalid name.
     #[error(
         "{name:?} is no name for a certificate: lower-case letters, digits and '-', in parts of 1 to 63 joined by '.', 200 in all"
     )]
     Name {
-        /// What was given.
+        /// Name that was given.
         name: String,
     },
-    /// Not a host.
+    /// An invalid host.
     #[error("{host:?} is neither an IP address nor a host name outside of .permafrost")]
     Host {
-        /// What was given.
+        /// Host that was given.
         host: String,
     },
-    /// Out of range.
+    /// A validity that is out of range.
     #[error("a certificate is valid for 1 to {limit} days, not {days}")]
     Days {
-        /// What was given.
+        /// Number of days that was given.
         days: u32,
-        /// Most.
+        /// Largest number of days.
         limit: u32,
     },
-    /// Something is there already.
+    /// The directory already holds a CA or an identity.
     #[error("{} holds {what} already", directory.display())]
     Exists {
-        /// Where.
+        /// Path of the directory.
         directory: PathBuf,
-        /// A CA or an identity.
+        /// Kind of the contents: a CA or an identity.
         what: &'static str,
     },
-    /// A CA's directory is no place for an identity, nor the other way round.
+    /// An identity cannot be put into a CA's directory, nor a CA into an identity's.
     #[error("{} holds {what}: choose another directory", directory.display())]
     Occupied {
-        /// Where.
+        /// Path of the directory.
         directory: PathBuf,
-        /// A CA or an identity.
+        /// Kind of the contents: a CA or an identity.
         what: &'static str,
     },
-    /// The CA's own certificate ran out.
+    /// The CA's own certificate has expired.
     #[error("the CA in {} has expired: add a new one (permafrost pki rotate --ca)", directory.display())]
     ExpiredAuthority {
-        /// The CA.
+        /// Directory of the CA.
         directory: PathBuf,
     },
     /// A certificate could not be made.
@@ -196,7 +196,7 @@ pub enum IdentityError {
     /// A TLS configuration could not be made.
     #[error("set up TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// A connection whose other side showed no certificate; cannot happen with our configurations.
+    /// The peer showed no certificate; this cannot happen with Permafrost's TLS configurations.
     #[error("the peer has no certificate")]
     NoCertificate,
 }

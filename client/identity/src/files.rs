@@ -43,7 +43,8 @@ pub(crate) fn io_error(
     }
 }
 
-/// Where the files of `directory` are at this moment.
+/// Returns the directory that holds the current files of the identity `directory`: the target of its version
+/// link, if any.
 pub(crate) fn resolve(directory: &Path) -> Result<PathBuf, IdentityError> {
     for link in [CURRENT, "..data"] {
         let path = directory.join(link);
@@ -131,7 +132,7 @@ fn read_checked(
     Ok(bytes)
 }
 
-/// What tells a changed file from the one that was read.
+/// File attributes that differ once a file has changed since it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -168,14 +169,14 @@ pub(crate) struct NewFile<'a> {
     pub(crate) secret: bool,
 }
 
-/// Whether `directory` holds a version, or the file `name` itself.
+/// Returns true if `directory` holds a version link or the file `name` itself.
 pub(crate) fn is_taken(directory: &Path, name: &str) -> bool {
     [CURRENT, name]
         .iter()
         .any(|name| fs::symlink_metadata(directory.join(name)).is_ok())
 }
 
-/// Whether `directory` holds the file `name`, in whichever way.
+/// Returns true if `directory` holds the file `name`, directly or in its current version.
 pub(crate) fn holds(directory: &Path, name: &str) -> bool {
     let place = resolve(directory).unwrap_or_else(|_| directory.to_owned());
     [directory, &place]

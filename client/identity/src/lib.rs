@@ -1,9 +1,9 @@
-//! Who a node, an agent or a person is, and who it trusts: certificates of a private CA.
+//! Identities of nodes, agents and persons, and the CAs they trust: certificates of a private CA.
 //!
-//! [`Authority`] makes them (`permafrost pki`), [`Identity`] and [`ReloadingIdentity`] use them, and [`Peer`]
-//! is who one is talking to. Each side shows a certificate and verifies the other's in full: its chain up to
-//! the CA, its dates, and, of a node that one connects to, its name. What a peer may do is in
-//! [`Role::may`]. docs/security.md has the whole of it.
+//! [`Authority`] issues certificates (`permafrost pki`), [`Identity`] and [`ReloadingIdentity`] use them, and
+//! [`Peer`] is the remote end of a connection. Each side shows a certificate and verifies the other's in full:
+//! its chain up to the CA, its dates, and, of a node that one connects to, its name. [`Role::may`] decides
+//! which actions a peer may do. docs/security.md describes the whole.
 
 #![forbid(unsafe_code)]
 
@@ -49,7 +49,7 @@ pub use token::{NoHash, Token, TokenHash};
 use deny::DenyFiles;
 use tls::{Current, Denied, Material};
 
-/// How often files that change while they are read are read again.
+/// Number of attempts to read files that change while they are read.
 const ATTEMPTS: usize = 5;
 
 /// A certificate with its key, and the CAs that are trusted: what stands in a directory at one moment.
@@ -72,7 +72,8 @@ impl Identity {
         Self::load_with(directory, &Arc::new(Denied::new(denied)))
     }
 
-    /// As [`Self::load`], refusing whoever is `denied` at the moment of a handshake.
+    /// Loads an identity like [`Self::load`], and refuses peers that are in `denied` at the time of a
+    /// handshake.
     fn load_with(directory: &Path, denied: &Arc<Denied>) -> Result<Self, IdentityError> {
         let names = [files::CA, files::CERTIFICATE, files::KEY];
         let mut before = files::stamps(directory, names);
@@ -99,17 +100,17 @@ impl Identity {
         &self.material.subject.name
     }
 
-    /// What the holder is.
+    /// Returns the role of the certificate's holder.
     pub fn role(&self) -> Role {
         self.material.subject.role
     }
 
-    /// What the holder may touch.
+    /// Returns the namespaces that the certificate's holder may access.
     pub fn namespaces(&self) -> &Namespaces {
         &self.material.subject.namespaces
     }
 
-    /// When the certificate is over.
+    /// Returns the end of the certificate's validity.
     pub fn not_after(&self) -> SystemTime {
         self.material.subject.not_after
     }

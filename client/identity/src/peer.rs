@@ -6,7 +6,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::{Action, IdentityError, Namespaces, Role, Subject};
 
-/// Who is at the other end, by the certificate that the handshake verified.
+/// Remote end of a connection, as identified by the certificate that the handshake verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     subject: Subject,
@@ -49,7 +49,7 @@ impl Peer {
         &self.subject.name
     }
 
-    /// What it is.
+    /// Returns the role of the peer.
     pub fn role(&self) -> Role {
         self.subject.role
     }
@@ -59,7 +59,7 @@ impl Peer {
         &self.subject.serial
     }
 
-    /// What it may touch.
+    /// Returns the namespaces that the peer may access.
     pub fn namespaces(&self) -> &Namespaces {
         &self.subject.namespaces
     }
@@ -69,7 +69,7 @@ impl Peer {
         self.subject.not_after
     }
 
-    /// Whether it may do `action`.
+    /// Returns true if the peer's certificate permits `action`.
     pub fn may(&self, action: Action<'_>) -> bool {
         self.subject.may(action)
     }

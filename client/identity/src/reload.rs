@@ -63,10 +63,10 @@ struct Look {
 type Stamps = [Option<Stamp>; 3];
 
 impl ReloadingIdentity {
-    /// As [`Identity::load`].
+    /// Loads the identity like [`Identity::load`], and reloads it when its files change.
     ///
     /// # Errors
-    /// As [`Identity::load`].
+    /// The same as for [`Identity::load`].
     pub fn load(directory: impl AsRef<Path>) -> Result<Self, IdentityError> {
         Self::load_every(directory, RELOAD_INTERVAL)
     }
@@ -126,25 +126,26 @@ impl ReloadingIdentity {
         Ok(Self { shared })
     }
 
-    /// The identity of the moment.
+    /// Returns the current identity.
     pub fn current(&self) -> Identity {
         self.shared.current_identity()
     }
 
-    /// Looks at the files now. True if they changed and are used from here on.
+    /// Compares the files with those in use, and loads them if they changed. Returns true if changed files are
+    /// used from here on.
     ///
     /// # Errors
-    /// They changed and cannot be used: the identity before stays.
+    /// The changed files cannot be used; the previous identity stays in use.
     pub fn reload(&self) -> Result<bool, IdentityError> {
         let mut look = self.shared.look();
         self.shared.reload(&mut look)
     }
 
-    /// Registers a connection whose peer showed `chain`: `end` is called when the certificate is over or denied, or
-    /// its CA is trusted no longer. The connection is forgotten when the [`Tenure`] is dropped.
+    /// Registers a connection whose peer showed `chain`. `end` is called when the certificate has expired or is
+    /// denied, or its CA is no longer trusted. The connection is forgotten when the [`Tenure`] is dropped.
     ///
     /// # Errors
-    /// That is so already: a handshake may have begun before a change.
+    /// The certificate is no longer valid at the time of the call: a handshake may have begun before a change.
     pub fn admit(
         &self,
         chain: &[CertificateDer<'_>],
@@ -153,10 +154,11 @@ impl ReloadingIdentity {
         self.shared.admit(chain, Box::new(end))
     }
 
-    /// As [`Self::admit`], of a QUIC connection, which is closed.
+    /// Registers a QUIC connection like [`Self::admit`]; the connection is closed with `code` when its
+    /// certificate is no longer valid.
     ///
     /// # Errors
-    /// As there.
+    /// The same as for [`Self::admit`], and a peer that showed no certificate.
     pub fn admit_quic(
         &self,
         connection: &quinn::Connection,
@@ -284,10 +286,10 @@ impl ReloadingIdentity {
         Ok(changed)
     }
 
-    /// As [`Identity::quic_server_config`], following the files.
+    /// Returns a configuration like [`Identity::quic_server_config`] that follows changes of the files.
     ///
     /// # Errors
-    /// As [`Identity::quic_server_config`].
+    /// The same as for [`Identity::quic_server_config`].
     pub fn quic_server_config(&self) -> Result<quinn::ServerConfig, IdentityError> {
         tls::quic_server_config(self.shared.clone())
     }
@@ -301,15 +303,15 @@ impl ReloadingIdentity {
         tls::https_server_config(self.shared.clone())
     }
 
-    /// As [`Identity::quic_client_config`], of this moment: ask anew for each connection.
+    /// Returns the QUIC client configuration of the current identity. Call it anew for each connection.
     pub fn quic_client_config(&self) -> quinn::ClientConfig {
         self.current().quic_client_config()
     }
 
-    /// As [`Identity::connect`].
+    /// Connects with the current identity, like [`Identity::connect`].
     ///
     /// # Errors
-    /// As [`Identity::connect`].
+    /// The same as for [`Identity::connect`].
     pub fn connect(
         &self,
         endpoint: &quinn::Endpoint,

@@ -1,4 +1,4 @@
-//! What a certificate allows its holder to do.
+//! Roles and namespaces of certificates, and the actions that they permit.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use permafrost_protocol::manifest::JobName;
 
 use super::IdentityError;
 
-/// What the holder of a certificate is.
+/// Role of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// `permafrostd` of a cluster: keeps copies of every namespace.
@@ -47,7 +47,7 @@ impl Role {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Node, Self::Agent, Self::Reader, Self::Operator];
 
-    /// As it stands in a certificate and on the command line.
+    /// Returns the role's name, as written in certificates and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Node => "node",
@@ -142,7 +142,7 @@ pub const MAX_NAMESPACES: usize = 64;
 pub struct Namespaces(Vec<String>);
 
 impl Namespaces {
-    /// Checks each.
+    /// Checks, sorts and deduplicates the namespaces.
     ///
     /// # Errors
     /// One is not of the characters of job names, nor `*`; or they are too many.
@@ -171,19 +171,19 @@ impl Namespaces {
         Ok(Self(checked))
     }
 
-    /// Whether `namespace` is among them.
+    /// Returns true if the set contains `namespace`, or all namespaces.
     pub fn contains(&self, namespace: &str) -> bool {
         self.0
             .iter()
             .any(|own| own == ALL_NAMESPACES || own == namespace)
     }
 
-    /// Whether it is all there are.
+    /// Returns true if the set stands for all namespaces.
     pub fn is_all(&self) -> bool {
         self.0.iter().any(|own| own == ALL_NAMESPACES)
     }
 
-    /// Returns the namespace, if it is one alone and not all.
+    /// Returns the namespace, if the set holds exactly one and that is not the wildcard.
     pub fn only(&self) -> Option<&str> {
         match self.0.as_slice() {
             [only] if only != ALL_NAMESPACES => Some(only),
@@ -191,7 +191,7 @@ impl Namespaces {
         }
     }
 
-    /// In order.
+    /// Iterates over the namespaces in sorted order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }

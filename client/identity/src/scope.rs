@@ -1,4 +1,4 @@
-//! What a caller of the HTTP API may ask for.
+//! Scopes: the groups of requests that a caller of the HTTP API may make.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ impl Scope {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Read, Self::Reserve, Self::Operate];
 
-    /// As it stands in the file of tokens.
+    /// Returns the scope's name, as written in the file of tokens.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl fmt::Display for Scope {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is no scope: read, reserve or operate")]
 pub struct NoScope {
-    /// What was given.
+    /// Word that names no scope.
     pub word: String,
 }
 
@@ -71,14 +71,14 @@ impl Scopes {
         Scope::ALL.into_iter().collect()
     }
 
-    /// Whether `scope` is among them.
+    /// Returns true if `scope` is in the set.
     #[must_use]
     pub const fn contains(self, scope: Scope) -> bool {
         self.0 & scope as u8 != 0
     }
 
-    /// What a certificate's role allows. An operator dumps nothing, so it takes no place in a queue; a node acts for
-    /// others, but does not govern.
+    /// Returns the scopes that a certificate's role grants. An operator dumps nothing, so it may not reserve; a
+    /// node acts for others, but does not operate the cluster.
     #[must_use]
     pub fn of_role(role: Role) -> Self {
         match role {

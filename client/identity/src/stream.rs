@@ -15,8 +15,8 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::{Identity, IdentityError, Peer, ReloadingIdentity, Tenure, tls};
 
-/// Whether a connection that begins with these bytes is TLS: a handshake record of any version of it. False for
-/// fewer than two bytes.
+/// Returns true if a connection that begins with these bytes is TLS, that is, with a handshake record of any
+/// TLS version. Returns false for fewer than two bytes.
 pub fn looks_like_tls(first: &[u8]) -> bool {
     first.starts_with(&[0x16, 0x03])
 }
@@ -60,7 +60,7 @@ fn remaining(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// Why a TLS connection was not taken.
+/// A TLS connection that was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The stream failed, ended or was silent for too long.
@@ -92,10 +92,11 @@ impl CriuTls {
         Self::with(identity.source(), None)
     }
 
-    /// As [`CriuTls::new`], following the files; connections end when their peers' certificates count no longer.
+    /// Returns a configuration like [`CriuTls::new`] that follows changes of the files; connections end when
+    /// their peers' certificates are no longer valid.
     ///
     /// # Errors
-    /// As [`CriuTls::new`].
+    /// The same as for [`CriuTls::new`].
     pub fn reloading(identity: &ReloadingIdentity) -> Result<Self, IdentityError> {
         Self::with(identity.source(), Some(identity.clone()))
     }
@@ -186,7 +187,7 @@ pub struct TlsStream {
 }
 
 impl TlsStream {
-    /// Who is at the other end.
+    /// Returns the peer that the handshake verified.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }

@@ -1,4 +1,4 @@
-//! Who a certificate is about: the part of an X.509 certificate that Permafrost reads.
+//! Subject of a certificate: the part of an X.509 certificate that Permafrost reads.
 //!
 //! All of it stands in the subject alternative names:
 //!
@@ -30,29 +30,29 @@ const DELETE_URI: &str = "permafrost://right/delete";
 /// Longest name, in bytes: with role and domain it stays a DNS name.
 pub const MAX_NAME_BYTES: usize = 200;
 
-/// Who a certificate is about.
+/// Subject of a certificate: its holder and the holder's rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// Serial number: lower-case hex digits without leading zeros.
     pub serial: String,
     /// Name of the node, agent or person; unique within its role.
     pub name: String,
-    /// What it is.
+    /// Role of the holder.
     pub role: Role,
-    /// What it may touch.
+    /// Namespaces that the holder may access.
     pub namespaces: Namespaces,
-    /// It may remove checkpoints in its namespaces.
+    /// True if the holder may remove checkpoints in its namespaces.
     pub delete: bool,
-    /// Addresses and host names besides.
+    /// Further addresses and host names of the holder.
     pub hosts: Vec<String>,
-    /// From when on the certificate is valid.
+    /// Start of the certificate's validity.
     pub not_before: SystemTime,
-    /// Until when.
+    /// End of the certificate's validity.
     pub not_after: SystemTime,
 }
 
 impl Subject {
-    /// Whether its holder may do `action`.
+    /// Returns true if the certificate permits its holder to do `action`.
     pub fn may(&self, action: Action<'_>) -> bool {
         self.role.may(action, &self.namespaces, self.delete)
     }

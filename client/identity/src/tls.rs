@@ -113,7 +113,7 @@ impl Denied {
     }
 }
 
-/// What an identity directory holds, ready for use.
+/// Parsed contents of an identity directory.
 pub(crate) struct Material {
     pub(crate) subject: Subject,
     pub(crate) certified: Arc<CertifiedKey>,
@@ -371,7 +371,8 @@ pub(crate) fn server_config(
     configured(source, versions, Certificates::Required)
 }
 
-/// Whether clients have to show a certificate. One that is shown is verified in full either way.
+/// Requirement for clients to show a certificate. A certificate that is shown is verified in full in either
+/// case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Certificates {
     Required,

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{IdentityError, tls};
 
-/// What tokens begin with, so that one that got into a log or a repository is recognised.
+/// Prefix of every token, which makes a token recognisable in a log or a repository.
 const PREFIX: &str = "pft-";
 
 /// Random bytes of a token.
@@ -34,7 +34,7 @@ impl Token {
         Ok(Self(format!("{PREFIX}{}", hex(&secret))))
     }
 
-    /// What the node keeps of it.
+    /// Returns the hash that the node stores instead of the token.
     pub fn hash(&self) -> TokenHash {
         TokenHash::of(&self.0)
     }

@@ -8,7 +8,7 @@ use permafrost_transport::api::ApiError;
 
 use crate::failure::{Code, Failure};
 
-/// Which exit code stands for an HTTP status.
+/// Returns the exit code for an HTTP status.
 fn code_of(status: u16) -> Code {
     match status {
         401 | 403 => Code::Denied,

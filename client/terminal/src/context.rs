@@ -1,4 +1,4 @@
-//! What every command needs: the daemon, and the way to talk to the user.
+//! Context of every command: the daemon's socket, and the output to the user.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::failure::{Code, Failure};
 use crate::visible::visible;
 
-/// The global options.
+/// Values of the global options.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// Control socket, absolute: CRIU and its scripts work in other directories.

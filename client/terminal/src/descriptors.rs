@@ -1,4 +1,4 @@
-//! Starting a program that CRIU can dump: with nothing open that was open before us.
+//! Starts a program that CRIU can dump: it inherits no open descriptors but the standard streams.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,7 +17,7 @@ done
 exec "$@"
 "#;
 
-/// A command that has nothing but its standard streams.
+/// Returns a command that inherits nothing but the standard streams.
 pub fn without_inherited(program: impl AsRef<OsStr>) -> Command {
     if !leaked() {
         return Command::new(program);
@@ -27,7 +27,7 @@ pub fn without_inherited(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Whether a child would inherit more than the standard streams.
+/// Returns true if a child would inherit more than the standard streams.
 fn leaked() -> bool {
     let Ok(entries) = fs::read_dir("/proc/self/fdinfo") else {
         return true;

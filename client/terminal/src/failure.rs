@@ -1,4 +1,4 @@
-//! What a command ends with when it fails: an exit code, what is wrong, and what to do about it.
+//! Failures of commands: an exit code, the error, and a hint.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -30,15 +30,15 @@ pub enum Code {
     NotFound = 3,
     /// Something else holds or uses what was asked for.
     Conflict = 4,
-    /// CRIU failed.
+    /// CRIU has failed.
     CriuFailed = 5,
     /// No room in the region or on a disk.
     NoSpace = 6,
-    /// Damaged data.
+    /// The data is damaged.
     Corrupt = 7,
     /// The dump's session failed.
     SessionFailed = 8,
-    /// Not permitted.
+    /// The caller has no permission.
     Denied = 9,
     /// The daemon cannot be reached, or went away.
     Unreachable = 10,
@@ -89,7 +89,7 @@ impl From<ErrorCode> for Code {
     }
 }
 
-/// Why a command failed.
+/// Failure of a command.
 #[derive(Debug, Serialize)]
 pub struct Failure {
     /// Kind of failure.
@@ -104,7 +104,7 @@ pub struct Failure {
     /// Error lines of CRIU besides its reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub criu: Vec<String>,
-    /// Where CRIU's log was kept.
+    /// Path to which CRIU's log was saved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log: Option<PathBuf>,
     /// The images are all that is left of the process.

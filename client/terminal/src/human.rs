@@ -56,7 +56,7 @@ pub fn whole(number: f64) -> u64 {
     number as u64
 }
 
-/// Whole microseconds, as JSON has them.
+/// Returns whole microseconds, the unit of durations in JSON; saturates.
 pub fn whole_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

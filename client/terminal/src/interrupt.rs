@@ -12,7 +12,7 @@ use signal_hook::iterator::Signals;
 
 use crate::failure::{Code, Failure};
 
-/// What an interrupt does next.
+/// Target of the next interrupt.
 #[derive(Debug, Default)]
 enum Target {
     #[default]
@@ -92,12 +92,12 @@ impl Interrupts {
         *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
     }
 
-    /// Whether one came.
+    /// Returns true if an interrupt has arrived.
     pub fn came(&self) -> bool {
         self.count() > 0
     }
 
-    /// How many came.
+    /// Returns the number of interrupts so far.
     pub fn count(&self) -> u32 {
         self.came.load(Ordering::SeqCst)
     }

@@ -16,7 +16,7 @@ const SILENT_FOR: Duration = Duration::from_millis(900);
 /// Time between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// How far something is.
+/// Progress display of an operation that moves bytes.
 pub struct Progress {
     label: String,
     started: Instant,
@@ -39,14 +39,14 @@ impl Progress {
         }
     }
 
-    /// As the daemon tells it; nothing before it has begun.
+    /// Shows the progress that the daemon reports, or nothing while the request is queued.
     pub fn begun(&mut self, so_far: &control::Progress) {
         if so_far.waiting.is_none() {
             self.update(so_far.done_bytes, so_far.total_bytes);
         }
     }
 
-    /// `done_bytes` of `total_bytes`, which is 0 while unknown.
+    /// Shows `done_bytes` of `total_bytes`, which is 0 while unknown.
     pub fn update(&mut self, done_bytes: u64, total_bytes: u64) {
         let now = Instant::now();
         if let Some(bar) = &self.bar {
@@ -90,20 +90,20 @@ impl Drop for Progress {
     }
 }
 
-/// How something waits for its turn, while it does.
+/// Display of a request's place in a queue.
 pub struct Queue {
     label: String,
-    /// What it waits with, in the plural.
+    /// Noun for the queued requests, in the plural.
     many: &'static str,
-    /// What else is said.
+    /// Further text that is shown after the place.
     remark: &'static str,
     shown: bool,
     bar: Option<ProgressBar>,
     next_line: Instant,
     asked: Instant,
-    /// It has to wait.
+    /// True if the request has to wait.
     waits: bool,
-    /// How long it waited before its turn came.
+    /// Time from the request to its admission, once it was admitted.
     waited: Option<Duration>,
 }
 
@@ -123,7 +123,7 @@ impl Queue {
         }
     }
 
-    /// How long it has waited for its turn.
+    /// Returns the time for which the request has been queued; 0 if it has not been queued.
     pub fn waited(&self) -> Duration {
         match self.waited {
             Some(waited) => waited,

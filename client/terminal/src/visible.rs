@@ -1,4 +1,5 @@
-//! Text of others for a terminal: names of processes and hosts, and messages of peers, may hold control characters.
+//! Text from other sources for a terminal: names of processes and hosts, and messages of peers, may hold
+//! control characters.
 
 use std::borrow::Cow;
 
@@ -7,7 +8,7 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     escaped(text, |letter| letter != '\n' && steers(letter))
 }
 
-/// As [`visible`], newlines too: the text stays on its line.
+/// Replaces the characters that [`visible`] replaces, and newlines, so that the text stays on one line.
 pub fn visible_line(text: &str) -> Cow<'_, str> {
     escaped(text, steers)
 }

@@ -18,7 +18,7 @@ use permafrost_protocol::control::{
 
 use crate::framing::{self, FramingError};
 
-/// Where the daemon listens unless told otherwise.
+/// Default path of the daemon's control socket.
 pub const DEFAULT_SOCKET: &str = "/run/permafrost/control.sock";
 
 /// Name of the daemon's page-server socket, which lies beside the control socket.
@@ -27,57 +27,57 @@ const PAGE_SERVER_SOCKET: &str = "page-server.sock";
 /// Environment variable that names the control socket.
 pub const SOCKET_VARIABLE: &str = "PERMAFROST_SOCKET";
 
-/// Why a request got no answer.
+/// A request that got no reply.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nobody listens there, or it may not be opened.
+    /// No process listens on the control socket, or the caller may not open it.
     #[error("cannot reach permafrostd at {}: {source}", path.display())]
     Unreachable {
         /// The control socket.
         path: PathBuf,
-        /// Why.
+        /// Error of the connection attempt.
         source: io::Error,
     },
     /// The request could not be sent.
     #[error("send control request: {0}")]
     Send(#[source] io::Error),
-    /// The answer could not be received.
+    /// The reply could not be received.
     #[error(transparent)]
     Receive(#[from] FramingError),
-    /// The daemon went away before it answered.
+    /// The daemon closed the connection before it replied.
     #[error("permafrostd closed the connection without an answer")]
     Closed,
-    /// The daemon refused, and says why.
+    /// The daemon refused the request.
     #[error("{message}")]
     Refused {
-        /// What kind of refusal.
+        /// Kind of the refusal.
         code: ErrorCode,
-        /// What is wrong.
+        /// Description of the error.
         message: String,
-        /// What to do about it; may be empty.
+        /// Advice on how to correct it; may be empty.
         hint: String,
     },
-    /// The daemon's answer does not fit the request: another version.
+    /// The daemon's reply does not fit the request: another version.
     #[error("unexpected answer from permafrostd, {expected} was due")]
     Unexpected {
-        /// The answer that was due.
+        /// Name of the expected reply.
         expected: &'static str,
     },
 }
 
-/// A request, and the type of its answer.
+/// A request, and the type of its reply.
 pub trait Call {
-    /// The answer.
+    /// Type of the reply.
     type Answer: Answer;
-    /// The request's body on the wire.
+    /// Returns the request's body on the wire.
     fn into_body(self) -> request::Body;
 }
 
-/// An answer to a request.
+/// A reply to a request.
 pub trait Answer: Sized {
-    /// Its name in messages.
+    /// Name of the reply in messages.
     const NAME: &'static str;
-    /// The answer, if `body` is one of this type.
+    /// Returns the reply, if `body` is one of this type.
     fn from_body(body: reply::Body) -> Option<Self>;
 }
 

@@ -28,7 +28,7 @@ const LENGTH_BYTES: usize = 4;
 /// this much memory, not 16 MiB.
 const READ_CHUNK_BYTES: usize = 64 << 10;
 
-/// Why a message could not be received. The stream is out of step afterwards: drop it.
+/// A message that could not be received. The stream is out of step afterwards and must be dropped.
 #[derive(Debug, thiserror::Error)]
 pub enum FramingError {
     /// The socket failed, or its read timeout passed.

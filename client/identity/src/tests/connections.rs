@@ -1,4 +1,4 @@
-//! Who may connect to whom, and which side says what when one may not.
+//! Connections between roles: the permitted ones, and the side that reports each refusal.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// What each side makes of a connection: the client's end only counts once the server has answered on it.
+/// Returns the server's and the client's result of a connection. The client's result counts only once the
+/// server has answered on it.
 async fn meet(
     server: &Endpoint,
     client: ClientConfig,

@@ -20,7 +20,7 @@ fn pair() -> (TcpStream, TcpStream) {
     (ours, listener.accept().unwrap().0)
 }
 
-/// As `criu --tls --tls-cacert TRUSTS/ca.pem --tls-cert SHOWS/cert.pem --tls-key SHOWS/key.pem`.
+/// Connects like `criu --tls --tls-cacert TRUSTS/ca.pem --tls-cert SHOWS/cert.pem --tls-key SHOWS/key.pem`.
 fn criu(
     stream: TcpStream,
     version: &'static SupportedProtocolVersion,

@@ -1,4 +1,4 @@
-//! Why a question got no answer.
+//! Errors of requests to the HTTP API.
 
 use std::io;
 use std::time::Duration;
@@ -6,96 +6,96 @@ use std::time::Duration;
 use permafrost_api_types::problem::Problem;
 use permafrost_identity::IdentityError;
 
-/// Why a question got no answer.
+/// A request to the API that got no usable reply.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// Not where an API can be.
+    /// The URL cannot be that of an API.
     #[error("{url:?} is no URL of an API: {what}")]
     Url {
-        /// What was given.
+        /// URL that was given.
         url: String,
-        /// What is wrong with it.
+        /// Description of the error.
         what: &'static str,
     },
-    /// TLS with nothing to verify the node by.
+    /// A URL with https, and no CA to verify the node with.
     #[error("https needs the CA that the node's certificate is of")]
     NoAuthority,
-    /// A token on a network where anybody can read it.
+    /// A token for an unencrypted connection over a network.
     #[error("a token would go to {host} in clear text")]
     ClearText {
         /// The host of the URL.
         host: String,
     },
-    /// A token with characters that no header takes.
+    /// A token with characters that a header cannot hold.
     #[error("the token holds characters that no token has")]
     BadToken,
     /// The certificates cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// No runtime.
+    /// The tokio runtime could not be started.
     #[error("start a runtime")]
     Runtime(#[source] io::Error),
-    /// Nobody listens there, or the connection broke.
+    /// No process listens at the address, or the connection broke.
     #[error("cannot reach the API at {place}: {source}")]
     Unreachable {
         /// Socket or URL.
         place: String,
-        /// Why.
+        /// Error of the connection attempt.
         source: io::Error,
     },
     /// One side does not trust the other's certificate.
     #[error("no TLS with {place}: {source}")]
     Tls {
-        /// URL.
+        /// URL of the API.
         place: String,
-        /// Why.
+        /// Error of TLS.
         source: rustls::Error,
     },
-    /// The connection broke in the middle.
+    /// The connection broke during the exchange.
     #[error("the API at {place} broke off: {source}")]
     Broken {
         /// Socket or URL.
         place: String,
-        /// Why.
+        /// Error of the connection.
         source: hyper::Error,
     },
-    /// The answer did not come whole, or is too long.
+    /// The reply is incomplete or too long.
     #[error("the answer of the API at {place} did not come whole: {source}")]
     Body {
         /// Socket or URL.
         place: String,
-        /// Why.
+        /// Error while the reply was read.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No answer in time.
+    /// No reply in time.
     #[error("the API at {place} did not answer within {} s", limit.as_secs())]
     Late {
         /// Socket or URL.
         place: String,
-        /// How long it had.
+        /// Time limit of the request.
         limit: Duration,
     },
-    /// Not a path.
+    /// An invalid path of a request.
     #[error("{path:?} is no path")]
     Path {
-        /// What was given.
+        /// Path that was given.
         path: String,
     },
-    /// The question has no JSON form.
+    /// The request cannot be written as JSON.
     #[error("write JSON: {0}")]
     Json(#[source] serde_json::Error),
-    /// The node refused, and says why.
+    /// The node refused the request.
     #[error("{}", said(.0))]
     Refused(Box<Problem>),
-    /// Somebody else answered: a proxy, another server.
+    /// Another program replied: a proxy, or another server.
     #[error("status {status} from something that is no API of Permafrost: {excerpt}")]
     Foreign {
-        /// HTTP status.
+        /// HTTP status of the reply.
         status: u16,
-        /// How the answer begins.
+        /// Beginning of the reply.
         excerpt: String,
     },
-    /// The answer is not what was asked for.
+    /// The reply does not have the expected type.
     #[error("unexpected answer of the API: {0}")]
     Unexpected(#[source] serde_json::Error),
 }

@@ -34,32 +34,32 @@ pub const URL_VARIABLE: &str = "PERMAFROST_API";
 /// Environment variable with a token.
 pub const TOKEN_VARIABLE: &str = "PERMAFROST_API_TOKEN";
 
-/// For a connection with its handshake.
+/// Time limit for a connection with its handshake.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// For an answer: a node gives up sooner.
+/// Time limit for a reply; a node gives up sooner.
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// Largest answer, bytes: 200,000 costs with all their parts and reasons are a third of it.
 const MOST_BYTES: usize = 512 << 20;
 
-/// Of an answer that is none of the API's, how much is shown, in characters.
+/// Number of characters shown of a reply that does not come from Permafrost's API.
 const EXCERPT: usize = 200;
 
-/// Where the API is, and as whom to ask.
+/// Address of the API, and the credentials to use.
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
     /// The API's socket, if no URL is given.
     pub socket: PathBuf,
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: Option<String>,
-    /// What to show in the Authorization header.
+    /// Token for the Authorization header.
     pub token: Option<String>,
-    /// File with the CAs that the node's certificate may be of.
+    /// File with the CAs that may have issued the node's certificate.
     pub ca: Option<PathBuf>,
-    /// Directory of a certificate to show, and of its CA.
+    /// Directory with the certificate to show and its CA.
     pub identity: Option<PathBuf>,
-    /// The node's name as its certificate has it, if that has not the URL's host.
+    /// Name of the node in its certificate, if that does not contain the URL's host.
     pub node: Option<String>,
 }
 
@@ -283,30 +283,30 @@ pub fn encoded(text: &str) -> String {
     encoded
 }
 
-/// What a node has answered.
+/// Reply of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     body: Bytes,
 }
 
 impl Answer {
-    /// As JSON came.
+    /// Returns the JSON text as received.
     pub fn bytes(&self) -> &[u8] {
         &self.body
     }
 
-    /// The same, typed; texts may be borrowed from the answer.
+    /// Parses the reply; strings may be borrowed from it.
     ///
     /// # Errors
-    /// It is something else: another version.
+    /// The reply does not fit the type: another version.
     pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ApiError> {
         serde_json::from_slice(&self.body).map_err(ApiError::Unexpected)
     }
 
-    /// The same, borrowing nothing.
+    /// Parses the reply into a value that borrows nothing.
     ///
     /// # Errors
-    /// It is something else: another version.
+    /// The reply does not fit the type: another version.
     pub fn into<T: DeserializeOwned>(self) -> Result<T, ApiError> {
         self.read()
     }

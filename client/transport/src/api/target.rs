@@ -1,4 +1,4 @@
-//! Where an API is, and how a connection to it is made.
+//! Address of an API, and connecting to it.
 
 use std::fmt;
 use std::io;
@@ -20,21 +20,22 @@ use tokio_rustls::TlsConnector;
 
 use super::{ApiError, ApiOptions};
 
-/// An API's place.
+/// Address of an API.
 pub(super) enum Target {
     Socket(PathBuf),
     Port {
-        /// As the user wrote it.
+        /// URL as the user wrote it.
         url: String,
         host: String,
         port: u16,
-        /// Before each path: for a proxy.
+        /// Prefix of each path, for a proxy.
         prefix: String,
         tls: Option<Tls>,
     },
 }
 
-/// How its certificate is verified, and what is shown.
+/// TLS configuration for the verification of the node and the client's certificate, and the name expected of
+/// the node.
 pub(super) struct Tls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -86,7 +87,7 @@ impl Target {
         })
     }
 
-    /// What stands in the request line.
+    /// Returns the path for the request line.
     pub(super) fn path(&self, path: &str) -> String {
         match self {
             Self::Socket(_) => path.to_owned(),
@@ -94,7 +95,7 @@ impl Target {
         }
     }
 
-    /// What stands in the Host header (RFC 9112, section 3.2).
+    /// Returns the value of the Host header (RFC 9112, section 3.2).
     pub(super) fn host(&self) -> String {
         match self {
             Self::Socket(_) => "localhost".to_owned(),
@@ -156,7 +157,7 @@ impl Target {
     }
 }
 
-/// What TLS said, if an error comes from there.
+/// Returns the TLS error in the chain of sources of `error`, if there is one.
 fn of_tls(error: &(dyn std::error::Error + 'static)) -> Option<rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {

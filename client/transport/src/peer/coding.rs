@@ -1,9 +1,9 @@
-//! When pages are compressed, and by what they are decompressed.
+//! Decision which pages are compressed, and their decompression.
 //!
-//! Compression pays when the link is what everybody waits for: then the codec's time hides behind the link's, and
-//! each byte saved is time saved. On a link faster than the codec it only makes the dump slower. Both speeds are
-//! measured while a dump runs; the link's only over stretches in which it had enough to send all the time, because
-//! otherwise it is the speed of CRIU that is measured.
+//! Compression pays when the link is the bottleneck: then the codec's time hides behind the link's, and each
+//! byte saved is time saved. On a link faster than the codec it only makes the dump slower. Both speeds are
+//! measured while a dump runs; the link's only over stretches in which it had enough to send all the time,
+//! because otherwise the speed of CRIU would be measured.
 
 use std::time::{Duration, Instant};
 
@@ -26,16 +26,16 @@ const MAX_SAMPLED: usize = 1024;
 const MAX_ENTROPY_BITS: f64 = 7.0;
 /// A compressed run must be smaller than 7/8 of itself to be sent so.
 const GAIN_DIVISOR: usize = 8;
-/// The codec is taken for this fast until it was measured, bytes/s.
+/// Assumed speed of the codec until it was measured, bytes/s.
 const CODEC_PRIOR: f64 = 400e6;
-/// How much faster than the link the codec has to be: it shares the cores with the link.
+/// Factor by which the codec has to be faster than the link: the codec shares the cores with the link.
 const CODEC_MARGIN: f64 = 1.25;
 /// Weight of the newest measurement.
 const NEWEST: f64 = 0.25;
 /// Shortest stretch that a speed is measured over.
 const MIN_STRETCH: Duration = Duration::from_millis(20);
 
-/// How fast the link takes bytes.
+/// Measured speed of the link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkSpeed {
     stretch: Option<(Instant, u64)>,

@@ -22,21 +22,21 @@ pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOA
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(PAGE_BYTES as u64 == permafrost_protocol::pageserver::PAGE_BYTES);
 
-/// How far a pusher runs ahead of the connection, bytes: so far that the connection need not wait for it, and not
-/// so far that pages leave the caches before they are sent. It waits until half of that is left. While there is no
-/// connection it may fill the window.
+/// Limit on the bytes that a pusher runs ahead of the connection: enough that the connection need not wait for
+/// it, and not so much that pages leave the caches before they are sent. At the limit, the pusher waits until
+/// half of that is left. While there is no connection it may fill the window.
 const AHEAD_BYTES: u64 = 2 << 20;
 
-/// How far a dump is.
+/// Progress of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Frames pushed.
+    /// Number of frames pushed.
     pub pushed_frames: u64,
-    /// Frames that the peer has taken in.
+    /// Number of frames that the peer has acknowledged.
     pub acknowledged_frames: u64,
     /// Bytes of the window in use: what this dump holds in memory.
     pub window_used_bytes: u64,
-    /// The most that it was.
+    /// Largest value of `window_used_bytes` so far.
     pub peak_window_bytes: u64,
     /// Payload bytes pushed, before they were compressed.
     pub raw_bytes: u64,
@@ -57,7 +57,7 @@ struct State {
     commit: Option<Commit>,
     committed: Option<Committed>,
     failed: Option<PeerError>,
-    /// Nothing more is wanted from the conversation.
+    /// The dump needs nothing more from the conversation.
     over: bool,
     raw_bytes: u64,
     sent_bytes: u64,
@@ -194,7 +194,7 @@ impl DumpSender {
         Ok(dump)
     }
 
-    /// The node.
+    /// Returns the name of the receiving node.
     #[must_use]
     pub fn node(&self) -> &str {
         &self.shared.node
@@ -221,10 +221,10 @@ impl DumpSender {
         )
     }
 
-    /// Whole pages from virtual page number `index`, with CRIU's flags.
+    /// Pushes whole pages that begin at virtual page number `index`, with CRIU's flags.
     ///
     /// # Errors
-    /// As [`Self::space`].
+    /// The same as for [`Self::space`].
     pub fn pages(&mut self, mut index: u64, flags: u16, pages: &[u8]) -> Result<(), PeerError> {
         for run in pages.chunks(RUN_BYTES) {
             let link = self.shared.lock().link.bytes_per_second();
@@ -311,7 +311,7 @@ impl DumpSender {
         drop(self);
     }
 
-    /// How far it is.
+    /// Returns the progress of the dump.
     #[must_use]
     pub fn progress(&self) -> Progress {
         let state = self.shared.lock();

@@ -1,103 +1,103 @@
-//! What goes wrong between nodes.
+//! Errors of conversations between nodes.
 
 use permafrost_protocol::control;
 use permafrost_protocol::control::framing::MessageError;
 
-/// A conversation with a peer that did not come to its end. Cloned for everybody who waits for it.
+/// A conversation with a peer that did not come to its end. Cloned for every caller that waits for it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PeerError {
-    /// Nobody knows where the node is.
+    /// The address of the node is unknown.
     #[error("the address of node {node} is not known")]
     NoAddress {
-        /// The node.
+        /// Name of the node.
         node: String,
     },
     /// No connection could be made in time.
     #[error("node {node} cannot be reached: {reason}")]
     Unreachable {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The last attempt's end.
+        /// Error of the last attempt.
         reason: String,
     },
-    /// Another than the one that was to be spoken with.
+    /// Another node than the intended one is at the address.
     #[error("{found} answers at the address of node {node}")]
     WrongPeer {
-        /// The node.
+        /// Name of the intended node.
         node: String,
-        /// Who answers.
+        /// Name of the peer that answered.
         found: String,
     },
     /// The connection was lost.
     #[error("connection with {node} was lost: {source}")]
     Lost {
-        /// The peer.
+        /// Name of the peer.
         node: String,
-        /// quinn's reason.
+        /// Error of quinn.
         #[source]
         source: quinn::ConnectionError,
     },
     /// The peer ended the stream.
     #[error("{node} ended the conversation while {doing} (code {code})")]
     Ended {
-        /// The peer.
+        /// Name of the peer.
         node: String,
-        /// What was going on.
+        /// Operation that was under way.
         doing: &'static str,
-        /// Its code, see [`super::code`]; 0 for an end without one.
+        /// Error code of the end, see [`super::code`]; 0 for an end without one.
         code: u64,
     },
-    /// It took too long.
+    /// The operation exceeded its time limit.
     #[error("{node}: no end of {doing} in time")]
     Deadline {
-        /// The peer.
+        /// Name of the peer.
         node: String,
-        /// What was going on.
+        /// Operation that was under way.
         doing: &'static str,
     },
-    /// The peer says no.
+    /// The peer refused the request.
     #[error("{node} refuses: {}", error.message)]
     Refused {
-        /// The peer.
+        /// Name of the peer.
         node: String,
-        /// In its words.
+        /// Error that the peer sent.
         error: control::Error,
     },
-    /// The peer says what nobody says at this place.
+    /// The peer violated the protocol.
     #[error("{node} does not keep to the protocol: {what}")]
     Protocol {
-        /// The peer.
+        /// Name of the peer.
         node: String,
-        /// What it did.
+        /// Description of the violation.
         what: &'static str,
     },
-    /// A message of the peer does not decode, or one's own is too long.
+    /// A message of the peer cannot be decoded, or a message of this node is too long.
     #[error("{node}: {source}")]
     Message {
-        /// The peer.
+        /// Name of the peer.
         node: String,
-        /// What is wrong with it.
+        /// Error of the decoder or the encoder.
         #[source]
         source: MessageError,
     },
-    /// This side gave up.
+    /// This side ended the conversation.
     #[error("the conversation with {node} was ended on this side")]
     Aborted {
-        /// The peer.
+        /// Name of the peer.
         node: String,
     },
-    /// The identity at hand cannot be used.
+    /// The node's own identity cannot be used.
     #[error("identity: {reason}")]
     Identity {
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
-    /// The socket cannot be had.
+    /// The socket cannot be bound.
     #[error("bind {address}: {kind}")]
     Bind {
-        /// Where.
+        /// Address of the socket.
         address: std::net::SocketAddr,
-        /// Why not.
+        /// Kind of the system's error.
         kind: std::io::ErrorKind,
     },
 }

@@ -12,11 +12,12 @@ use super::outflow::QUEUED_FRAMES;
 use super::stream::{self, Bulk, within};
 use super::{Frame, PeerError, code, decode};
 
-/// How long a node may need for the next frame, as a multiple of the frame timeout: it verifies pages as it goes.
+/// Time limit for a node's next frame, as a multiple of the frame timeout: the node verifies pages as it reads
+/// them.
 const PATIENCE: u32 = 3;
 
-/// A checkpoint on its way here: an iterator of its frames, [`Kind::Prepare`] being the last and not among them.
-/// At most [`QUEUED_FRAMES`] are held. After an error there are no more: ask again from where it ended.
+/// A checkpoint that is being received: an iterator of its frames, without the final [`Kind::Prepare`]. At most
+/// [`QUEUED_FRAMES`] are held. After an error it yields nothing more: fetch again from where it ended.
 pub struct FetchReader {
     node: String,
     opened: FetchOpened,
@@ -24,10 +25,10 @@ pub struct FetchReader {
 }
 
 impl FetchReader {
-    /// Asks `node`, and waits until it has agreed.
+    /// Requests a checkpoint from `node`, and waits until the node has agreed.
     ///
     /// # Errors
-    /// It refuses, or does not answer by `deadline`.
+    /// The node refuses, or does not reply by `deadline`.
     pub fn open(
         network: &Network,
         node: &str,
@@ -80,7 +81,7 @@ impl FetchReader {
         &self.opened
     }
 
-    /// The node.
+    /// Returns the name of the sending node.
     #[must_use]
     pub fn node(&self) -> &str {
         &self.node
@@ -166,7 +167,7 @@ async fn take(
     }
 }
 
-/// What the node says when it gives up; waits for ever if it says nothing.
+/// Returns the error that the node sends when it gives up; never completes if the node sends none.
 async fn complaint(receive: &mut RecvStream, node: &str) -> PeerError {
     let said = stream::read(receive, node, "reply", stream::MAX_REPLY_BYTES).await;
     match said.and_then(|answer: Reply| answered(node, answer)) {

@@ -20,42 +20,44 @@ use super::router::Router;
 use super::stream::{self, Bulk, within};
 use super::{Frame, Options, PeerError, code, decode};
 
-/// Dumps that are kept, those included that are over and whose last word may have to be said again.
+/// Most dumps that are kept, including those that are over but whose last reply may have to be repeated.
 const MAX_SESSIONS: usize = 1024;
 
-/// The same, of one peer.
+/// Most dumps of one peer that are kept.
 const MAX_OF_PEER: usize = MAX_SESSIONS / 4;
 
-/// Frames between the connection and the handler: with the largest, 4 MiB.
+/// Length of the queue between the connection and the handler, frames; 4 MiB with the largest frames.
 const QUEUED_FRAMES: usize = 16;
 
 /// The frames of a dump, in order and each once, for a blocking handler.
 pub trait FrameSource: Send {
-    /// The next frame, decoded; waits for it. The last one is [`Kind::Prepare`].
+    /// Returns the next frame, decoded; blocks until it arrives. The last frame is [`Kind::Prepare`].
     ///
     /// # Errors
     /// The dump was given up: by the sender, or because its connection did not come back in time.
     fn next(&mut self) -> Result<Frame, PeerError>;
 
-    /// After [`Kind::Prepare`]: what to seal it as; waits for it.
+    /// Waits for the commit, which follows [`Kind::Prepare`] and says under which name the dump is sealed.
     ///
     /// # Errors
-    /// As [`Self::next`].
+    /// The same as for [`Self::next`].
     fn commit(&mut self) -> Result<Commit, PeerError>;
 
-    /// Ends [`Self::next`] and [`Self::commit`] from another thread, at once and for good.
+    /// Returns a function that makes [`Self::next`] and [`Self::commit`] fail from another thread, at once and
+    /// for good.
     fn canceller(&self) -> Box<dyn FnOnce() + Send>;
 }
 
-/// What a handler answers to a dump. Kept until the dump is over, and said again after a lost connection.
+/// Replies of a handler to a dump. Kept until the dump is over, and repeated after a lost connection.
 pub trait Replies: Send {
-    /// The dump is taken, to be called before the first frame is asked for; `has_parent`: so is the parent.
+    /// Accepts the dump. To be called before the first frame is requested. `has_parent`: the receiver has the
+    /// parent too.
     fn opened(&mut self, has_parent: bool);
-    /// After [`Kind::Close`].
+    /// Replies to [`Kind::Close`].
     fn closed(&mut self, closed: Closed);
-    /// After [`Kind::Prepare`].
+    /// Replies to [`Kind::Prepare`].
     fn prepared(&mut self, prepared: Prepared);
-    /// After [`FrameSource::commit`].
+    /// Replies to the commit that [`FrameSource::commit`] returned.
     fn committed(&mut self, committed: Committed);
 }
 
@@ -68,26 +70,26 @@ struct State {
     has_parent: Option<bool>,
     replies: Vec<reply::Body>,
     commit: Option<Commit>,
-    /// The handler is done: nothing more is said.
+    /// The handler has returned: no more replies follow.
     done: bool,
     failed: Option<PeerError>,
     /// The handler was told to end.
     cancelled: bool,
     frames: Option<mpsc::Sender<Queued>>,
-    /// Since when no conversation serves it.
+    /// Time since which no conversation serves the dump.
     alone_since: Option<Instant>,
 }
 
-/// A dump on its way in.
+/// A dump that is being received.
 pub(crate) struct Session {
     peer: String,
     state: Mutex<State>,
     changed: Condvar,
-    /// There is something to say.
+    /// Notified when there is something to send to the peer.
     say: Notify,
-    /// How many conversations it had; the newest counts.
+    /// Number of conversations that the dump has had; the newest counts.
     conversations: watch::Sender<u64>,
-    /// Held by the conversation that serves it.
+    /// Locked by the conversation that serves the dump.
     seat: tokio::sync::Mutex<()>,
 }
 
@@ -360,7 +362,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// What the handler says to the dump; `None` if it refused it.
+    /// Waits for the handler's decision on the dump; `None` if the handler refused it.
     async fn opened(&self) -> Option<DumpOpened> {
         loop {
             {

@@ -61,8 +61,8 @@ pub mod code {
 /// A frame as a receiver sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it says; `coding` and `payload_bytes` are those it came with.
+    /// Header of the frame; `coding` and `payload_bytes` are those of the encoded frame that was received.
     pub header: Header,
-    /// Its payload, decoded: as many bytes as [`Header::decoded_bytes`] says.
+    /// Decoded payload: as many bytes as [`Header::decoded_bytes`] says.
     pub payload: Bytes,
 }

@@ -15,9 +15,9 @@ use super::router::Router;
 use super::stream::{self, within};
 use super::{ApiStream, Options, PeerError, code, socket};
 
-/// Where nodes are.
+/// Addresses of the nodes.
 pub trait Addresses: Send + Sync + 'static {
-    /// The address of a node; `None` while nobody knows. Must not block.
+    /// Returns the address of a node; `None` while it is unknown. Must not block.
     fn address(&self, node: &str) -> Option<SocketAddr>;
 }
 
@@ -54,12 +54,12 @@ impl Drop for Hold {
     }
 }
 
-/// What is known of the way to one node.
+/// State of the connection to one node.
 #[derive(Default)]
 struct Way {
     link: Option<Link>,
     failures: u32,
-    /// No attempt before this.
+    /// Earliest time of the next attempt.
     not_before: Option<Instant>,
 }
 
@@ -122,10 +122,10 @@ impl Network {
             .block_on(self.call_async(node, body, deadline))
     }
 
-    /// As [`Self::call`], for tasks.
+    /// Calls a node like [`Self::call`], for use in async tasks.
     ///
     /// # Errors
-    /// As there.
+    /// The same as for [`Self::call`].
     pub async fn call_async(
         &self,
         node: &str,
@@ -327,7 +327,7 @@ pub fn quic_endpoint(
     endpoint_with(EndpointConfig::default(), bind, server, options)
 }
 
-/// The same, whose connections its successor resets.
+/// Returns an endpoint like [`quic_endpoint`] whose connections its successor can reset.
 pub(super) fn resettable_endpoint(
     key: ResetKey,
     bind: SocketAddr,

@@ -1,4 +1,4 @@
-//! What the transport may take, and how quinn is tuned.
+//! Limits of the transport, and the tuning of quinn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,15 @@ const MAX_ACK_DELAY: Duration = Duration::from_millis(2);
 /// nobody needs the slower start.
 const INITIAL_WINDOW_BYTES: u64 = 256 << 10;
 
-/// When pages are compressed.
+/// Conditions for the compression of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// Never.
+    /// Pages are never compressed.
     Off,
-    /// When the link is slower than the codec, and the pages look as if they would shrink.
+    /// Pages are compressed if the link is slower than the codec and a sample of them looks compressible.
     #[default]
     Adaptive,
-    /// Whenever the pages look as if they would shrink.
+    /// Pages are compressed if a sample of them looks compressible.
     Always,
 }
 
@@ -39,12 +39,12 @@ pub struct Options {
     pub assured_packet_bytes: u16,
     /// Socket buffers asked for, bytes; the kernel's `net.core.[rw]mem_max` may give less. Default 8 MiB.
     pub socket_buffer_bytes: usize,
-    /// What a peer may send on one stream before it is read, bytes. Default 32 MiB.
+    /// Most bytes that a peer may send on one stream before they are read. Default 32 MiB.
     pub stream_window_bytes: u32,
-    /// The same on a whole connection, bytes. Default 64 MiB.
+    /// Most bytes that a peer may send on a whole connection before they are read. Default 64 MiB.
     pub connection_window_bytes: u32,
-    /// What is handed to a connection and not acknowledged by QUIC, bytes. More than the link's bandwidth times its
-    /// round trip only grows cold in memory before it is sent: this is 1 GB/s at 8 ms. Default 8 MiB.
+    /// Most bytes handed to a connection that QUIC has not acknowledged. More than the link's bandwidth times
+    /// its round trip only grows cold in memory before it is sent: this is 1 GB/s at 8 ms. Default 8 MiB.
     pub send_window_bytes: u32,
     /// Frames of one dump that are kept until the peer has acknowledged them, bytes. Default 32 MiB.
     pub dump_window_bytes: usize,
@@ -56,7 +56,7 @@ pub struct Options {
     pub handshakes: usize,
     /// Conversations served at once, of dumps and of fetches, each. Default 64.
     pub conversations: usize,
-    /// A handshake's time. Default 5 s.
+    /// Time limit of a handshake. Default 5 s.
     pub handshake_timeout: Duration,
     /// Time for a Hello and a Request, or a preamble, to come in, whatever their pace. Default 10 s.
     pub request_timeout: Duration,
@@ -67,20 +67,21 @@ pub struct Options {
     pub idle_timeout: Duration,
     /// Interval of keep-alives. Default 1.5 s.
     pub keep_alive: Duration,
-    /// How long a sender tries to have a lost connection again. Default 20 s.
+    /// Time for which a sender tries to restore a lost connection. Default 20 s.
     pub reconnect: Duration,
-    /// A peer that takes nothing for so long, while the window is full, is given up: CRIU's task is frozen meanwhile.
-    /// Longer than `reconnect`, or a lost connection is reported as a slow peer. Default 50 s.
+    /// Time after which the sender gives up a peer that accepts nothing while the window is full: CRIU's task
+    /// is frozen meanwhile. Longer than `reconnect`, or a lost connection is reported as a slow peer. Default
+    /// 50 s.
     pub stall: Duration,
-    /// How long a receiver keeps a dump whose connection is lost. Default 30 s.
+    /// Time for which a receiver keeps a dump whose connection is lost. Default 30 s.
     pub grace: Duration,
     /// Silence of a sender in the middle of its dump, or before its commit, after which the receiver gives the dump up.
     /// Keep-alives do not count, nor does the time that the receiver itself takes. Default 10 minutes.
     pub dump_idle: Duration,
-    /// How long a receiver waits for a dump's first frame, and after [`Close`](super::Kind::Close) for the next one: CRIU has
-    /// not begun, or its dump is not sealed yet. Default 1 hour.
+    /// Time for which a receiver waits for a dump's first frame, and after [`Close`](super::Kind::Close) for
+    /// the next one: CRIU has not begun, or its dump is not sealed yet. Default 1 hour.
     pub dump_wait: Duration,
-    /// When pages are compressed. Default adaptive.
+    /// Conditions for the compression of pages. Default adaptive.
     pub compression: Compression,
 }
 

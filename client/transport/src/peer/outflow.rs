@@ -12,18 +12,18 @@ use super::coding::Coder;
 use super::stream::{self, within};
 use super::{Compression, Options, PeerError, code};
 
-/// Frames between the handler and the connection: with the largest, 4 MiB.
+/// Length of the queue between the handler and the connection, frames; 4 MiB with the largest frames.
 pub(crate) const QUEUED_FRAMES: usize = 16;
 
-/// Where a blocking handler puts the frames of a fetch; waits while the peer is slow.
+/// Destination of the frames that a blocking handler sends for a fetch; blocks while the peer is slow.
 pub trait FrameSink: Send {
-    /// The checkpoint is here; to be called before the first frame.
+    /// Replies that the checkpoint is here. To be called before the first frame.
     ///
     /// # Errors
     /// The peer is gone.
     fn opened(&mut self, manifest: Manifest, content_digest: Vec<u8>) -> Result<(), PeerError>;
 
-    /// The next frame, as the wire has them, with its payload as it is.
+    /// Sends the next frame, in the wire's format, with its payload as it is.
     ///
     /// # Errors
     /// The peer is gone or too slow, or that is no frame.
@@ -37,7 +37,7 @@ pub trait FrameSink: Send {
     ) -> Result<(), PeerError>;
 }
 
-/// What a fetch is answered with.
+/// Reply to a fetch, which precedes the frames.
 struct Opening {
     manifest: Box<Manifest>,
     content_digest: Vec<u8>,
@@ -52,7 +52,7 @@ pub(crate) struct Outflow {
     sequence: u64,
 }
 
-/// The connection's end of it.
+/// Connection's end of a fetch.
 pub(crate) struct Tap {
     opened: oneshot::Receiver<Opening>,
     frames: mpsc::Receiver<(Header, Bytes)>,

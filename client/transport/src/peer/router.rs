@@ -1,4 +1,4 @@
-//! Which conversation a bulk stream belongs to.
+//! Assignment of bulk streams to conversations.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::code;
 
-/// Bulk streams of a connection that nobody has claimed yet: at most so many are kept.
+/// Most bulk streams of a connection that are kept while no conversation has claimed them.
 const MAX_UNCLAIMED: usize = 16;
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct Places {
     unclaimed: HashMap<[u8; 16], RecvStream>,
 }
 
-/// The bulk streams of one connection, by preamble. A stream and whoever wants it come in either order.
+/// Bulk streams of one connection, by preamble. A stream and its conversation arrive in either order.
 #[derive(Clone, Default)]
 pub(crate) struct Router(Arc<Mutex<Places>>);
 

@@ -71,16 +71,16 @@ pub trait ApiServer: Send + Sync {
     ) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// What a node does for its peers. Every method may block; each runs on a thread of its own. What the peer may do
-/// is the handler's to check ([`Peer::may`]).
+/// Services of a node for its peers. Every method may block; each call runs on a thread of its own. The handler
+/// has to check what the peer may do ([`Peer::may`]).
 pub trait Handler: Send + Sync + 'static {
-    /// Anything but a dump or a fetch.
+    /// Handles every request but a dump or a fetch.
     fn call(&self, peer: &Peer, body: request::Body) -> reply::Body;
 
-    /// Takes a dump in: [`Replies::opened`], then frames up to `Prepare`, then the commit.
+    /// Receives a dump: [`Replies::opened`], then frames up to `Prepare`, then the commit.
     ///
     /// # Errors
-    /// What the peer is told.
+    /// The error that is sent to the peer.
     fn dump(
         &self,
         peer: &Peer,
@@ -92,7 +92,7 @@ pub trait Handler: Send + Sync + 'static {
     /// Sends a checkpoint: [`FrameSink::opened`], then its frames, `Prepare` the last.
     ///
     /// # Errors
-    /// What the peer is told.
+    /// The error that is sent to the peer.
     fn fetch(
         &self,
         peer: &Peer,
@@ -205,10 +205,10 @@ impl Endpoint {
         Ok(Self(inner))
     }
 
-    /// Where it listens.
+    /// Returns the address that the endpoint listens on.
     ///
     /// # Errors
-    /// The socket does not say.
+    /// The socket does not report its address.
     pub fn local_address(&self) -> std::io::Result<SocketAddr> {
         self.0.endpoint.local_addr()
     }
@@ -240,7 +240,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// Who a session belongs to: names are unique within a role.
+/// Returns the key that identifies a session's owner: names are unique within a role.
 fn key(peer: &Peer) -> String {
     format!("{} {}", peer.role(), peer.name())
 }

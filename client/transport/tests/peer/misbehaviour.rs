@@ -49,7 +49,7 @@ async fn answer(receive: &mut RecvStream) -> Option<reply::Body> {
     reply.body
 }
 
-/// What is answered to `bytes` on a stream of their own; the stream is left open behind them.
+/// Sends `bytes` on a new stream, which stays open, and returns the reply.
 fn answered(site: &Site, connection: &Connection, bytes: &[u8]) -> Option<reply::Body> {
     site.runtime.block_on(async {
         let (mut send, mut receive) = connection.open_bi().await.unwrap();

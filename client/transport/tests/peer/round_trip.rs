@@ -1,4 +1,4 @@
-//! What is sent is what comes, at the receiver's pace.
+//! Round trips: the receiver gets exactly what was sent, at its own pace.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};

@@ -29,7 +29,7 @@ pub(crate) fn deadline() -> Instant {
     Instant::now() + LONG
 }
 
-/// What was sent, or came.
+/// An item that was sent or received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Space(u16, u64, u32),
@@ -60,7 +60,7 @@ pub(crate) struct Recorder {
     /// Called between a commit and its answer.
     pub(crate) before_committed: Mutex<Option<Hook>>,
     pub(crate) frames: AtomicU64,
-    /// What fetches are answered with.
+    /// Items that fetches return.
     pub(crate) stored: Mutex<Vec<Event>>,
 }
 

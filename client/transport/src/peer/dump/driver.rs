@@ -21,18 +21,18 @@ const BATCH_FRAMES: usize = 256;
 /// Pause between two conversations that ended at once, so that a peer that ends each is not flooded.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes unacknowledged that only a link has that is slower than what is pushed: several acknowledgements' worth.
+/// Unacknowledged bytes that only a link slower than the sender accumulates: several acknowledgements' worth.
 const WAITED_FOR_BYTES: u64 = 4 << 20;
-/// How long a peer that takes no more frames has to say why.
+/// Time for a peer that accepts no more frames to report the reason.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Why a conversation ended.
+/// Outcome of a conversation.
 enum End {
-    /// All is said, or this side gave up.
+    /// Everything was sent and answered, or this side gave up.
     Over,
-    /// Another conversation may go on.
+    /// The conversation failed; another one may continue the dump.
     Lost(PeerError),
-    /// None will.
+    /// The dump failed; no other conversation can continue it.
     Failed(PeerError),
 }
 
@@ -285,7 +285,7 @@ impl Driver {
     }
 }
 
-/// Whether another conversation may go on after `error`.
+/// Classifies `error`: another conversation may continue the dump, or the dump has failed.
 fn ending(error: PeerError) -> End {
     match error {
         PeerError::Lost { .. } | PeerError::Unreachable { .. } | PeerError::Deadline { .. } => {
