@@ -1,4 +1,4 @@
-//! What `permafrostd` is told.
+//! Configuration of `permafrostd`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// Users of this machine, beside root and the daemon's own, who may store pages over the ports. Default none.
     pub listen_uids: Vec<u32>,
-    /// How long things are kept that nobody asks for.
+    /// Retention times of parked dumps and of sessions.
     pub retention: Retention,
     /// A connection that brings a dump and is silent for so long is given up. The task is frozen meanwhile, so
     /// this is no place to be impatient, nor to wait for ever. Default 10 min.
@@ -47,23 +47,24 @@ pub struct Config {
     /// Directory of `ca.pem`, `cert.pem` and `key.pem`. With one, `criu --tls` is taken on the page-server ports, and
     /// nothing else from other hosts. Default none.
     pub identity: Option<PathBuf>,
-    /// Where peers are served, which takes an identity: a UDP address; port 0 takes any. Default: nowhere.
+    /// UDP address on which other nodes and agents are served; needs an identity. Port 0 takes any free port.
+    /// Default: none.
     pub listen_peers: Option<SocketAddr>,
-    /// Where Prometheus and health checks are answered: a TCP address; port 0 takes any. Whoever reaches it reads how
-    /// much there is, not what. Default: nowhere.
+    /// TCP address on which Prometheus and health checks are served. Port 0 takes any free port. Every client that
+    /// reaches the port can read how much is stored, but not the contents. Default: none.
     pub listen_metrics: Option<SocketAddr>,
-    /// Where schedulers are answered, and whom.
+    /// Address of the HTTP API for schedulers, and the callers that it admits.
     pub api: ApiOptions,
     /// File of the quotas of namespaces. Default: nothing is limited.
     pub quotas: Option<PathBuf>,
     /// Within what time everything that is held is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
-    /// How many dumps and restores run at once, and how the others wait.
+    /// Concurrency limits of dumps and restores, and the rules for those that wait.
     pub queues: QueuesOptions,
-    /// How long a figure may be without a new measurement before this node, while it is idle, makes a small one. Default
-    /// 5 min; `None`: never, and figures that nothing renews are not known any more after an hour.
+    /// Age at which a measured bandwidth is renewed: a node that is idle then makes a small measurement. Default 5
+    /// min. `None`: the node never probes, and a bandwidth that nothing renews is forgotten after an hour.
     pub probe_period: Option<Duration>,
-    /// Where the audit log is. Default `audit.log` in the data directory.
+    /// Location of the audit log. Default `audit.log` in the data directory.
     pub audit: AuditFile,
     /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
     pub cluster: Option<ClusterOptions>,
@@ -91,30 +92,31 @@ impl Default for ApiOptions {
     }
 }
 
-/// What makes a daemon a node of a cluster. Its name is that of its certificate.
+/// Settings that make a daemon a node of a cluster. The node's name is the name in its certificate.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
-    /// The registry.
+    /// Address and credentials of the registry in etcd.
     pub registry: ClusterConfig,
-    /// Where other nodes and agents reach this one. Default: `listen_peers`, if that is no wildcard.
+    /// Address at which other nodes and agents reach this node. Default: `listen_peers`, unless that is a wildcard
+    /// address.
     pub advertise: Option<SocketAddr>,
     /// Copies that there should be of a checkpoint, this node's included. Default 2.
     pub copies: u32,
-    /// What a dump gets that asks for nothing else. Default quorum.
+    /// Durability of a dump that requests none. Default quorum.
     pub durability: Durability,
-    /// How long CLOSE, and each step of a seal, may wait for other nodes: the task is frozen meanwhile. Default 30 s.
+    /// Time that CLOSE, and each step of a seal, may wait for other nodes while the task is frozen. Default 30 s.
     pub deadline: Duration,
-    /// Whether copies here count towards durability. Default reserved.
+    /// Class of this node, which decides whether copies on it count towards durability. Default reserved.
     pub class: NodeClass,
     /// Copies here count although the region's medium does not outlast a power failure. Default no.
     pub count_volatile_copies: bool,
-    /// What this node fails with. Default: a machine of its own.
+    /// Failure domain of this node. Default: a domain of its own.
     pub domain: FailureDomain,
     /// Speed of the medium. Default: what the region is on.
     pub tier: Option<Tier>,
-    /// How fast repair may be.
+    /// Limits of the repair rate.
     pub repair: Limits,
-    /// How long a node may be gone before its copies are made anew elsewhere. Default 30 s.
+    /// Time that a node may be gone before repair replaces its copies on other nodes. Default 30 s.
     pub repair_grace: Duration,
 }
 
@@ -147,7 +149,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Where the region is.
+    /// Returns the path of the region.
     #[must_use]
     pub fn region_path(&self) -> PathBuf {
         self.region

@@ -247,7 +247,7 @@ struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// What they say, if there is a cluster.
+    /// Returns the cluster options, or `None` without `--catalog`.
     fn options(self) -> anyhow::Result<Option<ClusterOptions>> {
         let Some(url) = &self.catalog else {
             return Ok(None);
@@ -301,7 +301,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What to do about it, if somebody said.
+/// Returns the hint of the error, or an empty string if the error has none.
 fn hint(error: &anyhow::Error) -> &str {
     let of_start = error.downcast_ref().map(StartError::hint);
     let of_store = || error.downcast_ref().map(StoreError::hint);
@@ -409,7 +409,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     ended
 }
 
-/// How many run at once. A wrapper, as clap gives an `Option` a meaning of its own.
+/// Concurrency limit, or `None` for `auto`. A wrapper, because clap gives an `Option` a meaning of its own.
 #[derive(Clone, Copy, Debug)]
 struct AtOnce(Option<usize>);
 

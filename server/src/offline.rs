@@ -18,23 +18,23 @@ pub enum OfflineError {
     /// It cannot be opened as a file, or a daemon has it.
     #[error("open region {path}")]
     Medium {
-        /// Which.
+        /// Path of the region.
         path: PathBuf,
-        /// The cause.
+        /// Error of the medium.
         source: MediumError,
     },
     /// Nothing of it can be read.
     #[error("open region {path}")]
     Region {
-        /// Which.
+        /// Path of the region.
         path: PathBuf,
-        /// The cause.
+        /// Error from opening the region.
         source: OpenError,
     },
     /// The list of what it holds cannot be made.
     #[error("list what the region holds")]
     Catalog(#[from] CatalogError),
-    /// As the line above.
+    /// The store cannot list or read what the region holds.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A file or directory, or where the report goes.
@@ -42,9 +42,9 @@ pub enum OfflineError {
     Io {
         /// Verb and noun.
         action: &'static str,
-        /// Which one.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The cause.
+        /// Error of the operating system.
         source: io::Error,
     },
 }

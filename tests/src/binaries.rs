@@ -1,4 +1,4 @@
-//! Where the binaries under test are.
+//! Paths of the binaries under test.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

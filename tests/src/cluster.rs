@@ -14,10 +14,10 @@ use crate::etcd::{self, EtcdCluster, Place};
 use crate::net::{self, Host, Hosts};
 use crate::{binaries, process};
 
-/// Where every node serves its peers.
+/// UDP port on which every node serves its peers.
 const PEERS_PORT: u16 = 7118;
 
-/// What a cluster consists of.
+/// Size and options of a cluster.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Nodes. Default 3.
@@ -32,7 +32,7 @@ pub struct Setup {
     pub extra: Vec<String>,
     /// Largest packet, bytes. Default 1500.
     pub mtu: u32,
-    /// What is different on single nodes: changes the options of the node of that number. Default nothing.
+    /// Changes the options of single nodes; it gets the number of the node. Default: changes nothing.
     pub adjust: fn(usize, &mut Options),
 }
 
@@ -54,7 +54,7 @@ impl Default for Setup {
 pub struct Cluster {
     // In the order in which they are taken down.
     nodes: Vec<Option<Daemon>>,
-    /// The registry.
+    /// The etcd cluster that holds the registry.
     pub etcd: EtcdCluster,
     hosts: Hosts,
     setup: Setup,
@@ -134,7 +134,7 @@ impl Cluster {
         Daemon::start(&self.path(&name(index))?, &options)
     }
 
-    /// What a node is started with on this host, with the certificate issued for `name`.
+    /// Returns the options that start a node on this host with the certificate issued for `name`.
     #[must_use]
     pub fn node_options(&self, host: usize, name: &str) -> Options {
         let host = &self.hosts[host];
@@ -173,13 +173,13 @@ impl Cluster {
         &self.hosts[index]
     }
 
-    /// The hosts.
+    /// Returns the hosts.
     #[must_use]
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// Whether a node runs.
+    /// Returns true if the node runs.
     #[must_use]
     pub fn runs(&self, index: usize) -> bool {
         self.nodes[index].is_some()
@@ -242,7 +242,7 @@ impl Cluster {
         self.agent_as(agent, host, &identity, extra)
     }
 
-    /// The same with a certificate that is there.
+    /// Starts an agent on a host, like [`Self::agent`], with an existing certificate.
     ///
     /// # Errors
     /// It does not start.

@@ -6,17 +6,17 @@ use std::str::FromStr;
 /// Bytes in a page.
 pub const PAGE_BYTES: usize = 4096;
 
-/// What fills the memory.
+/// Contents of the memory of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// Incompressible.
+    /// Random bytes, which do not compress.
     Random,
     /// Three pages of four are all zero (written, and so present), the rest random.
     ZeroRich,
     /// English-like words: compresses about 4 : 1.
     Text,
-    /// As the heap of an interpreter or a virtual machine: objects with pointers between them, strings, numbers, some
-    /// pages of zeros and some that do not compress. All in all about 3 : 1.
+    /// Simulated heap of an interpreter or a virtual machine: objects with pointers between them, strings, numbers,
+    /// some pages of zeros and some that do not compress. Compresses about 3 : 1 in all.
     Heap,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for Contents {
 /// Not the name of any contents.
 #[derive(Debug)]
 pub struct UnknownContents {
-    /// What was given.
+    /// Name that was given.
     pub name: String,
 }
 
@@ -113,7 +113,7 @@ fn fill_words(page: &mut [u8; PAGE_BYTES], mut word: impl FnMut() -> u64) {
 
 /// A page of one of the sorts that a heap consists of.
 fn fill_heap(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
-    /// Where objects lie, and the types that they point to.
+    /// Base address of the objects. `TYPES` is the base address of the types that they point to.
     const OBJECTS: u64 = 0x7f3a_5000_0000;
     const TYPES: u64 = 0x55d0_c3a1_0000;
     let mut draw = || {

@@ -20,7 +20,7 @@ pub struct Criu {
     pub path: PathBuf,
 }
 
-/// Why there is none.
+/// Reasons why no CRIU is available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
     /// Each candidate and what is wrong with it; one line each.
@@ -75,7 +75,7 @@ fn look_for() -> Result<Criu, Unavailable> {
     Err(Unavailable { reasons })
 }
 
-/// Where `cargo xtask setup` puts the script that starts the CRIU it fetched.
+/// Returns the path at which `cargo xtask setup` puts the script that starts the CRIU it fetched.
 #[must_use]
 pub fn fetched() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -117,7 +117,7 @@ pub fn check(criu: &Path) -> Result<(), String> {
     ))
 }
 
-/// What is known to keep CRIU from working, as far as it applies here.
+/// Returns the known obstacles to CRIU that apply on this machine.
 fn surroundings() -> String {
     let mut known = String::new();
     if !rustix::process::geteuid().is_root() {

@@ -17,10 +17,10 @@ pub const NOT_FOUND: i32 = 3;
 /// The exit code of `permafrost` where the cluster's registry, or a node, is not to be had.
 pub const UNAVAILABLE: i32 = 11;
 
-/// How long [`Daemon::run_patiently`] asks: longer than any number of elections in a row that is still luck.
+/// Time for which [`Daemon::run_patiently`] retries: longer than any plausible series of elections.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How to start it.
+/// Options for starting `permafrostd`.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The region; default: where `permafrostd` puts it, in the data directory.
@@ -33,8 +33,8 @@ pub struct Options {
     pub listen: String,
     /// Further arguments. Without a `--probe-period` there are no probes: tests ask how much is free, or measured.
     pub extra: Vec<String>,
-    /// What it, and the `permafrost` pointed at it, are started by, such as a network namespace is entered with. It
-    /// must become the program (`exec`), not be its parent. Default nothing.
+    /// Command that starts `permafrostd` and the `permafrost` pointed at it, for example one that enters a network
+    /// namespace. It must become the program (`exec`), not be its parent. Default: none.
     pub prefix: Vec<String>,
 }
 
@@ -118,7 +118,7 @@ impl Daemon {
         Self::agent_at(dir, arguments, &[])
     }
 
-    /// The same, started by `prefix`, as [`Options::prefix`] says.
+    /// Starts `permafrost agent` like [`Self::agent`], through the command `prefix`: see [`Options::prefix`].
     ///
     /// # Errors
     /// As [`Daemon::start`].
@@ -213,25 +213,25 @@ impl Daemon {
         &self.address
     }
 
-    /// Where it serves peers, `address:port`, or `none`.
+    /// Returns the address on which the daemon serves peers, `address:port`, or `none`.
     #[must_use]
     pub fn peers(&self) -> &str {
         &self.peers
     }
 
-    /// Where it serves Prometheus, `address:port`, or `none`.
+    /// Returns the address on which the daemon serves Prometheus, `address:port`, or `none`.
     #[must_use]
     pub fn metrics(&self) -> &str {
         &self.metrics
     }
 
-    /// Where it serves the HTTP API over TCP, `address:port`, or `none`.
+    /// Returns the TCP address on which the daemon serves the HTTP API, `address:port`, or `none`.
     #[must_use]
     pub fn api(&self) -> &str {
         &self.api
     }
 
-    /// Where it logs.
+    /// Returns the path of the log.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.dir.join("permafrostd.log")
@@ -272,8 +272,8 @@ impl Daemon {
         outcome(arguments, &self.try_run(arguments)?)
     }
 
-    /// As [`Self::run`], but asks again while the daemon answers that the cluster's registry is not to be had: where
-    /// members of etcd come and go, they choose a leader more than once.
+    /// Runs the command like [`Self::run`], and retries while the daemon answers that the cluster's registry is
+    /// unavailable: where members of etcd come and go, there is more than one election.
     ///
     /// # Errors
     /// As [`Self::run`], or the registry is not to be had for a minute.
@@ -281,7 +281,7 @@ impl Daemon {
         outcome(arguments, &self.try_run_patiently(arguments)?)
     }
 
-    /// As [`Self::try_run`], as patiently as [`Self::run_patiently`].
+    /// Runs the command like [`Self::try_run`], and retries like [`Self::run_patiently`].
     ///
     /// # Errors
     /// Fails when it does not start.
@@ -303,7 +303,7 @@ impl Daemon {
         parse(&self.run(&for_scripts(arguments))?)
     }
 
-    /// As [`Self::json`], as patiently as [`Self::run_patiently`].
+    /// Runs the command like [`Self::json`], and retries like [`Self::run_patiently`].
     ///
     /// # Errors
     /// Fails when it exits non-zero or prints something else.
@@ -311,7 +311,7 @@ impl Daemon {
         parse(&self.run_patiently(&for_scripts(arguments))?)
     }
 
-    /// Whether it still runs.
+    /// Returns true if the daemon still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

@@ -19,7 +19,7 @@ pub const ETCD: &str = "PERMAFROST_ETCD";
 /// Environment variable that turns a skipped test into a failed one.
 pub const REQUIRE_ETCD: &str = "PERMAFROST_REQUIRE_ETCD";
 
-/// How long a cluster may take to have a leader: on a busy machine an election takes several rounds.
+/// Time that a cluster may take to elect a leader: on a busy machine an election takes several rounds.
 const READY: Duration = Duration::from_secs(60);
 
 /// The etcd to use: [`ETCD`], the one on PATH, or the one that `cargo xtask setup` has fetched; the first that
@@ -47,7 +47,7 @@ pub fn find() -> Result<PathBuf, String> {
         .clone()
 }
 
-/// Where `cargo xtask` puts the script that starts the etcd it fetched.
+/// Returns the path at which `cargo xtask` puts the script that starts the etcd it fetched.
 #[must_use]
 pub fn fetched() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -75,7 +75,7 @@ pub fn fetched_client() -> PathBuf {
         .join("target/etcdctl/etcdctl")
 }
 
-/// Whether this etcd starts.
+/// Checks that this etcd starts.
 ///
 /// # Errors
 /// Gives the reason in one line.
@@ -109,17 +109,17 @@ pub fn for_test(test: &str) -> Option<PathBuf> {
     }
 }
 
-/// Where and how a member runs.
+/// Address, ports and command prefix of a member.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Address of its two ports.
     pub host: String,
-    /// For clients.
+    /// Port for clients.
     pub client_port: u16,
-    /// For the other members.
+    /// Port for the other members.
     pub peer_port: u16,
-    /// What etcd's command begins with, such as `ip netns exec NAME`; empty for nothing. It must become etcd by
-    /// exec, so that its pid is etcd's.
+    /// Command that starts etcd, such as `ip netns exec NAME`; empty for none. It must become etcd by `exec`, so
+    /// that its pid is etcd's.
     pub prefix: Vec<String>,
 }
 
@@ -153,9 +153,9 @@ impl Place {
 /// PEM files with which etcd takes only clients whose certificates are of `ca`.
 #[derive(Clone, Debug)]
 pub struct ServerTls {
-    /// etcd's certificate.
+    /// Path of etcd's certificate.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Path of the certificate's key.
     pub key: PathBuf,
     /// The authority of the clients.
     pub ca: PathBuf,
@@ -186,7 +186,7 @@ impl EtcdCluster {
         Ok(cluster)
     }
 
-    /// As [`Self::start`], one member, for clients with certificates.
+    /// Starts one member, like [`Self::start`], for clients with certificates.
     ///
     /// # Errors
     /// etcd does not start.
@@ -258,13 +258,13 @@ impl EtcdCluster {
         self.members.iter().map(place).collect()
     }
 
-    /// What `permafrostd --catalog` takes.
+    /// Returns the URL for `permafrostd --catalog`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("etcd://{}", self.addresses().join(","))
     }
 
-    /// How many members there are, running or not.
+    /// Returns the number of members, running or not.
     #[must_use]
     pub fn members(&self) -> usize {
         self.members.len()
@@ -362,7 +362,7 @@ impl EtcdCluster {
         Ok(child.context("this member does not run")?.id())
     }
 
-    /// What a member has said since it was last started.
+    /// Returns the log of a member since its last start.
     #[must_use]
     pub fn log(&self, index: usize) -> String {
         let log = self.dir.path().join(format!("m{index}.log"));

@@ -38,13 +38,13 @@ pub fn find() -> Result<PathBuf, String> {
         .clone()
 }
 
-/// Where Debian's package has it.
+/// Returns the path of the library inside Debian's package.
 fn place() -> String {
     let arch = std::env::consts::ARCH;
     format!("usr/lib/{arch}-linux-gnu/faketime/libfaketimeMT.so.1")
 }
 
-/// Where `cargo xtask` unpacks that package.
+/// Returns the directory into which `cargo xtask` unpacks the package.
 #[must_use]
 pub fn root() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -57,7 +57,7 @@ pub fn fetched() -> PathBuf {
     root().join(place())
 }
 
-/// Whether programs of this machine can be given another clock with it.
+/// Checks that the library can change the clock of programs on this machine.
 ///
 /// # Errors
 /// Gives the reason in one line.
@@ -82,7 +82,8 @@ pub fn check(library: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// What a command begins with whose wall clock, and nothing else, is to be so many hours ahead, or behind.
+/// Returns a command prefix that moves the wall clock of a command, and no other clock, by so many hours. Negative
+/// hours set it back.
 ///
 /// # Panics
 /// There is none: see [`for_test`].
@@ -100,7 +101,7 @@ fn with(library: &Path, hours: i32) -> [String; 4] {
     ]
 }
 
-/// Whether clocks can be wrong here; if not, says loudly that `test` was skipped.
+/// Returns true if clocks can be changed here; otherwise prints loudly that `test` was skipped.
 ///
 /// # Panics
 /// Where [`REQUIRE_FAKETIME`] is set to anything but 0: there a skipped test is a failed one.

@@ -1,5 +1,5 @@
-//! What scenarios over real processes share with `cargo xtask`: where the binaries and CRIU are, a
-//! workload that can tell whether its memory survived, a `permafrostd` of one's own, and CRIU's figures.
+//! Support for scenarios over real processes, shared with `cargo xtask`: paths of the binaries and of CRIU, a
+//! workload that can verify its memory, a `permafrostd` for one test, and CRIU's statistics.
 
 #![forbid(unsafe_code)]
 

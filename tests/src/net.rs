@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::LinkNameSpaceType;
 
-/// Where ip-netns(8) keeps namespaces by name.
+/// Directory in which ip-netns(8) keeps namespaces by name.
 const NAMES: &str = "/run/netns";
-/// How the names of ours begin; the process id follows.
+/// Prefix of our namespaces' names; the process id follows.
 const PREFIX: &str = "permafrost-";
 /// A locally administered address that nobody has.
 const NOBODY: &str = "02:00:00:00:00:ff";
@@ -49,11 +49,11 @@ pub struct Host {
     address: Ipv4Addr,
 }
 
-/// What a host has sent, as a wire would count it: with the Ethernet, IP and TCP or UDP headers of each packet, also
-/// where the kernel hands several packets on as one.
+/// Traffic that a host has sent, counted as on a wire: with the Ethernet, IP and TCP or UDP headers of each packet,
+/// even where the kernel hands several packets on as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Bytes.
+    /// Bytes, headers included.
     pub bytes: u64,
     /// Packets of at most an MTU.
     pub packets: u64,
@@ -229,7 +229,7 @@ impl Host {
         command
     }
 
-    /// What such a command begins with.
+    /// Returns the words with which such a command begins.
     #[must_use]
     pub fn prefix(&self) -> [String; 3] {
         let net = format!("--net={}", self.path().display());
@@ -328,7 +328,7 @@ impl Host {
         )
     }
 
-    /// What it has sent to the others since it was made, or since [`Self::limit`].
+    /// Returns the traffic that this host has sent to the others since it was made, or since [`Self::limit`].
     ///
     /// # Errors
     /// Fails when tc(8) does.
@@ -361,7 +361,8 @@ impl Host {
     }
 }
 
-/// Whether hosts can be made here, or `None` after saying loudly that the test was skipped.
+/// Makes hosts for a test, or returns `None` after saying loudly that the test was skipped because hosts cannot be
+/// made here.
 ///
 /// # Panics
 /// Where [`REQUIRE_CRIU`](crate::criu::REQUIRE_CRIU) is set to anything but 0: there a skipped test is a failed one.

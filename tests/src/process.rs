@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, WaitOptions};
 
-/// How often a condition is looked at.
+/// Period at which a condition is checked.
 pub const POLL: Duration = Duration::from_millis(5);
 
 /// Waits until `ready` gives something.
@@ -49,7 +49,7 @@ pub fn reap(pid: u32) {
     }
 }
 
-/// Whether `pid` is there and not a zombie.
+/// Returns true if `pid` exists and is not a zombie.
 #[must_use]
 pub fn is_alive(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
@@ -64,7 +64,7 @@ pub fn is_alive(pid: u32) -> bool {
     }
 }
 
-/// Whether nothing holds `pid` any more, not even a zombie. Reaps it on the way.
+/// Returns true if `pid` is free: no process has it, not even a zombie. Reaps a zombie child first.
 #[must_use]
 pub fn is_gone(pid: u32) -> bool {
     reap(pid);

@@ -16,7 +16,7 @@ pub const REQUIRE_RUNC: &str = "PERMAFROST_REQUIRE_RUNC";
 /// Packages that are needed.
 pub const PACKAGES: [&str; 2] = ["runc", "busybox-static"];
 
-/// Where `cargo xtask` unpacks them.
+/// Returns the directory into which `cargo xtask` unpacks the packages.
 #[must_use]
 pub fn root() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -119,7 +119,7 @@ impl Container {
         self.dir.join("bundle")
     }
 
-    /// How far it has counted.
+    /// Returns the number that the container's counter has reached.
     ///
     /// # Errors
     /// It has not begun to.

@@ -23,17 +23,17 @@ pub const HIGH: &str = "high";
 /// The cluster's name.
 pub const CLUSTER: &str = "permafrost";
 
-/// How long the daemons may take to make the node usable.
+/// Time that Slurm's daemons may take to make the node usable.
 const READY: Duration = Duration::from_secs(60);
 
-/// How long a job may take to get where it is expected.
+/// Time that a job may take to reach an expected state.
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Lifetime of a credential, s: a requeued job waits as long before it starts again. The least that Slurm takes; two minutes
 /// by default.
 const CREDENTIAL_S: u32 = 5;
 
-/// Where Slurm's programs are.
+/// Installation of Slurm's programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
     /// Root of the packages: `/`, or where `cargo xtask` has unpacked them.
@@ -66,7 +66,7 @@ impl Programs {
             .clone()
     }
 
-    /// Whether all that is needed is there and starts.
+    /// Checks that all required programs exist and start.
     ///
     /// # Errors
     /// Gives the reason in one line.
@@ -113,7 +113,7 @@ impl Programs {
         self.root != Path::new("/")
     }
 
-    /// Where the packages' libraries are, Slurm's own first.
+    /// Returns the directories of the packages' libraries, Slurm's own first.
     fn libraries(&self) -> [PathBuf; 3] {
         let arch = std::env::consts::ARCH;
         let of = |dir: &str| self.path(&format!("{dir}/{arch}-linux-gnu"));
@@ -142,7 +142,7 @@ impl Programs {
     }
 }
 
-/// Where `cargo xtask` unpacks the packages.
+/// Returns the directory into which `cargo xtask` unpacks the packages.
 #[must_use]
 pub fn fetched() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -221,7 +221,7 @@ impl Slurm {
             .with_context(|| format!("sbatch says {said:?}"))
     }
 
-    /// What a job has written so far.
+    /// Returns the output of a job so far.
     #[must_use]
     pub fn output(&self, job: u32) -> String {
         let path = self.dir.join("out").join(job.to_string());

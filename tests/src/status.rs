@@ -1,4 +1,4 @@
-//! What a workload reports about itself.
+//! Report of a workload about itself.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ pub struct Status {
     pub pid: u32,
     /// Ticks of about a millisecond since it started; goes on after a restore where it was.
     pub counter: u64,
-    /// How often pages were modified.
+    /// Number of times that pages were modified.
     pub generation: u32,
     /// Pages filled, in all processes.
     pub pages: u64,
@@ -20,11 +20,12 @@ pub struct Status {
     pub bad_pages: u64,
     /// Checksum that the root has kept up since it filled its memory.
     pub checksum_kept: u64,
-    /// The same, recomputed from memory; 0 before the first verification.
+    /// The checksum recomputed from memory; 0 before the first verification.
     pub checksum_found: u64,
-    /// Whether everything else held too: shared memory is shared, pipes answer, the open file stands where it did.
+    /// Other faults found: shared memory that is not shared, pipes that do not answer, an open file at another
+    /// position.
     pub faults: Vec<String>,
-    /// Whether this report comes from a verification.
+    /// True if this report comes from a verification.
     pub verified: bool,
     /// Members' process ids.
     pub members: Vec<u32>,
@@ -33,7 +34,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Whether the report is of a verification that found nothing wrong.
+    /// Returns true if the report comes from a verification that found no fault.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.verified

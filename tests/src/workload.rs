@@ -12,12 +12,12 @@ use crate::contents::Contents;
 use crate::status::Status;
 use crate::{binaries, process};
 
-/// What to run. One field, one option of the program.
+/// Options of the workload. Each field is one option of the program.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Private memory of the root, MiB. Default 16.
     pub size_mib: u64,
-    /// What fills it. Default random: nothing can be saved on.
+    /// Contents of the memory. Default random: neither compression nor zero pages save anything.
     pub contents: Contents,
     /// Processes beside the root, each with a sixteenth of its memory and a pipe to it either way. Default 0.
     pub members: u32,
@@ -27,7 +27,7 @@ pub struct Options {
     pub threads: u32,
     /// Keep a file open, half read. Default no.
     pub open_file: bool,
-    /// How much of the memory one modification changes, per cent. Default 10.
+    /// Share of the memory that one modification changes, percent. Default 10.
     pub modify_percent: u64,
     /// Seed of the contents. Default 1.
     pub seed: u64,
@@ -146,7 +146,7 @@ impl Workload {
         self.pid
     }
 
-    /// Whether the root runs.
+    /// Returns true if the root process runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
         process::is_alive(self.pid)

@@ -1,4 +1,5 @@
-//! Whatever a page-server client sends, the server answers or hangs up, loses nothing, and serves the next one.
+//! Hostile and broken page-server clients: the server answers or hangs up, loses nothing, and serves the next
+//! client.
 
 mod common;
 
@@ -36,7 +37,7 @@ impl Scene {
         Self { daemon, work, kept }
     }
 
-    /// What was stored before is there, nothing came on top, and a new dump works.
+    /// Checks that the checkpoint stored before is intact, that none was added, and that a new dump works.
     fn assert_unharmed(&mut self, after: &str) {
         assert!(self.daemon.is_running(), "{after}: permafrostd died");
         let names: Vec<_> = listing(&self.daemon)

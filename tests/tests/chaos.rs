@@ -21,7 +21,7 @@ const MEMBERS: usize = 3;
 /// Checkpoints of a job that are kept, besides those that are removed to see that they stay so.
 const KEPT: usize = 3;
 
-/// How long a cluster whose parts are all there again may take to be whole: a lease, the leader's patience, copies.
+/// Time that a cluster may take to recover once all its parts run again: a lease, the leader's waiting time, copies.
 const WHOLE: Duration = Duration::from_secs(120);
 
 /// A task, on the host of the node of the same number, and what was acknowledged of it.
@@ -81,7 +81,7 @@ struct Chaos {
     cluster: Cluster,
     victims: Vec<Victim>,
     random: Random,
-    /// How long a dump, and a restore, takes when nothing fails: faults fall into it.
+    /// Duration of a dump when nothing fails, and so the time within which faults are injected.
     dump: Duration,
     restore: Duration,
     refused: u64,

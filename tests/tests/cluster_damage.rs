@@ -23,7 +23,7 @@ const JOB: &str = "days";
 const MIB: usize = 1 << 20;
 /// Of its memory.
 const SIZE: usize = 20 * MIB;
-/// Where its memory begins, as [`sealed_dump`] sends it.
+/// Index of the first page of the memory that [`sealed_dump`] sends.
 const FIRST_PAGE: u64 = 0x5000_0000 / PAGE as u64;
 /// Its node is drained.
 const GOOD: usize = 0;

@@ -1,4 +1,4 @@
-//! What fails around a dump in a cluster, and that its task outlives it.
+//! Failures during a dump in a cluster. The dumped task survives each of them.
 
 mod common;
 

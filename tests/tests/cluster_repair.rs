@@ -79,7 +79,7 @@ fn settle(cluster: &Cluster) {
     settled.unwrap();
 }
 
-/// What a node's scrub counts.
+/// Returns a counter of a node's scrub.
 fn scrub_count(at: &Daemon, field: &str) -> u64 {
     let status = at.json(&["status"]).unwrap();
     let count = status["scrub"][field].as_u64();
@@ -184,7 +184,8 @@ fn a_new_disk_is_no_copy_and_copies_come_back(cluster: &mut Cluster, task: &mut 
     thaw(cluster.node(lost), task, JOB);
 }
 
-/// Who has connections with their predecessors is told, and does not wait until those are given up.
+/// Nodes that hold connections to the killed nodes learn of the restart, and do not wait until the old connections
+/// time out.
 fn nodes_that_were_killed_and_are_back_are_reached_at_once(cluster: &mut Cluster) {
     let work = tempfile::tempdir().unwrap();
     let dump = |cluster: &Cluster, job: &str| {

@@ -1,4 +1,4 @@
-//! Who may take part in a cluster, and who is refused.
+//! Admission to a cluster: the nodes and agents that may take part, and those that are refused.
 
 mod common;
 

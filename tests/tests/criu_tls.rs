@@ -37,7 +37,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Whether CRIU says that it dumped; its log.
+/// Runs `criu dump`. Returns true if CRIU reports success, and the log.
 fn dump(
     criu: &Criu,
     pid: u32,

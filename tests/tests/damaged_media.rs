@@ -15,7 +15,8 @@ use permafrost_tests::{binaries, criu};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// Where the two superblocks are, and in them their format version and checksum (docs/format.md).
+/// Offsets of the two superblocks, and below, the offsets of the format version and checksum within them
+/// (docs/format.md).
 const SUPERBLOCKS: [u64; 2] = [0, 4096];
 const VERSION_AT: usize = 8;
 const CRC_AT: usize = 124;

@@ -1,4 +1,4 @@
-//! What a daemon measures of its dumps, restores and links, and what it makes of that.
+//! Measurements that a daemon makes of its dumps, restores and links, and the predictions that it derives from them.
 
 mod common;
 
@@ -13,7 +13,7 @@ use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::workload::{self, Workload};
 use permafrost_tests::{criu, process};
 
-/// What a daemon tells, by name and labels.
+/// Returns the metrics of a daemon, by name and labels.
 fn numbers(daemon: &Daemon) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect(daemon.metrics()).context("connect")?;
     write!(stream, "GET /metrics HTTP/1.0\r\n\r\n")?;

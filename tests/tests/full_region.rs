@@ -1,4 +1,4 @@
-//! When there is no room, CRIU is told so, and the task lives.
+//! A full region: CRIU gets an error, and the task survives.
 
 mod common;
 

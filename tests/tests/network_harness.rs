@@ -23,8 +23,8 @@ fn socket(host: &Host) -> UdpSocket {
     host.run(move || Ok(UdpSocket::bind(address)?)).unwrap()
 }
 
-/// Whether a datagram arrives, each with a number of its own. One may be lost while the kernel makes up its mind on a
-/// link that has just changed, so it is sent again and again.
+/// Returns true if a datagram with a number of its own arrives. It is sent repeatedly, because the kernel may lose
+/// one on a link that has just changed.
 fn arrives(from: &UdpSocket, to: &UdpSocket, number: u32, limit: Duration) -> bool {
     let until = Instant::now() + limit;
     to.set_read_timeout(Some(Duration::from_millis(100)))
@@ -42,7 +42,8 @@ fn arrives(from: &UdpSocket, to: &UdpSocket, number: u32, limit: Duration) -> bo
     false
 }
 
-/// Who reaches whom, as rows of senders. `expected` decides how long is waited.
+/// Checks which sockets reach which, as rows of senders. An expected datagram is awaited longer than an unexpected
+/// one.
 fn assert_reach(sockets: &[UdpSocket], expected: [[bool; 3]; 3]) {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     for (from, row) in expected.iter().enumerate() {

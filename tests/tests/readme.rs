@@ -15,7 +15,7 @@ const LIMIT_S: &str = "400";
 /// Commands whose exit code is an answer: what a plan says of a process that does nothing is that it frees too little.
 const ANSWERS: [&str; 1] = ["permafrost plan preempt"];
 
-/// What is built and fetched elsewhere: `cargo` says only which CRIU there is.
+/// Stand-in for `cargo`: everything is already built and fetched, so it only prints the path of CRIU.
 const CARGO: &str = r#"#!/bin/sh
 case "$*" in
     "xtask setup --env") echo "export PERMAFROST_CRIU='$REAL_CRIU'" ;;

@@ -1,4 +1,4 @@
-//! What nobody asks for goes when its time is up, and not before.
+//! Retention: parked dumps and sessions that nobody uses are removed when their time is up, and not before.
 
 mod common;
 

@@ -16,7 +16,7 @@ use common::listing;
 /// Far more than a scenario takes: whoever waits for the node gets it because the job leaves, not because its time is up.
 const GRACE: Duration = Duration::from_secs(600);
 
-/// How long a task may take to answer.
+/// Time that a task may take to answer.
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// Has Slurm tell the wrapper, and nobody else, when the job is preempted.
@@ -251,7 +251,7 @@ fn a_cancelled_job_leaves_nothing() {
     assert!(!tasks_of(site.dir.path()), "no process of the job is left");
 }
 
-/// Whether a workload that reports into `dir` is running.
+/// Returns true if a workload that reports into `dir` is running.
 fn tasks_of(dir: &Path) -> bool {
     let wanted = format!("permafrost-workload\0--dir\0{}\0", dir.display());
     let entries = std::fs::read_dir("/proc").unwrap().flatten();

@@ -12,7 +12,7 @@ use permafrost_tests::{binaries, criu, etcd, faketime, runc};
 use crate::setup::{self, Criu};
 use crate::{deny, fuzz, guest, paths, schema, tools, ui};
 
-/// How tests went.
+/// Results of a test run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) passed: u64,
@@ -176,7 +176,7 @@ pub(crate) fn cargo_command() -> Command {
     command
 }
 
-/// Whether cargo sets it for the program that it runs, and for no other.
+/// Returns true if cargo sets the variable for the program that it runs, and for no other.
 fn is_of_this_program(variable: &str) -> bool {
     variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
@@ -295,7 +295,7 @@ fn pass_on(from: impl Read, count: &Mutex<Count>, say: impl Fn(&str)) {
     }
 }
 
-/// What a line of a test run counts: libtest's summary, or a test that says it was skipped.
+/// Returns the counts in a line of a test run: libtest's summary, or the line of a skipped test.
 fn counted(line: &str) -> Option<Count> {
     if line.starts_with("SKIPPED: ") {
         // libtest counts it as passed.

@@ -14,7 +14,7 @@ use spdx::{Expression, ParseMode};
 
 use crate::{ci, paths};
 
-/// `deny.toml`.
+/// Contents of `deny.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rules {
@@ -90,7 +90,7 @@ struct Dependency {
     path: Option<String>,
 }
 
-/// What `cargo metadata` says of the packages that are built for the platform of [`Rules`].
+/// Returns the output of `cargo metadata` for the packages that are built for the platform of [`Rules`].
 ///
 /// # Errors
 /// The command fails: `Cargo.lock` is not up to date, perhaps.
@@ -111,7 +111,7 @@ pub(crate) fn metadata(manifest: &str) -> Result<Value> {
 }
 
 impl Rules {
-    /// Reads `deny.toml`.
+    /// Reads and parses `deny.toml`.
     pub(crate) fn read() -> Result<Self> {
         let path = paths::workspace().join("deny.toml");
         let text =

@@ -13,10 +13,11 @@ use permafrost_tests::binaries;
 use crate::ci::{self, Count};
 use crate::{paths, ui};
 
-/// How long each target runs in CI, seconds: enough to walk every branch near the surface from the seeds.
+/// Time that each target runs in CI, seconds: enough to reach every branch near the surface from the seeds.
 pub(crate) const CI_SECONDS: u64 = 20;
 
-/// What libFuzzer needs to see: edges taken, where they are, and what values are compared with.
+/// Compiler flags for the instrumentation that libFuzzer needs: edges taken, their addresses, and the operands of
+/// comparisons.
 const COVERAGE: [&str; 6] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",

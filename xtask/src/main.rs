@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// What a person or CI runs.
+/// Tasks of the workspace, run by a person or by CI.
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 enum Task {

@@ -1,4 +1,4 @@
-//! Where things lie in the workspace.
+//! Paths in the workspace.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ pub(crate) fn workspace() -> PathBuf {
     xtask.parent().unwrap_or(xtask).to_path_buf()
 }
 
-/// Where fetched things are kept: the default target directory, whatever CARGO_TARGET_DIR says, so that
-/// they are found again from anywhere.
+/// Returns the directory for fetched things: the default target directory, whatever CARGO_TARGET_DIR says, so that
+/// every caller finds them there.
 pub(crate) fn target() -> PathBuf {
     workspace().join("target")
 }

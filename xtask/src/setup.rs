@@ -8,9 +8,9 @@ use permafrost_tests::criu;
 
 use crate::{tools, ui};
 
-/// Whether there is a CRIU to work with.
+/// Result of the search for a CRIU.
 pub(crate) enum Criu {
-    /// This one.
+    /// Path of a CRIU that works here.
     Works(PathBuf),
     /// None can work here, for this reason.
     CannotRun(String),
@@ -82,7 +82,8 @@ fn export(variable: &str, path: &Path) -> Result<String> {
     ))
 }
 
-/// What rules CRIU out, known before any is fetched.
+/// Returns the reason why a fetched CRIU could not work on this machine, if there is one. Called before any is
+/// fetched.
 fn cannot_run() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("it needs root");

@@ -6,7 +6,7 @@ use permafrost_tests::{binaries, criu};
 use crate::ci;
 use crate::setup::{self, Criu};
 
-/// How much more than CI.
+/// Amount of work of each soak test; CI does less of each.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Options {
     /// Power cuts in the crash simulator.

@@ -1,4 +1,4 @@
-//! Which mirror this machine's own package sources name.
+//! Finds the mirror that this machine's own package sources name.
 //!
 //! Both notations of apt are read: one-line `*.list` and deb822 `*.sources` (sources.list(5)).
 
@@ -9,15 +9,15 @@ use anyhow::{Context, Result, bail};
 /// One place packages come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mirror {
-    /// Its URI.
+    /// URI of the mirror.
     pub(crate) uri: String,
-    /// What its signatures are checked with: a key ring's path or a key, as the source gives it.
+    /// Key that verifies the mirror's signatures: the path of a key ring, or a key, as the source gives it.
     pub(crate) signed_by: Option<String>,
     suites: Vec<String>,
     components: Vec<String>,
 }
 
-/// Where Debian keeps the keys of its archive; has those of every suite.
+/// Key ring of Debian's archive, with the keys of every suite.
 const DEBIAN_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 impl Mirror {

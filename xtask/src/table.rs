@@ -1,4 +1,4 @@
-//! Plain tables.
+//! Rendering of tables as plain text.
 
 /// Aligns columns: the first to the left, the others to the right. The first row is the head.
 pub(crate) fn render(rows: &[Vec<String>]) -> String {

@@ -166,7 +166,7 @@ pub(crate) fn runc() -> Result<()> {
     Ok(())
 }
 
-/// What glibc consists of, and nothing else in `lib/` begins with.
+/// Prefixes of the names of glibc's files in `lib/`. No other file there has one of them.
 const LIBC: [&str; 14] = [
     "ld-linux",
     "libBrokenLocale.",
@@ -199,7 +199,7 @@ fn remove_libc(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a program runs here.
+/// Returns true if `--version` of the program succeeds on this machine.
 pub(crate) fn says_version(program: &Path) -> bool {
     Command::new(program)
         .arg("--version")
@@ -216,9 +216,10 @@ pub(crate) struct Program<'a> {
     pub(crate) suite: &'a str,
     /// With everything they depend on.
     pub(crate) packages: &'a [&'a str],
-    /// Where it lies in them.
+    /// Path of the program in the packages.
     pub(crate) path: &'a str,
-    /// What it is always started with, as the shell reads it; `$root` is where the packages are.
+    /// Arguments with which the program is always started, as the shell reads them; `$root` is the directory of the
+    /// packages.
     pub(crate) arguments: &'a str,
 }
 

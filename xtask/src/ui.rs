@@ -1,4 +1,4 @@
-//! What is said meanwhile: a bar or a spinner on a terminal, plain lines otherwise.
+//! Progress messages: a bar or a spinner on a terminal, plain lines otherwise.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;

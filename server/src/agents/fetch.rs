@@ -71,7 +71,8 @@ fn check_readable(peer: &Peer, manifest: &Manifest) -> Result<(), control::Error
     }
 }
 
-/// What cannot be opened here, as other nodes have it, for whoever may read it. A node asks them itself.
+/// Opens a checkpoint that cannot be opened here from the copies on other nodes, if the peer may read it. A peer
+/// that is itself a node gets the error instead, because it asks the other nodes itself.
 fn pass_on(
     store: &Store,
     peer: &Peer,
@@ -91,7 +92,7 @@ fn pass_on(
     opened.map_err(|elsewhere| refusal(if is_damaged { error } else { &elsewhere }))
 }
 
-/// Where it is read from.
+/// Location that the checkpoint is read from.
 enum Source {
     Here(Box<Fetch>),
     Elsewhere(Box<RemoteCheckpoint>),
@@ -124,7 +125,7 @@ impl Source {
 struct Sending<'a> {
     store: &'a Store,
     source: Source,
-    /// What is damaged here may come from elsewhere.
+    /// True if pages that are damaged here may be read from other nodes.
     passes_on: bool,
     frames: &'a mut dyn FrameSink,
 }
@@ -344,7 +345,7 @@ struct ImageFrames<'a> {
     name: &'a str,
     len_bytes: u64,
     announced: bool,
-    /// Why the peer gets no more.
+    /// Error that ended the connection to the peer.
     lost: Option<PeerError>,
 }
 
@@ -406,7 +407,7 @@ fn push_pages(
     Ok(pages.into())
 }
 
-/// Where pages are, without them.
+/// Sends the positions of zero pages, or of pages in the parent, without their contents.
 fn named_place(
     frames: &mut dyn FrameSink,
     first_index: u64,

@@ -234,7 +234,7 @@ fn ended(session: &Session, error: control::Error) -> control::Error {
     }
 }
 
-/// What the session's sink refuses, as the control protocol says it.
+/// Converts an error of the session's sink to an error of the control protocol.
 fn told(error: &SinkError) -> control::Error {
     const ENOSPC: i32 = 28;
     let code = match error.status {

@@ -1,5 +1,5 @@
-//! What a node does for the agents of compute nodes: their dumps are sessions of this node whose pages come by QUIC,
-//! and their requests those of `permafrost`, as far as their certificates let them.
+//! Serves the agents of compute nodes. The dumps of an agent are sessions of this node whose pages arrive by QUIC.
+//! Its requests are those of `permafrost`, restricted by the rights of its certificate.
 
 mod arriving;
 mod fetch;
@@ -34,7 +34,7 @@ const BEGIN: Duration = Duration::from_secs(60);
 /// Parked sessions whose agents are remembered.
 const MAX_OWNED: usize = 16 << 10;
 
-/// What agents are served from.
+/// Shared state of the service for agents.
 pub struct Agents {
     store: Arc<Store>,
     /// Small images that a parked session is to be adopted with are kept beneath this directory.
@@ -48,9 +48,9 @@ pub struct Agents {
     owned: Mutex<HashMap<String, String>>,
     /// The cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
-    /// Denied certificates.
+    /// Denied certificates, if this node keeps a list.
     denials: Option<Arc<Denials>>,
-    /// Whose turn it is, and who has reserved.
+    /// Queues of this node, and the reservations in them.
     queues: Option<(Arc<Queues>, Arc<Reservations>)>,
     /// Agents that are kept waiting for an answer.
     held: AtomicUsize,

@@ -210,7 +210,7 @@ impl Agents {
         Ok(())
     }
 
-    /// What the peer may read; of parked sessions without a job, its own.
+    /// Lists the checkpoints that the peer may read; of parked sessions without a job, only its own.
     fn list(&self, peer: &Peer, job: &str) -> Result<Vec<control::Checkpoint>, control::Error> {
         let job: Option<JobName> = match job {
             "" => None,

@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 1 << 30;
 /// Small images of all adoptions of one agent that are under way, bytes: those of one of them, and room for more.
 const MAX_PEER_BYTES: u64 = 2 << 30;
 
-/// The same of all agents.
+/// Small images of the adoptions of all agents that are under way, bytes.
 const MAX_ALL_BYTES: u64 = 4 << 30;
 
 /// Bytes that a file is counted as, besides its contents: however short it is, it takes an inode and a page.

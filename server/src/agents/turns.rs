@@ -14,13 +14,13 @@ use permafrost_store::StoreError;
 
 use super::{Agents, name_of};
 
-/// How long an agent is kept waiting for an answer.
+/// Longest time for which a request of an agent is held before it is answered.
 const HOLD: Duration = Duration::from_secs(1);
 
 /// So many at most are kept waiting: each is a conversation and a thread. The others are answered at once, and pause.
 const MAX_HELD: usize = 64;
 
-/// What an agent's dump gets.
+/// Result of a request for admission of an agent's dump.
 pub(super) enum Admitted {
     /// It may begin.
     Begins(Option<Turn>),
@@ -55,7 +55,7 @@ impl Agents {
         Some(queues.run(Direction::Write, bytes))
     }
 
-    /// How the queues stand.
+    /// Returns the status of this node's queues, or an empty list if it has none.
     pub(super) fn queues_status(&self) -> Vec<control::QueueStatus> {
         let queues = self.queues.as_ref();
         queues.map_or_else(Vec::new, |(queues, _)| queues.status())
@@ -79,7 +79,7 @@ impl Agents {
         reservations.reserve(Owner::named(&name_of(peer)), &reserve)
     }
 
-    /// Whoever has the token may give the place up.
+    /// Cancels a reservation. Any caller that has its token may do so.
     pub(super) fn cancel_reservation(
         &self,
         cancel: &request::CancelReservation,

@@ -19,18 +19,18 @@ use tokio::runtime::{Builder, Runtime};
 use super::StartError;
 use crate::config::ApiOptions;
 
-/// Threads that read questions and write answers. Those who ask share them, however many they are: dumps have the rest
-/// of the machine, and batches give way to them.
+/// Threads that read requests and write replies. All clients share them, however many there are: dumps have the rest
+/// of the machine, and batches give way to dumps.
 const THREADS: usize = 2;
 
-/// How much later than the rest of the daemon they are scheduled where there are too few processors: a task that is
-/// frozen waits for its dump, a scheduler can wait for a millisecond.
+/// Nice value of these threads above the rest of the daemon, for machines with too few processors: a frozen task
+/// waits for its dump, whereas a scheduler can wait for a millisecond.
 const NICE: i32 = 10;
 
-/// How long the first look around may take before the daemon is ready.
+/// Longest time that the daemon's start waits for the first snapshot.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// The API, served.
+/// The running server of the HTTP API.
 pub(super) struct Answers {
     /// `None` once it is stopped.
     runtime: Option<Runtime>,
@@ -94,7 +94,7 @@ impl Answers {
         }
     }
 
-    /// Where it listens beside its socket, if it does.
+    /// Returns the TCP address of the API, if it is served over TCP.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         self.server.as_ref()?.address()
     }

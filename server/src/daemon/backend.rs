@@ -23,15 +23,15 @@ use crate::denials::{Denials, no_certificates};
 /// The store of this node.
 pub(crate) struct Local {
     pub(crate) store: Arc<Store>,
-    /// What it measures and predicts.
+    /// Measurements of the store, and predictions made from them.
     pub(crate) costs: Arc<Costs>,
-    /// Whose turn it is to write to it, and to read.
+    /// Queues for writing to the store and reading from it.
     pub(crate) queues: Arc<Queues>,
     /// Places in the queues of this node, and of others.
     pub(crate) reservations: Arc<Reservations>,
-    /// How long a parked dump is kept.
+    /// Time for which a parked dump is kept.
     pub(crate) park_ttl: Duration,
-    /// Where the catalog came from, in words.
+    /// Description of the origin of the catalog, for `status`.
     pub(crate) catalog_origin: String,
     /// The cluster, if this node is in one.
     pub(crate) operator: Option<Arc<dyn Operate>>,
@@ -39,13 +39,13 @@ pub(crate) struct Local {
     pub(crate) denials: Option<Arc<Denials>>,
     /// The certificate, if there is one.
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,
-    /// Who asked for what.
+    /// Audit log.
     pub(crate) audit: Arc<Audit>,
-    /// How it stands there.
+    /// Function that returns the node's status in its cluster, if it is in one.
     pub(crate) in_cluster: Option<InCluster>,
     /// Members of the cluster's etcd, `host:port`; none without a cluster.
     pub(crate) registry: Vec<String>,
-    /// Where peers are served, and metrics; empty where they are not.
+    /// Addresses on which peers and metrics are served; an empty string for one that is not served.
     pub(crate) addresses: [String; 2],
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Local {
 pub(crate) type InCluster = Box<dyn Fn() -> control::ClusterStatus + Send + Sync>;
 
 impl Local {
-    /// What manifests record as the client of a dump that came by this node's own sockets.
+    /// Returns the client that manifests record for a dump that came over this node's own sockets.
     fn taken_by(&self) -> String {
         let name = self.identity.as_deref();
         let name = name.map_or_else(String::new, |identity| identity.current().name().to_owned());
@@ -88,7 +88,8 @@ impl Local {
     }
 }
 
-/// What a manifest records of a client that brings pages, unless it is root or the daemon's own user: those are the node.
+/// Returns the client that a manifest records for a connection that brings pages. `None` for root and the daemon's
+/// own user: their dumps are recorded as the node's.
 fn other_than_own(client: Option<&Client>) -> Option<String> {
     let Some(client) = client else {
         // It is gone, and nobody knows who it was.

@@ -1,4 +1,5 @@
-//! What is listed, and whether what is not may go: the registry as the sweep of this node sees it.
+//! The registry as the sweep of this node sees it: lists checkpoints, and decides whether an unlisted copy may be
+//! removed.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

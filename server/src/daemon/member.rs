@@ -35,26 +35,26 @@ use crate::denials::Denials;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
 
-/// How long a node has to begin its answer to a reader, who goes on to the next holder then.
+/// Time within which a node must begin its reply to a reader. The reader then tries the next holder.
 const READ_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a node has to answer a request that is passed on to it: somebody waits.
+/// Time within which a node must answer a request that was forwarded to it: a caller waits for the reply.
 const ASK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A replica that takes nothing for so long is given up: the task is frozen meanwhile.
 const STALL: Duration = Duration::from_secs(5);
 
-/// How long a node may take for a part of its inventory: it reads a manifest for each checkpoint.
+/// Time that a node may take for one part of its inventory: it reads a manifest for each checkpoint.
 const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How often this node's facts are looked at; what has changed goes to the registry with the next sign of life.
+/// Period at which this node reads its own facts again. The next renewal of the lease publishes what has changed.
 const FACTS_PERIOD: Duration = Duration::from_secs(1);
 
 /// This node's part in a cluster.
 pub(super) struct Member {
     cluster: Arc<Cluster>,
     name: String,
-    /// As they were when it joined.
+    /// Facts of this node when it joined.
     facts: NodeFacts,
     /// The registry and how it is spoken to, in words.
     registry_words: String,
@@ -73,11 +73,11 @@ pub(super) struct Member {
     workers: Vec<Worker>,
 }
 
-/// What a node joins a cluster with.
+/// Parameters for joining a cluster.
 pub(super) struct Joining<'a> {
     pub(super) options: &'a ClusterOptions,
     pub(super) data_dir: &'a Path,
-    /// Where peers are served.
+    /// Address on which peers are served.
     pub(super) address: SocketAddr,
     pub(super) identity: &'a Arc<ReloadingIdentity>,
     pub(super) store: &'a Arc<Store>,
@@ -245,7 +245,7 @@ impl Member {
         })
     }
 
-    /// What peers are served with.
+    /// Returns the puller and the throttle that requests of peers need.
     pub(super) fn copying(&self) -> Copying {
         Copying {
             puller: Arc::clone(&self.puller),
@@ -311,7 +311,8 @@ impl Member {
         Arc::clone(&self.operator)
     }
 
-    /// How this node and what is listed stand. Asks the registry, unless it is away.
+    /// Returns a function that reports the status of this node and of the registry. It queries the registry unless
+    /// the registry is known to be unreachable.
     pub(super) fn status(&self) -> InCluster {
         let (cluster, node, copies_wanted) =
             (Arc::clone(&self.cluster), self.name.clone(), self.wanted);
@@ -341,7 +342,7 @@ impl Member {
         })
     }
 
-    /// What this node says of itself.
+    /// Returns the facts that this node publishes.
     pub(super) fn facts(&self) -> NodeFacts {
         self.facts.clone()
     }
@@ -354,7 +355,7 @@ impl Member {
         }
     }
 
-    /// What is counted besides what the store counts.
+    /// Adds the counters of repair, replication and the cluster to the metrics.
     pub(super) fn metrics(&self, metrics: Metrics) -> Metrics {
         let (copies, cluster) = (Arc::clone(&self.copies), Arc::clone(&self.cluster));
         metrics
@@ -370,8 +371,9 @@ impl Member {
             })
     }
 
-    /// Whether this node may act, or why not; with what has fewer good copies than it should, as far as this node knows:
-    /// the leader of all that is listed, each node of its own.
+    /// Returns a check of whether this node may act. `Err` gives the reason why it may not; `Ok` lists, in words,
+    /// how many checkpoints have fewer good copies than wanted. The leader counts all listed checkpoints, and each
+    /// node its own damaged copies.
     pub(super) fn readiness(
         &self,
         store: &Arc<Store>,

@@ -39,17 +39,17 @@ use crate::peers::NodeHandler;
 
 pub use startup::StartError;
 
-/// How often, at most and at least, what has outlived its retention is looked for: in between, twice in the
-/// shortest retention.
+/// Shortest and longest period between searches for parked dumps and sessions that have outlived their retention.
+/// Within these bounds the search runs twice per shortest retention.
 const EXPIRY_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
-/// How often, while no dump comes in, memory that was freed is given back to the system.
+/// Period at which freed memory is returned to the system while no dump comes in.
 const RETURN_PERIOD: Duration = Duration::from_secs(10);
 
 /// Period at which the medium is asked for failures, which dumps and reads have met before.
 const MEDIUM_PERIOD: Duration = Duration::from_secs(1);
 
-/// How often what was measured is written down: that much of it is lost in a crash.
+/// Period at which measurements are saved. A crash loses the measurements of at most one period.
 const FIGURES_PERIOD: Duration = Duration::from_secs(5);
 
 /// A running daemon.
@@ -230,31 +230,31 @@ impl Daemon {
         })
     }
 
-    /// Where the well-known page-server port is, if there is one.
+    /// Returns the address of the well-known page-server port, if there is one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.host.address()
     }
 
-    /// Where `permafrost` connects.
+    /// Returns the path of the control socket that `permafrost` connects to.
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         self.host.control_socket()
     }
 
-    /// Where peers are served, if they are.
+    /// Returns the address on which peers are served, if they are.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.peers.as_ref()?.local_address().ok()
     }
 
-    /// Where Prometheus is answered, if it is.
+    /// Returns the address on which Prometheus is served, if it is.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         Some(self.metrics.as_ref()?.address())
     }
 
-    /// Where the HTTP API is served over TCP, if it is.
+    /// Returns the TCP address of the HTTP API, if it is served over TCP.
     #[must_use]
     pub fn api_address(&self) -> Option<SocketAddr> {
         self.answers.address()
@@ -486,7 +486,7 @@ async fn expire(store: Arc<Store>, retention: Retention) {
     }
 }
 
-/// What writes down figures, until its end is dropped.
+/// Task that saves measurements. Dropping `end` ends it.
 struct Keeping {
     end: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<()>,

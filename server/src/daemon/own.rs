@@ -1,4 +1,4 @@
-//! What this node says of itself.
+//! Facts that this node publishes about itself.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +15,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Name of a machine that has none.
 const NAMELESS: &str = "localhost";
 
-/// What a machine of its own is known by: to itself, as nobody else asks.
+/// Returns the facts of a node without a cluster. Only the node itself uses them.
 pub(super) fn alone(store: &Store) -> NodeFacts {
     let system = rustix::system::uname();
     let name = system.nodename().to_string_lossy();
@@ -30,7 +30,7 @@ pub(super) fn alone(store: &Store) -> NodeFacts {
     }
 }
 
-/// What a node says of itself to its cluster.
+/// Returns the facts that a node publishes to its cluster.
 ///
 /// # Errors
 /// Others could not reach it there.

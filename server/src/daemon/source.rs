@@ -33,7 +33,7 @@ use super::own;
 /// Events kept for a reader that is behind.
 const EVENTS: usize = 1024;
 
-/// What a stated bandwidth of a link was measured with, bytes.
+/// Size of the transfer with which a stated bandwidth of a link counts as measured, bytes.
 const LINK_BYTES: u64 = 64 << 20;
 
 /// Samples that a median which somebody states is worth: as many as a size class needs to be gone by.
@@ -45,16 +45,16 @@ pub(super) struct Others {
     pub(super) fence: Arc<Fence>,
 }
 
-/// What the API is answered from.
+/// Source of the data that the HTTP API serves.
 pub(super) struct OfDaemon {
     store: Arc<Store>,
     costs: Arc<Costs>,
     reservations: Arc<Reservations>,
-    /// What this node says of itself where nobody else lists it.
+    /// Facts of this node, used where the registry does not list it.
     own: NodeFacts,
     others: Option<Others>,
     reports: Mutex<Reports>,
-    /// When each node of the cluster was last there.
+    /// Time at which each node of the cluster was last alive.
     seen: Mutex<HashMap<String, Instant>>,
     events: broadcast::Sender<Event>,
     telling: JoinHandle<()>,

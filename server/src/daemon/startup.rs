@@ -26,7 +26,7 @@ use crate::metrics::ServeError;
 /// Size of a new region where none is given, bytes.
 const DEFAULT_REGION_BYTES: u64 = 4 << 30;
 
-/// Why a daemon does not start.
+/// Reason why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A directory is not as it must be, or a socket or port cannot be bound.
@@ -55,23 +55,23 @@ pub enum StartError {
         "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"
     )]
     RegionGone {
-        /// Where it should be.
+        /// Expected path of the region.
         path: PathBuf,
-        /// What is there instead.
+        /// State of that path, in words.
         is: &'static str,
-        /// How many the catalog lists.
+        /// Number of checkpoints that the catalog lists.
         checkpoints: usize,
-        /// The catalog.
+        /// Path of the catalog.
         catalog: PathBuf,
     },
     /// The region that is to be made would be too small.
     #[error("make region {path}: {asked_bytes} bytes are too few, it needs at least {least_bytes}")]
     TooSmall {
-        /// Where.
+        /// Path of the region.
         path: PathBuf,
-        /// Its size.
+        /// Requested size, bytes.
         asked_bytes: u64,
-        /// The least that would do.
+        /// Smallest size that suffices, bytes.
         least_bytes: u64,
     },
     /// Acknowledged checkpoints are not in the region.
@@ -81,35 +81,35 @@ pub enum StartError {
         in_short(lost)
     )]
     Lost {
-        /// The region.
+        /// Path of the region.
         path: PathBuf,
-        /// Its fault.
+        /// Fault of the region, in words.
         is: &'static str,
-        /// Their names.
+        /// Names of the checkpoints that are missing.
         lost: Vec<String>,
     },
     /// The region's file cannot be opened or mapped.
     #[error("open region {path}")]
     Medium {
-        /// Which.
+        /// Path of the region.
         path: PathBuf,
-        /// Why.
+        /// Error of the medium.
         source: MediumError,
     },
     /// A blank region cannot be formatted.
     #[error("format region {path}")]
     Format {
-        /// Which.
+        /// Path of the region.
         path: PathBuf,
-        /// Why.
+        /// Error from formatting the region.
         source: FormatError,
     },
     /// The region is no region, damaged, or of a newer version. Nothing was written.
     #[error("open region {path}")]
     Region {
-        /// Which.
+        /// Path of the region.
         path: PathBuf,
-        /// Why.
+        /// Error from opening the region.
         source: OpenError,
     },
     /// No catalog can be made.
@@ -121,7 +121,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// What to do about it; empty where the message says it, or there is nothing to be said.
+    /// Returns advice on how to remove the cause. Empty where the message contains it, or where there is none.
     #[must_use]
     pub fn hint(&self) -> &str {
         match self {
@@ -354,7 +354,7 @@ fn open_region(
     Ok((region, guarantee))
 }
 
-/// Whether there is nothing that could be a region: an empty file is what an interrupted start leaves.
+/// Returns true if `path` cannot be a region: nothing is there, or an empty file, which an interrupted start leaves.
 fn is_missing(path: &Path) -> bool {
     match std::fs::metadata(path) {
         Ok(file) => file.is_file() && file.len() == 0,

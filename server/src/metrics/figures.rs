@@ -1,4 +1,4 @@
-//! What the node has measured of itself, and how far its predictions were off.
+//! Metrics of the node's own measurements and of the errors of its predictions.
 
 use std::fmt;
 

@@ -19,38 +19,38 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::Metrics;
 
-/// What Prometheus takes the text for.
+/// Media type of the text, as Prometheus expects it.
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Scrapes at once. Each reads the catalog.
+/// Scrapes answered at once. Each reads the catalog.
 const SCRAPES: usize = 2;
 
-/// How long one waits for its turn.
+/// Longest time that a scrape waits until it may begin.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connections at once; others wait.
+/// Connections served at once; others wait.
 const CONNECTIONS: usize = 64;
 
-/// How long one may take.
+/// Longest duration of a connection.
 const CONNECTION: Duration = Duration::from_secs(30);
 
-/// After there was no descriptor for one.
+/// Pause before the next `accept` when the process had no free file descriptor.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// Says why the node takes no dumps just now, if it does not; and what is amiss although it does. Must not block.
 pub type Ready = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
-/// The numbers cannot be served.
+/// The metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[error("listen for metrics on {listen}")]
 pub struct ServeError {
-    /// Where.
+    /// Address that was to be bound.
     pub listen: SocketAddr,
-    /// Why not.
+    /// Cause.
     pub source: std::io::Error,
 }
 
-/// A server. Dropped, it ends.
+/// HTTP server of the metrics. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -58,7 +58,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Where it listens.
+    /// Returns the address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

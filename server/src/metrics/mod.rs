@@ -62,7 +62,7 @@ pub struct CertificateNumbers {
 
 type Ask<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// Whom to ask.
+/// Sources of the metrics.
 pub struct Metrics {
     store: Arc<Store>,
     scrub: Option<Arc<Scrubber>>,

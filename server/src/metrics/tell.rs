@@ -1,4 +1,4 @@
-//! What is asked, in the text format of Prometheus. docs/metrics.md has the same names.
+//! Metrics in the text format of Prometheus. docs/metrics.md has the same names.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a node answers to whom.
+//! Handler of the requests that other nodes and agents send to this node.
 
 use std::sync::{Arc, OnceLock};
 
@@ -31,7 +31,7 @@ struct Serving {
     copying: Option<Copying>,
 }
 
-/// What a node of a cluster needs besides.
+/// State that serving other nodes of a cluster needs in addition.
 pub struct Copying {
     /// Gets checkpoints from other nodes.
     pub puller: Arc<Puller>,
@@ -79,7 +79,7 @@ impl NodeHandler {
         })
     }
 
-    /// What nodes ask of each other.
+    /// Handles requests that only nodes may send to each other.
     fn between_nodes(
         &self,
         copying: &Copying,

@@ -1,4 +1,4 @@
-//! What nobody should send, and what they are told.
+//! Requests that no client should send, and the replies to them.
 
 use std::sync::Arc;
 

@@ -29,7 +29,7 @@ use tower::ServiceExt;
 
 pub(crate) const GB: u64 = 1_000_000_000;
 
-/// What the daemon would be.
+/// Stand-in for the daemon, as a source of the API.
 pub(crate) struct Plain {
     pub(crate) nodes: Mutex<Vec<NodeEntry>>,
     pub(crate) checkpoints: Mutex<Vec<Checkpoint>>,
@@ -287,7 +287,7 @@ impl Asked {
             .await
     }
 
-    /// Answered well.
+    /// Posts a request that must succeed, and returns the body of the reply.
     pub(crate) async fn ok(&self, path: &str, body: &Value) -> Value {
         let (status, answer) = self.post(path, body).await;
         assert_eq!(status, StatusCode::OK, "{answer:#}");
@@ -346,7 +346,7 @@ fn fits(template: &str, path: &str) -> bool {
         && (template.iter().zip(path)).all(|(part, given)| *part == given || part.starts_with('{'))
 }
 
-/// What is wrong with a value, by a schema of the document.
+/// Returns the violations of a schema of the document by a value.
 pub(crate) fn errors(schema: &Value, value: &Value) -> Vec<String> {
     let mut root = schema.as_object().unwrap().clone();
     root.insert("components".into(), DOCUMENT["components"].clone());

@@ -1,4 +1,4 @@
-//! How answers keep up with the daemon, and what they are when it does not.
+//! Age of the replies: the API keeps up with the daemon, and reports it when it cannot.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Whatever is sent, nothing panics, and nothing is answered that the document does not have.
+//! Arbitrary requests cause no panic and no reply that the document does not describe.
 
 use axum::http::StatusCode;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Who may ask for what, and sees what.
+//! Access rights of the API's callers, and the data that each of them sees.
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};

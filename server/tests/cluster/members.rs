@@ -1,4 +1,4 @@
-//! Who is there: names, the view of the nodes, the leader.
+//! Membership of a cluster: names, the view of the nodes, the leader.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! What an operator does: drain, remove and take back nodes, and rebuild the registry in other data.
+//! Operations of an operator: draining, removing and readmitting nodes, and rebuilding the registry in other data of
+//! etcd.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! What a registry promises while all is well.
+//! Guarantees of the registry while nothing fails.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};

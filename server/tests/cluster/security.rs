@@ -44,7 +44,7 @@ fn files(dir: &Path) -> TlsFiles {
     }
 }
 
-/// What a node is told that cannot join: soon, and not that etcd is away.
+/// Returns the error of a node that cannot join. It must come soon, and must not claim that etcd is unreachable.
 fn refused(bench: &Bench, config: &ClusterConfig) -> String {
     let begun = Instant::now();
     let joined = bench.try_join(config, "stranger", "r");

@@ -53,7 +53,8 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Which member leads etcd, as a member says that does not stand still.
+/// Returns the index of the etcd member that reports itself as the leader. Stopped members do not answer and are
+/// skipped.
 fn leader(bench: &Bench) -> usize {
     let addresses = bench.etcd.addresses();
     bench.runtime.block_on(async {

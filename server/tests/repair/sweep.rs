@@ -1,4 +1,4 @@
-//! What a node does about what it holds and what is listed.
+//! The sweep: actions of a node on the difference between the copies that it holds and those that are listed.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,13 +55,13 @@ impl List {
         entry.unwrap().nodes.clone()
     }
 
-    /// As `permafrost rm` does.
+    /// Removes an entry and marks it withdrawn, like `permafrost rm`.
     fn remove(&self, number: u64) {
         self.lose(number);
         self.withdrawn.lock().unwrap().insert(id(number));
     }
 
-    /// As an older copy of the data does.
+    /// Removes an entry without a trace, like the restore of an older backup of etcd's data.
     fn lose(&self, number: u64) {
         let mut entries = self.entries.lock().unwrap();
         entries.retain(|entry| entry.checkpoint.id != id(number));

@@ -1,4 +1,4 @@
-//! What arrives on the replicas.
+//! Content that arrives on the replicas.
 
 use permafrost_store::Durability;
 

@@ -1,4 +1,4 @@
-//! How many copies are enough, and what happens when there are fewer.
+//! Number of copies that suffices, and the consequences of too few.
 
 use std::time::Duration;
 

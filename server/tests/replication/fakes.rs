@@ -36,7 +36,7 @@ pub(crate) enum Step {
     Published,
 }
 
-/// What goes wrong, until it is cleared.
+/// Faults to inject. Each stays until it is cleared.
 #[derive(Default)]
 pub(crate) struct Faults {
     /// The origin's thread dies there.
@@ -176,7 +176,7 @@ impl World {
         std::iter::once(&self.origin).chain(self.replicas.iter().map(|node| &**node))
     }
 
-    /// What went over the wire since it was last asked.
+    /// Returns what went over the wire since the last call.
     pub(crate) fn seen(&self) -> Seen {
         std::mem::take(&mut self.wire.seen.lock().unwrap())
     }

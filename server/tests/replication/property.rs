@@ -10,10 +10,10 @@ use permafrost_store::Durability;
 
 use super::fakes::{Pages, Whole, World, images, page, request};
 
-/// Sequences tried.
+/// Number of random sequences that are tried.
 const RUNS: u64 = 12;
 
-/// SplitMix64.
+/// The SplitMix64 random number generator.
 struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! What a node does for itself: the scrub, over a file whose bytes are flipped, the numbers that it tells, and probes.
+//! Upkeep that a node does by itself: the scrub, over a file whose bytes are flipped, metrics, and probes.
 
 #![allow(missing_docs)]
 

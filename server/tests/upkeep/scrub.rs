@@ -1,4 +1,4 @@
-//! What the scrub finds, sets aside and has mended.
+//! Damage that the scrub finds, quarantines and has healed.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -163,7 +163,7 @@ fn a_shared_page_is_read_once_and_its_damage_found_in_all() {
     drop(scrubbing);
 }
 
-/// What mending does.
+/// Behaviour of the stand-in for healing.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Repairs,
@@ -281,7 +281,7 @@ fn a_copy_is_relied_on_when_it_was_read_lately() {
     site.store.verified(&many).unwrap_err();
 }
 
-/// What many checkpoints share is read once in a pass, and what is held is listed now and then, not for each.
+/// A pass reads what many checkpoints share once, and lists the checkpoints now and then, not once for each.
 #[test]
 fn a_pass_over_many_generations_is_linear() {
     const GENERATIONS: u64 = 300;

@@ -1,4 +1,4 @@
-//! What holds up whom when a session ends.
+//! Operations that wait for each other when a session ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};

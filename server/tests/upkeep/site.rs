@@ -75,12 +75,12 @@ impl Site {
         }
     }
 
-    /// As node `self`, in a cluster where `other` has a copy of everything.
+    /// Makes a site of node `self` in a cluster where `other` has a copy of every checkpoint.
     pub(crate) fn clustered() -> Self {
         Self::clustered_with(None)
     }
 
-    /// The same; `unlocking` is called when a job's lock is let go.
+    /// Makes the site of [`Self::clustered`]. `unlocking` is called when a job's lock is released.
     pub(crate) fn clustered_with(unlocking: Option<Unlocking>) -> Self {
         let registry = Arc::new(Twofold(Mutex::default(), unlocking));
         let mut site = Self::new();
@@ -120,7 +120,7 @@ impl Site {
         }
     }
 
-    /// Where the first of the two copies of a checkpoint's root page is.
+    /// Returns the position of the first of the two copies of a checkpoint's root page.
     pub(crate) fn root(&self, id: &str) -> u64 {
         let region = std::fs::read(self.region()).unwrap();
         let id = u128::from_str_radix(id, 16).unwrap().to_le_bytes();
@@ -149,7 +149,7 @@ impl Site {
         self.begin_as(job, true, salts)
     }
 
-    /// As a bare `criu --page-server` does.
+    /// Begins a dump as a bare `criu --page-server` does: without a job and without a seal that follows.
     pub(crate) fn begin_bare(&self, salts: std::ops::Range<u64>) -> (String, SessionSink) {
         self.begin_as("", false, salts)
     }

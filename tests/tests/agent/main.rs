@@ -130,7 +130,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// What a command is refused with.
+/// Runs a command that is refused. Returns its exit code and its error output.
 fn refusal(daemon: &Daemon, arguments: &[&str]) -> (i32, String) {
     let output = daemon.try_run(arguments).unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,4 +1,4 @@
-//! What scenarios over a cluster share: tasks on its hosts, refusals, and who holds what.
+//! Helpers for scenarios over a cluster: tasks on its hosts, refusals, and the holders of checkpoints.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
@@ -17,7 +17,8 @@ use permafrost_transport::control::Connection;
 
 use super::{PAGE, Peer, fake_images};
 
-/// How long a cluster may take for what it does by itself: a lease, the leader's patience, a copy; on a busy machine.
+/// Time that a cluster may take for an automatic action: a lease, the leader's waiting time, a copy; on a busy
+/// machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
 /// Between two questions, each a process.
@@ -44,7 +45,7 @@ impl Task {
         Self { task, _dir: dir }
     }
 
-    /// `--pid`'s value.
+    /// Returns the task's pid, as the value of `--pid`.
     pub fn pid(&self) -> String {
         self.task.pid().to_string()
     }
@@ -120,12 +121,12 @@ pub fn thaw(by: &Daemon, task: &mut Task, checkpoint: &str) {
     task.kill();
 }
 
-/// What a command is refused with: exit code and words.
+/// Runs a command that is refused. Returns its exit code and its error output.
 pub fn refusal(by: &Daemon, arguments: &[&str]) -> (i32, String) {
     refused(&by.try_run(arguments).unwrap())
 }
 
-/// The same of one that has ended.
+/// Returns the exit code and the error output of a command that has ended.
 pub fn refused(output: &Output) -> (i32, String) {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     (output.status.code().expect("an exit code"), said)
@@ -186,7 +187,7 @@ pub fn wait_held(at: &Daemon, job: &str, by: &BTreeSet<String>) {
     held.unwrap_or_else(|error| panic!("{error}: {job} should be on {by:?}: {last:?}"));
 }
 
-/// Whether a node's lease lives, as this one sees it.
+/// Returns true if the node's lease is live in the view of `at`.
 pub fn is_live(at: &Daemon, node: &str) -> bool {
     let list = at.json(&["node", "show", node]).unwrap();
     list["nodes"][0]["live"] == true

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::*;
 
-/// An answer.
+/// Reply of the HTTP API.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -38,7 +38,7 @@ impl Answer {
     }
 }
 
-/// What a request goes over.
+/// Connection that carries a request.
 pub(crate) trait Stream: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Stream for T {}

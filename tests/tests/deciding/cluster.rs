@@ -46,7 +46,7 @@ fn write(node: &Value) -> &Value {
     &node["tiers"][0]["write_bytes_per_s"]
 }
 
-/// What is asked before anything is decided. All of it comes back with an exit code of its own, whoever is there.
+/// Checks that the plans which precede a decision return their documented exit codes, whichever nodes are live.
 fn assert_plans_go_on(by: &Daemon, job: &str) {
     let (code, resume, error) = told(by, &["plan", "resume", job]);
     assert_eq!(code, 0, "{error} {resume}");

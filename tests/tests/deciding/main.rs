@@ -41,7 +41,8 @@ fn await_first_look(daemon: &Daemon) {
     looked.unwrap();
 }
 
-/// What `permafrost --json` says: exit code, answer, error. Nothing is `null`.
+/// Runs `permafrost --json`. Returns its exit code, its output and its error output, both parsed; `null` stands for
+/// an empty one.
 fn told(by: &Daemon, arguments: &[&str]) -> (i32, Value, Value) {
     let output = by.try_run(&[&["--json"], arguments].concat()).unwrap();
     let parsed = |bytes: &[u8]| {

@@ -23,7 +23,7 @@ const LIMIT: &str = "12s";
 /// Never, in a test.
 const NO_LIMIT: &str = "1h";
 
-/// How long a task may take to run again: only a hang is longer.
+/// Time that a task may take to run again: only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const PHASES: [Phase; 5] = [
@@ -42,9 +42,9 @@ struct Cell {
     workload: Workload,
     tap: Tap,
     client: Option<Child>,
-    /// Who traces the task.
+    /// Pid of the tracer of the task.
     criu: u32,
-    /// Who asked for the seal.
+    /// Pid of the process that requested the seal.
     action: u32,
 }
 
@@ -108,7 +108,7 @@ impl Cell {
         self.client.as_mut().unwrap().wait().unwrap().code()
     }
 
-    /// How many checkpoints of the job there are.
+    /// Returns the number of the job's checkpoints.
     fn checkpoints(&self, daemon: &Daemon) -> usize {
         let listed = daemon.json(&["ls"]).unwrap();
         let all = listed["checkpoints"].as_array().unwrap();

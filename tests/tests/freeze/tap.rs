@@ -12,14 +12,14 @@ use std::thread;
 use permafrost_protocol::control::{Reply, Request, reply, request};
 use permafrost_transport::framing;
 
-/// Where a dump is held. In each of them the task is frozen.
+/// Point at which a dump is held. The task is frozen at each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Before the first frame of the page stream.
     Open,
     /// In the middle of the pages.
     Pages,
-    /// Before CLOSE.
+    /// Before CRIU sends CLOSE.
     Close,
     /// Before the seal is asked for.
     Seal,
@@ -30,7 +30,7 @@ pub(crate) enum Phase {
 /// Bytes of pages before [`Phase::Pages`].
 const SOME_PAGES: usize = 1 << 20;
 
-/// How PS_IOV_FORCE_CLOSE begins, with which CRIU ends a stream over `--ps-socket`; a frame has 32 bytes.
+/// First bytes of PS_IOV_FORCE_CLOSE, with which CRIU ends a stream over `--ps-socket`; a frame has 32 bytes.
 const CLOSE: [u8; 8] = [0x24, 0x10, 0, 0, 0, 0, 0, 0];
 const FRAME: usize = 32;
 
@@ -40,7 +40,7 @@ pub(crate) struct Tap {
     go_on: Sender<()>,
 }
 
-/// What the threads of a tap share.
+/// State that the threads of a tap share.
 struct Hold {
     at: Phase,
     /// Gets the pid of whoever asked for the seal, or 0.

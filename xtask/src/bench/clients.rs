@@ -27,7 +27,7 @@ use crate::{table, ui};
 /// The job that is dumped.
 const JOB: &str = "beside-clients";
 
-/// How.
+/// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
     /// Full and incremental dumps, each, in each of the three ways.
@@ -62,7 +62,7 @@ const ALL: [Beside; 3] = [Beside::Nothing, Beside::StandIn, Beside::Api];
 struct Dumps {
     full_s: Vec<f64>,
     incremental_s: Vec<f64>,
-    /// What the clients saw meanwhile.
+    /// Latencies that the clients measured meanwhile.
     tally: Tally,
 }
 
@@ -163,7 +163,7 @@ fn last(of: &Dumps) -> String {
     format!("full {full:.0} ms, incremental {incremental:.0} ms")
 }
 
-/// Where it answers schedulers of its own machine.
+/// Returns the path of the daemon's API socket, for schedulers of its own machine.
 fn api_of(daemon: &Daemon) -> std::path::PathBuf {
     daemon.control().with_file_name("api.sock")
 }
@@ -200,7 +200,7 @@ fn sorted_median(times: &[f64]) -> f64 {
     median(&sorted).unwrap_or(f64::NAN)
 }
 
-/// How many times what it is beside the stand-in.
+/// Returns the ratios of the API's median dump times to those of the stand-in: full, incremental.
 fn ratios(dumps: &[Dumps; 3]) -> [f64; 2] {
     let [_, stand_in, api] = dumps;
     [

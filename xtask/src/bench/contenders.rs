@@ -15,7 +15,7 @@ use permafrost_tests::{criu, process};
 
 use crate::rig;
 
-/// A way.
+/// Compared method of dumping and restoring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     /// `permafrost dump` and `permafrost restore`, region on tmpfs.
@@ -36,7 +36,7 @@ impl std::fmt::Display for Contender {
     }
 }
 
-/// What one dump and restore took.
+/// Measurements of one dump and restore.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     /// The task stood still, as CRIU counts it, milliseconds.

@@ -1,4 +1,4 @@
-//! What all benches say of their samples.
+//! Statistics of samples, shared by all benches.
 
 /// The middle of sorted values; of two, their mean.
 pub(super) fn median(sorted: &[f64]) -> Option<f64> {
@@ -16,7 +16,7 @@ pub(super) fn percentile(sorted: &[f64], percent: usize) -> Option<f64> {
     sorted.get(rank).copied()
 }
 
-/// What was said beforehand, and what it was.
+/// A predicted duration, and the measured one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Compared {
     pub(super) predicted_s: f64,
@@ -51,7 +51,7 @@ pub(super) fn spread(sorted: &[f64]) -> String {
     format!("{median:.digits$} ({least:.digits$}–{most:.digits$})")
 }
 
-/// One value.
+/// Formats a value: two decimals below 10, none from 10 on.
 pub(super) fn three_digits(value: f64) -> String {
     let digits = digits(value);
     format!("{value:.digits$}")

@@ -24,7 +24,7 @@ use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 use crate::ui;
 
-/// What else can be measured.
+/// Further benches.
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Bench {
     /// Dumps that are on another host when they are acknowledged, beside CRIU's page server and bare QUIC
@@ -39,7 +39,7 @@ enum Bench {
     Clients(clients::Options),
 }
 
-/// What to measure.
+/// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {

@@ -30,7 +30,7 @@ const DIRTY_PERCENT: [u64; 4] = [1, 10, 50, 100];
 /// Exit code of a question that nothing measured answers yet.
 const UNKNOWN: i32 = 11;
 
-/// How.
+/// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
     /// Dumps, each followed by a restore, whose predictions are compared.
@@ -224,7 +224,7 @@ impl Bench<'_> {
         Ok(compared(predicted, &restored))
     }
 
-    /// What `permafrost` answers; nothing where it says that it cannot tell yet.
+    /// Runs a `permafrost` command and returns its JSON output, or `None` if the answer is not known yet.
     fn ask(&self, arguments: &[&str]) -> Result<Option<Value>> {
         let mut all = vec!["--json"];
         all.extend(arguments);
@@ -279,7 +279,7 @@ fn said(compared: Option<Compared>) -> String {
     )
 }
 
-/// What came out for one kind.
+/// Results for one kind of transfer.
 struct Line {
     what: &'static str,
     count: usize,

@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_millis(40);
 /// A wait that is over so soon is within what the node tells afresh.
 const SHORTEST: Duration = Duration::from_millis(200);
 
-/// How.
+/// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
     /// How many dumps run at once, one number after the other.
@@ -44,10 +44,10 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// What was said while a queue emptied.
+/// Wait that a node predicted while its queue emptied.
 #[derive(Clone, Copy, Debug)]
 struct Said {
-    /// When the node looked.
+    /// Time of the node's snapshot.
     at: Instant,
     wait_s: f64,
 }
@@ -169,7 +169,7 @@ fn joined<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     end.unwrap_or_else(|_| bail!("a thread panicked"))
 }
 
-/// What is said until nobody waits any more and a place is free.
+/// Records the node's predictions until no dump waits any more and a slot is free.
 fn watch(daemon: &Daemon, at_once: usize, ended: &AtomicBool) -> Result<Vec<Compared>> {
     let mut said: Vec<Said> = Vec::new();
     let mut last = None;
@@ -210,7 +210,7 @@ fn compared(said: &[Said], free: Instant) -> Vec<Compared> {
         .collect()
 }
 
-/// What came out.
+/// Results for one number of concurrent dumps.
 struct Line {
     count: usize,
     measured_s: f64,

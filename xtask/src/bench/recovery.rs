@@ -1,4 +1,4 @@
-//! How long `permafrostd` takes to get ready on a region full of checkpoints, after a crash.
+//! Measures the time that `permafrostd` takes to get ready on a region full of checkpoints, after a crash.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub(super) struct Recovery {
 
 /// Imports a small process's images over and over, ten jobs in turn, and restarts.
 pub(super) fn measure(checkpoints: u64, interrupt: &Interrupt) -> Result<Recovery> {
-    /// What a checkpoint of the small process takes at most: its pages, map and manifest in segments of their own.
+    /// Largest size of a checkpoint of the small process, MiB: its pages, map and manifest in segments of their own.
     const EACH_MIB: u64 = 5;
     let task = ui::Task::begin(&format!(
         "recovery of a region with {checkpoints} checkpoints"

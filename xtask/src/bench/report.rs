@@ -10,7 +10,7 @@ use super::figures::{as_f64, median, spread};
 use super::recovery::Recovery;
 use crate::table;
 
-/// Everything measured.
+/// All measurements of a run.
 pub(super) struct Report<'a> {
     pub(super) criu: &'a Path,
     pub(super) measured: &'a [Measured],
@@ -24,7 +24,7 @@ struct Figure {
     of: fn(&Sample, u64) -> f64,
     /// Contenders that have it.
     measured: &'static [Contender],
-    /// What our median may be of theirs.
+    /// Contenders, and the largest permitted ratio of Permafrost's median to theirs.
     aims: &'static [(Contender, f64)],
 }
 
@@ -77,7 +77,7 @@ const FIGURES: [Figure; 6] = [
 const MEMORY_AIM_MIB: f64 = 64.0;
 
 impl Report<'_> {
-    /// For people.
+    /// Renders the report as text.
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         for measured in self.measured {
@@ -102,7 +102,7 @@ impl Report<'_> {
         out
     }
 
-    /// For programs.
+    /// Renders the report as JSON.
     pub(super) fn json(&self) -> Value {
         json!({
             "criu": self.criu,

@@ -15,7 +15,7 @@ use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 use crate::{table, ui};
 
-/// What is shown.
+/// Options of the demonstration.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
     /// Memory of the process, MiB.
@@ -29,7 +29,7 @@ pub(crate) struct Options {
 /// One dump and the restore from it, as the table shows them.
 struct Dump {
     name: &'static str,
-    /// What `permafrost --json dump` and `restore` say.
+    /// Output of `permafrost --json dump` and `permafrost --json restore`.
     dumped: Value,
     restored: Value,
 }

@@ -1,4 +1,5 @@
-//! Where CRIU cannot run: a conversation that CRIU 4.2.1 had with a page server, held again with `permafrostd`.
+//! Demonstration for machines on which CRIU cannot run: replays a conversation of CRIU 4.2.1 with a page server
+//! against `permafrostd`.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};

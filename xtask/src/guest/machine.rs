@@ -37,7 +37,7 @@ pub(crate) struct Machine {
     deadline: Instant,
 }
 
-/// What a guest has said on its second serial port.
+/// Output of a guest on its second serial port.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     /// Checks that passed.

@@ -19,7 +19,7 @@ use anyhow::Result;
 use self::machine::{Device, Machine, Results};
 use crate::ui;
 
-/// How long one machine may take; emulated, on two busy processors.
+/// Time limit of one machine, which is emulated, on two busy processors.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// One machine's life.
@@ -72,7 +72,7 @@ const SCENARIOS: [Scenario; 6] = [
     },
 ];
 
-/// How the checks of all scenarios went.
+/// Results of the checks of all scenarios.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) passed: u64,

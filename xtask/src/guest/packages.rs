@@ -1,5 +1,5 @@
-//! What the guest is made of: packages of Debian 12, because its CRIU is 3.17.1 and speaks the 24-byte
-//! page-server dialect. Fetched and unpacked, nothing installed.
+//! Contents of the guest: packages of Debian 12, because its CRIU is 3.17.1 and speaks the 24-byte page-server
+//! dialect. They are fetched and unpacked, not installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ pub(crate) fn fetch() -> Result<Packages> {
 
 /// The guest's packages.
 pub(crate) struct Packages {
-    /// Where they are unpacked.
+    /// Directory into which the packages are unpacked.
     pub(crate) root: Root,
     version: String,
 }

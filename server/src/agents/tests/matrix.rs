@@ -142,7 +142,7 @@ fn wire_requests(name: &str, ids: &[String], sessions: &[String]) -> Vec<wire::B
     requests
 }
 
-/// What a request needs, as the documents say it.
+/// Right that a request needs, according to the documents.
 enum Needs {
     Dump,
     Read,
@@ -309,7 +309,7 @@ impl Kept {
         self.fill();
     }
 
-    /// What was said names no job of a namespace that `asker` may not read.
+    /// Checks that a reply names no job of a namespace that `asker` may not read.
     fn check_said(asker: &Asker, what: &str, said: &str) {
         for (namespace, job) in JOBS {
             let secret = job.rsplit('/').next().unwrap();

@@ -1,4 +1,5 @@
-//! What comes out only when it is found: of which job a compared checkpoint is, and whose the names in a reply are.
+//! Rights that can be checked only once the checkpoint is found: the job of a compared checkpoint, and the jobs
+//! named in a reply.
 
 use std::sync::Arc;
 

@@ -211,7 +211,7 @@ impl Site {
         ended.unwrap_err()
     }
 
-    /// What is stored, with its pins.
+    /// Returns job, generation, session and pin of each stored checkpoint.
     pub(super) fn stored(&self) -> Vec<(String, u64, String, bool)> {
         let listed = self.store.list(None).unwrap().into_iter();
         listed

@@ -1,4 +1,4 @@
-//! What a process had, and whether it came back.
+//! Memory of a process, and its comparison with what a restore returns.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use permafrost_protocol::images::Pagemap;
 pub(crate) const PID: u32 = 7;
 const FIRST: u64 = 0x400;
 
-/// What a process had: pages by index.
+/// Memory of a process: pages by index.
 pub(crate) type Memory = BTreeMap<u64, Vec<u8>>;
 
 /// Pages of which no two are equal, with zeros and gaps among them.

@@ -52,11 +52,11 @@ use tokio::runtime::Runtime;
 const REGION_BYTES: u64 = 64 << 20;
 /// The machine may be busy with other things.
 const LONG: Duration = Duration::from_secs(60);
-/// How long a node that is gone is waited for.
+/// Time that a reader waits for a node that does not answer.
 const AGREE: Duration = Duration::from_secs(5);
 pub(crate) const JOB: &str = "team/a-job-of-many-pages";
 
-/// A cluster.
+/// A cluster of nodes with one registry.
 pub(crate) struct Site {
     pub(crate) nodes: Vec<Node>,
     pub(crate) work: tempfile::TempDir,
@@ -256,7 +256,7 @@ impl Site {
         self.copy_as(from, to, checkpoint, checkpoint);
     }
 
-    /// The same, under the name of another.
+    /// Gives node `to` a copy of what node `from` holds, and lists it under the name of another checkpoint.
     pub(crate) fn copy_as(
         &self,
         from: usize,

@@ -16,7 +16,7 @@ use permafrost_protocol::wire::message::{Verified, reply, request};
 use permafrost_server::peers::NodeHandler;
 use permafrost_store::{Progress, Scrub, Store, StoreError};
 use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
-/// What serves peers of a node: notes what is asked for, and dies when it is told to.
+/// Handler of a node's peers that records requests, and that kills the node on command.
 pub(crate) struct Watched {
     pub(crate) inner: NodeHandler,
     /// Every fetch of an address space with its pages: place from 1, and from where.
@@ -140,7 +140,7 @@ impl Node {
         std::fs::read(&self.region).unwrap()
     }
 
-    /// Where the region has these bytes.
+    /// Returns all positions of these bytes in the region.
     pub(crate) fn find(&self, bytes: &[u8]) -> Vec<u64> {
         let region = self.region();
         let mut places = Vec::new();

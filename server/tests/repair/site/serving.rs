@@ -13,7 +13,7 @@ use permafrost_server::agents::serve_fetch;
 use permafrost_store::Store;
 use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
 
-/// What a node does wrong when it is fetched from, until it is cleared.
+/// Faults of a node as the source of a fetch. Each stays until it is cleared.
 #[derive(Default)]
 pub(crate) struct Faults {
     /// Goes away after so many frames: all its connections end.

@@ -5,7 +5,7 @@ use permafrost_tests::contents::{Contents, PAGE_BYTES, fill, page_checksum};
 /// Filled memory: one anonymous mapping, page-aligned so that each of its pages is one page of contents.
 pub(crate) struct Memory {
     bytes: Vec<u8>,
-    /// Where the first whole page begins.
+    /// Offset of the first whole page.
     start: usize,
     contents: Contents,
     seed: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Memory {
     checksum: u64,
 }
 
-/// What a look at every page found.
+/// Result of a verification of all pages.
 pub(crate) struct Found {
     /// Pages that are not what they should be.
     pub(crate) bad_pages: u64,

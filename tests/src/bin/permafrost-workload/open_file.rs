@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// Length of the file, bytes; it never changes, as CRIU compares it at a restore.
 const LEN_BYTES: u64 = 4096;
-/// Where the descriptor stands.
+/// Position of the descriptor in the file, bytes.
 const POSITION: u64 = 1234;
 
 pub(crate) struct OpenFile {

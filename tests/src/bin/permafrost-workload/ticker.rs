@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How often a thread counts.
+/// Period at which a thread counts.
 const TICK: Duration = Duration::from_millis(1);
 
 pub(crate) struct Ticker {
@@ -36,7 +36,7 @@ impl Ticker {
             .sum()
     }
 
-    /// Whether every thread still counts; else which does not.
+    /// Checks that every thread still counts. Returns a message if one has stopped.
     pub(crate) fn verify(&self) -> Option<String> {
         let before: Vec<u64> = self
             .counters

@@ -27,7 +27,7 @@ const NICE: i32 = 19;
 /// Before the first dump beside them.
 const UNDER_WAY: Duration = Duration::from_millis(300);
 
-/// What clients saw while dumps ran.
+/// Latencies that the clients measured while dumps ran.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     latencies_s: Vec<f64>,
@@ -63,7 +63,7 @@ impl Tally {
         *all = (all.0 + 1, all.1 + latency);
     }
 
-    /// How long the answer to a request of this length took in the mean.
+    /// Returns the mean latency of requests of this length.
     fn mean(&self, request: usize) -> Duration {
         let (count, sum) = self.of_each.get(&request).copied().unwrap_or_default();
         sum.div_f64(as_f64(count.max(1)))

@@ -1,4 +1,4 @@
-//! What clients ask, and whether the answer can be right.
+//! Requests of the clients, and checks of the replies.
 
 use anyhow::{Context, Result, bail, ensure};
 use permafrost_api_types::cost::{Cost, Part};
@@ -62,7 +62,7 @@ impl Question {
         }
     }
 
-    /// Whether this can be the answer: all tasks are in it, and what they cost adds up.
+    /// Checks that the reply is plausible: it contains all tasks, and the parts of their costs add up.
     pub(super) fn check(&self, head: &str, body: &[u8]) -> Result<()> {
         let excerpt = || String::from_utf8_lossy(body.get(..300).unwrap_or(body)).into_owned();
         ensure!(head.starts_with("HTTP/1.1 200 "), "{head}\n{}", excerpt());
@@ -91,7 +91,7 @@ impl Question {
     }
 }
 
-/// What the victim loses is all parts in which it does not work on.
+/// Checks that the overhead of a victim is the sum of all parts during which it does not run.
 fn adds_up(cost: &Cost) -> Result<()> {
     let parts = cost.parts.as_ref().context("no parts")?;
     let lost = parts

@@ -9,9 +9,9 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::rig::Interrupt;
 
-/// How often Ctrl-C is looked for.
+/// Period at which Ctrl-C is checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long a program that was asked to end may take.
+/// Time that a program may take to end after it was asked to.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running program; killed when dropped.

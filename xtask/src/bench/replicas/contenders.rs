@@ -17,12 +17,12 @@ use crate::rig::{self, Interrupt};
 
 /// No sample takes longer, unless it is stuck.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Where `criu page-server` listens; each host has all ports to itself.
+/// Port of `criu page-server`; each host has all ports to itself.
 const PAGE_SERVER_PORT: &str = "7119";
-/// Where the bare pair meets.
+/// Port of the receiver of the bare pair.
 const BARE_PORT: u16 = 7120;
 
-/// A way.
+/// Compared method of replication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Contender {
     /// `criu dump --page-server` to `criu page-server`
@@ -55,7 +55,7 @@ impl Contender {
     ];
 }
 
-/// What one dump took, or one transfer.
+/// Measurements of one dump, or of one transfer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     /// The task stood still, as CRIU counts it; 0 where there is none.
@@ -269,7 +269,7 @@ fn permafrost(
     })
 }
 
-/// As many bytes as the process has, from one end to the other, through nothing but quinn.
+/// Transfers as many bytes as the process has from one end to the other, through nothing but quinn.
 ///
 /// # Errors
 /// Fails with what either end says.
@@ -325,7 +325,7 @@ fn seconds(said: &[u8]) -> Result<f64> {
         .with_context(|| format!("parse the seconds of permafrost-bare-quic: {said:?}"))
 }
 
-/// What both hosts had sent before a sample.
+/// Traffic that each of the two hosts had sent before a sample.
 struct Wire([Sent; 2]);
 
 impl Wire {
@@ -333,7 +333,7 @@ impl Wire {
         Ok(Self([site.here().sent()?, site.there().sent()?]))
     }
 
-    /// What each has sent since.
+    /// Returns the traffic that each host has sent since the beginning of the sample.
     fn end(&self, site: &Site) -> Result<(Sent, Sent)> {
         let since = |now: Sent, before: Sent| Sent {
             bytes: now.bytes.saturating_sub(before.bytes),

@@ -38,7 +38,7 @@ Examples:
     cargo xtask bench replicas --only page-server-tls,bare-quic --json
 ";
 
-/// What to measure.
+/// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = ABOUT)]
 pub(crate) struct Options {
@@ -65,7 +65,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// What one table is about.
+/// Setting of the measurements in one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
     mtu: u32,

@@ -1,13 +1,13 @@
-//! How far it is, and how much longer it takes.
+//! Progress of the bench, and the estimated time that remains.
 
 use std::time::{Duration, Instant};
 
 use crate::ui;
 
-/// What a sample takes besides its memory, as if it were so much more of it: starting, ending, clearing away.
+/// Overhead of a sample besides its memory, expressed as MiB of memory: starting, ending, cleaning up.
 const FIXED_MIB: u64 = 256;
 
-/// What a sample of this size counts.
+/// Returns the weight of a sample of this size in the progress.
 pub(super) fn weight(size_mib: u64) -> u64 {
     size_mib + FIXED_MIB
 }

@@ -21,10 +21,10 @@ use crate::{table, ui};
 const BEGUN: u64 = 8 << 20;
 /// No round takes longer, unless it is stuck.
 const LIMIT: Duration = Duration::from_secs(600);
-/// How often the list is looked at.
+/// Period at which the list of checkpoints is polled.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What to measure.
+/// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
     /// What is copied, MiB.
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// What was found, a value for each round or dump.
+/// Measurements, one value for each round or dump.
 #[derive(Clone, Debug, Default)]
 struct Found {
     /// Bare quinn pair, MB/s.
@@ -224,7 +224,7 @@ impl Cluster<'_> {
         })
     }
 
-    /// How long `task` was frozen for a dump of its own, ms.
+    /// Dumps `task` and returns the time for which it was frozen, ms.
     fn dump(&self, task: &Workload) -> Result<f64> {
         let dumped = self.nodes.daemons[0].json(&[
             "dump",
@@ -252,7 +252,7 @@ impl Cluster<'_> {
             .map(drop)
     }
 
-    /// How many of the checkpoints are listed with this node.
+    /// Returns the number of checkpoints that are listed with this node.
     fn held_by(&self, node: usize) -> Result<u64> {
         let listed = self.nodes.daemons[0].json(&["ls"])?;
         Ok(copies_on(&listed, &site::name(node)))
@@ -271,7 +271,7 @@ impl Cluster<'_> {
         as_f64((self.count() * self.options.each) << 20)
     }
 
-    /// MB/s.
+    /// Returns the speed of a repair that took so many seconds, MB/s.
     fn speed(&self, seconds: f64) -> f64 {
         self.bytes() / seconds / 1e6
     }
@@ -284,7 +284,7 @@ struct Round {
     frozen_ms: Vec<f64>,
 }
 
-/// How many of the checkpoints that repair is to copy are on `node`, by what `permafrost --json ls` says.
+/// Counts the checkpoints copied by repair that are on `node`, in the output of `permafrost --json ls`.
 fn copies_on(listed: &Value, node: &str) -> u64 {
     let checkpoints = listed["checkpoints"]
         .as_array()

@@ -9,10 +9,10 @@ use super::{Measured, Setting};
 use crate::bench::figures::{as_f64, median, spread, three_digits};
 use crate::table;
 
-/// What others are compared with.
+/// Contender with which the others are compared.
 const BASE: Contender = Contender::PageServerTls;
 
-/// Everything measured.
+/// All measurements of a run.
 pub(super) struct Report<'a> {
     pub(super) criu: &'a Path,
     pub(super) mbit: Option<u32>,
@@ -23,7 +23,7 @@ pub(super) struct Report<'a> {
 struct Figure {
     name: &'static str,
     unit: &'static str,
-    /// Whether the table has least, most and ratio as well; the JSON has all of each.
+    /// True if the table shows minimum, maximum and ratio as well. The JSON contains all of them for each figure.
     in_full: bool,
     /// `None` where a contender has it not.
     of: fn(&Sample, Setting) -> Option<f64>,
@@ -85,7 +85,7 @@ fn memory_bytes(setting: Setting) -> f64 {
 }
 
 impl Report<'_> {
-    /// For people.
+    /// Renders the report as text.
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         for measured in self.measured {
@@ -107,7 +107,7 @@ impl Report<'_> {
         out
     }
 
-    /// For programs.
+    /// Renders the report as JSON.
     pub(super) fn json(&self) -> Value {
         json!({
             "criu": self.criu,
@@ -134,7 +134,7 @@ impl Measured {
             .map(|sample| (figure.of)(sample, self.setting))
     }
 
-    /// Sorted.
+    /// Returns the sorted values of a figure.
     fn values(&self, figure: &Figure, contender: Contender) -> Vec<f64> {
         let mut values: Vec<f64> = self.in_turn(figure, contender).flatten().collect();
         values.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What is measured on: hosts, their certificates, and nodes of Permafrost on them with their registry.
+//! Environment of the measurements: hosts, their certificates, and nodes of Permafrost on them with their registry.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ const SPARE_MIB: u64 = 512;
 /// Time for the copies of a removed checkpoint to be freed on both nodes.
 const FREED: Duration = Duration::from_secs(120);
 
-/// Where everything is.
+/// Hosts, nodes and files of a measurement.
 pub(super) struct Site {
     // In the order in which they are taken down.
     nodes: Option<Nodes>,
@@ -31,7 +31,7 @@ pub(super) struct Site {
     mtu: u32,
 }
 
-/// How much of it.
+/// Size of a site.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     /// Hosts, and with `region_mib` nodes.
@@ -50,7 +50,7 @@ pub(super) struct Size {
 pub(super) struct Nodes {
     pub(super) daemons: Vec<Daemon>,
     etcd: EtcdCluster,
-    /// What is used in each region with nothing in it, bytes.
+    /// Bytes used in each region while it holds no checkpoint.
     empty: Vec<u64>,
 }
 
@@ -102,12 +102,12 @@ impl Site {
         Ok(site)
     }
 
-    /// Where the process runs.
+    /// Returns the host on which the process runs.
     pub(super) fn here(&self) -> &Host {
         &self.hosts[0]
     }
 
-    /// Where its memory is brought.
+    /// Returns the host to which its memory is sent.
     pub(super) fn there(&self) -> &Host {
         &self.hosts[1]
     }
@@ -121,7 +121,7 @@ impl Site {
         &self.criu
     }
 
-    /// What a UDP datagram can hold: the headers of IPv4 and UDP are 28 bytes.
+    /// Returns the largest payload of a UDP datagram, bytes: the headers of IPv4 and UDP take 28 bytes.
     pub(super) fn packet_bytes(&self) -> u32 {
         self.mtu - 28
     }
@@ -257,7 +257,7 @@ impl Nodes {
             .collect()
     }
 
-    /// What the first two hold beside an empty region, bytes.
+    /// Returns the bytes that the first two nodes hold, beyond those of an empty region.
     fn held(&self) -> Result<[u64; 2]> {
         let used = self.used()?;
         Ok([0, 1].map(|index| used[index].saturating_sub(self.empty[index])))
@@ -286,7 +286,7 @@ impl Nodes {
         })
     }
 
-    /// What the nodes said last.
+    /// Returns the end of each node's log.
     pub(super) fn logs(&self) -> String {
         let log = |(index, daemon): (usize, &Daemon)| {
             format!("{}:\n{}\n", name(index), daemon::tail(&daemon.log()))
@@ -300,7 +300,7 @@ pub(super) fn name(index: usize) -> String {
     format!("n{index}")
 }
 
-/// What a program's command begins with, to run on `host`.
+/// Returns the words that a command must begin with to run on `host`.
 fn prefix(host: &Host) -> Vec<String> {
     let command = host.command("");
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
