@@ -1,4 +1,4 @@
-//! What a scheduler's question costs before it is JSON: choosing a mechanism, planning a preemption, ranking nodes for a
+//! Cost of a scheduler's decision before it is JSON: choosing a mechanism, planning a preemption, ranking nodes for a
 //! resume, placing copies.
 //!
 //! Tasks of 0.1 to 4 GB on nodes that write 0.5 to 4 GB/s; every figure is known, so that all seven mechanisms but
@@ -81,7 +81,7 @@ fn rank_for_a_resume(bencher: Bencher<'_, '_>, nodes: u32) {
         .bench_local(|| rank(Bytes::mib(512), &offers, Preference::None));
 }
 
-/// As many as are looked at for a checkpoint.
+/// Measures the search for as many nodes as a resume considers for one checkpoint.
 #[divan::bench(args = [8, 1_000, 10_000])]
 fn quickest_eleven(bencher: Bencher<'_, '_>, nodes: u32) {
     let mut readers = Readers::default();

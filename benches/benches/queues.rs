@@ -1,5 +1,5 @@
-//! What a turn costs a dump that has nobody before it, and one beside many that wait or have reserved places: taking it
-//! and giving it back.
+//! Cost of admission for a dump with an empty queue before it, and for one beside many that wait or have reserved
+//! places: taking the slot and giving it back.
 
 use std::sync::Arc;
 

@@ -154,16 +154,16 @@ fn memory_of(n: u32) -> u64 {
     (100 + u64::from(n * 37 % 3900)) << 20
 }
 
-/// A question.
+/// Kind of request that the bench sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Question {
     /// Free a tenth of the processors that the candidates hold.
     Preempt,
-    /// What a full dump of each candidate costs on its node.
+    /// Estimate a full dump of each candidate on its node.
     Estimate,
-    /// Where the newest checkpoint of each job is best resumed.
+    /// Rank the nodes on which the newest checkpoint of each job is best resumed.
     Resume,
-    /// Where dumps should go, and one copy of each.
+    /// Place dumps, and one copy of each.
     Place,
 }
 

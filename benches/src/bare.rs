@@ -9,7 +9,7 @@ use permafrost_identity::{ReloadingIdentity, server_name};
 use permafrost_transport::peer::{Options, quic_endpoint};
 use quinn::{ConnectionError, Endpoint, VarInt};
 
-/// What is written at once.
+/// Number of bytes written at once.
 pub const RUN_BYTES: usize = 256 << 10;
 
 /// Transport options for a path that is known to carry UDP payloads of `packet_bytes`.

@@ -1,5 +1,5 @@
-//! What the benches stand on: a region in memory, pages that are worth storing, a bare quinn pair, and a cluster behind
-//! the HTTP API that is not there.
+//! Support for the benches: a region in memory, pages that are worth storing, a bare quinn pair, and a simulated
+//! cluster behind the HTTP API.
 #![forbid(unsafe_code)]
 
 pub mod api;

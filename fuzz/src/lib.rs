@@ -1,4 +1,4 @@
-//! What the fuzz targets check.
+//! Properties that the fuzz targets check.
 //!
 //! Each property is a plain function over bytes, so that a finding can be replayed by a test, with a debugger,
 //! and without the fuzzer.

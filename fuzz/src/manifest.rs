@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use permafrost_protocol::manifest::{CheckpointRef, Manifest, ManifestError, check_job_name};
 use prost::Message;
 
-/// All properties.
+/// Checks all properties of manifests.
 pub fn check(input: &[u8]) {
     if let Ok(manifest) = Manifest::decode_checked(input) {
         match manifest.encode_checked() {

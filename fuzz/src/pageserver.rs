@@ -18,7 +18,7 @@ use permafrost_protocol::pageserver::{
 pub enum PageLength {
     /// 4096, as it is.
     Real,
-    /// 1.
+    /// Pieces of one byte.
     OneByte,
 }
 
@@ -30,7 +30,7 @@ struct Transcript {
     end: Result<(), ProtocolError>,
 }
 
-/// All properties. The first byte chooses how the payload is cut.
+/// Checks all properties of page-server conversations. The first byte chooses how the payload is cut.
 pub fn check(input: &[u8]) {
     let Some((&choice, stream)) = input.split_first() else {
         return;

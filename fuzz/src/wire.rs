@@ -7,7 +7,7 @@ use permafrost_protocol::wire::frame::{HEADER_BYTES, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::{Hello, Reply, Request};
 use permafrost_protocol::wire::receiver::{Received, Receiver};
 
-/// All properties.
+/// Checks all properties of the wire.
 pub fn check(input: &[u8]) {
     check_frames(input);
     if let Ok(Some((hello, len))) = decode::<Hello>(input) {

@@ -1,4 +1,5 @@
-//! Who holds which segments, in DRAM; rebuilt from the checkpoints' roots at every open.
+//! Allocation of segments, in DRAM: which owners hold which segments; rebuilt from the checkpoints' roots at every
+//! open.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -155,7 +156,7 @@ impl Lease {
         crate::convert::to_u64(alone)
     }
 
-    /// Whether the segment is held. O(log extents).
+    /// Returns true if the segment is held. O(log extents).
     pub(crate) fn holds(&self, segment: SegmentNo) -> bool {
         let after = self.extents.partition_point(|e| e.first <= segment.0);
         after > 0 && segment.0 < self.extents[after - 1].end
@@ -242,7 +243,7 @@ impl Holdings {
         to_extents(self.segments.iter().copied())
     }
 
-    /// The same hold, as a checkpoint's.
+    /// Converts the hold into a checkpoint's.
     pub(crate) fn into_lease(mut self) -> Lease {
         let segments = std::mem::take(&mut self.segments);
         Lease {

@@ -26,7 +26,7 @@ pub struct Checkpoint {
     id: CheckpointId,
     space: Arc<Space>,
     lease: Lease,
-    /// Where its root is, and that page's CRC32.
+    /// Page number of its root, and that page's CRC32.
     root: (PageNo, u32),
     manifest: MapRoot,
     manifest_bytes: u64,

@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 /// Bytes of a cache line, what the flush instructions act on. Fixed on x86-64.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// How this CPU writes a cache line back to memory.
+/// Instruction by which this CPU writes a cache line back to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlushInstruction {
     /// Writes back and keeps the line: cheapest. Ordered by sfence only.
     Clwb,
     /// Writes back and drops the line. Ordered by sfence only.
     ClflushOpt,
-    /// As before, and each waits for the one before it.
+    /// Writes back and drops the line; each waits for the one before it.
     Clflush,
     /// None that this crate knows.
     None,
@@ -192,7 +192,7 @@ unsafe fn copy_sse2(to: *mut u8, from: &[u8]) {
     }
 }
 
-/// Whether `page` is all zero. Costs one comparison if its first bytes are not.
+/// Returns true if `page` is all zero. Costs one comparison if its first bytes are not.
 pub(crate) fn is_zero(page: &[u8]) -> bool {
     let (first, rest) = page.split_at(page.len().min(CACHE_LINE));
     if first.iter().any(|&b| b != 0) {

@@ -1,4 +1,4 @@
-//! What a region has lost, and why it takes no more writes.
+//! Damage of a region: lost checkpoints and journal records, and the reason why it takes no more writes.
 
 use std::fmt;
 use std::io;

@@ -14,11 +14,11 @@ pub enum MediumError {
     /// A system call on the file failed.
     #[error("{action} {path}")]
     Io {
-        /// What was tried, a verb and a noun.
+        /// Operation that failed, a verb and a noun.
         action: &'static str,
         /// The region's path.
         path: PathBuf,
-        /// Why.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
@@ -42,9 +42,9 @@ pub enum MediumError {
     ForeignOwner {
         /// The region's path.
         path: PathBuf,
-        /// Its owner.
+        /// User id of the file's owner.
         owner: u32,
-        /// Whose it must be.
+        /// User id that the owner must have: the process's effective one.
         user: u32,
     },
     /// Others than its owner may read or write it.
@@ -55,7 +55,7 @@ pub enum MediumError {
     OpenToOthers {
         /// The region's path.
         path: PathBuf,
-        /// Its mode.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// Too small for the smallest region.
@@ -65,7 +65,7 @@ pub enum MediumError {
     TooSmall {
         /// The region's path.
         path: PathBuf,
-        /// Its length.
+        /// Length of the file, bytes.
         bytes: u64,
         /// The least that is of use.
         needed: u64,
@@ -79,7 +79,7 @@ pub enum MediumError {
     DaxRefused {
         /// The region's path.
         path: PathBuf,
-        /// What mmap said.
+        /// Error number that mmap returned.
         errno: i32,
     },
 }
@@ -91,7 +91,7 @@ pub enum FormatError {
     /// Not a power of two from 64 KiB to 2 MiB.
     #[error("a segment has a power of two of bytes from 65536 to 2097152, not {segment_bytes}")]
     SegmentSize {
-        /// What was asked for.
+        /// Segment size that was requested, bytes.
         segment_bytes: u32,
     },
     /// A journal half that holds no checkpoint.
@@ -99,7 +99,7 @@ pub enum FormatError {
         "a journal half has from 32 to 1048576 records in whole pages (a multiple of 32), not {journal_records}"
     )]
     JournalSize {
-        /// What was asked for.
+        /// Number of records that was requested.
         journal_records: u32,
     },
     /// No room for a single segment, or for more than the format can count.
@@ -117,17 +117,17 @@ pub enum FormatError {
     Io(#[from] io::Error),
 }
 
-/// What is wrong with a superblock.
+/// Fault of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuperblockFault {
-    /// All zero.
+    /// The page is all zero.
     #[error("blank")]
     Blank,
     /// Does not start as a superblock does.
     #[error("no superblock")]
     Magic,
-    /// Checksum.
+    /// The checksum does not match.
     #[error("checksum does not match")]
     Checksum,
     /// Intact, yet describes an impossible region.
@@ -138,7 +138,7 @@ pub enum SuperblockFault {
     Unreadable,
 }
 
-/// What is wrong with the journal.
+/// Fault of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalFault {
@@ -150,7 +150,7 @@ pub enum JournalFault {
     Compacted {
         /// Its place in the half.
         record: u32,
-        /// How many the header counts.
+        /// Number of compacted records, from the header.
         compacted: u32,
     },
     /// Damaged in the middle: a torn write can only be the last.
@@ -207,9 +207,9 @@ pub enum OpenError {
     /// Written by a newer build.
     #[error("format version {found}; this build reads up to {supported}")]
     NewerVersion {
-        /// The region's.
+        /// Format version of the region.
         found: u32,
-        /// Ours.
+        /// Newest format version that this build reads.
         supported: u32,
     },
     /// The medium ends before the region does.
@@ -225,15 +225,15 @@ pub enum OpenError {
     JournalCorrupt {
         /// Byte offset of the half.
         at: u64,
-        /// How.
+        /// Fault of the journal half.
         fault: JournalFault,
     },
     /// Both copies of a checkpoint's root page are damaged.
     #[error("root page of checkpoint {id} at {page} is damaged in both copies")]
     RootCorrupt {
-        /// The checkpoint.
+        /// Id of the checkpoint.
         id: CheckpointId,
-        /// Where.
+        /// Page number of the first copy.
         page: PageNo,
     },
     /// The medium failed.
@@ -241,7 +241,7 @@ pub enum OpenError {
     Io(#[from] io::Error),
 }
 
-/// What is wrong with a page map.
+/// Fault of a page map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapFault {
@@ -276,7 +276,7 @@ pub enum MapFault {
     /// A blob's pages do not add up to its length.
     #[error("blob of {len_bytes} bytes has no page {index}")]
     BlobGap {
-        /// Expected length.
+        /// Expected length of the blob.
         len_bytes: u64,
         /// First missing page.
         index: u64,
@@ -292,11 +292,11 @@ pub enum PageError {
     Corrupt {
         /// Its index in the map.
         index: u64,
-        /// Where it is.
+        /// Location of the page in the region.
         location: PageNo,
-        /// Written.
+        /// CRC32 of the page when it was written.
         expected: u32,
-        /// Read.
+        /// CRC32 of the page as read.
         found: u32,
     },
     /// The medium cannot give a page.
@@ -304,7 +304,7 @@ pub enum PageError {
     Lost {
         /// Its index in the map.
         index: u64,
-        /// Where it is.
+        /// Location of the page in the region.
         location: PageNo,
     },
     /// A map is damaged.
@@ -312,7 +312,7 @@ pub enum PageError {
     MapCorrupt {
         /// Node or run.
         location: PageNo,
-        /// How.
+        /// Fault of the map.
         fault: MapFault,
     },
     /// The medium failed.
@@ -349,9 +349,9 @@ pub enum HealError {
     OtherContent {
         /// Its index in the map.
         index: u64,
-        /// Sealed.
+        /// CRC32 of the sealed page.
         expected: u32,
-        /// Offered.
+        /// CRC32 of the offered page.
         found: u32,
     },
     /// The medium takes no write there.
@@ -369,7 +369,7 @@ pub enum HealError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlobError {
-    /// Reading it.
+    /// Reading the blob failed.
     #[error(transparent)]
     Page(#[from] PageError),
     /// The receiver refused.
@@ -392,7 +392,7 @@ pub enum ShadowError {
     /// Pages come in strictly ascending order.
     #[error("page {index:#x} after page {expected:#x} was expected next: pages must ascend")]
     NotAscending {
-        /// What came.
+        /// Index of the page that came.
         index: u64,
         /// The least that may come.
         expected: u64,
@@ -400,21 +400,21 @@ pub enum ShadowError {
     /// The parent was said to have a page and has not.
     #[error("page {index:#x} is said to be in the parent, which lacks it")]
     MissingInParent {
-        /// The page.
+        /// Index of the page.
         index: u64,
     },
     /// Not a whole number of pages.
     #[error("{len_bytes} bytes are not a whole number of pages")]
     NotPages {
-        /// What came.
+        /// Number of bytes that came.
         len_bytes: usize,
     },
     /// More pages than a map can index.
     #[error("{pages} pages from page {index:#x} pass the end of the index space")]
     TooManyPages {
-        /// First page.
+        /// Index of the first page.
         index: u64,
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
     /// The parent is of another region.
@@ -441,7 +441,7 @@ pub enum JournalError {
     /// No such checkpoint.
     #[error("no checkpoint {id}")]
     Unknown {
-        /// The id.
+        /// Id of the checkpoint.
         id: CheckpointId,
     },
     /// Live checkpoints fill it.
@@ -469,7 +469,7 @@ pub enum SealError {
     /// The id is taken.
     #[error("checkpoint {id} exists already")]
     Exists {
-        /// The id.
+        /// Id of the checkpoint.
         id: CheckpointId,
     },
     /// The shadow's data.
@@ -515,10 +515,10 @@ pub(crate) fn unreadable(location: PageNo, error: io::Error) -> PageError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotInSegments;
 
-/// Where in its segment a page is.
+/// Position of a page in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentPlace {
-    /// The segment.
+    /// Number of the segment.
     pub(crate) segment: SegmentNo,
     /// Page in the segment, at least 1.
     pub(crate) page: u32,

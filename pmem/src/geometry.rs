@@ -1,4 +1,4 @@
-//! Where a region's parts are.
+//! Offsets and sizes of a region's parts.
 
 use crate::convert::to_u64;
 use crate::error::{FormatError, NotInSegments, SegmentPlace};
@@ -16,7 +16,7 @@ const _: () = assert!(RECORDS_PER_PAGE as usize * RECORD_BYTES == PAGE_SIZE);
 const MAX_JOURNAL_RECORDS: u32 = 1 << 20;
 /// Records of a journal half where their number is not given, at least.
 const LEAST_RECORDS: u32 = 64;
-/// Where segment 0 is at the latest.
+/// Highest byte offset that segment 0 can have.
 pub(crate) const LAST_SEGMENTS_AT: u64 = (SUPERBLOCKS_BYTES
     + 2 * MAX_JOURNAL_RECORDS as u64 * RECORD_BYTES as u64)
     .next_multiple_of(MAX_SEGMENT_BYTES as u64);
@@ -76,7 +76,7 @@ impl Geometry {
         })
     }
 
-    /// What an intact superblock says, if it is possible at all.
+    /// Returns the geometry that an intact superblock describes; `None` if it is impossible.
     pub(crate) fn from_superblock(block: &Superblock) -> Option<Self> {
         let geometry = Self {
             capacity_bytes: block.capacity_bytes.get(),
@@ -120,7 +120,7 @@ impl Geometry {
         PageNo(self.segment_at(segment) / PAGE_BYTES + u64::from(page))
     }
 
-    /// Where `pages` pages from `first` are: all in one segment, none of them its header.
+    /// Returns the position of `pages` pages from `first`: all in one segment, none of them its header.
     pub(crate) fn place(&self, first: PageNo, pages: u32) -> Result<SegmentPlace, NotInSegments> {
         let area = self.segments_at / PAGE_BYTES;
         let page = first.0.checked_sub(area).ok_or(NotInSegments)?;

@@ -25,7 +25,7 @@ impl CheckpointId {
         Self(u128::from_le_bytes(random_bytes()))
     }
 
-    /// The number.
+    /// Returns the id as a number.
     #[must_use]
     pub const fn value(self) -> u128 {
         self.0
@@ -56,7 +56,7 @@ impl fmt::Debug for CheckpointId {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 32 hex digits, not {text:?}")]
 pub struct ParseIdError {
-    /// What was given.
+    /// Text that was given.
     pub text: String,
 }
 
@@ -129,7 +129,7 @@ impl fmt::Debug for RegionUuid {
 pub struct SegmentNo(pub(crate) u32);
 
 impl SegmentNo {
-    /// The number.
+    /// Returns the number of the segment.
     #[must_use]
     pub const fn value(self) -> u32 {
         self.0
@@ -142,12 +142,12 @@ impl fmt::Display for SegmentNo {
     }
 }
 
-/// Where a page is: its number in the region, counted in pages from the region's first byte.
+/// Number of a page in the region, counted in pages from the region's first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageNo(pub(crate) u64);
 
 impl PageNo {
-    /// The number.
+    /// Returns the number of the page.
     #[must_use]
     pub const fn value(self) -> u64 {
         self.0

@@ -35,7 +35,7 @@ pub(crate) struct Live {
     pub(crate) order: u64,
 }
 
-/// What a record says.
+/// Change that a journal record makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Seal {
@@ -81,7 +81,7 @@ pub(crate) struct Journal {
     next: u32,
     live: HashMap<CheckpointId, Live>,
     next_order: u64,
-    /// What was flushed and is for the next fence.
+    /// Ranges that were flushed and that the next fence waits for.
     flushed: Flushed,
     failed: bool,
     closed: bool,
@@ -137,7 +137,8 @@ impl Journal {
         self.closed = true;
     }
 
-    /// What is durable is unknown from here on.
+    /// Marks the journal as failed: from here on it is unknown what is durable, and the journal takes no more
+    /// records.
     pub(crate) fn fail(&mut self) {
         self.failed = true;
     }
@@ -304,7 +305,7 @@ impl Change {
         }
     }
 
-    /// Whether it seals under an id that another checkpoint has, and keeps.
+    /// Returns true if it seals under an id that another checkpoint has, and keeps.
     fn is_taken(self, known: impl Fn(CheckpointId) -> bool) -> bool {
         matches!(self, Self::Seal { id, replaces, .. } if replaces != Some(id) && known(id))
     }

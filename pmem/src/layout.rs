@@ -25,16 +25,16 @@ pub const STATE_CLEAN: u32 = 1;
 /// Superblock state: open; found at the next open, it tells an unsafe shutdown.
 pub const STATE_OPEN: u32 = 2;
 
-/// What a region is: at pages 0 and 1, the one with the higher generation counts.
+/// Identity, geometry and state of a region: at pages 0 and 1, the one with the higher generation counts.
 ///
 /// `magic`, `version` and `crc32` keep their places in every later version, so that an older build
 /// can tell a newer region from a damaged one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Superblock {
-    /// [`SUPERBLOCK_MAGIC`].
+    /// Magic number: [`SUPERBLOCK_MAGIC`].
     pub magic: [u8; 8],
-    /// [`FORMAT_VERSION`].
+    /// Version of the format: [`FORMAT_VERSION`].
     pub version: U32,
     /// [`STATE_CLEAN`] or [`STATE_OPEN`].
     pub state: U32,
@@ -52,13 +52,13 @@ pub struct Superblock {
     pub segment_bytes: U32,
     /// Records in each journal half, its header included.
     pub journal_records: U32,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved0: U32,
     /// One more than the other superblock's when this one was written.
     pub generation: U64,
     /// Times the region was opened without having been closed.
     pub unsafe_shutdowns: U64,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved1: [u8; 36],
     /// CRC32 of the bytes before.
     pub crc32: U32,
@@ -92,7 +92,7 @@ pub struct RecordCopy {
     pub epoch: U32,
     /// The record's own place in its half.
     pub sequence: U32,
-    /// Checkpoint id.
+    /// Id of the checkpoint.
     pub id: [u8; 16],
     /// Id of the checkpoint that this one replaces.
     pub replaces: [u8; 16],
@@ -116,24 +116,24 @@ pub const SEGMENT_CRCS: usize = 512;
 pub struct SegmentHeader {
     /// [`SEGMENT_MAGIC`]. Informative, as are the next three: pages are found and verified through maps.
     pub magic: [u8; 8],
-    /// Own number.
+    /// Number of this segment.
     pub segment: U32,
     /// Pages written after this one.
     pub pages: U32,
     /// The region's uuid.
     pub uuid: [u8; 16],
-    /// Zero.
+    /// Reserved: zero.
     pub reserved: [u8; 2016],
     /// CRC32 of each page, by its place in the segment; entry 0 is zero. Verified by the run's
     /// `crcs_crc32`.
     pub crcs: [U32; SEGMENT_CRCS],
 }
 
-/// Consecutive segments.
+/// Range of consecutive segments.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtentEntry {
-    /// First segment.
+    /// Number of the first segment.
     pub first: U32,
     /// Number of segments, at least 1.
     pub segments: U32,
@@ -146,9 +146,9 @@ pub const ROOT_EXTENTS: usize = 496;
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RootPage {
-    /// [`ROOT_MAGIC`].
+    /// Magic number: [`ROOT_MAGIC`].
     pub magic: [u8; 8],
-    /// Checkpoint id.
+    /// Id of the checkpoint.
     pub id: [u8; 16],
     /// Map of the manifest's pages; zero in all but the first root page.
     pub manifest: MapRootBytes,
@@ -162,7 +162,7 @@ pub struct RootPage {
     pub extents_here: U32,
     /// Extents in this page and those after it.
     pub extents_left: U32,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved: [u8; 44],
     /// Segments that hold anything of this checkpoint, ascending, its own and inherited ones.
     pub extents: [ExtentEntry; ROOT_EXTENTS],
@@ -180,7 +180,7 @@ pub struct MapRootBytes {
     pub crc32: U32,
     /// Its level, 0 for a leaf.
     pub level: U16,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved: U16,
     /// Pages in the map.
     pub pages: U64,
@@ -192,7 +192,7 @@ pub struct MapRootBytes {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NodeHeader {
-    /// [`NODE_MAGIC`].
+    /// Magic number: [`NODE_MAGIC`].
     pub magic: [u8; 4],
     /// 0 for a leaf, whose entries are runs; above, entries are children of the level below.
     pub level: U16,
@@ -202,7 +202,7 @@ pub struct NodeHeader {
     pub first_index: U64,
     /// Index after the last page of the last run below.
     pub end_index: U64,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved: U64,
 }
 
@@ -229,7 +229,7 @@ pub struct RunEntry {
     pub kind: U16,
     /// CRC32 of the pages' CRC32s, in order; 0 for zeros.
     pub crcs_crc32: U32,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved: U32,
 }
 
@@ -243,7 +243,7 @@ pub struct ChildEntry {
     pub node: U64,
     /// CRC32 of the child's page.
     pub crc32: U32,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved: U32,
 }
 

@@ -32,21 +32,21 @@ pub struct RecoverOptions {
 }
 
 impl RecoverOptions {
-    /// Sets [`RecoverOptions::accept_loss`].
+    /// Sets the option [`RecoverOptions::accept_loss`].
     #[must_use]
     pub const fn accept_loss(mut self, accept: bool) -> Self {
         self.accept_loss = accept;
         self
     }
 
-    /// Sets [`RecoverOptions::read_only`].
+    /// Sets the option [`RecoverOptions::read_only`].
     #[must_use]
     pub const fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self
     }
 
-    /// Sets [`RecoverOptions::unlisted`].
+    /// Sets the option [`RecoverOptions::unlisted`].
     #[must_use]
     pub const fn unlisted(mut self, unlisted: bool) -> Self {
         self.unlisted = unlisted;
@@ -54,7 +54,7 @@ impl RecoverOptions {
     }
 }
 
-/// What opening found.
+/// Findings of opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoveryReport {
@@ -78,13 +78,13 @@ pub struct RecoveryReport {
     pub root_copies_damaged: u64,
 }
 
-/// What the superblock and the journal of a region say, read without opening it.
+/// Contents of a region's superblocks and journal, read without opening it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RegionSummary {
     /// Name of the region.
     pub uuid: RegionUuid,
-    /// What [`Region::position`](crate::Region::position) would be.
+    /// Position that [`Region::position`](crate::Region::position) would return.
     pub position: u64,
     /// Records of the journal cannot be read.
     pub journal_damaged: bool,

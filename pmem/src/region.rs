@@ -16,7 +16,7 @@ use crate::shadow::Shadow;
 use crate::space::Space;
 use crate::superblock::{self, SuperblockState};
 
-/// How to format a region.
+/// Options for formatting a region.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
     /// Bytes of a segment: a power of two from 64 KiB to 2 MiB. Default 1 MiB. A checkpoint takes at
@@ -39,7 +39,7 @@ impl Default for FormatOptions {
     }
 }
 
-/// How full a region is.
+/// Space and journal records that a region uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
@@ -57,7 +57,7 @@ pub struct Usage {
     pub journal_capacity: u64,
     /// Times the region was opened without having been closed.
     pub unsafe_shutdowns: u64,
-    /// Its name.
+    /// UUID of the region.
     pub uuid: RegionUuid,
 }
 
@@ -132,7 +132,7 @@ impl Region {
         Self::open_with(medium, RecoverOptions::default())
     }
 
-    /// As [`Region::open`].
+    /// Opens a region as [`Region::open`] does, with options.
     ///
     /// # Errors
     /// As [`Region::open`].
@@ -174,7 +174,7 @@ impl Region {
         all
     }
 
-    /// One checkpoint.
+    /// Returns the checkpoint with this id; `None` if there is none, or it is damaged.
     #[must_use]
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<Checkpoint>> {
         self.checkpoints
@@ -274,7 +274,7 @@ impl Region {
         Ok(())
     }
 
-    /// How full it is.
+    /// Returns the space and journal records in use.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let segment_bytes = u64::from(self.space.geometry.segment_bytes);

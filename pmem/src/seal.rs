@@ -28,7 +28,7 @@ impl Shadow {
         self.seal_with(id, manifest, replaces, 0)
     }
 
-    /// As [`seal`](Self::seal); the checkpoint has those attribute bits from its first instant.
+    /// Seals as [`seal`](Self::seal) does; the checkpoint has those attribute bits from its first instant.
     ///
     /// # Errors
     /// As [`seal`](Self::seal).

@@ -33,7 +33,7 @@ const MAX_LOST_SEGMENTS: u32 = 16;
 /// The segment that pages are appended to. Its header stays in DRAM until it is full or flushed.
 struct OpenSegment {
     number: SegmentNo,
-    /// Where the next page goes.
+    /// Place of the next page in the segment.
     next: u32,
     /// Pages before this one are flushed, and the header with their checksums.
     flushed: u32,

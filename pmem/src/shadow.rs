@@ -102,7 +102,7 @@ impl Shadow {
         self.refer(w, first_index, pages, None, parent)
     }
 
-    /// As [`reference`](Self::reference), but the pages get `flags`.
+    /// Refers to pages as [`reference`](Self::reference) does, but the pages get `flags`.
     ///
     /// # Errors
     /// As [`reference`](Self::reference).

@@ -15,7 +15,7 @@ use crate::layout::{
 };
 use crate::medium::{Flushed, LostPage, Medium};
 
-/// What the superblocks say, and which of them says it.
+/// State that a superblock holds, and the slot of that superblock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SuperblockState {
     pub(crate) uuid: RegionUuid,
@@ -45,7 +45,7 @@ impl SuperblockState {
         }
     }
 
-    /// The same state, one generation on, in the other slot.
+    /// Returns the state for the next write: one generation on, in the other slot.
     pub(crate) fn next(self, open: bool, unsafe_shutdowns: u64) -> Self {
         Self {
             open,
@@ -133,8 +133,8 @@ pub(crate) fn load(medium: &dyn Medium) -> Result<Chosen, OpenError> {
     }
 }
 
-/// Whether the first page may be what a crash left of writing its first superblock to a blank one. Other
-/// content is somebody's data: never to be formatted over for being no region.
+/// Returns true if the first page may be what a crash left of writing its first superblock to a blank one. Other
+/// content may be a user's data: it is never formatted over for being no region.
 fn is_unfinished(medium: &dyn Medium) -> Result<bool, OpenError> {
     let mut page = vec![0; to_usize(PAGE_BYTES)];
     medium.read(0, &mut page)?;
@@ -144,8 +144,8 @@ fn is_unfinished(medium: &dyn Medium) -> Result<bool, OpenError> {
     Ok(ours && is_zero(rest))
 }
 
-/// Whether there is nothing behind the superblocks but what a first format writes: the first journal
-/// half's header.
+/// Returns true if there is nothing behind the superblocks but what a first format writes: the first journal half's
+/// header.
 ///
 /// Looks where anything that was ever sealed has left something, whatever the geometry: the first
 /// records of the first half (a compaction into the other one erases its header only), and every place where

@@ -13,7 +13,7 @@ use permafrost_pmem::{
     open_medium,
 };
 
-/// What the kernel says to MAP_SYNC where it cannot be had.
+/// Error number of the kernel where MAP_SYNC is not available.
 const EOPNOTSUPP: i32 = 95;
 
 fn options(require_dax: bool) -> OpenOptions {

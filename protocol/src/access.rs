@@ -7,7 +7,7 @@ use crate::control::{self, ErrorCode, request as local};
 use crate::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
 use crate::wire::message::request as wire;
 
-/// What a request does. Job names in it are valid.
+/// Effect of a request, with the job that it concerns. Job names in it are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Add a checkpoint to a job, or pin one of it.
@@ -25,12 +25,12 @@ pub enum Access {
     Pages,
     /// Seal a session of the caller's own.
     Seal {
-        /// The session.
+        /// Id of the session.
         session: String,
     },
     /// Discard a session, or a parked one.
     Discard {
-        /// The session.
+        /// Id of the session.
         session: String,
     },
     /// Read checkpoints of a job.
@@ -39,7 +39,7 @@ pub enum Access {
     ReadVisible,
     /// Read checkpoints by their ids; their manifests say which jobs they are of.
     ReadById {
-        /// The checkpoint.
+        /// Id of the checkpoint, 32 hex digits.
         checkpoint: String,
         /// Another one, that its pages are compared with; empty for none.
         compared_with: String,
@@ -65,7 +65,7 @@ pub enum Access {
     Ping,
 }
 
-/// Why a request makes no sense.
+/// Reason why a request is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// A job's name is none.

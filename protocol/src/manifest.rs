@@ -26,7 +26,7 @@ pub use taken::TakenBy;
 /// The manifest version this build writes, and the newest it reads.
 pub const VERSION: u32 = 1;
 
-/// What a checkpoint consists of.
+/// Contents and origin of a checkpoint.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Manifest {
     /// Format version, [`VERSION`].
@@ -45,10 +45,10 @@ pub struct Manifest {
     /// Wall-clock time of the seal, milliseconds since the Unix epoch.
     #[prost(uint64, tag = "5")]
     pub created_unix_ms: u64,
-    /// What the checkpoint can be used for: see [`Kind`].
+    /// Kind of the checkpoint, which decides what it can be used for: see [`Kind`].
     #[prost(enumeration = "Kind", tag = "6")]
     pub kind: i32,
-    /// Where and from what process the dump was taken.
+    /// Host and process that the dump was taken from.
     #[prost(message, optional, tag = "7")]
     pub origin: Option<Origin>,
     /// CRIU images other than pagemaps and pages, by file name, in no particular order.
@@ -101,7 +101,7 @@ impl Manifest {
     }
 }
 
-/// What a checkpoint can be used for.
+/// Kind of a checkpoint: decides what it can be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(i32)]
@@ -114,10 +114,10 @@ pub enum Kind {
     Parked = 2,
 }
 
-/// Where a dump was taken.
+/// Host and process tree that a dump was taken from.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Origin {
-    /// Host name.
+    /// Name of the host.
     #[prost(string, tag = "1")]
     pub host: String,
     /// Contents of `/proc/sys/kernel/random/boot_id`.
@@ -163,7 +163,8 @@ pub struct Origin {
     /// node that took them; 0 if unknown.
     #[prost(uint64, tag = "41")]
     pub pages_begun_unix_ms: u64,
-    /// When CRIU's CLOSE came, likewise: the images of the dump were written between the two.
+    /// Time of CRIU's CLOSE, by the same clock and in the same unit; 0 if unknown. The images of the dump were
+    /// written between the two times.
     #[prost(uint64, tag = "42")]
     pub pages_closed_unix_ms: u64,
 }
@@ -218,7 +219,7 @@ pub struct Image {
     /// File name, without a directory.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Length, bytes.
+    /// Length of the file, bytes.
     #[prost(uint64, tag = "2")]
     pub len_bytes: u64,
     /// Map root of its pages (the last one zero-padded).
@@ -268,7 +269,7 @@ pub struct AddressSpace {
     pub map_digest: Vec<u8>,
 }
 
-/// What an address space belongs to.
+/// Owner of an address space: a process or a shared-memory segment.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration, Serialize,
 )]

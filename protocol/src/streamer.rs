@@ -14,12 +14,12 @@ pub const SERVE_SOCKET: &str = "streamer-serve.sock";
 /// CRIU asks for a file.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileRequest {
-    /// Its name.
+    /// Name of the file.
     #[prost(string, required, tag = "1")]
     pub filename: String,
 }
 
-/// Whether there is such a file.
+/// Reply to a [`FileRequest`]: tells whether the file exists.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileReply {
     /// There is. Required, in proto2's sense: CRIU does not take a "no" that is left out as the default.

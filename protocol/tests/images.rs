@@ -14,7 +14,7 @@ const PSTREE_OF_CRIU: &[u8] = include_bytes!("fixtures/criu-4.2.1-images/pstree.
 const STATS_OF_CRIU: &[u8] = include_bytes!("fixtures/criu-4.2.1-images/stats-dump");
 const MM_OF_CRIU: &[u8] = include_bytes!("fixtures/criu-4.2.1-images/mm-15992.img");
 
-/// Whether a decoder takes some bytes.
+/// Decoder of a kind of image: returns true if it accepts the bytes.
 type Decoder = fn(&[u8]) -> bool;
 
 /// Every decoder, with a file that CRIU wrote.

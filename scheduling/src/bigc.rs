@@ -10,7 +10,7 @@ use crate::cost::Resources;
 use crate::quantity::{Bytes, Seconds};
 use crate::size::JobId;
 
-/// What a suspended container keeps so that its heartbeat lives on: 1 % of a processor, 64 MB (004, §3.2).
+/// Resources that a suspended container keeps so that its heartbeat lives on: 1 % of a processor, 64 MB (004, §3.2).
 pub const MINIMAL_FOOTPRINT: Resources = Resources {
     cpu_millis: 10,
     memory: Bytes::mib(64),
@@ -90,42 +90,42 @@ fn scaled(value: u64, numerator: u64, denominator: u64) -> u64 {
 pub struct Container {
     /// The task in it.
     pub task: TaskId,
-    /// What it has; [`r_c`](container_preemption) of Algorithm 2.
+    /// Resources of the container; [`r_c`](container_preemption) of Algorithm 2.
     pub holds: Resources,
-    /// Whether it swaps: then it is frozen and nothing more is taken of it (004, §4.3).
+    /// True if the container swaps: then it is frozen and no more is taken of it (004, §4.3).
     pub swapping: bool,
 }
 
 /// A long job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongJob {
-    /// Job.
+    /// Id of the job.
     pub job: JobId,
     /// Time to its end.
     pub remaining: Seconds,
-    /// Its containers.
+    /// Containers of the job.
     pub containers: Vec<Container>,
 }
 
-/// What is taken of a container.
+/// Resources taken of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shrunk {
-    /// Job.
+    /// Job of the container.
     pub job: JobId,
-    /// Task.
+    /// Task in the container.
     pub task: TaskId,
-    /// What is taken of it.
+    /// Resources that are taken of the container.
     pub taken: Resources,
 }
 
-/// What Algorithm 2 comes to.
+/// Result of Algorithm 2.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaimed {
     /// The set C, and what of each, in the order in which they were chosen.
     pub containers: Vec<Shrunk>,
-    /// What is taken altogether.
+    /// Sum of the resources that are taken.
     pub taken: Resources,
-    /// Whether the dominant resource is all there: then p counts as satisfied (004, §4.3).
+    /// True if enough of the dominant resource is taken: then p counts as satisfied (004, §4.3).
     pub satisfied: bool,
 }
 

@@ -5,14 +5,14 @@ use thiserror::Error;
 
 use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 
-/// What is known of a quantity.
+/// Value of a quantity with its spread, its age and the number of its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate<T> {
-    /// Median.
+    /// Median of the samples.
     pub p50: T,
     /// 95 of 100 are no worse than this: the longer time, the larger size, but the *slower* rate.
     pub p95: T,
-    /// How long ago its newest sample was taken.
+    /// Age of the newest sample.
     pub age: Seconds,
     /// Samples it rests on; 0 for one that was given and not measured.
     pub samples: u32,
@@ -39,7 +39,7 @@ pub enum Figure<T> {
     Known(Estimate<T>),
     /// There is none.
     Unknown {
-        /// Why.
+        /// Reason why there is no estimate.
         why: Missing,
     },
 }
@@ -98,7 +98,7 @@ impl Estimate<Bytes> {
     }
 }
 
-/// What a missing figure is of.
+/// Quantity whose figure is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the words of `Display` say it")]
@@ -144,39 +144,39 @@ impl std::fmt::Display for What {
     }
 }
 
-/// Why a figure is not there.
+/// Reason why a figure is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Missing {
     /// The caller left it out.
     #[error("the {what} was not given")]
     NotGiven {
-        /// Of what.
+        /// Quantity that was not given.
         what: What,
     },
     /// No sample yet.
     #[error("the {what} has not been measured")]
     NotMeasured {
-        /// Of what.
+        /// Quantity that was not measured.
         what: What,
     },
     /// The newest sample is too old to go by.
     #[error("the {what} was last measured {age} ago; figures hold for {limit}")]
     TooOld {
-        /// Of what.
+        /// Quantity whose figure is too old.
         what: What,
         /// Age of the newest sample.
         age: Seconds,
-        /// How old it might be.
+        /// Age up to which figures hold.
         limit: Seconds,
     },
     /// The node does not report any more: what it said last does not hold.
     #[error("the node is not there")]
     NodeGone,
-    /// What was reported last cannot be true.
+    /// The latest reports cannot be true.
     #[error("the last {refused} reports of the {what} cannot be true")]
     NotBelieved {
-        /// Of what.
+        /// Quantity that was reported.
         what: What,
         /// Reports refused in a row.
         refused: u32,

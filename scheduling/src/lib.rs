@@ -1,4 +1,4 @@
-//! What suspending, resuming, killing and waiting cost, and the algorithms that decide by it.
+//! Cost model of suspending, resuming, killing and waiting, and the algorithms that decide by the costs.
 //!
 //! Pure functions and state machines over plain data: no clock, no socket, no file, no other crate of Permafrost. The
 //! time is passed in as a [`Moment`](quantity::Moment), nodes and tasks are numbers of the caller's.

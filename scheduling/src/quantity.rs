@@ -15,13 +15,13 @@ pub enum QuantityError {
     /// NaN or infinite.
     #[error("{what} must be a finite number")]
     NotFinite {
-        /// Which quantity.
+        /// Name of the quantity.
         what: &'static str,
     },
     /// Below the smallest or above the largest value.
     #[error("{what} must lie between {least} and {most}, not {value}")]
     OutOfRange {
-        /// Which quantity.
+        /// Name of the quantity.
         what: &'static str,
         /// The number given.
         value: f64,
@@ -78,10 +78,10 @@ fn to_u64(value: f64) -> u64 {
 pub struct Bytes(u64);
 
 impl Bytes {
-    /// None.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// `count` bytes.
+    /// Makes a number of `count` bytes.
     #[must_use]
     pub const fn new(count: u64) -> Self {
         Self(count)
@@ -93,7 +93,7 @@ impl Bytes {
         Self(count.saturating_mul(1 << 20))
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     #[must_use]
     pub const fn count(self) -> u64 {
         self.0
@@ -140,7 +140,7 @@ fn decimal(f: &mut fmt::Formatter<'_>, value: f64) -> fmt::Result {
     write!(f, "{value:.0} B")
 }
 
-/// The same as `{value:.1} {unit}`, and several times as fast: a batch's answers have thousands of such numbers.
+/// Writes the text of `{value:.1} {unit}` several times as fast: a batch's replies have thousands of such numbers.
 fn tenths(f: &mut fmt::Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
     /// Bits of a fraction that are looked at.
     const BITS: u32 = 58;
@@ -196,7 +196,7 @@ impl BytesPerSecond {
         checked("a rate in bytes a second", value, Self::MIN.0, Self::MAX.0).map(Self)
     }
 
-    /// What `bytes` in `elapsed` come to.
+    /// Returns the rate at which `bytes` were moved in `elapsed`.
     ///
     /// # Errors
     ///
@@ -255,15 +255,15 @@ impl fmt::Display for BytesPerSecond {
 pub struct Seconds(f64);
 
 impl Seconds {
-    /// No time.
+    /// A duration of 0 seconds.
     pub const ZERO: Self = Self(0.0);
     /// The longest time; sums and quotients that would be longer are this.
     pub const MAX: Self = Self(1e12);
-    /// 30 seconds.
+    /// A duration of 30 seconds.
     pub const HALF_A_MINUTE: Self = Self(30.0);
-    /// 60 seconds.
+    /// A duration of 60 seconds.
     pub const MINUTE: Self = Self(60.0);
-    /// 24 hours.
+    /// A duration of 24 hours.
     pub const ONE_DAY: Self = Self(86_400.0);
 
     /// `value` seconds.
@@ -275,13 +275,13 @@ impl Seconds {
         checked("a time in seconds", value, 0.0, Self::MAX.0).map(Self)
     }
 
-    /// Whole milliseconds.
+    /// Makes a duration of `millis` milliseconds.
     #[must_use]
     pub fn from_millis(millis: u64) -> Self {
         Self::clamped(millis as f64 / 1e3)
     }
 
-    /// Seconds.
+    /// Returns the duration in seconds.
     #[must_use]
     pub const fn value(self) -> f64 {
         self.0
@@ -385,7 +385,7 @@ impl Ratio {
         Self::new(part.0 as f64 / whole.0 as f64)
     }
 
-    /// The factor.
+    /// Returns the factor.
     #[must_use]
     pub const fn value(self) -> f64 {
         self.0

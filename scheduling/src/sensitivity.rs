@@ -15,7 +15,7 @@ use crate::preempt::{CandidateVictim, Decision, algorithm_1};
 use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 use crate::{NodeId, TaskId};
 
-/// What the machine does when the job of high priority arrives.
+/// Policy of the machine when the job of high priority arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
@@ -50,7 +50,7 @@ impl fmt::Display for Policy {
 pub struct Jobs {
     /// Time that each takes when it has the machine for itself.
     pub work: Seconds,
-    /// When the second arrives, after the start of the first.
+    /// Time at which the second job arrives, after the start of the first.
     pub arrival: Seconds,
     /// Memory of each, all of which a checkpoint takes.
     pub size: Bytes,
@@ -65,21 +65,21 @@ impl Jobs {
     };
 }
 
-/// How fast checkpoints are written and read.
+/// Speed at which checkpoints are written and read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Storage {
     /// Bandwidth of dumps.
     pub write: BytesPerSecond,
     /// Bandwidth of restores.
     pub read: BytesPerSecond,
-    /// What a dump takes whatever its size.
+    /// Fixed time of a dump, independent of its size.
     pub dump_start: Seconds,
-    /// What a restore takes whatever its size.
+    /// Fixed time of a restore, independent of its size.
     pub restore_start: Seconds,
 }
 
 impl Storage {
-    /// As fast to read as to write, and without fixed times: the paper's overhead.
+    /// Makes a storage that is as fast to read as to write and has no fixed times: the paper's overhead.
     #[must_use]
     pub const fn plain(rate: BytesPerSecond) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl Storage {
         }
     }
 
-    /// What dumping a task of `size` and restoring it costs.
+    /// Returns the cost of dumping a task of `size` and restoring it.
     fn cost(&self, size: Bytes) -> Result<Cost, NoCost> {
         let node = NodeFigures {
             write: SizedRates::uniform(Figure::given(self.write)),
@@ -108,8 +108,8 @@ impl Storage {
         checkpoint(&task, Dump::Full, Copies::Local, &node, None)
     }
 
-    /// What Algorithm 1 does to a task of `size` after `progress`. Fixed times count as its queue: time in which nothing
-    /// is written yet.
+    /// Returns the decision of Algorithm 1 for a task of `size` after `progress`. Fixed times count as its queue
+    /// time: in them nothing is written yet.
     #[must_use]
     pub fn decide(&self, size: Bytes, progress: Seconds) -> Decision {
         let victim = CandidateVictim {
@@ -128,7 +128,7 @@ impl Storage {
     }
 }
 
-/// How a policy did.
+/// Response times of both jobs under a policy, and the use of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// From the high-priority job's arrival to its end.
@@ -144,7 +144,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Energy, joules.
+    /// Returns the energy that the machine uses, joules.
     #[must_use]
     pub fn energy_j(&self, power: &Power) -> f64 {
         let busy =
@@ -153,15 +153,15 @@ impl Outcome {
     }
 }
 
-/// What the machine draws, linear in its utilisation: paper 000, §3.3.2, takes the wattage at the average utilisation
-/// times the time of the experiment, and names no wattage.
+/// Power that the machine draws, linear in its utilisation: paper 000, §3.3.2, takes the wattage at the average
+/// utilisation times the time of the experiment, and names no wattage.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Power {
-    /// Idle, watts.
+    /// Power of the idle machine, watts.
     pub idle_w: f64,
     /// With a job on it, watts.
     pub busy_w: f64,
-    /// How busy it is while it writes or reads a checkpoint: 1 as with a job, 0 idle.
+    /// Utilisation while the machine writes or reads a checkpoint: 1 as with a job, 0 idle.
     pub checkpointing: Ratio,
 }
 
@@ -175,7 +175,7 @@ impl Power {
     };
 }
 
-/// What `policy` makes of `jobs` with checkpoints on `storage`.
+/// Simulates `jobs` under `policy`, with checkpoints on `storage`.
 ///
 /// A second job that arrives after the end of the first disturbs nobody.
 ///

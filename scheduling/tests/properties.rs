@@ -1,5 +1,5 @@
-//! What must hold whatever the figures are: monotony, the adaptive choice against its own alternatives, and that no
-//! input panics or yields what is not a number.
+//! Properties that hold for all figures: monotony, the adaptive choice against its own alternatives, and that no
+//! input panics or yields NaN.
 
 use std::collections::BTreeMap;
 
@@ -279,7 +279,7 @@ proptest! {
         }
     }
 
-    /// Where there is nothing but a kill and a full dump, the refinement is Algorithm 1.
+    /// Compares the refinement with Algorithm 1 where only a kill and a full dump have costs.
     #[test]
     fn with_kill_and_full_dump_only_the_choice_is_algorithm_1(
         size in 0_u64..1 << 40, (write, read) in (rate(), rate()), queued in 0_u64..1 << 40, progress in 0.0..1e5,
@@ -333,7 +333,7 @@ proptest! {
         prop_assert_eq!(ids.len(), taken);
     }
 
-    /// Whatever a node reports, its figures are numbers between what is believed, or there are none.
+    /// Checks that figures of any reports lie between the limits of belief, or are missing.
     #[test]
     fn a_node_that_lies_never_yields_nonsense(
         reports in prop::collection::vec((any::<u64>(), bytes(), seconds(), any::<u64>()), 0..100),

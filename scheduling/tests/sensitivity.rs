@@ -1,4 +1,4 @@
-//! What paper 000 says of its Figures 4 and 6, whatever the jobs and the storage are.
+//! Claims of paper 000 about its Figures 4 and 6, checked for any jobs and any storage.
 
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 use permafrost_scheduling::sensitivity::{Jobs, Outcome, Policy, Power, Storage, simulate};

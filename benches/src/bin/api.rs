@@ -21,10 +21,10 @@ use permafrost_http_api::{Api, ApiConfig, refresh, router};
 use sha2::{Digest as _, Sha256};
 use tokio::runtime::Runtime;
 
-/// How fast the HTTP API answers.
+/// Measures how fast the HTTP API answers.
 #[derive(Parser)]
 struct Options {
-    /// What is asked.
+    /// Kinds of requests to send.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Question::Preempt])]
     questions: Vec<Question>,
     /// Nodes of the simulated cluster.
@@ -36,7 +36,7 @@ struct Options {
     /// Clients that ask at once.
     #[arg(long, value_delimiter = ',', default_values_t = [1])]
     clients: Vec<usize>,
-    /// How long each is measured, seconds.
+    /// Duration of each measurement, seconds.
     #[arg(long, default_value_t = 3)]
     seconds: u64,
     /// Jobs with a checkpoint.
@@ -130,7 +130,7 @@ fn over(options: &Options, nodes: u32, api: Arc<Api>, runtime: &Runtime) -> Resu
 }
 
 struct Asked {
-    /// Sorted.
+    /// Times of the requests, ascending.
     times: Vec<Duration>,
     per_s: f64,
     answer_bytes: usize,

@@ -29,7 +29,7 @@ enum Options {
         /// The receiver's name, as its certificate says it.
         #[arg(long)]
         name: String,
-        /// How much.
+        /// Number of bytes to send.
         #[arg(long)]
         bytes: usize,
         #[command(flatten)]

@@ -64,7 +64,7 @@ impl MapCursor {
         }
     }
 
-    /// The map.
+    /// Returns the map that the cursor reads.
     #[must_use]
     pub fn map(&self) -> &PageMap {
         &self.map

@@ -56,7 +56,7 @@ impl MapRoot {
         })
     }
 
-    /// As stored.
+    /// Returns the root as stored.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
@@ -76,7 +76,7 @@ impl MapRoot {
         self.0.runs.get()
     }
 
-    /// Whether there is no page.
+    /// Returns true if the map has no page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages() == 0
@@ -123,11 +123,11 @@ pub struct Run {
     pub pages: u32,
     /// The writer's flags.
     pub flags: u16,
-    /// How they are kept.
+    /// Kind of storage of the pages.
     pub kind: RunKind,
 }
 
-/// How the pages of a run are kept.
+/// Storage of a run's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunKind {
     /// All zero, stored nowhere.
@@ -148,7 +148,7 @@ impl Run {
         self.first_index.saturating_add(self.pages as u64)
     }
 
-    /// Whether it has the page.
+    /// Returns true if the run has the page.
     #[must_use]
     pub const fn contains(&self, index: u64) -> bool {
         self.first_index <= index && index < self.end_index()

@@ -13,7 +13,7 @@ use crate::layout::{ChildEntry, INNER_ENTRIES, LEAF_ENTRIES, NODE_MAGIC, NodeHea
 
 const HEADER: usize = size_of::<NodeHeader>();
 
-/// What a level holds: runs in leaves, children above.
+/// Entry of a node: a run in leaves, a child above.
 #[derive(Clone, Copy)]
 pub(super) enum Entry {
     Run(RunEntry),

@@ -1,19 +1,19 @@
-//! What became of pages that were appended, for whoever passes them on.
+//! Log of appended pages, for callers that pass them on: tells for each page whether it was stored.
 
 /// Consecutive pages that went the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Index of the first one.
     pub first_index: u64,
-    /// How many, at least 1.
+    /// Number of pages, at least 1.
     pub pages: u64,
-    /// Their flags.
+    /// Flags of the pages.
     pub flags: u16,
-    /// Which way.
+    /// Storage of the pages.
     pub kept: Kept,
 }
 
-/// Which way a page went.
+/// Storage of a page that was appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// Written to the shadow.

@@ -16,7 +16,7 @@ use crate::ids::PageNo;
 use crate::medium::LostPage;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
-/// What a blob's zero runs are passed on from, a piece at a time.
+/// Zeros from which a blob's zero runs are passed on, a piece at a time.
 static ZEROS: [u8; 16 * PAGE_SIZE] = [0; 16 * PAGE_SIZE];
 
 /// A page map of a checkpoint, for reading. Cheap to clone.
@@ -31,7 +31,7 @@ impl PageMap {
         Self { checkpoint, root }
     }
 
-    /// Its root.
+    /// Returns the root of the map.
     #[must_use]
     pub fn root(&self) -> &MapRoot {
         &self.root
@@ -162,9 +162,9 @@ impl PageMap {
         }
     }
 
-    /// Where a run's pages are in the medium's file, once every one of them was verified: `None` where there is
-    /// no file, or for zeros. For `splice`, after which the pipe refers to the pages themselves: the checkpoint
-    /// must be kept until they have been read out of it.
+    /// Returns the location of a run's pages in the medium's file, once every one of them was verified: `None` where
+    /// there is no file, or for zeros. For `splice`, after which the pipe refers to the pages themselves: the
+    /// checkpoint must be kept until they have been read out of the pipe.
     ///
     /// # Errors
     /// As [`read`](Self::read).

@@ -11,7 +11,7 @@ use crate::error::ShadowError;
 use crate::ids::PageNo;
 use crate::segment::SegmentWriter;
 
-/// What went into a map.
+/// Counts of the pages in a map, and the map's digest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapStats {
     /// Pages, however they are kept.
@@ -67,9 +67,9 @@ impl MapWriter {
         self.log.get_or_insert_default();
     }
 
-    /// What became of the pages since this was called last, ascending: after one call of
-    /// [`Shadow::append`](crate::Shadow::append) they are exactly its pages. Nothing unless
-    /// [`MapWriter::watch`] was called.
+    /// Returns the storage of the pages since the last call, ascending: after one call of
+    /// [`Shadow::append`](crate::Shadow::append) they are exactly its pages. Nothing unless [`MapWriter::watch`] was
+    /// called.
     pub fn pieces(&mut self) -> impl Iterator<Item = Piece> + '_ {
         self.log.iter_mut().flat_map(PieceLog::drain)
     }

@@ -29,7 +29,7 @@ pub(super) struct Dax {
     file: File,
 }
 
-/// What `mmap` gave; unmapped when dropped.
+/// Mapping that `mmap` returned; unmapped when dropped.
 pub(super) struct DaxMapping {
     base: *mut c_void,
     len: usize,

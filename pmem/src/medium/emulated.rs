@@ -43,9 +43,9 @@ pub struct Emulation {
     pub write_bytes_per_s: NonZeroU64,
     /// Bytes a second from it.
     pub read_bytes_per_s: NonZeroU64,
-    /// What each fence, and each read that does not go on where the last one ended, waits for.
+    /// Time that each fence waits, and each read that does not begin where the last one ended.
     pub latency: Duration,
-    /// Whether it is behind a page cache.
+    /// True if the device is behind a page cache.
     pub cached: bool,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for Emulation {
     "{text:?} is no device: say hdd, ssd, nvm or WRITE:READ:LATENCY[:cached], such as 120M:140M:8ms:cached (bytes a second in units of 1000)"
 )]
 pub struct NoDevice {
-    /// What was given.
+    /// Text that was given.
     pub text: String,
 }
 
@@ -184,7 +184,7 @@ pub(super) trait Clock: Send + Sync {
     fn wait_until(&self, moment: Duration);
 }
 
-/// The machine's.
+/// Monotonic clock of the machine.
 struct Monotonic(Instant);
 
 impl Clock for Monotonic {
@@ -206,7 +206,7 @@ struct Throttle {
     /// Byte-nanoseconds that did not make a whole nanosecond yet, so that many small accesses are no faster than a large
     /// one.
     carry: u128,
-    /// Where an access goes on from the last one.
+    /// Offset at which the last access ended: an access that begins there is sequential.
     next: u64,
 }
 
@@ -229,7 +229,7 @@ impl Throttle {
     }
 }
 
-/// Which pages are in the page cache, a bit each.
+/// Pages that are in the page cache, a bit each.
 struct Cached(Vec<AtomicU64>);
 
 impl Cached {

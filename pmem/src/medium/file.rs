@@ -36,7 +36,8 @@ pub(super) struct MappedFile {
     map: Arc<MmapRaw>,
     /// Also keeps the lock on the region.
     file: File,
-    /// The same file for reading only, to be lent; `None` where `/proc` is not there to open it by.
+    /// Second open file of the same file, for reading only, to be lent; `None` where `/proc` is not there to open it
+    /// by.
     reading: Option<File>,
     guarantee: Guarantee,
     /// Mappings through descriptions of their own, those that no fence uses: what is mapped is `msync`ed.

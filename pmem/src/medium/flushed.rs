@@ -7,12 +7,12 @@ use std::time::Duration;
 pub struct Flushed {
     /// (start, end) in bytes, in the order of the flushes; neighbours are one.
     ranges: Vec<(u64, u64)>,
-    /// When an emulated device will have done it, by its clock.
+    /// Time at which an emulated device will have written the ranges, by its clock.
     pub(super) done_at: Duration,
 }
 
 impl Flushed {
-    /// Nothing flushed.
+    /// Returns a set without ranges.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

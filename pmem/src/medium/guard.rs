@@ -105,7 +105,7 @@ impl LostPages {
         word.is_some_and(|word| word.load(Ordering::Acquire) & 1 << (page % 64) != 0)
     }
 
-    /// Async-signal-safe.
+    /// Marks a page as lost. Async-signal-safe.
     fn mark(&self, page: usize) {
         let Some(word) = self.bits.get(page / 64) else {
             return;

@@ -25,7 +25,7 @@ pub use flushed::Flushed;
 pub use guard::LostPage;
 pub use open::{OpenOptions, create_medium_in_memory, open_medium};
 
-/// Which medium.
+/// Kind of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumKind {
     /// Mapped persistent memory, made durable by CPU instructions.
@@ -36,13 +36,13 @@ pub enum MediumKind {
     Simulated,
 }
 
-/// What durability a medium gives, and why no better.
+/// Durability that a medium guarantees, and the reasons why it is no better.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Guarantee {
-    /// Which medium.
+    /// Kind of the medium.
     pub kind: MediumKind,
-    /// Why DAX with MAP_SYNC was refused, if it was tried.
+    /// Error number with which DAX with MAP_SYNC was refused; `None` if it was not tried or not refused.
     pub dax_errno: Option<i32>,
     /// The file system has DAX, yet without MAP_SYNC (as on virtio-pmem): the CPU cannot make it durable.
     pub dax_without_sync: bool,
@@ -99,12 +99,12 @@ pub trait Medium: Send + Sync {
     /// Usable bytes, a multiple of the page size.
     fn capacity_bytes(&self) -> u64;
 
-    /// Which medium this is.
+    /// Returns the kind of the medium.
     fn kind(&self) -> MediumKind {
         self.guarantee().kind
     }
 
-    /// What durability means here.
+    /// Returns the durability that the medium guarantees.
     fn guarantee(&self) -> &Guarantee;
 
     /// The file behind the medium, for reading only, at the same offsets: for `splice`, which moves pages
@@ -163,8 +163,8 @@ pub trait Medium: Send + Sync {
     /// A [`LostPage`], a range outside the medium, or a failing device.
     fn flush(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()>;
 
-    /// The same for a range that was only ever written by [`write_streaming`](Self::write_streaming):
-    /// free on DAX, where such stores are on their way already.
+    /// Begins making durable a range that was only ever written by [`write_streaming`](Self::write_streaming): free
+    /// on DAX, where such stores are on their way already.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).

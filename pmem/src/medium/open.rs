@@ -25,7 +25,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// `f_type` of ramfs, from `linux/magic.h`.
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// How to open a medium.
+/// Options for opening a medium.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     /// Fail unless the region can be mapped with MAP_SYNC. Default: no, a plain file will do.
@@ -222,7 +222,7 @@ fn write_zeros(mut file: &File, len_bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Whether the file is in memory that is lost when the machine stops.
+/// Returns true if the file is in memory that is lost when the machine stops.
 fn is_in_memory(file: &File) -> bool {
     let is_one_of = |kind| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
     rustix::fs::fstatfs(file).is_ok_and(|fs| u64::try_from(fs.f_type).is_ok_and(is_one_of))

@@ -40,7 +40,7 @@ impl RawBytes {
         self.guard.lost_pages()
     }
 
-    /// As [`super::Medium::check`].
+    /// Fails if a page of the range is lost, as [`super::Medium::check`] does.
     pub(super) fn check(&self, at: u64, len_bytes: u64) -> io::Result<()> {
         self.range(at, len_bytes)?;
         Ok(self.guard.check(at, len_bytes)?)

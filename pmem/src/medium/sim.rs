@@ -32,21 +32,21 @@ use crate::convert::{to_u64, to_usize};
 /// Bytes that are written atomically.
 const CHUNK: usize = 8;
 
-/// What happened to a medium.
+/// Operation on a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Bytes were written at an offset.
     Write {
-        /// Byte offset.
+        /// Byte offset of the first byte.
         at: u64,
-        /// The bytes.
+        /// Bytes that were written.
         bytes: Vec<u8>,
     },
     /// A range was flushed.
     Flush {
-        /// Byte offset.
+        /// Byte offset of the range.
         at: u64,
-        /// Length.
+        /// Length of the range, bytes.
         len_bytes: u64,
     },
     /// A fence of the ranges (start, end), which were flushed before.
@@ -56,8 +56,8 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether it is a flush or a fence: where crashes are worth trying. What is written between two of
-    /// them is pending at the second, and may be lost there as if it had not been written.
+    /// Returns true for a flush or a fence: where crashes are worth trying. Bytes that are written between two of
+    /// them are pending at the second, and may be lost there as if they had not been written.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         matches!(self, Self::Flush { .. } | Self::Fence(_))
@@ -119,7 +119,7 @@ impl SimMedium {
         }
     }
 
-    /// What the program sees, whole.
+    /// Returns all bytes as the program sees them.
     #[must_use]
     pub fn image(&self) -> Vec<u8> {
         let mut image = vec![0; to_usize(self.capacity_bytes())];
@@ -364,7 +364,7 @@ impl Replay {
         }
     }
 
-    /// What a crash here may leave. Seeds differ in which chunks they keep, and in how many: some
+    /// Returns an image that a crash here may leave. Seeds differ in which chunks they keep, and in how many: some
     /// keep nothing, some everything, some half.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Vec<u8> {

@@ -231,8 +231,8 @@ fn check_reads(player: &Player, region: &Region) {
     }
 }
 
-/// What a crash leaves that keeps only the chunks of the journal's writes that `keep` names by their
-/// place in the record's copy.
+/// Returns the image of a crash that keeps only the chunks of the journal's writes that `keep` names by their place
+/// in the record's copy.
 fn keep_of_record(before: Vec<u8>, player: &Player, keep: impl Fn(usize) -> bool) -> Vec<u8> {
     let log = player.medium.take_log();
     let last = log

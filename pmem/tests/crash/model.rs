@@ -8,7 +8,7 @@ use permafrost_pmem::{
     Checkpoint, CheckpointId, MapRoot, Medium, OpenError, PAGE_SIZE, Region, RunKind,
 };
 
-/// What a page holds: nothing, or content that follows from a number.
+/// Number that a page's content follows from; 0 is a page of zeros.
 pub(crate) type Salt = u64;
 
 /// An object's pages: index, flags, salt.

@@ -37,7 +37,7 @@ impl Rng {
     }
 }
 
-/// What a scenario left: the log, and the states that its marks number.
+/// Result of a scenario: the log, and the states that its marks number.
 pub(crate) struct Played {
     pub(crate) log: Vec<Event>,
     pub(crate) states: Vec<State>,
@@ -49,7 +49,7 @@ pub(crate) struct Player {
     pub(crate) region: Option<Arc<Region>>,
     /// The last one is current.
     pub(crate) states: Vec<State>,
-    /// What will be current if the operation under way succeeds.
+    /// State that will be current if the operation under way succeeds.
     pub(crate) pending: Option<BTreeMap<CheckpointId, Sealed>>,
 }
 
@@ -107,7 +107,7 @@ impl Player {
         }
     }
 
-    /// What is current from now on, and acknowledged.
+    /// Records the state that is current and acknowledged from now on.
     pub(crate) fn acknowledge(&mut self, state: BTreeMap<CheckpointId, Sealed>) {
         self.states.push(Some(state));
         self.medium.mark(self.states.len() as u64 - 1);

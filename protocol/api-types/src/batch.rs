@@ -9,10 +9,10 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 /// Tasks, checkpoints, placements or nodes of one request.
 pub const MOST: usize = 10_000;
 
-/// What an error begins with that says that a list is too long.
+/// Start of the error message that reports a list that is too long.
 pub const TOO_MANY: &str = "more than";
 
-/// At most `LIMIT` of them.
+/// Reads a list of at most `LIMIT` entries.
 pub(crate) fn at_most<'de, const LIMIT: usize, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     T: Deserialize<'de>,
@@ -21,7 +21,7 @@ where
     deserializer.deserialize_seq(Reading::<T, LIMIT>(PhantomData))
 }
 
-/// The same of a list that may be missing.
+/// Reads an optional list of at most `LIMIT` entries; `None` if the field is missing.
 pub(crate) fn if_any<'de, const LIMIT: usize, T, D>(
     deserializer: D,
 ) -> Result<Option<Vec<T>>, D::Error>

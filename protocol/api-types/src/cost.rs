@@ -1,4 +1,4 @@
-//! What something costs, and the words for ways to preempt.
+//! Costs of preempting and resuming, and the mechanisms for preempting.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -36,7 +36,7 @@ impl Mechanism {
     ];
 }
 
-/// Where a dump has to be before the task may go.
+/// Place where a dump has to be stored before the task may be stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Copies {
@@ -47,7 +47,7 @@ pub enum Copies {
     Replicated,
 }
 
-/// Which end of a spread decides.
+/// Quantile of a spread that decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
@@ -58,7 +58,7 @@ pub enum By {
     P95,
 }
 
-/// How much an answer says.
+/// Amount of detail in a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Detail {
@@ -72,7 +72,7 @@ pub enum Detail {
 /// A time and its bad end, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Spread {
-    /// Median.
+    /// Median, seconds.
     #[schema(minimum = 0)]
     pub p50: f64,
     /// 95 of 100 take no longer; never below the median.
@@ -80,16 +80,16 @@ pub struct Spread {
     pub p95: f64,
 }
 
-/// What something costs. Three sums of the same parts, as three parties pay.
+/// Cost of preempting or resuming a task. Three sums of the same parts, as three parties pay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cost {
-    /// What the victim loses: time without progress, and work done again. For a resumption, all of it.
+    /// Time that the victim loses: time without progress, and work done again. For a resumption, its whole cost.
     pub overhead_s: Spread,
-    /// What the one who preempts waits until the resources are free.
+    /// Time that the preempting party waits until the resources are free.
     pub delay_s: Spread,
-    /// What a resumed task waits until it runs.
+    /// Time that a resumed task waits until it runs.
     pub until_running_s: Spread,
-    /// What it consists of, in the order in which it happens; not with `totals`.
+    /// Parts of the cost, in the order in which they happen; missing with `totals`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<Vec<PartOfCost>>,
     /// Age of the oldest figure in it, seconds.
@@ -98,7 +98,7 @@ pub struct Cost {
     /// A fixed part that is not in it as nobody has measured it, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub omits: Option<String>,
-    /// The same in words; not with `totals`.
+    /// Explanation of the cost in words; missing with `totals`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -106,9 +106,9 @@ pub struct Cost {
 /// A part of a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PartOfCost {
-    /// Which.
+    /// Name of the part.
     pub part: Part,
-    /// Median, seconds.
+    /// Median of the part, seconds.
     #[schema(minimum = 0)]
     pub p50_s: f64,
     /// 95th percentile, seconds.
@@ -116,7 +116,7 @@ pub struct PartOfCost {
     pub p95_s: f64,
 }
 
-/// What a cost consists of.
+/// Name of a part of a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
@@ -126,9 +126,9 @@ pub enum Part {
     DumpStart,
     /// Pages written while the task still runs.
     PreCopy,
-    /// Pages written.
+    /// Pages are written to the medium.
     Write,
-    /// What another node needs longer than this one.
+    /// Time that replication to another node takes beyond the local write.
     Replicate,
     /// Memory that the kernel writes to swap.
     PageOut,
@@ -144,7 +144,7 @@ pub enum Part {
     RestoreStart,
     /// Pages that the node lacks.
     Transfer,
-    /// Pages read.
+    /// Pages are read from the medium.
     Read,
     /// Memory that comes back from swap.
     PageIn,

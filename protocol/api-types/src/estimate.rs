@@ -12,7 +12,7 @@ use super::text::Text;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Estimate<'a> {
-    /// Tasks.
+    /// Tasks that may be preempted; at most 10,000.
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub tasks: Vec<Task<'a>>,
@@ -33,10 +33,10 @@ pub struct Estimate<'a> {
     )]
     #[schema(value_type = Option<Vec<String>>, max_items = 10000)]
     pub nodes: Option<Vec<Text<'a>>>,
-    /// Where a dump has to be.
+    /// Place where a dump has to be stored before the task may be stopped.
     #[serde(default)]
     pub copies: Copies,
-    /// How much is answered.
+    /// Amount of detail in the reply.
     #[serde(default)]
     pub detail: Detail,
     /// Machines on which tasks could be suspended in memory.
@@ -50,7 +50,7 @@ pub struct Estimate<'a> {
     pub swaps: Vec<Swap<'a>>,
 }
 
-/// Costs.
+/// Estimated costs of the tasks of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EstimateAnswer<'a> {
     /// The node that answers.
@@ -65,10 +65,10 @@ pub struct EstimateAnswer<'a> {
     pub answers: Vec<Estimated<'a>>,
 }
 
-/// What one way costs one task on one node: either `cost` or `unknown` is there.
+/// Estimated cost of one mechanism for one task on one node: either `cost` or `unknown` is present.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Estimated<'a> {
-    /// Task.
+    /// Id of the task, as in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub task: Text<'a>,
@@ -76,12 +76,12 @@ pub struct Estimated<'a> {
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub node: Option<Text<'a>>,
-    /// Mechanism.
+    /// Mechanism that the estimate is for.
     pub mechanism: Mechanism,
-    /// What it costs.
+    /// Estimated cost; missing if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
-    /// Why it has no cost, in words.
+    /// Reason why there is no cost, in words.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub unknown: Option<Text<'a>>,

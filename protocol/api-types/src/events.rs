@@ -5,17 +5,17 @@ use utoipa::ToSchema;
 
 use super::reserve::Direction;
 
-/// Something changed.
+/// Change in the store, in a node or in a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
     /// A checkpoint was sealed, and is listed.
     Checkpoint {
-        /// `JOB@GENERATION`.
+        /// Name of the checkpoint, `JOB@GENERATION`.
         checkpoint: String,
-        /// Job.
+        /// Name of the job.
         job: String,
-        /// Generation.
+        /// Generation of the checkpoint in its job.
         generation: u64,
         /// Size of the memory image, bytes.
         memory_bytes: u64,
@@ -24,36 +24,36 @@ pub enum Event {
     },
     /// A checkpoint was removed.
     Removed {
-        /// `JOB@GENERATION`.
+        /// Name of the checkpoint, `JOB@GENERATION`.
         checkpoint: String,
-        /// Job.
+        /// Name of the job.
         job: String,
-        /// Generation.
+        /// Generation of the checkpoint in its job.
         generation: u64,
     },
     /// A node came, went, or is as its operator said.
     Node {
-        /// Its name.
+        /// Name of the node.
         node: String,
         /// It is there.
         live: bool,
     },
     /// The length of a queue has changed.
     Queue {
-        /// Node.
+        /// Name of the node whose queue it is.
         node: String,
-        /// Which queue.
+        /// Direction of the queue: dumps or restores.
         direction: Direction,
         /// Bytes that are still to be moved.
         bytes: u64,
-        /// How many run.
+        /// Number of transfers that run.
         running: u32,
-        /// How many wait.
+        /// Number of transfers that wait.
         waiting: u32,
     },
     /// The reader was too slow for so many, and will not see them.
     Missed {
-        /// How many.
+        /// Number of events that were missed.
         missed: u64,
     },
 }

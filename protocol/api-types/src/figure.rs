@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What is known of a quantity; the unit is in the name of the field that holds it.
+/// Measured value of a quantity, or the reason why there is none; the unit is in the name of the field that holds it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Figure<T> {
@@ -16,21 +16,21 @@ pub enum Figure<T> {
 /// A figure: its median `p50`, and `p95`, which 95 of 100 are no worse than: a longer time, a larger size, a slower rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Known<T> {
-    /// Median.
+    /// Median of the samples.
     pub p50: T,
     /// 95 of 100 are no worse than this: the longer time, the larger size, but the *slower* rate.
     pub p95: T,
-    /// How long ago its newest sample was taken, seconds.
+    /// Age of the newest sample, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
     /// Samples it rests on; 0 for one that was given and not measured.
     pub samples: u32,
 }
 
-/// No figure.
+/// Absence of a figure, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Unknown {
-    /// Why, in words.
+    /// Reason why there is no figure, in words.
     pub unknown: String,
 }
 

@@ -8,7 +8,8 @@ use utoipa::ToSchema;
 use super::batch;
 use super::quantity::{Bytes, BytesPerSecond, Seconds};
 
-/// What a benchmark has measured of the node that is asked. What is left out stays as it is.
+/// Figures that a benchmark has measured of the node that receives the request. Figures that are left out stay
+/// unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StartFigures {
@@ -26,10 +27,10 @@ pub struct StartFigures {
     )]
     #[schema(max_items = 16)]
     pub read: Vec<StartRate>,
-    /// What a dump takes whatever its size.
+    /// Fixed time of a dump, independent of its size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dump_start: Option<StartTime>,
-    /// What a restore takes whatever its size.
+    /// Fixed time of a restore, independent of its size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_start: Option<StartTime>,
     /// Bandwidth to other nodes, by their names.
@@ -50,7 +51,7 @@ pub struct StartRate {
     pub p95_bytes_per_s: Option<BytesPerSecond>,
 }
 
-/// A time.
+/// Duration, as median and upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartTime {

@@ -5,7 +5,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::figure::Figure;
 
-/// Which jobs or checkpoints.
+/// Filter and page of a list of jobs or checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -22,7 +22,7 @@ pub struct ListQuery {
     pub limit: Option<u32>,
 }
 
-/// Jobs.
+/// One page of the list of jobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobsAnswer {
     /// The node that answers.
@@ -32,15 +32,15 @@ pub struct JobsAnswer {
     pub age_s: f64,
     /// In the order of their names.
     pub jobs: Vec<Job>,
-    /// What to ask for `after`; missing when there is no more.
+    /// Value of `after` for the next page; missing when there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// A job.
+/// Job and its stored checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// Its name.
+    /// Name of the job.
     pub job: String,
     /// Checkpoints that it has, those of pre-dumps counted.
     pub checkpoints: u64,
@@ -53,7 +53,7 @@ pub struct Job {
     pub next_incremental_bytes: Figure<u64>,
 }
 
-/// Checkpoints.
+/// One page of the list of checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CheckpointsAnswer {
     /// The node that answers.
@@ -63,17 +63,17 @@ pub struct CheckpointsAnswer {
     pub age_s: f64,
     /// By job and generation.
     pub checkpoints: Vec<Checkpoint>,
-    /// What to ask for `after`; missing when there is no more.
+    /// Value of `after` for the next page; missing when there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// A checkpoint.
+/// Sealed checkpoint of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Checkpoint {
-    /// `JOB@GENERATION`.
+    /// Name of the checkpoint, `JOB@GENERATION`.
     pub checkpoint: String,
-    /// Job.
+    /// Name of the job that it belongs to.
     pub job: String,
     /// Generation, from 1.
     pub generation: u64,
@@ -81,9 +81,9 @@ pub struct Checkpoint {
     pub id: String,
     /// `full` can be resumed, `pre-dump` is for others to build on.
     pub kind: String,
-    /// When it was sealed, milliseconds since the Unix epoch.
+    /// Time of the seal, milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
-    /// How long ago that was, seconds; 0 if a clock was set back.
+    /// Time since the seal, seconds; 0 if a clock was set back.
     #[schema(minimum = 0)]
     pub age_s: f64,
     /// Size of the memory image, bytes.
@@ -101,13 +101,13 @@ pub struct Checkpoint {
     pub processes: u32,
     /// Nodes that hold a copy.
     pub holders: Vec<String>,
-    /// How many copies there should be.
+    /// Number of copies that there should be.
     pub copies_wanted: u32,
     /// Work that the task had done, seconds, over all restores; missing: nothing known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0)]
     pub worked_s: Option<f64>,
-    /// What is damaged in the copy of the node that answers; missing: nothing known.
+    /// Description of the damage in the copy of the node that answers; missing: no damage is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged: Option<String>,
 }

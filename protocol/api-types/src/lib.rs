@@ -1,10 +1,10 @@
-//! What the HTTP API is asked and answers, as JSON.
+//! Types of the HTTP API's requests and replies, as JSON.
 //!
-//! Units stand last in a name: `_bytes`, `_bytes_per_s`, `_s` (seconds, with a fraction), `_unix_ms`. What is asked is
-//! checked while it is read: a field that nobody knows and a number out of range are refused, and the error says where.
-//! What is answered may grow fields in a later version.
+//! Units stand last in a name: `_bytes`, `_bytes_per_s`, `_s` (seconds, with a fraction), `_unix_ms`. Requests are
+//! checked while they are read: unknown fields and numbers out of range are refused, and the error names the field.
+//! Replies may gain fields in a later version.
 //!
-//! Texts of batches are borrowed from the body where they can be, as there may be thousands: whoever reads an answer
+//! Texts of batches are borrowed from the body where possible, as there may be thousands: a caller that keeps a reply
 //! keeps its body.
 
 #![forbid(unsafe_code)]

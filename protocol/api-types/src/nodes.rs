@@ -5,7 +5,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::figure::Figure;
 
-/// Which nodes.
+/// Filter and page of the list of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -22,7 +22,7 @@ pub struct NodesQuery {
     pub limit: Option<u32>,
 }
 
-/// Nodes.
+/// One page of the list of nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodesAnswer {
     /// The node that answers.
@@ -37,20 +37,20 @@ pub struct NodesAnswer {
     pub next: Option<String>,
 }
 
-/// A node.
+/// Node of the cluster, with the figures that it reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Node {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Where other nodes reach it, `host:port`; empty while that is not known.
+    /// Address at which other nodes reach it, `host:port`; empty while that is not known.
     pub address: String,
-    /// What an operator has said of it.
+    /// Administrative state, set by an operator.
     pub state: NodeState,
     /// It is there: its lease lives.
     pub live: bool,
     /// It is stopping, and takes nothing new.
     pub stopping: bool,
-    /// Whether its copies count.
+    /// Class of the node: determines whether its copies count towards durability.
     pub class: NodeClass,
     /// Zone that it fails with; empty if nobody said.
     pub zone: String,
@@ -60,23 +60,23 @@ pub struct Node {
     pub host: String,
     /// Version of its software; empty while that is not known.
     pub version: String,
-    /// How long ago it last reported, seconds; missing if it never has.
+    /// Time since its last report, seconds; missing if it has never reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0)]
     pub age_s: Option<f64>,
-    /// Its media.
+    /// Media that the node stores checkpoints on.
     pub tiers: Vec<Tier>,
-    /// What it has measured of the way to other nodes.
+    /// Links to other nodes, as the node has measured them.
     pub links: Vec<Link>,
-    /// What of its report is not believed, in words.
+    /// Parts of its report that are not believed, in words.
     pub doubts: Vec<String>,
 }
 
-/// What an operator has said of a node.
+/// Administrative state of a node, set by an operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
-    /// Nothing.
+    /// Normal operation: the operator has set no other state.
     #[default]
     Active,
     /// Takes no new copies; its own are moved away.
@@ -85,7 +85,7 @@ pub enum NodeState {
     Removed,
 }
 
-/// Whether copies on a node outlast the machine.
+/// Class of a node: determines whether its copies outlast the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeClass {
@@ -99,14 +99,14 @@ pub enum NodeClass {
 /// A medium of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Tier {
-    /// What it is: `pmem`, `memory`, `file`, or what the operator calls it.
+    /// Kind of the medium: `pmem`, `memory`, `file`, or the operator's name for it.
     pub tier: String,
-    /// What it is slowed down to behave like; missing for a medium as it is.
+    /// Name of the medium that it is slowed down to emulate; missing for a medium that is not slowed down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emulated: Option<String>,
-    /// Size, bytes.
+    /// Size of the medium, bytes.
     pub capacity_bytes: u64,
-    /// Free, bytes.
+    /// Free space on the medium, bytes.
     pub free_bytes: u64,
     /// Bandwidth of dumps, for a long row of them.
     pub write_bytes_per_s: Figure<f64>,
@@ -116,9 +116,9 @@ pub struct Tier {
     pub write_by_size: Vec<RateOfSize>,
     /// Bandwidth of restores by their size.
     pub read_by_size: Vec<RateOfSize>,
-    /// What a dump takes whatever its size, seconds.
+    /// Fixed time of a dump, independent of its size, seconds.
     pub dump_start_s: Figure<f64>,
-    /// What a restore takes whatever its size, seconds.
+    /// Fixed time of a restore, independent of its size, seconds.
     pub restore_start_s: Figure<f64>,
     /// Dumps that run, wait or have reserved a place.
     pub write_queue: Queue,
@@ -141,18 +141,18 @@ pub struct RateOfSize {
 pub struct Queue {
     /// Bytes that are moved before whoever comes last begins: nothing while a place is free.
     pub bytes: Figure<u64>,
-    /// What empties it: what all that run at once move together, their starts included.
+    /// Drain rate of the queue: the sum of the rates of all active transfers, their starts included.
     pub bytes_per_s: Figure<f64>,
-    /// How many run.
+    /// Number of transfers that run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u32>,
-    /// How many wait.
+    /// Number of transfers that wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<u32>,
-    /// How many places are reserved and not yet taken.
+    /// Number of reservations that are not yet taken up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved: Option<u32>,
-    /// How many may run at once.
+    /// Number of transfers that may run at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
     /// Time until whoever comes last begins, seconds: the one over the other, or over what a single transfer moves where

@@ -63,7 +63,7 @@ pub struct Placement<'a> {
     pub without: Vec<Text<'a>>,
 }
 
-/// Where they go.
+/// Chosen nodes for the dumps of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlaceAnswer<'a> {
     /// The node that answers.
@@ -78,7 +78,7 @@ pub struct PlaceAnswer<'a> {
     pub answers: Vec<Placed<'a>>,
 }
 
-/// Where one goes.
+/// Chosen nodes for one dump.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Placed<'a> {
     /// Its size, as given or as predicted. Where it is unknown no node is chosen.
@@ -95,13 +95,13 @@ pub struct Placed<'a> {
 /// A node that was chosen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlacedOn<'a> {
-    /// Node.
+    /// Name of the node.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub node: Text<'a>,
-    /// When the copy would be there, seconds: queue, fixed time and write, at the median.
+    /// Time until the copy would be there, seconds: queue, fixed time and write, at the median.
     #[schema(minimum = 0)]
     pub arrives_in_s: f64,
-    /// Whether it counts towards durability.
+    /// True if the copy counts towards durability.
     pub durable: bool,
 }

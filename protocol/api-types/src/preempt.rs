@@ -13,31 +13,31 @@ use super::text::Text;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Preempt<'a> {
-    /// What is wanted.
+    /// Resources that are wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<Resources>,
     /// Tasks that may be preempted; at most 10,000. Whoever needs the resources on one node names the tasks of that node.
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub candidates: Vec<Task<'a>>,
-    /// Where a dump has to be.
+    /// Place where a dump has to be stored before the task may be stopped.
     #[serde(default)]
     pub copies: Copies,
-    /// Whether medians or bad ends decide.
+    /// Quantile that decides: medians or 95th percentiles.
     #[serde(default)]
     pub by: By,
-    /// What a second of delay for the one who preempts counts, in seconds of the victim's. 0, the default: only what the
-    /// victim loses is compared.
+    /// Weight of a second of delay for the preempting party, in seconds of the victim's. 0, the default: only the
+    /// victim's loss is compared.
     #[serde(default)]
     pub delay_weight: Weight,
     /// Longest delay that is allowed at the 95th percentile, seconds: a grace time. Any if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_delay_s: Option<Seconds>,
-    /// Whether waiting for the end is an answer. It costs the victim nothing, so it always wins unless a delay counts
-    /// or is limited.
+    /// True if waiting for the end of a task is an answer. Waiting costs the victim nothing, so it always wins unless
+    /// a delay counts or is limited.
     #[serde(default)]
     pub may_wait: bool,
-    /// How much is answered.
+    /// Amount of detail in the reply.
     #[serde(default)]
     pub detail: Detail,
     /// Machines on which tasks could be suspended in memory.
@@ -51,7 +51,7 @@ pub struct Preempt<'a> {
     pub swaps: Vec<Swap<'a>>,
 }
 
-/// What to do to whom.
+/// Tasks to preempt, and the mechanism for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PreemptAnswer<'a> {
     /// The node that answers.
@@ -65,9 +65,9 @@ pub struct PreemptAnswer<'a> {
     /// be decided on, in the order asked.
     #[serde(borrow)]
     pub victims: Vec<Victim<'a>>,
-    /// What they free together.
+    /// Resources that all victims free together.
     pub frees: Total,
-    /// What is still wanting when all candidates that can be decided on are taken; nothing without `wanted`.
+    /// Resources still lacking when all candidates that can be decided on are taken; zero without `wanted`.
     pub lacking: Total,
     /// Nothing is lacking.
     pub enough: bool,
@@ -82,31 +82,31 @@ pub struct PreemptAnswer<'a> {
 /// A sum of resources; stops at the largest numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Total {
-    /// Processors, thousandths.
+    /// Processors, in thousandths of one.
     pub cpu_millis: u64,
-    /// Memory, bytes.
+    /// Memory in bytes.
     pub memory_bytes: u64,
 }
 
 /// A task that is to be preempted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Victim<'a> {
-    /// Task.
+    /// Id of the task, as in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub task: Text<'a>,
-    /// Its node.
+    /// Name of the task's node.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub node: Text<'a>,
-    /// How.
+    /// Mechanism by which it is preempted.
     pub mechanism: Mechanism,
-    /// What becomes free.
+    /// Resources that become free.
     pub frees: Resources,
-    /// What it was chosen by, seconds: overhead plus weighted delay.
+    /// Score that it was chosen by, seconds: overhead plus weighted delay.
     #[schema(minimum = 0)]
     pub score_s: f64,
-    /// What it costs.
+    /// Cost of preempting it.
     pub cost: Cost,
     /// The second best way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct Victim<'a> {
 /// The second best way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Next {
-    /// How.
+    /// Mechanism of the second best way.
     pub mechanism: Mechanism,
     /// Its score, seconds.
     #[schema(minimum = 0)]
@@ -129,18 +129,18 @@ pub struct Next {
 /// A candidate that nothing could be said of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Undecided<'a> {
-    /// Task.
+    /// Id of the task, as in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub task: Text<'a>,
-    /// Why, in words.
+    /// Reason why nothing could be decided, in words.
     pub reason: String,
 }
 
 /// A candidate whose node is not known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OnUnknownNode<'a> {
-    /// Task.
+    /// Id of the task, as in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub task: Text<'a>,

@@ -1,4 +1,4 @@
-//! What is answered when a request fails: RFC 9457, `application/problem+json`.
+//! Replies to requests that fail: RFC 9457, `application/problem+json`.
 
 use std::fmt;
 
@@ -8,20 +8,20 @@ use utoipa::ToSchema;
 /// Media type of a [`Problem`].
 pub const MEDIA_TYPE: &str = "application/problem+json";
 
-/// What every [`Problem::kind`] begins with.
+/// Prefix of every [`Problem::kind`].
 pub const URN: &str = "urn:permafrost:problem:";
 
-/// Why a request failed.
+/// Description of a failed request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// What kind of problem it is: [`URN`] and a word; see [`Kind`].
+    /// Type of the problem: [`URN`] and a word; see [`Kind`].
     #[serde(rename = "type")]
     pub kind: String,
     /// The kind in words.
     pub title: String,
-    /// HTTP status.
+    /// HTTP status code.
     pub status: u16,
-    /// What is wrong this time.
+    /// Explanation of this occurrence of the problem.
     pub detail: String,
     /// Path that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,13 +34,13 @@ pub struct Problem {
     pub retry_after_s: Option<u64>,
 }
 
-/// What is wrong with a field.
+/// Error in a field of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FieldError {
-    /// Where it is in the body: a JSON pointer (RFC 6901), empty for all of it. For a parameter `query` or `path`, a
-    /// colon, and its name.
+    /// Position of the field in the body: a JSON pointer (RFC 6901), empty for all of it. For a parameter `query` or
+    /// `path`, a colon, and its name.
     pub pointer: String,
-    /// What is wrong.
+    /// Explanation of the error.
     pub detail: String,
 }
 
@@ -65,7 +65,7 @@ pub enum Kind {
     Method,
     /// Nobody knows who asks.
     Unauthenticated,
-    /// Who asks may not.
+    /// The caller does not have the permission.
     Forbidden,
     /// Asked too often.
     TooOften,
@@ -104,7 +104,7 @@ impl Kind {
         self.parts().0
     }
 
-    /// HTTP status.
+    /// Returns the HTTP status code.
     #[must_use]
     pub const fn status(self) -> u16 {
         self.parts().2
@@ -127,7 +127,7 @@ impl Problem {
         }
     }
 
-    /// The same, with a field that is wrong.
+    /// Adds a field that is wrong.
     #[must_use]
     pub fn at(mut self, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         self.errors.push(FieldError {

@@ -13,9 +13,9 @@ use utoipa::{PartialSchema, ToSchema};
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{value} is no {what}")]
 pub struct OutOfRange {
-    /// The number.
+    /// The number that was given.
     pub value: f64,
-    /// What it should have been, with the range.
+    /// Name and range of the numbers that are accepted.
     pub what: &'static str,
 }
 
@@ -69,7 +69,7 @@ fn whole(value: f64) -> Option<u64> {
 macro_rules! integer {
     ($name:ident, $most:expr, $what:literal) => {
         impl $name {
-            /// The largest.
+            /// Largest value of the type.
             pub const MAX: Self = Self($most);
 
             /// The number `value`.
@@ -83,7 +83,7 @@ macro_rules! integer {
                 })
             }
 
-            /// The number.
+            /// Returns the number.
             #[must_use]
             pub const fn value(self) -> u64 {
                 self.0
@@ -117,9 +117,9 @@ macro_rules! integer {
 macro_rules! float {
     ($name:ident, $least:expr, $most:expr, $what:literal) => {
         impl $name {
-            /// The least.
+            /// Least value of the type.
             pub const MIN: Self = Self($least);
-            /// The largest.
+            /// Largest value of the type.
             pub const MAX: Self = Self($most);
 
             /// The number `value`.
@@ -133,7 +133,7 @@ macro_rules! float {
                 })
             }
 
-            /// The number.
+            /// Returns the number.
             #[must_use]
             pub const fn value(self) -> f64 {
                 self.0

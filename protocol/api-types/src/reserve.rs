@@ -13,18 +13,18 @@ pub struct Reserve {
     /// Node; the one that is asked if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Which queue.
+    /// Queue that the reservation is for: dumps or restores.
     pub direction: Direction,
-    /// What will be moved, bytes.
+    /// Size of the transfer, bytes.
     pub bytes: Bytes,
     /// From 0, the lowest, to 11.
     #[serde(default)]
     #[schema(value_type = u8, minimum = 0, maximum = 11)]
     pub priority: Priority,
-    /// When it should have been moved, seconds from now.
+    /// Time within which the transfer should start, seconds from now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_s: Option<Seconds>,
-    /// How long the place is held, seconds; at most as long as the node allows, which is also what it is if left out.
+    /// Time for which the reservation is kept, seconds; at most what the node allows, which is also the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_s: Option<Seconds>,
     /// Namespace of the job that it is for: its quota counts. The caller's only one if left out, or none for a caller of all.
@@ -43,15 +43,15 @@ pub struct Priority(u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{level} is no priority: 0 to 11 is")]
 pub struct NoPriority {
-    /// The number.
+    /// The number that was given.
     pub level: u8,
 }
 
 impl Priority {
-    /// The highest.
+    /// Highest priority.
     pub const MAX: Self = Self(11);
 
-    /// Its number.
+    /// Returns the priority as a number.
     #[must_use]
     pub const fn level(self) -> u8 {
         self.0
@@ -69,7 +69,7 @@ impl TryFrom<u8> for Priority {
     }
 }
 
-/// Which way pages go, seen from the medium.
+/// Direction of a transfer, seen from the medium.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
@@ -84,17 +84,17 @@ pub enum Direction {
 /// A place that was reserved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reservation {
-    /// What the dump or restore presents to take it, and what gives it back.
+    /// Token with which the dump or restore takes the reservation up, and with which it is cancelled.
     pub token: String,
-    /// Node.
+    /// Name of the node whose queue it is.
     pub node: String,
-    /// Which queue.
+    /// Queue that the reservation is for: dumps or restores.
     pub direction: Direction,
     /// Bytes that come first.
     pub bytes_before: u64,
-    /// When it would start, seconds.
+    /// Time until the transfer would start, seconds.
     pub starts_in_s: Figure<f64>,
-    /// When it is given up if nobody takes it, seconds.
+    /// Time until the reservation lapses if it is not taken up, seconds.
     #[schema(minimum = 0)]
     pub lapses_in_s: f64,
 }

@@ -25,7 +25,7 @@ pub struct Resume<'a> {
     )]
     #[schema(value_type = Option<Vec<String>>, max_items = 10000)]
     pub nodes: Option<Vec<Text<'a>>>,
-    /// What goes before all costs.
+    /// Preference that takes precedence over all costs.
     #[serde(default)]
     pub preference: Preference,
     /// Restore lazily; left out, at once.
@@ -35,25 +35,25 @@ pub struct Resume<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 10000)]
     pub limit: Option<u32>,
-    /// How much is answered.
+    /// Amount of detail in the reply.
     #[serde(default)]
     pub detail: Detail,
 }
 
-/// Where a task would rather be resumed. The other nodes follow, for when there is no room on these.
+/// Kind of node on which a task is preferably resumed. The other nodes follow, for when there is no room on these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Preference {
-    /// Where its checkpoint lies.
+    /// Nodes that hold its checkpoint.
     Local,
-    /// Elsewhere.
+    /// Nodes that do not hold its checkpoint.
     Remote,
-    /// Wherever it is cheaper.
+    /// The cheapest node, wherever the checkpoint is.
     #[default]
     None,
 }
 
-/// How a checkpoint is restored lazily.
+/// Options of a lazy restore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Lazy {
@@ -65,7 +65,7 @@ pub struct Lazy {
     pub bytes_per_s: Option<BytesPerSecond>,
 }
 
-/// Where each is best resumed.
+/// Best nodes for each checkpoint of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ResumeAnswer<'a> {
     /// The node that answers.
@@ -80,11 +80,11 @@ pub struct ResumeAnswer<'a> {
     pub answers: Vec<Resumption<'a>>,
 }
 
-/// What is best done about a checkpoint.
+/// Best action for a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Resumption<'a> {
-    /// Resume it.
+    /// Resume the checkpoint on one of these nodes.
     #[serde(borrow)]
     Ranked(Ranked<'a>),
     /// Start the task anew.
@@ -95,11 +95,11 @@ pub enum Resumption<'a> {
 /// Nodes that could resume a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Ranked<'a> {
-    /// As it was asked for.
+    /// Name of the checkpoint, as in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub checkpoint: Text<'a>,
-    /// Its generation.
+    /// Generation of the checkpoint in its job.
     pub generation: u64,
     /// Bytes that a restore reads.
     pub size_bytes: u64,
@@ -114,36 +114,36 @@ pub struct Ranked<'a> {
 /// A node that could resume it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RankedNode<'a> {
-    /// Node.
+    /// Name of the node.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub node: Text<'a>,
     /// It holds all of the image.
     pub local: bool,
-    /// What resuming there costs.
+    /// Cost of resuming on this node.
     pub cost: Cost,
 }
 
 /// A node of which too little is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UnknownNode<'a> {
-    /// Node.
+    /// Name of the node.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub node: Text<'a>,
-    /// What is not known, in words.
+    /// Figures that are not known, in words.
     pub why: String,
 }
 
 /// There is nothing to resume from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Restart<'a> {
-    /// As it was asked for.
+    /// Name of the checkpoint, as in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub checkpoint: Text<'a>,
     /// Always true: the task begins anew.
     pub restart: bool,
-    /// Why, in words.
+    /// Reason why there is nothing to resume from, in words.
     pub why: String,
 }

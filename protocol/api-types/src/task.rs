@@ -11,7 +11,7 @@ use super::text::Text;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Task<'a> {
-    /// What the answer calls it. Any text; should be its own in the request.
+    /// Id by which the reply refers to the task. Any text; should be unique in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub id: Text<'a>,
@@ -62,14 +62,14 @@ pub struct Task<'a> {
     /// Time to its end, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining_s: Option<Seconds>,
-    /// What it needs to start up before it works, seconds.
+    /// Start-up time before the task works, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_s: Option<Seconds>,
-    /// How long it is left to end before it is killed, seconds: what takes longer at the 95th percentile is no way of
-    /// preempting it. Any time if left out. An estimate does not look at it.
+    /// Time that the task is given to end before it is killed, seconds: mechanisms that take longer at the 95th
+    /// percentile are not offered. Any time if left out. An estimate does not look at it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_s: Option<Seconds>,
-    /// What becomes free when it stops; nothing if left out.
+    /// Resources that become free when it stops; none if left out.
     #[serde(default)]
     pub holds: Resources,
 }
@@ -78,9 +78,9 @@ pub struct Task<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resources {
-    /// Processors, thousandths.
+    /// Processors, in thousandths of one.
     pub cpu_millis: Count,
-    /// Memory, bytes.
+    /// Memory in bytes.
     pub memory_bytes: Bytes,
 }
 

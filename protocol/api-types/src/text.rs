@@ -14,19 +14,19 @@ use serde::{Deserialize, Serialize};
 pub struct Text<'a>(Cow<'a, str>);
 
 impl<'a> Text<'a> {
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The same, borrowed from this one.
+    /// Returns a text that borrows from this one.
     #[must_use]
     pub fn borrowed(&'a self) -> Self {
         Self(Cow::Borrowed(&self.0))
     }
 
-    /// The same, borrowed from nothing.
+    /// Returns a text that owns its characters.
     #[must_use]
     pub fn into_owned(self) -> Text<'static> {
         Text(Cow::Owned(self.0.into_owned()))

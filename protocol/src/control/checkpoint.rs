@@ -1,4 +1,4 @@
-//! What is said of sessions and checkpoints.
+//! Messages about sessions and checkpoints.
 
 use prost::Message;
 use serde::Serialize;
@@ -6,10 +6,10 @@ use serde::Serialize;
 use super::Waiting;
 use crate::manifest::{DumpedProcess, Manifest, Origin};
 
-/// How far a long request is.
+/// Progress of a long request.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Progress {
-    /// Bytes done.
+    /// Bytes processed so far.
     #[prost(uint64, tag = "1")]
     pub done_bytes: u64,
     /// Bytes in all, 0 when unknown.
@@ -50,7 +50,7 @@ pub struct Checkpoint {
     /// Job; empty while parked.
     #[prost(string, tag = "1")]
     pub job: String,
-    /// Generation.
+    /// Generation of the checkpoint in its job; 0 while parked.
     #[prost(uint64, tag = "2")]
     pub generation: u64,
     /// Checkpoint id, 32 hex digits.
@@ -68,7 +68,7 @@ pub struct Checkpoint {
     /// Bytes this checkpoint added to the region.
     #[prost(uint64, tag = "7")]
     pub added_bytes: u64,
-    /// Pinned.
+    /// True if the checkpoint is pinned: retention keeps it.
     #[prost(bool, tag = "8")]
     pub pinned: bool,
     /// Number of processes.
@@ -77,7 +77,7 @@ pub struct Checkpoint {
     /// Session id; what `permafrost adopt` takes while it is parked.
     #[prost(string, tag = "10")]
     pub session: String,
-    /// When a parked session is discarded, milliseconds since the Unix epoch; 0 for never.
+    /// Time at which a parked session is discarded, milliseconds since the Unix epoch; 0 for never.
     #[prost(uint64, tag = "11")]
     pub expires_unix_ms: u64,
     /// Generation compared with, 0 for none.
@@ -92,11 +92,11 @@ pub struct Checkpoint {
     /// Nodes that hold a copy; empty on a single machine.
     #[prost(string, repeated, tag = "15")]
     pub nodes: Vec<String>,
-    /// How many copies there should be; 0 on a single machine.
+    /// Number of copies that there should be; 0 on a single machine.
     #[prost(uint32, tag = "16")]
     pub copies_wanted: u32,
-    /// What is damaged in the copy of the node that was asked, by name and address; empty: nothing known. Told when
-    /// it is listed, never stored.
+    /// Description of the damage in the copy of the node that was asked, by name and address; empty: no damage is
+    /// known. It is determined when the checkpoint is listed, and never stored.
     #[prost(string, tag = "17")]
     pub damaged: String,
     /// Work that the task had done. Absent where nobody looked.
@@ -145,7 +145,7 @@ impl Work {
     }
 }
 
-/// A listing.
+/// List of checkpoints.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Checkpoints {
     /// Sorted by job and generation; parked ones last.
@@ -159,7 +159,7 @@ pub struct Detail {
     /// The line that `ls` prints.
     #[prost(message, optional, tag = "1")]
     pub checkpoint: Option<Checkpoint>,
-    /// The manifest.
+    /// Manifest of the checkpoint.
     #[prost(message, optional, tag = "2")]
     pub manifest: Option<Manifest>,
     /// Segments it references, and of those the ones no other checkpoint does.
@@ -176,7 +176,7 @@ pub struct Detail {
 /// Done, with how many.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Done {
-    /// Checkpoints concerned.
+    /// Number of checkpoints that the request has changed.
     #[prost(uint64, tag = "1")]
     pub count: u64,
 }
@@ -184,13 +184,13 @@ pub struct Done {
 /// Result of a verification.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Verified {
-    /// Checkpoints read.
+    /// Number of checkpoints that were read.
     #[prost(uint64, tag = "1")]
     pub checkpoints: u64,
-    /// Pages read.
+    /// Number of pages that were read.
     #[prost(uint64, tag = "2")]
     pub pages: u64,
-    /// What is damaged, one entry each, by name and address.
+    /// Damaged parts, one entry each, by name and address.
     #[prost(string, repeated, tag = "3")]
     pub damage: Vec<String>,
 }
@@ -201,13 +201,13 @@ pub struct Exported {
     /// The checkpoint exported.
     #[prost(message, optional, tag = "1")]
     pub checkpoint: Option<Checkpoint>,
-    /// Files written.
+    /// Number of files written.
     #[prost(uint64, tag = "2")]
     pub files: u64,
-    /// Bytes written.
+    /// Number of bytes written.
     #[prost(uint64, tag = "3")]
     pub bytes: u64,
-    /// Where the dump was taken and what a restore must repeat.
+    /// Origin of the dump, with the options that a restore must repeat.
     #[prost(message, optional, tag = "4")]
     pub origin: Option<Origin>,
 }

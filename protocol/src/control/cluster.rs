@@ -1,4 +1,4 @@
-//! What is said of a cluster: its nodes, and a rebuild of its registry.
+//! Messages about a cluster: its nodes, and a rebuild of its registry.
 
 use prost::Message;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::Checkpoint;
 /// Nodes of a cluster, and how its checkpoints stand.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct NodeList {
-    /// By name.
+    /// Nodes, sorted by name.
     #[prost(message, repeated, tag = "1")]
     pub nodes: Vec<NodeStatus>,
     /// The node that answers.
@@ -20,7 +20,7 @@ pub struct NodeList {
     /// The registry's random id, made with its data; empty while nobody knows.
     #[prost(string, tag = "4")]
     pub cluster: String,
-    /// How long ago the registry last confirmed which nodes there are, milliseconds; none: it never has.
+    /// Time since the registry last confirmed which nodes there are, milliseconds; none if it never has.
     #[prost(uint64, optional, tag = "5")]
     pub age_ms: Option<u64>,
     /// Checkpoints that are listed. Like all that is counted, none while the registry does not answer.
@@ -40,10 +40,10 @@ pub struct NodeList {
 /// One node of a cluster.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct NodeStatus {
-    /// Its name.
+    /// Name of the node.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// What an operator has said of it: `active`, `drained` or `removed`.
+    /// Administrative state, set by an operator: `active`, `drained` or `removed`.
     #[prost(string, tag = "2")]
     pub state: String,
     /// Its lease lives. What follows is empty of a node that does not, but for the region and what is counted.
@@ -67,7 +67,7 @@ pub struct NodeStatus {
     /// Machine it fails with.
     #[prost(string, tag = "9")]
     pub host: String,
-    /// Where it takes QUIC connections, `host:port`.
+    /// Address at which it accepts QUIC connections, `host:port`.
     #[prost(string, tag = "10")]
     pub address: String,
     /// Its region's uuid.
@@ -82,7 +82,7 @@ pub struct NodeStatus {
     /// Version of its software.
     #[prost(string, tag = "14")]
     pub version: String,
-    /// When its region was first there, milliseconds since the Unix epoch, by its own clock.
+    /// Time at which its region was first registered, milliseconds since the Unix epoch, by its own clock.
     #[prost(uint64, tag = "15")]
     pub first_seen_unix_ms: u64,
     /// Listed checkpoints that it holds.
@@ -117,7 +117,7 @@ pub struct NodeStatus {
     pub unverified: Option<u64>,
 }
 
-/// What a rebuild has done, or would do.
+/// Result of a rebuild, or of its dry run.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Rebuilt {
     /// Nothing was changed.
@@ -149,10 +149,10 @@ pub struct Rebuilt {
 /// A node whose inventory a rebuild does not have.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct MissingNode {
-    /// Its name.
+    /// Name of the node.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Why not.
+    /// Reason why its inventory is missing.
     #[prost(string, tag = "2")]
     pub why: String,
 }
@@ -166,10 +166,10 @@ pub struct Doubt {
     /// Its name, `JOB@GENERATION`.
     #[prost(string, tag = "2")]
     pub checkpoint: String,
-    /// Its id.
+    /// Id of the checkpoint.
     #[prost(string, tag = "3")]
     pub id: String,
-    /// What is wrong.
+    /// Reason why the copy was left alone.
     #[prost(string, tag = "4")]
     pub why: String,
 }

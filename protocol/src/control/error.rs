@@ -1,9 +1,9 @@
-//! Refusals.
+//! Replies that refuse a request.
 
 use prost::Message;
 use serde::Serialize;
 
-/// Why a request was refused; the exit codes of `permafrost` are these numbers.
+/// Reason why a request was refused; the exit codes of `permafrost` are these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(i32)]
@@ -28,16 +28,16 @@ pub enum ErrorCode {
     Unavailable = 11,
 }
 
-/// A refusal.
+/// Reply that refuses a request.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Error {
-    /// [`ErrorCode`].
+    /// Reason, as a number of [`ErrorCode`].
     #[prost(enumeration = "ErrorCode", tag = "1")]
     pub code: i32,
-    /// What is wrong.
+    /// Explanation of the error.
     #[prost(string, tag = "2")]
     pub message: String,
-    /// What to do about it; may be empty.
+    /// Action that would resolve the error; may be empty.
     #[prost(string, tag = "3")]
     pub hint: String,
 }

@@ -13,7 +13,7 @@ pub enum MessageError {
     /// Longer than [`MAX_MESSAGE_BYTES`].
     #[error("a control message of {len_bytes} bytes is longer than {MAX_MESSAGE_BYTES}")]
     TooLong {
-        /// Its length.
+        /// Length of the message, bytes.
         len_bytes: u64,
     },
     /// Not the message expected.
@@ -21,7 +21,7 @@ pub enum MessageError {
     Undecodable(#[from] prost::DecodeError),
 }
 
-/// A message with its length before it.
+/// Encodes a message with its length before it.
 ///
 /// # Errors
 /// It is too long.
@@ -38,10 +38,11 @@ pub fn encode(message: &impl Message) -> Result<Vec<u8>, MessageError> {
     Ok(bytes)
 }
 
-/// How many bytes follow a length.
+/// Returns the number of bytes that follow a length prefix.
 ///
 /// # Errors
-/// More than anybody sends.
+///
+/// The length exceeds [`MAX_MESSAGE_BYTES`].
 pub fn length(prefix: [u8; LENGTH_BYTES]) -> Result<usize, MessageError> {
     let len_bytes = u32::from_le_bytes(prefix);
     let length = usize::try_from(len_bytes)

@@ -35,13 +35,13 @@ pub const VERSION: u32 = 1;
 /// Longest control message either side accepts, bytes.
 pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 
-/// A request.
+/// Request to the daemon.
 #[derive(Clone, PartialEq, Message)]
 pub struct Request {
-    /// [`VERSION`].
+    /// Protocol version of the sender, [`VERSION`].
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// What is asked for.
+    /// Operation and its arguments.
     #[prost(
         oneof = "request::Body",
         tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 25, 30, 31, 32, 40"
@@ -49,10 +49,10 @@ pub struct Request {
     pub body: Option<request::Body>,
 }
 
-/// A reply.
+/// Reply of the daemon.
 #[derive(Clone, PartialEq, Message)]
 pub struct Reply {
-    /// What is said.
+    /// Result of the request, or its progress.
     #[prost(
         oneof = "reply::Body",
         tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 21, 25, 30, 40"

@@ -1,4 +1,4 @@
-//! What is said of the queues of dumps and restores.
+//! Messages about the queues of dumps and restores.
 
 use prost::Message;
 use serde::Serialize;
@@ -23,7 +23,7 @@ pub struct Waiting {
 /// A place in a queue.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Reserved {
-    /// What it is taken up with: 32 hex digits. Whoever has it has the place.
+    /// Token that takes the reservation up: 32 hex digits. Any caller that presents the token gets the reservation.
     #[prost(string, tag = "1")]
     pub token: String,
     /// The node whose queue it is in; empty on a single machine.
@@ -38,21 +38,21 @@ pub struct Reserved {
     /// About when it could start, milliseconds from now; none before anything was measured.
     #[prost(uint64, optional, tag = "5")]
     pub starts_in_ms: Option<u64>,
-    /// When it is gone unless it was taken up, milliseconds from now.
+    /// Time until the reservation lapses unless it is taken up, milliseconds from now.
     #[prost(uint64, tag = "6")]
     pub lapses_in_ms: u64,
 }
 
-/// How a queue stands.
+/// State of a queue.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct QueueStatus {
     /// `write` (dumps) or `read` (restores).
     #[prost(string, tag = "1")]
     pub direction: String,
-    /// How many run.
+    /// Number of transfers that run.
     #[prost(uint32, tag = "2")]
     pub running: u32,
-    /// How many wait.
+    /// Number of transfers that wait.
     #[prost(uint32, tag = "3")]
     pub waiting: u32,
     /// Places that are reserved and not taken up.
@@ -61,14 +61,14 @@ pub struct QueueStatus {
     /// Bytes that all of them still have to move.
     #[prost(uint64, tag = "5")]
     pub bytes: u64,
-    /// How many may run at once.
+    /// Number of transfers that may run at once.
     #[prost(uint32, tag = "6")]
     pub slots: u32,
     /// That many is what was found best; otherwise an operator has said so.
     #[prost(bool, tag = "7")]
     pub automatic: bool,
-    /// What empties it, bytes a second: what those that run at once move together, by what turns of their size have
-    /// taken of late, starts included; none before anything was measured.
+    /// Drain rate of the queue, bytes a second: the sum of the rates of all active transfers, as recent transfers of
+    /// their size measured them, starts included; none before anything was measured.
     #[prost(double, optional, tag = "8")]
     pub bytes_per_s: Option<f64>,
 }

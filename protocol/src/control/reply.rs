@@ -5,7 +5,7 @@ use super::{
     Reserved, Scrubbed, ServerStatus, SessionOpened, Verified,
 };
 
-/// What is said.
+/// Body of a reply.
 #[derive(Clone, PartialEq, prost::Oneof)]
 #[allow(missing_docs)]
 pub enum Body {

@@ -4,7 +4,7 @@ use prost::Message;
 
 use crate::manifest::Origin;
 
-/// What is asked for.
+/// Body of a request.
 #[derive(Clone, PartialEq, prost::Oneof)]
 #[allow(missing_docs)]
 pub enum Body {
@@ -65,7 +65,7 @@ pub struct Open {
     /// CLOSE is CRIU's last word, so the pages are made durable and parked before it is answered.
     #[prost(bool, tag = "3")]
     pub seal_follows: bool,
-    /// Where the dump is taken.
+    /// Host and process that the dump is taken from.
     #[prost(message, optional, tag = "4")]
     pub origin: Option<Origin>,
     /// Do not compare with the job's newest checkpoint: a full dump.
@@ -101,7 +101,7 @@ pub struct Open {
 /// Answered by [`super::Checkpoint`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Seal {
-    /// Session id.
+    /// Id of the session.
     #[prost(string, tag = "1")]
     pub session: String,
 }
@@ -109,7 +109,7 @@ pub struct Seal {
 /// Discard a session, or a parked one.
 #[derive(Clone, PartialEq, Message)]
 pub struct Abort {
-    /// Session id.
+    /// Id of the session.
     #[prost(string, tag = "1")]
     pub session: String,
 }
@@ -121,14 +121,14 @@ pub struct Adopt {
     /// Session id; empty: the one parked session whose processes match the images directory.
     #[prost(string, tag = "1")]
     pub session: String,
-    /// Job.
+    /// Name of the job that adopts the session.
     #[prost(string, tag = "2")]
     pub job: String,
-    /// Where the dump was taken, as far as known.
+    /// Host and process that the dump was taken from, as far as known.
     #[prost(message, optional, tag = "3")]
     pub origin: Option<Origin>,
-    /// How long ago `inventory.img` was written, microseconds, by the clock that wrote it. Sent by agents, which pass
-    /// copies of the images on; absent: the file itself says it.
+    /// Time since `inventory.img` was written, microseconds, by the clock that wrote it. Agents send it, because they
+    /// pass copies of the images on; absent: the daemon takes the time from the file itself.
     #[prost(uint64, optional, tag = "40")]
     pub images_age_us: Option<u64>,
     /// Take images that were not written while the pages came: copies, or those of another machine's clock.
@@ -172,7 +172,7 @@ pub struct Pin {
     /// `JOB` or `JOB@GEN`.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
-    /// Wanted state.
+    /// True to pin, false to unpin.
     #[prost(bool, tag = "2")]
     pub pinned: bool,
 }
@@ -210,13 +210,13 @@ pub struct Export {
 /// Progress, then [`super::Checkpoint`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Import {
-    /// Job.
+    /// Name of the job that gets the checkpoint.
     #[prost(string, tag = "1")]
     pub job: String,
     /// Do not compare with the job's newest checkpoint.
     #[prost(bool, tag = "2")]
     pub no_parent: bool,
-    /// As in [`Open`].
+    /// Durability level, as in [`Open::durability`].
     #[prost(string, tag = "3")]
     pub durability: String,
 }
@@ -253,10 +253,10 @@ pub struct Nodes {
     pub name: String,
 }
 
-/// What an operator wants of a node. Answered by [`super::NodeList`] of that one, as it is afterwards.
+/// Sets the administrative state of a node. Answered by [`super::NodeList`] of that node, with its new state.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct SetNode {
-    /// Its name.
+    /// Name of the node.
     #[prost(string, tag = "1")]
     pub name: String,
     /// `active`, `drained` or `removed`.
@@ -317,7 +317,7 @@ pub struct Reserve {
 /// Give a reserved place up. Answered by [`super::Done`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct CancelReservation {
-    /// Its token.
+    /// Token of the reservation.
     #[prost(string, tag = "1")]
     pub token: String,
     /// The node whose queue it is in; empty: the one that is asked, or where it has reserved it.
@@ -325,9 +325,10 @@ pub struct CancelReservation {
     pub node: String,
 }
 
-/// How long a dump or a restore took whoever ran it: from the first preparation to the last clean-up, the wait for its turn
-/// not counted. The daemon sees neither the beginning nor the end of it (CRIU kills the processes after the seal), and
-/// predicts by it. Answered by [`super::Done`], with 1 if the daemon has just measured that one, else 0.
+/// Reports the duration of a dump or a restore as its caller measured it: from the first preparation to the last
+/// clean-up, without the wait for admission. The daemon sees neither the beginning nor the end of it (CRIU kills the
+/// processes after the seal), and predicts by it. Answered by [`super::Done`], with 1 if the daemon has just measured
+/// that one, else 0.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Took {
     /// Id of the checkpoint, 32 hex digits.
@@ -336,7 +337,7 @@ pub struct Took {
     /// It was restored, not dumped.
     #[prost(bool, tag = "2")]
     pub restored: bool,
-    /// How long.
+    /// Duration of the dump or restore, microseconds.
     #[prost(uint64, tag = "3")]
     pub elapsed_us: u64,
 }

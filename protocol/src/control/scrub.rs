@@ -1,4 +1,4 @@
-//! What is said of scrubs.
+//! Messages about scrubs.
 
 use prost::Message;
 use serde::Serialize;
@@ -6,10 +6,10 @@ use serde::Serialize;
 /// Result of a scrub.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Scrubbed {
-    /// Checkpoints read.
+    /// Number of checkpoints that were read.
     #[prost(uint64, tag = "1")]
     pub checkpoints: u64,
-    /// Pages read.
+    /// Number of pages that were read.
     #[prost(uint64, tag = "2")]
     pub pages: u64,
     /// Checkpoints that were found damaged, mended or not.
@@ -26,13 +26,13 @@ pub struct DamagedCheckpoint {
     /// Checkpoint id, 32 hex digits.
     #[prost(string, tag = "2")]
     pub id: String,
-    /// What is damaged, by name and address; the first 64.
+    /// Damaged parts, by name and address; the first 64.
     #[prost(string, repeated, tag = "3")]
     pub damage: Vec<String>,
     /// A fresh copy has taken its place, and verifies.
     #[prost(bool, tag = "4")]
     pub mended: bool,
-    /// Why it was not mended.
+    /// Reason why it was not mended.
     #[prost(string, tag = "5")]
     pub reason: String,
     /// Node whose copy it is; empty for the one that was asked.

@@ -11,7 +11,7 @@ pub struct ServerStatus {
     /// Version of `permafrostd`.
     #[prost(string, tag = "1")]
     pub version: String,
-    /// Process id.
+    /// Process id of the daemon.
     #[prost(uint32, tag = "2")]
     pub pid: u32,
     /// Seconds since it started.
@@ -23,37 +23,37 @@ pub struct ServerStatus {
     /// Well-known page-server AF_UNIX endpoint.
     #[prost(string, tag = "5")]
     pub socket: String,
-    /// Regions.
+    /// Regions that the daemon has open.
     #[prost(message, repeated, tag = "6")]
     pub regions: Vec<RegionStatus>,
     /// Sessions that are open.
     #[prost(message, repeated, tag = "7")]
     pub sessions: Vec<SessionStatus>,
-    /// Sealed checkpoints.
+    /// Number of sealed checkpoints.
     #[prost(uint64, tag = "8")]
     pub checkpoints: u64,
-    /// Parked sessions.
+    /// Number of parked sessions.
     #[prost(uint64, tag = "9")]
     pub parked: u64,
-    /// How long a parked session is kept, seconds.
+    /// Time for which a parked session is kept, seconds.
     #[prost(uint64, tag = "10")]
     pub park_ttl_s: u64,
-    /// Where the catalog came from: `opened`, `rebuilt` and why.
+    /// Source of the catalog: `opened`, `rebuilt` and why.
     #[prost(string, tag = "11")]
     pub catalog: String,
     /// It is an agent, which keeps nothing itself.
     #[prost(bool, tag = "12")]
     pub agent: bool,
-    /// Where nodes and agents are served, `address:port`; empty if they are not.
+    /// Address at which nodes and agents are served, `address:port`; empty if they are not.
     #[prost(string, tag = "13")]
     pub peers: String,
-    /// Where Prometheus is answered, `address:port`; empty if it is not.
+    /// Address at which Prometheus is served, `address:port`; empty if it is not.
     #[prost(string, tag = "14")]
     pub metrics: String,
     /// The cluster, if it is a node of one.
     #[prost(message, optional, tag = "15")]
     pub cluster: Option<ClusterStatus>,
-    /// The scrub.
+    /// State of the scrub.
     #[prost(message, optional, tag = "20")]
     pub scrub: Option<ScrubStatus>,
     /// The queues of dumps and of restores.
@@ -70,7 +70,7 @@ pub struct ServerStatus {
 /// A namespace on a node: what it uses, and may. Limits that are not set are none.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct NamespaceUsage {
-    /// The namespace.
+    /// Name of the namespace.
     #[prost(string, tag = "1")]
     pub namespace: String,
     /// Bytes that its checkpoints take, each beyond its parent.
@@ -97,7 +97,7 @@ pub struct NamespaceUsage {
     /// Most of them.
     #[prost(uint64, optional, tag = "9")]
     pub reservations_limit: Option<u64>,
-    /// Highest priority.
+    /// Highest priority that its transfers may have.
     #[prost(uint64, optional, tag = "10")]
     pub priority_limit: Option<u64>,
 }
@@ -105,13 +105,13 @@ pub struct NamespaceUsage {
 /// A node's place in its cluster.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct ClusterStatus {
-    /// Its name.
+    /// Name of the node in the cluster.
     #[prost(string, tag = "1")]
     pub node: String,
     /// Id of the registry's data; empty before the node has registered once.
     #[prost(string, tag = "2")]
     pub id: String,
-    /// Why the node may do nothing that has to be listed; empty if it may.
+    /// Reason why the node may do nothing that has to be listed; empty if it may.
     #[prost(string, tag = "3")]
     pub fenced: String,
     /// The node that works in the background for all; empty while there is none, or nobody knows.
@@ -141,16 +141,16 @@ pub struct ClusterStatus {
 /// State of a region.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct RegionStatus {
-    /// Path.
+    /// Path of the region's file or device.
     #[prost(string, tag = "1")]
     pub path: String,
-    /// Region uuid.
+    /// UUID of the region.
     #[prost(string, tag = "2")]
     pub uuid: String,
-    /// `dax`, `file`.
+    /// Kind of the medium: `dax` or `file`.
     #[prost(string, tag = "3")]
     pub medium: String,
-    /// What durability the medium gives, in words, with the errno when DAX was refused.
+    /// Durability that the medium guarantees, in words, with the errno when DAX was refused.
     #[prost(string, tag = "4")]
     pub guarantee: String,
     /// Bytes in the segment area.
@@ -185,7 +185,7 @@ pub struct RegionStatus {
 /// State of an open session.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct SessionStatus {
-    /// Session id.
+    /// Id of the session.
     #[prost(string, tag = "1")]
     pub session: String,
     /// Job; empty for an anonymous one.
@@ -197,7 +197,7 @@ pub struct SessionStatus {
     /// Bytes received so far.
     #[prost(uint64, tag = "4")]
     pub received_bytes: u64,
-    /// Why it failed.
+    /// Reason why the session failed.
     #[prost(string, tag = "5")]
     pub error: String,
     /// Seconds since it was opened.

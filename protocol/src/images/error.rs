@@ -1,4 +1,4 @@
-//! What can be wrong with an image file.
+//! Errors in image files.
 
 /// An image file is not what it should be. Offsets are bytes from the beginning of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -6,27 +6,27 @@ pub enum ImageError {
     /// The file ends before its head, a record's length or a record does.
     #[error("the image ends {missing_bytes} bytes too early, in what begins at byte {offset}")]
     Truncated {
-        /// Where the piece begins that is not whole.
+        /// Offset at which the incomplete piece begins.
         offset: usize,
-        /// How much of it is missing.
+        /// Number of bytes that are missing.
         missing_bytes: usize,
     },
     /// Another kind of file, or none of CRIU's.
     #[error("magic {found:#010x} at byte {offset}, expected {expected:#010x}")]
     BadMagic {
-        /// Where.
+        /// Offset of the magic number.
         offset: usize,
-        /// What should be there.
+        /// Magic number that was expected.
         expected: u32,
-        /// What is there.
+        /// Magic number that was found.
         found: u32,
     },
     /// A record is not the protobuf message it should be.
     #[error("the record at byte {offset} does not decode")]
     Undecodable {
-        /// Where its length stands.
+        /// Offset of the record's length.
         offset: usize,
-        /// Why.
+        /// Error of the decoder.
         #[source]
         source: prost::DecodeError,
     },
@@ -35,7 +35,7 @@ pub enum ImageError {
         "the record at byte {offset} has field {field}, which this version does not know and would lose"
     )]
     UnknownField {
-        /// Where its length stands.
+        /// Offset of the record's length.
         offset: usize,
         /// The field's number.
         field: u32,
@@ -43,21 +43,21 @@ pub enum ImageError {
     /// A file without a record it must have.
     #[error("the image has no {record}")]
     MissingRecord {
-        /// What should be there.
+        /// Name of the record that is missing.
         record: &'static str,
     },
     /// Something after the last record that the file can have.
     #[error("{extra_bytes} bytes after the last record, at byte {offset}")]
     TrailingBytes {
-        /// Where it begins.
+        /// Offset of the first extra byte.
         offset: usize,
-        /// How much.
+        /// Number of extra bytes.
         extra_bytes: usize,
     },
     /// Images of a version that is not read.
     #[error("images version {version} is not supported (2 is: CRIU 1.1 and later)")]
     UnsupportedVersion {
-        /// The version.
+        /// Version that the images have.
         version: u32,
     },
     /// A pagemap entry that describes no pages, or none that can exist.
@@ -65,9 +65,9 @@ pub enum ImageError {
         "the pagemap entry at byte {offset} ({nr_pages} pages at {vaddr:#x}) is no range of whole pages"
     )]
     BadRange {
-        /// Where its length stands.
+        /// Offset of the entry's length.
         offset: usize,
-        /// Its address.
+        /// Address of the first page.
         vaddr: u64,
         /// Its number of pages.
         nr_pages: u64,
@@ -77,9 +77,9 @@ pub enum ImageError {
         "the pagemap entry at byte {offset} begins at {vaddr:#x}, before {expected:#x}, where the last one ended"
     )]
     NotAscending {
-        /// Where its length stands.
+        /// Offset of the entry's length.
         offset: usize,
-        /// Its address.
+        /// Address of the first page.
         vaddr: u64,
         /// The least address it could have.
         expected: u64,
@@ -89,9 +89,9 @@ pub enum ImageError {
         "the pagemap entry at byte {offset} has flags {flags:#x}, which this version does not understand"
     )]
     BadFlags {
-        /// Where its length stands.
+        /// Offset of the entry's length.
         offset: usize,
-        /// Its flags.
+        /// Flags of the entry.
         flags: u32,
     },
 }

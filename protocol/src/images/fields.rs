@@ -6,7 +6,7 @@
 /// One field as encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its number.
+    /// Number of the field.
     pub number: u32,
     /// Key and value, exactly as they stood.
     pub encoded: Vec<u8>,
@@ -51,7 +51,7 @@ impl Fields {
         Some(Self(fields))
     }
 
-    /// The fields.
+    /// Returns the fields in order.
     pub fn iter(&self) -> impl Iterator<Item = &Field> {
         self.0.iter()
     }

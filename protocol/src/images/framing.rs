@@ -7,10 +7,10 @@ use prost::Message;
 
 use super::{Head, ImageError};
 
-/// One record.
+/// Record of an image file, still encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Where its length stands, bytes from the beginning of the file.
+    /// Offset of the record's length, bytes from the beginning of the file.
     pub offset: usize,
     /// The encoded message.
     pub bytes: &'a [u8],
@@ -58,7 +58,7 @@ impl<'a> ImageReader<'a> {
         Ok(reader)
     }
 
-    /// Where the next record begins, bytes from the beginning of the file.
+    /// Returns the offset of the next record, bytes from the beginning of the file.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
@@ -162,7 +162,7 @@ impl ImageWriter {
         self.bytes.extend_from_slice(message);
     }
 
-    /// The file.
+    /// Returns the finished file.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         self.bytes

@@ -12,7 +12,7 @@ pub const IMAGES_V1_1: u32 = 2;
 /// The inventory's only record, as far as it is needed. To change one, use [`super::Fields`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Inventory {
-    /// [`IMAGES_V1_1`].
+    /// Version of the images: [`IMAGES_V1_1`].
     #[prost(uint32, required, tag = "1")]
     pub img_version: u32,
     /// Namespaces of the root process, encoded.
@@ -21,13 +21,13 @@ pub struct Inventory {
     /// Microseconds since boot at which the dump was taken; tells a reused pid in an incremental dump.
     #[prost(uint64, optional, tag = "8")]
     pub dump_uptime: Option<u64>,
-    /// How a pre-dump read the memory.
+    /// Mode in which a pre-dump read the memory, as CRIU numbers it.
     #[prost(uint32, optional, tag = "9")]
     pub pre_dump_mode: Option<u32>,
     /// TCP connections were closed (`--tcp-close`); a restore must say so too.
     #[prost(bool, optional, tag = "10")]
     pub tcp_close: Option<bool>,
-    /// How the network was locked.
+    /// Method by which the network was locked, as CRIU numbers it.
     #[prost(uint32, optional, tag = "11")]
     pub network_lock_method: Option<u32>,
     /// Plugins without which it cannot be restored.
@@ -44,7 +44,7 @@ pub struct Inventory {
 /// The plugins a dump needs.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Plugins {
-    /// Their names.
+    /// Names of the plugins.
     #[prost(string, repeated, tag = "12")]
     pub plugins: Vec<String>,
 }

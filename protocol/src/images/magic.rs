@@ -8,16 +8,16 @@ pub const SERVICE_MAGIC: u32 = 0x5510_5940;
 pub const INVENTORY_MAGIC: u32 = 0x5831_3116;
 /// `pagemap-N.img` and `pagemap-shmem-N.img`.
 pub const PAGEMAP_MAGIC: u32 = 0x5608_4025;
-/// `pstree.img`.
+/// Type of `pstree.img`.
 pub const PSTREE_MAGIC: u32 = 0x5027_3030;
 /// `stats-dump` and `stats-restore` (which have no `.img`).
 pub const STATS_MAGIC: u32 = 0x5709_3306;
-/// `mm-N.img`.
+/// Type of `mm-N.img`.
 pub const MM_MAGIC: u32 = 0x5749_2820;
-/// `files.img`.
+/// Type of `files.img`.
 pub const FILES_MAGIC: u32 = 0x5630_3138;
 
-/// What an image file begins with.
+/// Head of an image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
     /// [`COMMON_MAGIC`] and the type's magic: 8 bytes.
@@ -39,7 +39,7 @@ impl Head {
         }
     }
 
-    /// Length, bytes.
+    /// Returns the length of the head, bytes.
     #[must_use]
     pub fn len_bytes(self) -> usize {
         match self {

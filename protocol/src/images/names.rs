@@ -3,24 +3,24 @@
 use crate::manifest::SpaceType;
 use crate::pageserver::SpaceId;
 
-/// What a file in an images directory is, by its name.
+/// Kind of a file in an images directory, as its name tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageName {
     /// `pagemap-PID.img` or `pagemap-shmem-ID.img`.
     Pagemap(SpaceId),
     /// `pages-N.img`, N being the pages id that a pagemap's head names.
     Pages(u32),
-    /// `mm-PID.img`.
+    /// `mm-PID.img`: the memory mappings of a process.
     Mm(u32),
-    /// `inventory.img`.
+    /// `inventory.img`: the kind of the images.
     Inventory,
-    /// `pstree.img`.
+    /// `pstree.img`: the processes.
     Pstree,
-    /// `stats-dump`.
+    /// `stats-dump`: statistics of a dump.
     StatsDump,
-    /// `stats-restore`.
+    /// `stats-restore`: statistics of a restore.
     StatsRestore,
-    /// Anything else.
+    /// Any other file.
     Other,
 }
 

@@ -40,14 +40,14 @@ struct EntryRecord {
 pub struct PagemapEntry {
     /// Address of the first page.
     pub vaddr: u64,
-    /// How many pages.
+    /// Number of pages.
     pub nr_pages: u64,
     /// `PE_*`. The pages file has the bytes of entries with `PE_PRESENT`, and of no others.
     pub flags: u16,
 }
 
 impl PagemapEntry {
-    /// Where it ends.
+    /// Returns the address behind the last page.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.vaddr
@@ -236,7 +236,7 @@ impl PagemapWriter {
         }
     }
 
-    /// The file.
+    /// Returns the finished file.
     #[must_use]
     pub fn finish(mut self) -> Vec<u8> {
         self.flush();

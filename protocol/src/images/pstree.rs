@@ -14,10 +14,10 @@ pub struct Process {
     /// Its parent's, 0 for the root.
     #[prost(uint32, required, tag = "2")]
     pub ppid: u32,
-    /// Process group.
+    /// Id of the process group.
     #[prost(uint32, required, tag = "3")]
     pub pgid: u32,
-    /// Session.
+    /// Id of the session (in the sense of `setsid`).
     #[prost(uint32, required, tag = "4")]
     pub sid: u32,
     /// Its threads, itself among them; empty in a process that is dead.

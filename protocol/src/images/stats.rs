@@ -38,7 +38,7 @@ pub struct DumpStats {
     /// Pages left out because the parent has them.
     #[prost(uint64, required, tag = "6")]
     pub pages_skipped_parent: u64,
-    /// Pages written.
+    /// Number of pages written.
     #[prost(uint64, required, tag = "7")]
     pub pages_written: u64,
     /// Looking up paths of inotify watches.
@@ -47,7 +47,7 @@ pub struct DumpStats {
     /// Pages that may be restored lazily.
     #[prost(uint64, required, tag = "9")]
     pub pages_lazy: u64,
-    /// Pipes used.
+    /// Number of pipes used.
     #[prost(uint64, optional, tag = "10")]
     pub page_pipes: Option<u64>,
     /// Buffers of these pipes used.
@@ -79,7 +79,7 @@ pub struct RestoreStats {
     /// The whole restore.
     #[prost(uint32, required, tag = "4")]
     pub restore_time: u32,
-    /// Pages restored.
+    /// Number of pages restored.
     #[prost(uint64, optional, tag = "5")]
     pub pages_restored: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! What every manifest that is written or read must satisfy.
+//! Rules that every manifest satisfies that is written or read.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ pub enum ManifestError {
         "the manifest has version {version}, this build reads up to {VERSION}: use a newer Permafrost"
     )]
     NewerVersion {
-        /// Its version.
+        /// Version that the manifest has.
         version: u32,
     },
     /// It says no version.
@@ -45,7 +45,7 @@ pub enum ManifestError {
     /// A kind of checkpoint that does not exist.
     #[error("unknown kind of checkpoint {kind}")]
     UnknownKind {
-        /// Its number.
+        /// Number of the kind.
         kind: i32,
     },
     /// Its job's name breaks the rules.
@@ -56,11 +56,11 @@ pub enum ManifestError {
         "generation {generation} with parent generation {parent_generation} does not fit kind {kind:?}"
     )]
     Generation {
-        /// Its generation.
+        /// Generation of the checkpoint.
         generation: u64,
-        /// Its parent's.
+        /// Generation of its parent.
         parent_generation: u64,
-        /// Its kind.
+        /// Kind of the checkpoint.
         kind: Kind,
     },
     /// A session id that is none.
@@ -72,21 +72,21 @@ pub enum ManifestError {
     /// An image whose name is no plain file name.
     #[error("image name {name:?} is no plain file name")]
     ImageName {
-        /// The name.
+        /// Name of the image.
         name: String,
     },
     /// Two files of the same name in an exported images directory.
     #[error("two images are named {name}")]
     DuplicateFile {
-        /// The name.
+        /// Name that both files would have.
         name: String,
     },
     /// A space that no pagemap can be named for.
     #[error("there is no address space of type {space_type} with id {id}")]
     BadSpace {
-        /// Its type.
+        /// Number of the space's type.
         space_type: i32,
-        /// Its id.
+        /// Id of the space.
         id: u64,
     },
     /// A map root of another length.
@@ -94,7 +94,7 @@ pub enum ManifestError {
     MapRoot {
         /// The file it is the root of.
         of: String,
-        /// Its length.
+        /// Length of the map root, bytes.
         len_bytes: usize,
     },
     /// It asks a restore to repeat an option that none may repeat.
@@ -103,7 +103,7 @@ pub enum ManifestError {
     /// The client that it came from is too long a text, or has control characters.
     #[error("the client {client:?} that the dump came from is no name")]
     TakenBy {
-        /// The text.
+        /// Recorded name of the client.
         client: String,
     },
     /// It would fit no message.
@@ -111,7 +111,7 @@ pub enum ManifestError {
         "the manifest takes {len_bytes} bytes, more than {MAX_MANIFEST_BYTES}: dump subtrees of the process as jobs of their own"
     )]
     TooLong {
-        /// Its length.
+        /// Length of the encoded manifest, bytes.
         len_bytes: usize,
     },
 }
@@ -250,8 +250,8 @@ fn check_map_root(of: &str, map_root: &[u8]) -> Result<(), ManifestError> {
     }
 }
 
-/// Whether a name stays in its directory: checked again where files are written, but a manifest that says
-/// otherwise is refused as a whole.
+/// Returns true if a file of this name stays in its directory. Callers that write files check this again, but a
+/// manifest with any other name is refused as a whole.
 #[must_use]
 pub fn is_plain_file_name(name: &str) -> bool {
     (1..=MAX_FILE_NAME_BYTES).contains(&name.len())

@@ -6,16 +6,16 @@ use std::str::FromStr;
 /// Longest job name, bytes.
 pub const MAX_JOB_NAME_BYTES: usize = 200;
 
-/// Why a text is no job name.
+/// Reason why a text is not a job name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobNameError {
-    /// Nothing.
+    /// The name is empty.
     #[error("a job name cannot be empty")]
     Empty,
-    /// Too long.
+    /// The name is too long.
     #[error("a job name has at most {MAX_JOB_NAME_BYTES} bytes, not {len_bytes}")]
     TooLong {
-        /// How long it is.
+        /// Length of the name, bytes.
         len_bytes: usize,
     },
     /// A character that job names do not have.
@@ -27,7 +27,7 @@ pub enum JobNameError {
     /// A first character that would make it an option, a hidden file or an absolute path.
     #[error("a job name cannot begin with {first:?}")]
     BadStart {
-        /// The character.
+        /// First character of the name.
         first: char,
     },
     /// It reads like a path that is not in its shortest form.
@@ -135,16 +135,16 @@ pub struct CheckpointRef {
     pub generation: Option<u64>,
 }
 
-/// Why a text names no checkpoint.
+/// Reason why a text does not name a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointRefError {
-    /// What stands before `@` is no job name.
+    /// The text before `@` is not a job name.
     #[error(transparent)]
     Job(#[from] JobNameError),
-    /// What stands after `@` is no generation.
+    /// The text after `@` is not a generation.
     #[error("{text:?} is no generation: a decimal number from 1 is")]
     Generation {
-        /// What stands there.
+        /// Text after the `@`.
         text: String,
     },
 }

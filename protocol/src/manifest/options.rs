@@ -16,7 +16,7 @@ const MAX_QUOTED_CHARS: usize = 80;
 /// Arguments that a recorded option may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Argument {
-    /// None.
+    /// No argument.
     Nothing,
     /// One of these words.
     OneOf(&'static [&'static str]),
@@ -70,13 +70,13 @@ pub enum RestoreOptionError {
     /// There are too many.
     #[error("{count} recorded CRIU options are more than {MAX_RESTORE_OPTIONS}")]
     TooMany {
-        /// How many.
+        /// Number of recorded options.
         count: usize,
     },
 }
 
 impl RestoreOptionError {
-    /// What to do instead of recording it.
+    /// Advice for the user: how to get the effect without recording the option.
     pub const HINT: &'static str = "leave it out of the dump or adoption; whoever restores gives it behind `--` of `permafrost restore`";
 }
 

@@ -1,4 +1,4 @@
-//! What CRIU sends: frames for tests, fake peers and replays.
+//! Frames that CRIU sends, for tests, fake peers and replays.
 
 use super::frame::{Frame, FrameBytes, command};
 use super::{Dialect, PE_PARENT, SpaceId};
@@ -16,7 +16,7 @@ impl Encoder {
         Self { dialect }
     }
 
-    /// The dialect.
+    /// Returns the dialect of the frames.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.dialect

@@ -10,7 +10,7 @@ const LEAST_ADDRESS: u64 = 65_536;
 /// Most pids a Linux system has (`PID_MAX_LIMIT`).
 const PID_LIMIT: u64 = 1 << 22;
 
-/// What the first 24 bytes say.
+/// Meaning of the first 24 bytes of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detected {
     /// They are a frame, or its first 24 bytes.

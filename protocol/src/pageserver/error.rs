@@ -1,4 +1,4 @@
-//! What a peer can do wrong.
+//! Errors that a peer can make.
 
 use super::frame::MIN_FRAME_BYTES;
 use super::{MAX_ADDRESS, MAX_SPACES, SpaceId, UnknownSpaceType};
@@ -24,9 +24,9 @@ pub enum ProtocolError {
     /// Flags on a command that has none, or a combination that means nothing.
     #[error("flags {flags:#x} make no sense with command {command}")]
     BadFlags {
-        /// The command.
+        /// Number of the command.
         command: u16,
-        /// The flags.
+        /// Flags of the frame.
         flags: u16,
     },
     /// A pagemap type that no CRIU release sent.
@@ -46,7 +46,7 @@ pub enum ProtocolError {
     /// A space opened a second time.
     #[error("{space} was opened twice")]
     OpenedTwice {
-        /// The space.
+        /// Id of the space.
         space: SpaceId,
     },
     /// More spaces than any process tree has.
@@ -55,19 +55,19 @@ pub enum ProtocolError {
     /// An address inside a page.
     #[error("address {vaddr:#x} is not a multiple of the page size, 4096")]
     Misaligned {
-        /// The address.
+        /// Address in the frame.
         vaddr: u64,
     },
     /// A frame about no pages.
     #[error("a frame of no pages at {vaddr:#x}")]
     NoPages {
-        /// The address.
+        /// Address in the frame.
         vaddr: u64,
     },
     /// The range ends beyond any address space.
     #[error("{nr_pages} pages at {vaddr:#x} end beyond the highest address, {MAX_ADDRESS:#x}")]
     BeyondAddressSpace {
-        /// The address.
+        /// Address of the first page.
         vaddr: u64,
         /// The number of pages.
         nr_pages: u64,
@@ -77,9 +77,9 @@ pub enum ProtocolError {
         "{space}: pages at {vaddr:#x} overlap or precede what came before, which ended at {expected:#x}"
     )]
     NotAscending {
-        /// The space.
+        /// Id of the space.
         space: SpaceId,
-        /// Where the range begins.
+        /// Address at which the range begins.
         vaddr: u64,
         /// The least address it could have begun at.
         expected: u64,
@@ -89,9 +89,9 @@ pub enum ProtocolError {
         "{space}: {nr_pages} pages at {vaddr:#x} were announced but not sent (criu dump --lazy-pages): the dump would not be whole"
     )]
     PagesWithheld {
-        /// The space.
+        /// Id of the space.
         space: SpaceId,
-        /// The address.
+        /// Address of the first page.
         vaddr: u64,
         /// The number of pages.
         nr_pages: u64,
@@ -99,13 +99,13 @@ pub enum ProtocolError {
     /// GET with something that is no pid.
     #[error("GET names {dst_id:#x}, which is not a pid")]
     BadPid {
-        /// What it names.
+        /// Value of the frame's `dst_id`.
         dst_id: u64,
     },
     /// The connection ended within a frame, its pages, or an event left over.
     #[error("the connection ended {missing_bytes} bytes before the end of a frame or its pages")]
     Truncated {
-        /// How much is missing.
+        /// Number of bytes that are missing.
         missing_bytes: u64,
     },
     /// The connection ended between frames, but no CLOSE came: CRIU gave the dump up.
@@ -114,15 +114,15 @@ pub enum ProtocolError {
     /// The caller handed over another number of bytes than was wanted.
     #[error("{found} bytes where {expected} were wanted")]
     WrongLength {
-        /// What [`super::PageServer::want`] said; 0 where it wanted no frame.
+        /// Length that [`super::PageServer::want`] returned, bytes; 0 where it wanted no frame.
         expected: usize,
-        /// What came.
+        /// Length that the caller handed over, bytes.
         found: usize,
     },
 }
 
 impl ProtocolError {
-    /// Whether the frame was understood all the same, so that the conversation can go on.
+    /// Returns true if the frame was understood despite the error, so that the conversation can go on.
     ///
     /// The dump is spoilt, but where the frames are is known: the caller reads and drops the rest and
     /// answers CLOSE with a non-zero status, so that CRIU reports a refusal and lets the task live. After any

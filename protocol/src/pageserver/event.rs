@@ -1,20 +1,20 @@
-//! What goes in and out of [`super::PageServer`].
+//! Inputs and outputs of [`super::PageServer`].
 
 use super::SpaceId;
 
-/// What the core can use next.
+/// Next input that the core needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// Exactly that many bytes, for [`super::PageServer::frame`]. **May be 0**: an event is left over from the frame
     /// before (a legacy ADD both opens its space and brings pages); call `frame(&[])` without reading.
     Frame {
-        /// How many, at most [`super::MAX_FRAME_BYTES`].
+        /// Number of bytes, at most [`super::MAX_FRAME_BYTES`].
         bytes: usize,
     },
     /// That many bytes of pages are left of this frame: take any whole number of pages and say so with
     /// [`super::PageServer::payload`].
     Payload {
-        /// How many, a multiple of the page size.
+        /// Number of bytes, a multiple of the page size.
         bytes: u64,
     },
     /// The last event has not been answered: [`super::PageServer::reply`].
@@ -24,39 +24,39 @@ pub enum Want {
     Eof,
 }
 
-/// What a frame means.
+/// Meaning of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A space begins, and the one before it ends. With `wants_reply` answer [`Answer::HasParent`].
     Open {
-        /// The space.
+        /// Id of the space.
         space: SpaceId,
-        /// Whether the client waits for an answer.
+        /// True if the client waits for an answer.
         wants_reply: bool,
     },
     /// Does the parent have this space? Answer [`Answer::HasParent`].
     QueryParent {
-        /// The space.
+        /// Id of the space.
         space: SpaceId,
     },
     /// Pages of the open space, whose bytes follow ([`Want::Payload`]). Flags have `PE_PRESENT`.
     Pages {
-        /// The space.
+        /// Id of the space.
         space: SpaceId,
         /// Address of the first page, a multiple of the page size.
         vaddr: u64,
-        /// How many, at least 1; the range ends below [`super::MAX_ADDRESS`].
+        /// Number of pages, at least 1; the range ends below [`super::MAX_ADDRESS`].
         nr_pages: u64,
         /// `PE_PRESENT`, perhaps with `PE_LAZY`.
         flags: u16,
     },
     /// Pages of the open space that are the parent's.
     Hole {
-        /// The space.
+        /// Id of the space.
         space: SpaceId,
         /// Address of the first page, a multiple of the page size.
         vaddr: u64,
-        /// How many, at least 1; the range ends below [`super::MAX_ADDRESS`].
+        /// Number of pages, at least 1; the range ends below [`super::MAX_ADDRESS`].
         nr_pages: u64,
         /// `PE_PARENT`, perhaps with `PE_LAZY`.
         flags: u16,
@@ -64,11 +64,11 @@ pub enum Event {
     /// Pages are asked for. The answer is a frame (ADD_F, `PE_PRESENT`, the same vaddr and dst_id) and the
     /// pages' bytes; further frames may come before it.
     Get {
-        /// The process.
+        /// Pid of the process.
         pid: u32,
         /// Address of the first page, a multiple of the page size.
         vaddr: u64,
-        /// How many, at least 1.
+        /// Number of pages, at least 1.
         nr_pages: u64,
     },
     /// The dump is complete. Answer [`Answer::Status`]: CRIU kills the task only on 0.
@@ -83,7 +83,7 @@ pub enum Event {
 pub enum Answer {
     /// To [`Event::Open`] and [`Event::QueryParent`].
     HasParent(bool),
-    /// To [`Event::Close`].
+    /// Answer to [`Event::Close`]: 0, or the errno with which the dump is refused.
     Status(i32),
 }
 
@@ -100,7 +100,7 @@ impl AsRef<[u8]> for ReplyBytes {
     }
 }
 
-/// Where pages of a payload belong.
+/// Address at which pages of a payload belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageAddr {
     /// Address of the first of them.

@@ -22,7 +22,7 @@ pub mod command {
     pub const ADD_F_COMPRESSED: u16 = 8;
     /// The dump is complete. Reply: int32 status.
     pub const CLOSE: u16 = 0x1023;
-    /// As CLOSE, from a client whose socket stays open elsewhere (`--ps-socket`).
+    /// CLOSE of a client whose socket stays open elsewhere (`--ps-socket`). Reply: int32 status.
     pub const FORCE_CLOSE: u16 = 0x1024;
 }
 
@@ -32,7 +32,7 @@ pub const MIN_FRAME_BYTES: usize = 24;
 /// Size of the largest frame, bytes.
 pub const MAX_FRAME_BYTES: usize = 32;
 
-/// Which of the two layouts a peer uses; nothing on the wire says so.
+/// Frame layout of a peer's release; nothing on the wire names the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// Up to CRIU 4.1: `u32 cmd, u32 nr_pages, u64 vaddr, u64 dst_id`.

@@ -36,19 +36,19 @@ pub enum Step {
     Frame(FrameBytes),
     /// The client sends pages.
     Pages {
-        /// How many.
+        /// Number of pages.
         count: u32,
-        /// What is in them.
+        /// Contents of the pages.
         content: Content,
     },
     /// The server replies with as many bytes. A replay reads so many; their values are its server's.
     Reply(Vec<u8>),
 }
 
-/// What is in recorded pages.
+/// Contents of recorded pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zeros.
+    /// Pages of zeros.
     Zero,
     /// Made up: page i is generated from this seed + i. Never zero, all different.
     Seeded(u64),
@@ -80,10 +80,10 @@ impl Content {
     }
 }
 
-/// Whether a recording keeps what was in the pages.
+/// Part of the pages' contents that a recording keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// All bytes.
+    /// All bytes of all pages.
     Pages,
     /// Only which pages are zero; the others are made up.
     ZeroPagesOnly,
@@ -98,18 +98,18 @@ pub enum RecordingError {
     /// It ends too early.
     #[error("the recording ends inside the step at byte {offset}")]
     Truncated {
-        /// Where the step begins.
+        /// Offset at which the step begins.
         offset: usize,
     },
     /// A step of an unknown kind.
     #[error("unknown step {kind} at byte {offset}")]
     UnknownStep {
-        /// Where.
+        /// Offset of the step.
         offset: usize,
-        /// Its kind.
+        /// Kind of the step.
         kind: u8,
     },
-    /// What the client sent is no conversation.
+    /// The client's bytes break the page-server protocol.
     #[error("the captured conversation breaks the protocol")]
     Protocol(#[from] ProtocolError),
     /// The server said less than the client must have waited for.
@@ -197,8 +197,8 @@ impl Conversation {
         })
     }
 
-    /// The same conversation as a client of the other dialect would have held it; `None` if that cannot say
-    /// a number of pages in it.
+    /// Converts the conversation into that of a client of `dialect`; `None` if that dialect cannot express a number
+    /// of pages in it.
     #[must_use]
     pub fn in_dialect(&self, dialect: Dialect) -> Option<Self> {
         let mut steps = self.steps.clone();

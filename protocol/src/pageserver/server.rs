@@ -34,7 +34,7 @@ enum State {
     Start,
     /// The first 24 bytes have come and are the beginning of a 32-byte frame.
     Start32([u8; MIN_FRAME_BYTES]),
-    /// Between frames.
+    /// Waits for the next frame.
     Between,
     /// A legacy frame opened its space; what else it says is still to be told.
     LeftOver(Pages),
@@ -65,7 +65,7 @@ struct Pages {
 #[derive(Debug)]
 struct OpenSpace {
     space: SpaceId,
-    /// As the client wrote it: the stock server compares these, not what they decode to.
+    /// Id as the client wrote it: the stock server compares these values, not the ids that they decode to.
     dst_id: u64,
     /// Nothing below this may come any more.
     next_vaddr: u64,
@@ -95,7 +95,7 @@ impl PageServer {
         self.dialect
     }
 
-    /// What to do next.
+    /// Returns the next input that the core needs.
     #[must_use]
     pub fn want(&self) -> Want {
         match &self.state {

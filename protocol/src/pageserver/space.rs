@@ -1,4 +1,4 @@
-//! Which pagemap a frame is about: the meaning of `dst_id`.
+//! Id of the pagemap that a frame is about: the meaning of `dst_id`.
 
 use std::fmt;
 

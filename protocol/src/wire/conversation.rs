@@ -1,4 +1,4 @@
-//! Which message may come when, on the bidirectional stream of a conversation.
+//! Order of the messages on the bidirectional stream of a conversation.
 //!
 //! ```text
 //!   client   Hello  Request{Dump}                                                      Commit

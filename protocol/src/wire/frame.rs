@@ -44,7 +44,7 @@ pub const PREAMBLE_BYTES: usize = 16;
 
 const _: () = assert!(MAX_PAGES as u64 * PAGE_BYTES == MAX_PAYLOAD_BYTES as u64);
 
-/// What a frame says.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -67,31 +67,31 @@ pub enum Kind {
     Prepare = 8,
 }
 
-/// How a payload is encoded.
+/// Encoding of a payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Coding {
-    /// As it is.
+    /// The payload is not encoded.
     #[default]
     Raw = 0,
     /// One zstd frame. Of [`Kind::Pages`] and [`Kind::ImageData`] only.
     Zstd = 1,
 }
 
-/// What stands before a payload.
+/// Header that stands before a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is.
+    /// Kind of the frame.
     pub kind: Kind,
-    /// How the payload is encoded.
+    /// Encoding of the payload.
     pub coding: Coding,
-    /// See [`Kind`].
+    /// Flags; [`Kind`] gives their meaning.
     pub flags: u16,
-    /// See [`Kind`].
+    /// Number of pages; [`Kind`] gives its meaning.
     pub pages: u32,
     /// Number of the frame in its dump.
     pub sequence: u64,
-    /// See [`Kind`].
+    /// Position or length; [`Kind`] gives its meaning.
     pub index: u64,
     /// Bytes of payload that follow.
     pub payload_bytes: u32,
@@ -141,7 +141,7 @@ impl Coding {
 }
 
 impl Header {
-    /// As it is sent. A header that [`Header::check`] refuses is written all the same, and refused by the peer.
+    /// Encodes the header. A header that [`Header::check`] refuses is encoded all the same; the peer refuses it.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -183,7 +183,7 @@ impl Header {
         Ok(header)
     }
 
-    /// What can be said of a header by itself; what may follow what is [`super::receiver::Receiver`]'s.
+    /// Checks the rules that concern one header alone; [`super::receiver::Receiver`] checks the order of frames.
     ///
     /// # Errors
     /// It says what no sender says.
@@ -302,7 +302,7 @@ impl Header {
 }
 
 impl Preamble {
-    /// As it is sent.
+    /// Encodes the preamble.
     #[must_use]
     pub fn encode(&self) -> [u8; PREAMBLE_BYTES] {
         self.id

@@ -7,10 +7,11 @@ use prost::Message;
 use crate::control;
 use crate::manifest::{Manifest, Origin};
 
-/// Who speaks. The peer's certificate says what it may do; this says what it is.
+/// First message of a stream: names the sender and its version. The peer's certificate says what it may do; this says
+/// what it is.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Hello {
-    /// [`super::VERSION`].
+    /// Version of the wire protocol, [`super::VERSION`].
     #[prost(uint32, tag = "1")]
     pub version: u32,
     /// Name of the node or agent: that of its certificate.
@@ -21,10 +22,10 @@ pub struct Hello {
     pub region: String,
 }
 
-/// What is asked for.
+/// Second message of a stream: the operation that the client requests.
 #[derive(Clone, PartialEq, Message)]
 pub struct Request {
-    /// What is asked for.
+    /// Operation and its arguments.
     #[prost(oneof = "request::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 30")]
     pub body: Option<request::Body>,
 }
@@ -33,7 +34,7 @@ pub struct Request {
 pub mod request {
     use super::*;
 
-    /// What is asked for.
+    /// Operation that the client requests.
     #[derive(Clone, PartialEq, prost::Oneof)]
     #[allow(missing_docs)]
     pub enum Body {
@@ -184,7 +185,7 @@ pub mod request {
     /// Most checkpoints in one [`Verify`].
     pub const MAX_VERIFY: usize = 10_000;
 
-    /// What checkpoints a node holds. Answered by [`super::Held`], a part at a time.
+    /// Lists the checkpoints that a node holds. Answered by [`super::Held`], a part at a time.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Inventory {
         /// Only checkpoints whose id comes behind this one: the last of the part before. Empty at first.
@@ -202,7 +203,7 @@ pub mod request {
     pub struct Api {}
 }
 
-/// What a sender of a dump says after `Prepared`: make it a checkpoint. Answered by [`Committed`].
+/// Message with which the sender of a dump seals it as a checkpoint, after `Prepared`. Answered by [`Committed`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Commit {
     /// Checkpoint, 32 hex digits: the same on every node.
@@ -211,10 +212,10 @@ pub struct Commit {
     /// The content that is to be sealed; refused when it is not what was received.
     #[prost(bytes = "vec", tag = "2")]
     pub content_digest: Vec<u8>,
-    /// Job.
+    /// Name of the job.
     #[prost(string, tag = "3")]
     pub job: String,
-    /// Generation.
+    /// Generation of the checkpoint in its job.
     #[prost(uint64, tag = "4")]
     pub generation: u64,
     /// Generation that pages were compared with.
@@ -223,10 +224,10 @@ pub struct Commit {
     /// Wall-clock time of the seal, milliseconds since the Unix epoch, of the sender: one for all copies.
     #[prost(uint64, tag = "6")]
     pub created_unix_ms: u64,
-    /// [`crate::manifest::Kind`].
+    /// Kind of the checkpoint, a number of [`crate::manifest::Kind`].
     #[prost(enumeration = "crate::manifest::Kind", tag = "7")]
     pub kind: i32,
-    /// Where the dump was taken.
+    /// Host and process that the dump was taken from.
     #[prost(message, optional, tag = "8")]
     pub origin: Option<Origin>,
     /// Session, 32 hex digits.
@@ -236,15 +237,15 @@ pub struct Commit {
     /// only after it. 0: the receiver's own.
     #[prost(uint64, tag = "10")]
     pub deadline_ms: u64,
-    /// As in the manifest ([`crate::manifest::TakenBy`]); only between nodes.
+    /// Client that the dump came from, as in the manifest ([`crate::manifest::TakenBy`]); only between nodes.
     #[prost(string, tag = "14")]
     pub taken_by: String,
 }
 
-/// What is answered.
+/// Reply to a request.
 #[derive(Clone, PartialEq, Message)]
 pub struct Reply {
-    /// What is answered.
+    /// Result of the request, or an error.
     #[prost(oneof = "reply::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub body: Option<reply::Body>,
 }
@@ -253,7 +254,7 @@ pub struct Reply {
 pub mod reply {
     use super::*;
 
-    /// What is answered.
+    /// Body of a reply.
     #[derive(Clone, PartialEq, prost::Oneof)]
     #[allow(missing_docs)]
     #[expect(clippy::large_enum_variant, reason = "decoded one at a time")]
@@ -316,7 +317,7 @@ pub struct Closed {
 /// Everything is in, images too; as durable as [`Closed`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Prepared {
-    /// As in [`Closed`], over address spaces and images.
+    /// Content digest as in [`Closed`], over address spaces and images.
     #[prost(bytes = "vec", tag = "1")]
     pub content_digest: Vec<u8>,
     /// Nodes that have it, this one included.
@@ -324,7 +325,7 @@ pub struct Prepared {
     pub nodes: Vec<String>,
 }
 
-/// Sealed.
+/// The checkpoint is sealed.
 #[derive(Clone, PartialEq, Message)]
 pub struct Committed {
     /// Its line in the listing.
@@ -364,7 +365,7 @@ pub struct Held {
     pub more: bool,
 }
 
-/// How a checkpoint that a node holds stands with the cluster.
+/// State of a checkpoint's copy on a node with regard to the cluster.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct HeldCopy {
     /// SHA-256 over what it holds (docs/format.md, "Content digest").
@@ -381,13 +382,13 @@ pub struct HeldCopy {
     pub damaged: bool,
 }
 
-/// How the copies stand that a [`request::Verify`] names. Those that are in none of the lists are being read.
+/// State of the copies that a [`request::Verify`] names. Copies that are in none of the lists are being read.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Verified {
     /// Read lately, and whole.
     #[prost(string, repeated, tag = "1")]
     pub whole: Vec<String>,
-    /// Damaged.
+    /// Copies that are damaged.
     #[prost(string, repeated, tag = "2")]
     pub damaged: Vec<String>,
     /// Not on this node.

@@ -28,7 +28,7 @@ pub const ACKNOWLEDGE_FRAMES: u64 = 256;
 /// process is frozen.
 pub const MAX_IMAGES: usize = crate::manifest::MAX_SMALL_IMAGES;
 
-/// What a header announces.
+/// Frame that a header announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The next frame. Its payload follows; then [`Receiver::taken`].
@@ -37,7 +37,7 @@ pub enum Received {
     Duplicate(Header),
 }
 
-/// Where a dump stands, over all connections that it takes.
+/// State of a dump's receiver, over all connections that the dump takes.
 ///
 /// Memory is bounded by the numbers of spaces and images, whatever the peer announces.
 #[derive(Debug, Default)]
@@ -120,8 +120,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// What to acknowledge now: every frame below the answer. After each [`ACKNOWLEDGE_BYTES`] or
-    /// [`ACKNOWLEDGE_FRAMES`], and at once after `Close` and `Prepare`.
+    /// Returns the sequence below which every frame is to be acknowledged now: after each [`ACKNOWLEDGE_BYTES`] or
+    /// [`ACKNOWLEDGE_FRAMES`], and at once after `Close` and `Prepare`; otherwise `None`.
     pub fn poll_acknowledge(&mut self) -> Option<u64> {
         if !self.acknowledge {
             return None;
@@ -129,7 +129,8 @@ impl Receiver {
         self.acknowledge_now()
     }
 
-    /// What to acknowledge if it is to be now, because the stream pauses; `None` if everything is.
+    /// Returns the sequence below which every frame is to be acknowledged, because the stream pauses; `None` if every
+    /// frame that was taken is acknowledged.
     pub fn acknowledge_now(&mut self) -> Option<u64> {
         let news = self.unacknowledged_frames > 0;
         self.acknowledge = false;
@@ -138,8 +139,8 @@ impl Receiver {
         news.then_some(self.next_sequence)
     }
 
-    /// What was announced and not taken comes again; a resume is answered with [`Receiver::next_sequence`], which
-    /// acknowledges everything before.
+    /// Forgets the announced frame that was not taken: the sender sends it again. The reply to a resume carries
+    /// [`Receiver::next_sequence`], which acknowledges every frame before.
     pub fn connection_lost(&mut self) {
         self.pending = None;
         self.pending_name = None;

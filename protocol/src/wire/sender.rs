@@ -16,11 +16,11 @@ use std::collections::VecDeque;
 use super::frame::{Coding, FrameError, Header, Kind, MAX_PAYLOAD_BYTES};
 use super::receiver::{ACKNOWLEDGE_BYTES, ACKNOWLEDGE_FRAMES};
 
-/// What a frame takes of the window besides its payload, bytes: its place in the queue, which grows by doubling. So
+/// Cost of a frame in the window besides its payload, bytes: its place in the queue, which grows by doubling. So
 /// frames without a payload fill the window too, and memory is bounded whatever the dump consists of.
 pub const FRAME_COST_BYTES: u64 = 128;
 
-/// What [`Sender::new`] is usually told, bytes: at 1 GB/s, 32 ms of silence before a dump has to wait.
+/// Usual window of [`Sender::new`], bytes: at 1 GB/s, 32 ms of silence before a dump has to wait.
 pub const DEFAULT_WINDOW_BYTES: u64 = 32 << 20;
 
 /// Smallest window, bytes. A receiver may hold back an acknowledgement for [`ACKNOWLEDGE_BYTES`] or
@@ -59,15 +59,15 @@ pub enum SenderError {
         "the receiver expects frame {next_sequence}, and has acknowledged all below {acknowledged}"
     )]
     Backwards {
-        /// What it says it expects.
+        /// Sequence that the receiver says it expects.
         next_sequence: u64,
-        /// What it said before.
+        /// Sequence that it acknowledged before.
         acknowledged: u64,
     },
     /// It has what was not sent.
     #[error("the receiver expects frame {next_sequence}, and only those below {sent} were sent")]
     BeyondSent {
-        /// What it says it expects.
+        /// Sequence that the receiver says it expects.
         next_sequence: u64,
         /// The first frame that was not sent.
         sent: u64,
@@ -81,7 +81,7 @@ pub enum SenderError {
 pub struct Sender<P> {
     window_bytes: u64,
     used_bytes: u64,
-    /// What of them was not sent on this connection.
+    /// Bytes of the window that were not sent on this connection.
     unsent_bytes: u64,
     /// Sequence of the first of `kept`.
     acknowledged: u64,

@@ -2,16 +2,16 @@
 
 use permafrost_protocol::pageserver::{Answer, Event, PageServer, ProtocolError, Want};
 
-/// What came of a conversation.
+/// Outcome of a conversation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Transcript {
     /// Events, in order, recoverable errors among them.
     pub(crate) events: Vec<Result<Event, ProtocolError>>,
     /// Address and bytes of each page.
     pub(crate) pages: Vec<(u64, Vec<u8>)>,
-    /// All replies.
+    /// Bytes of all replies.
     pub(crate) replies: Vec<u8>,
-    /// How it ended.
+    /// Result of the conversation's end.
     pub(crate) end: Result<(), ProtocolError>,
 }
 

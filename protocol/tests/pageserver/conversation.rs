@@ -1,4 +1,4 @@
-//! What a good peer says, in either dialect, and what it is answered.
+//! Conversations of a correct peer in either dialect, and the replies to it.
 
 use permafrost_protocol::manifest::SpaceType;
 use permafrost_protocol::pageserver::client::Encoder;

@@ -1,4 +1,4 @@
-//! What a client sends, put together frame by frame.
+//! Bytes that a client sends, put together frame by frame.
 
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{Dialect, Frame, PE_LAZY, PE_PRESENT, SpaceId};

@@ -1,4 +1,4 @@
-//! Which message may come when; nonsense of a peer is refused.
+//! Order of messages in a conversation; messages of a peer that make no sense are refused.
 
 use permafrost_protocol::control;
 use permafrost_protocol::wire::conversation::{

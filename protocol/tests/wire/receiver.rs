@@ -1,4 +1,4 @@
-//! What may follow what, and what is acknowledged when.
+//! Order of frames, and the times of acknowledgements.
 
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::frame::{Coding, Header, Kind};

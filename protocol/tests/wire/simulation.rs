@@ -103,7 +103,7 @@ struct Connection {
     commit: Option<Commit>,
     bulk_cut: bool,
     control_cut: bool,
-    /// When a cut is noticed.
+    /// Time at which a cut is noticed.
     dies_at: Option<u64>,
 }
 
@@ -223,7 +223,7 @@ enum End {
     SessionLost,
 }
 
-/// What happened in one run, so that the whole can be held against: faults must have happened at all.
+/// Faults that happened in one run, so that a test can check that faults happened at all.
 #[derive(Default)]
 struct Seen {
     resumes: u64,
@@ -425,7 +425,7 @@ fn run(seed: u64, seen: &mut Seen) -> End {
     panic!("the run does not end");
 }
 
-/// What was applied is what was pushed, in order, once.
+/// Checks that each frame was applied once, as it was pushed and in order.
 fn check(frames: &Script, node: &Node) {
     assert_eq!(node.sealed, 1, "sealed once");
     assert!(node.receiver.is_over());

@@ -1,4 +1,4 @@
-//! What each way of preempting a task and of giving it back costs, in seconds.
+//! Costs of each mechanism of preempting a task and of resuming it, in seconds.
 //!
 //! Paper 000, §4.1, has one sum: size/bw_write + size/bw_read + queue time. Here each mechanism has its own parts,
 //! and three sums are made of them, as three parties pay:
@@ -31,19 +31,19 @@ pub(crate) use without::{kill_as, rollback_as, wait_as};
 use crate::figure::{Estimate, Missing};
 use crate::quantity::{Bytes, Seconds};
 
-/// What a dump takes.
+/// Part of the memory that a dump takes, and whether the task is frozen meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dump {
     /// All of the memory, frozen.
     Full,
-    /// What changed since the last checkpoint, frozen.
+    /// Pages that changed since the last checkpoint, frozen.
     Incremental,
     /// All of it while the task runs, then what changed meanwhile, frozen.
     PreCopied,
 }
 
-/// Where a dump has to be before the task may go.
+/// Place where a dump has to be stored before the task may be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Copies {
@@ -61,11 +61,11 @@ pub enum Mechanism {
     Wait,
     /// Stop it, its memory stays and is paged out as far as needed (paper 001).
     SuspendInMemory,
-    /// Dump it.
+    /// Dump the task.
     Checkpoint {
-        /// What is dumped.
+        /// Part of the memory that is dumped.
         dump: Dump,
-        /// Where to.
+        /// Place where the dump has to be stored.
         copies: Copies,
     },
     /// Kill it; it goes on later from its last checkpoint.
@@ -103,9 +103,9 @@ pub enum Part {
     DumpStart,
     /// Pages written while the task still runs.
     PreCopy,
-    /// Pages written.
+    /// Pages are written to the medium.
     Write,
-    /// What another node needs longer than this one.
+    /// Time that replication to another node takes beyond the local write.
     Replicate,
     /// Memory that the kernel writes to swap.
     PageOut,
@@ -121,7 +121,7 @@ pub enum Part {
     RestoreStart,
     /// Pages that the node lacks.
     Transfer,
-    /// Pages read.
+    /// Pages are read from the medium.
     Read,
     /// Memory that comes back from swap.
     PageIn,
@@ -204,7 +204,7 @@ impl fmt::Display for Part {
 /// A time and its bad end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Median.
+    /// Median duration.
     pub p50: Seconds,
     /// 95 of 100 take no longer. Of a sum it is never below the median.
     pub p95: Seconds,
@@ -226,8 +226,9 @@ impl Spread {
         Self { p50, p95 }
     }
 
-    /// What this is longer than `other`. Where that one's bad end is further off than this one's, the bad end of the
-    /// difference is below its median, and the sum of both right again.
+    /// Returns the time by which this one is longer than `other`. Where the upper bound of `other` is further from
+    /// its median than this one's, the upper bound of the difference is below its median; the sum of both is right
+    /// again.
     fn beyond(self, other: Self) -> Self {
         Self {
             p50: self.p50.less(other.p50),
@@ -236,7 +237,8 @@ impl Spread {
     }
 }
 
-/// What parts are added up to: a whole cost, or only what a decision goes by, which most of what is looked at is for.
+/// Accumulator of a cost's parts: a whole cost, or only the sums that a decision compares, which most evaluations
+/// need.
 pub(crate) trait Tally: Sized {
     /// Without any part.
     fn nothing() -> Self;
@@ -273,7 +275,7 @@ pub(crate) trait Tally: Sized {
     }
 }
 
-/// What a decision goes by.
+/// Sums that a decision compares.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sums {
     pub(crate) overhead: Spread,
@@ -308,7 +310,7 @@ impl Tally for Sums {
     }
 }
 
-/// What something costs, part by part.
+/// Cost of preempting or resuming a task, part by part.
 ///
 /// The 95th percentile of a sum is taken as the sum of the parts' ones. That is exact when the parts are slow together,
 /// which parts on one medium are, and too high otherwise: never too low.
@@ -368,7 +370,7 @@ impl Cost {
         all.filter(|(_, time)| time.p95 > Seconds::ZERO)
     }
 
-    /// What the victim loses.
+    /// Returns the time that the victim loses.
     #[must_use]
     pub const fn overhead(&self) -> Spread {
         self.sums.overhead
@@ -452,7 +454,7 @@ impl From<Cost> for Answer {
     }
 }
 
-/// Why something has no cost.
+/// Reason why something has no cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCost {

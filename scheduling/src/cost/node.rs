@@ -1,4 +1,4 @@
-//! What is known of a node when a cost is asked for.
+//! Figures of a node that costs are calculated from.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 /// One tier of one node, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeFigures {
-    /// Node.
+    /// Id of the node.
     pub node: NodeId,
     /// Bandwidth of dumps that store what they move: full ones.
     pub write: SizedRates,
@@ -21,16 +21,16 @@ pub struct NodeFigures {
     pub read: SizedRates,
     /// Bytes that are written before whoever comes last begins, what is running and what is reserved counted.
     pub write_queue: Figure<Bytes>,
-    /// The same to be read.
+    /// Bytes that are read before a restore begins that comes last, the running and the reserved ones counted.
     pub read_queue: Figure<Bytes>,
-    /// What empties the queue of dumps: what all that run at once write together, the time counted in which they only
-    /// start. Unknown, it is taken to be what one writes.
+    /// Drain rate of the queue of dumps: the sum of the rates of all active dumps, the time of their starts counted.
+    /// If it is unknown, the rate of a single dump is used.
     pub write_drain: Figure<BytesPerSecond>,
-    /// The same of restores.
+    /// Drain rate of the queue of restores, as in `write_drain`.
     pub read_drain: Figure<BytesPerSecond>,
-    /// What a dump takes whatever its size.
+    /// Fixed time of a dump, independent of its size.
     pub dump_start: Figure<Seconds>,
-    /// What a restore takes whatever its size.
+    /// Fixed time of a restore, independent of its size.
     pub restore_start: Figure<Seconds>,
 }
 
@@ -61,7 +61,7 @@ impl NodeFigures {
         }
     }
 
-    /// How long a dump waits for its turn behind what the queue holds, and behind `ahead` more.
+    /// Returns the time that a dump waits for admission, behind the bytes in the queue and behind `ahead` more.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl NodeFigures {
         wait(&self.write_queue, ahead, &self.write_drain, &self.write)
     }
 
-    /// How long a restore waits for its turn.
+    /// Returns the time that a restore waits for admission.
     ///
     /// # Errors
     ///
@@ -80,8 +80,8 @@ impl NodeFigures {
     }
 }
 
-/// How long a queue takes: what it really holds in bytes over what the tier really does. Paper 000, §5.2.2, counts its
-/// containers; those differ in size by orders of magnitude.
+/// Returns the time that a queue takes: the bytes that it really holds over the rate that the tier really has. Paper
+/// 000, §5.2.2, counts its containers; those differ in size by orders of magnitude.
 fn wait(
     queued: &Figure<Bytes>,
     ahead: Bytes,
@@ -140,7 +140,7 @@ fn faster(a: Estimate<BytesPerSecond>, b: Estimate<BytesPerSecond>) -> Estimate<
 pub struct Replica<'a> {
     /// Bandwidth of the link to it.
     pub link: &'a SizedRates,
-    /// What is known of it.
+    /// Figures of the node.
     pub node: &'a NodeFigures,
 }
 

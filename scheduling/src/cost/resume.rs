@@ -8,7 +8,7 @@ use crate::estimator::SizedRates;
 use crate::figure::{Estimate, Figure};
 use crate::quantity::{Bytes, BytesPerSecond};
 
-/// What a node lacks of an image, and how it would come there.
+/// Part of an image that a node lacks, and the link over which the part would be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Missing<'a> {
     /// Bytes it lacks; less than the image if it has the parent.
@@ -17,7 +17,7 @@ pub struct Missing<'a> {
     pub link: &'a SizedRates,
 }
 
-/// How an image is restored lazily.
+/// Options of a lazy restore.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lazy {
     /// Bytes that are there before the task runs.
@@ -37,9 +37,9 @@ pub fn full(size: Bytes, node: &NodeFigures, lacks: Option<&Missing<'_>>) -> Res
     resumed(size, size, node, lacks)
 }
 
-/// The same when only the eager part is read before the task runs. The rest is counted as page faults that the task
-/// waits for, all of it: an upper bound, as what it does not touch costs it nothing. A link is used page by page, so
-/// what the node `lacks` is transferred at once only as far as it is eager.
+/// Returns the cost of resuming when only the eager part is read before the task runs. The rest is counted as page
+/// faults that the task waits for, all of it: an upper bound, as pages that the task does not touch cost it nothing.
+/// A link is used page by page, so the part that the node `lacks` is transferred at once only as far as it is eager.
 ///
 /// # Errors
 ///

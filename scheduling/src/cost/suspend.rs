@@ -34,7 +34,8 @@ pub fn checkpoint(
     checkpoint_behind(task, dump, copies, node, replica, Bytes::ZERO)
 }
 
-/// The same behind `ahead` more than the queues of the node and of its replica hold by their figures.
+/// Returns the cost of [`checkpoint`] behind `ahead` more bytes than the figures of the node's and the replica's
+/// queues hold.
 pub(crate) fn checkpoint_behind<T: Tally>(
     task: &Task,
     dump: Dump,
@@ -103,7 +104,7 @@ fn slower(a: Estimate<BytesPerSecond>, b: Estimate<BytesPerSecond>) -> Estimate<
 struct PreCopy {
     /// Time of the rounds, in which the task runs.
     running: Estimate<Seconds>,
-    /// What is still to be written when it is frozen.
+    /// Bytes that are still to be written when the task is frozen.
     left: Estimate<Bytes>,
 }
 

@@ -1,4 +1,4 @@
-//! What is known of a task that may be preempted.
+//! Figures of a task that may be preempted.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +9,14 @@ use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 /// Processors and memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
-    /// Processors, thousandths.
+    /// Processors, in thousandths of one.
     pub cpu_millis: u64,
-    /// Memory.
+    /// Amount of memory.
     pub memory: Bytes,
 }
 
 impl Resources {
-    /// Nothing.
+    /// No processors and no memory.
     pub const ZERO: Self = Self {
         cpu_millis: 0,
         memory: Bytes::ZERO,
@@ -49,13 +49,13 @@ impl Resources {
         }
     }
 
-    /// Whether nothing of either is there.
+    /// Returns true if there is nothing of either resource.
     #[must_use]
     pub fn is_none(self) -> bool {
         self == Self::ZERO
     }
 
-    /// Whether both are there at least as `other` has them.
+    /// Returns true if there is at least as much of each resource as in `other`.
     #[must_use]
     pub fn covers(self, other: Self) -> bool {
         other.less(self).is_none()
@@ -65,13 +65,13 @@ impl Resources {
 /// A running task, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Task {
-    /// Task.
+    /// Id of the task.
     pub id: TaskId,
-    /// What becomes free when it stops.
+    /// Resources that become free when it stops.
     pub holds: Resources,
     /// Bytes that a full dump of it moves, and a restore reads: its memory.
     pub full: Figure<Bytes>,
-    /// Whether it has a checkpoint to build on.
+    /// True if it has a checkpoint to build on.
     pub has_checkpoint: bool,
     /// Bytes that an incremental dump of it moves: dirty pages where the kernel counts them, else nearly all. Not what it
     /// stores, which is for finding room ([`Prediction::size`](crate::size::Prediction)).
@@ -86,10 +86,10 @@ pub struct Task {
     pub since_checkpoint: Figure<Seconds>,
     /// Time to its end.
     pub remaining: Figure<Seconds>,
-    /// What it needs to start up before it works.
+    /// Start-up time before the task works.
     pub start: Figure<Seconds>,
-    /// How long it is left to end before it is killed. A way of preempting it whose bad end takes longer is none. Any
-    /// time if there is none.
+    /// Time that the task is given to end before it is killed. Mechanisms whose p95 duration exceeds it are not
+    /// offered. `None`: any duration is allowed.
     pub grace: Option<Seconds>,
 }
 

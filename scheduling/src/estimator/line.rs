@@ -1,4 +1,5 @@
-//! What whole transfers took, from the first preparation to the last clean-up: a start that each pays, and a bandwidth.
+//! Durations of whole transfers, from the first preparation to the last clean-up: a start that each pays, and a
+//! bandwidth.
 //!
 //! Taken apart by the clock of one party, a dump's time misses what the others do: CRIU kills the processes after the seal,
 //! and the larger they are the longer that takes. So start and bandwidth are found together, as the line through all
@@ -21,12 +22,12 @@ const PAIRS: usize = 6;
 /// Share of a transfer's time that its start takes at most: something was moved in the rest.
 const START_SHARE: f64 = 0.9;
 
-/// What every transfer pays, and what it pays for its size.
+/// Line that fits the durations of transfers: a fixed time, and rates for the bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// Whatever the size.
+    /// Fixed time of each transfer, independent of its size.
     pub start: Estimate<Seconds>,
-    /// Beyond that.
+    /// Bandwidth for the bytes, the fixed time not counted.
     pub rates: SizedRates,
 }
 
@@ -157,7 +158,7 @@ impl Fit {
         }
     }
 
-    /// How many times longer than by the line 5 of 100 take, at least.
+    /// Returns the factor by which the slowest 5 of 100 transfers take longer than the line predicts, at least.
     fn wide(&self, samples: &[Sample]) -> f64 {
         let mut ratios: Vec<_> = (samples.iter())
             .map(|one| {

@@ -1,4 +1,4 @@
-//! How fast nodes and links are, from what their transfers took.
+//! Estimated bandwidths of nodes and links, from the durations of their transfers.
 //!
 //! A *channel* is one direction of one tier of one node, or the link from one node to another. Its transfers are kept
 //! by size class, as small ones are ruled by latency and large ones by bandwidth. Pure: samples and the time come in.
@@ -25,15 +25,15 @@ pub(crate) use window::{Window, Worse};
 pub enum Tier {
     /// Persistent memory.
     Nvm,
-    /// Flash.
+    /// Flash storage (SSD).
     Ssd,
-    /// Spinning disks.
+    /// Magnetic disks.
     Hdd,
     /// One that the operator named, numbered by the caller.
     Named(u16),
 }
 
-/// Which way pages go, seen from the medium.
+/// Direction of a transfer, seen from the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -43,24 +43,24 @@ pub enum Direction {
     Write,
 }
 
-/// What a bandwidth is of.
+/// Channel that a bandwidth belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Channel {
     /// A tier of a node.
     Medium {
-        /// Node.
+        /// Id of the node.
         node: NodeId,
-        /// Its tier.
+        /// Tier of the node.
         tier: Tier,
         /// Read or write.
         direction: Direction,
     },
     /// From one node to another.
     Link {
-        /// Sender.
+        /// Node that sends.
         from: NodeId,
-        /// Receiver.
+        /// Node that receives.
         to: NodeId,
     },
 }
@@ -90,7 +90,7 @@ impl Channel {
 
 /// Number of size classes.
 const CLASSES: usize = 4;
-/// Where a class ends: 1 MiB is where latency stops to rule, 1 GiB where caches do.
+/// Upper limits of the size classes: 1 MiB is where latency stops to dominate, 1 GiB where caches do.
 const CLASS_ENDS: [u64; CLASSES - 1] = [1 << 20, 64 << 20, 1 << 30];
 
 /// A size in each class.
@@ -103,22 +103,22 @@ fn class_of(size: Bytes) -> usize {
 /// One transfer, as it was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// When it ended.
+    /// Time at which it ended.
     pub at: Moment,
-    /// What was moved.
+    /// Number of bytes moved.
     pub bytes: Bytes,
-    /// How long it took, the time in a queue not counted.
+    /// Duration of the transfer, without the time in a queue.
     pub elapsed: Seconds,
 }
 
-/// What is kept of a channel's measurements.
+/// Measurements of a channel, as they are saved.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
     /// Transfers, in the order of their ends.
     pub transfers: Vec<Transfer>,
-    /// When it took how long to begin, in order.
+    /// Latencies, with the times at which they were measured, in order.
     pub latencies: Vec<(Moment, Seconds)>,
-    /// Whole transfers, as they came.
+    /// Whole transfers, in the order in which they were reported.
     pub wholes: Vec<Transfer>,
 }
 
@@ -131,34 +131,34 @@ pub enum Refused {
     /// Slower or faster than anything there is.
     #[error("{rate} is not between {slowest} and {fastest}")]
     Implausible {
-        /// What was reported.
+        /// Rate that was reported.
         rate: BytesPerSecond,
-        /// Slowest believed.
+        /// Slowest rate that is believed.
         slowest: BytesPerSecond,
-        /// Fastest believed.
+        /// Fastest rate that is believed.
         fastest: BytesPerSecond,
     },
     /// It ended before the one reported before it.
     #[error("the report lies {by} before the one before it")]
     Backwards {
-        /// How much.
+        /// Time by which it ended earlier.
         by: Seconds,
     },
     /// It has not ended yet.
     #[error("the report lies {by} in the future")]
     Future {
-        /// How much.
+        /// Time until it ends.
         by: Seconds,
     },
     /// No room for another channel.
     #[error("there are {limit} channels already")]
     TooManyChannels {
-        /// How many there may be.
+        /// Maximum number of channels.
         limit: usize,
     },
 }
 
-/// How samples are judged.
+/// Limits and weights by which samples are judged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EstimatorConfig {
     /// After this long a sample weighs half. Shorter follows changes sooner, longer is steadier. 5 minutes.
@@ -169,7 +169,7 @@ pub struct EstimatorConfig {
     pub slowest: BytesPerSecond,
     /// Rates above are not believed. 1 TB/s: twice what the memory of one machine does.
     pub fastest: BytesPerSecond,
-    /// How far reports of one channel may be out of order, as concurrent transfers report when they like. 10 s.
+    /// Time by which reports of one channel may be out of order: concurrent transfers report in any order. 10 s.
     pub disorder: Seconds,
     /// Refused reports in a row after which a channel's figures are not believed either. 3.
     pub distrust_after: u32,
@@ -315,8 +315,9 @@ impl Estimator {
         samples.wholes.line(&self.config, now, start, unless_told)
     }
 
-    /// What a channel was measured at, oldest first: the transfers as [`transferred`](Self::transferred) would take them
-    /// (each of a size of its class), and the latencies. To be written down, and taken in again after a restart.
+    /// Returns the measurements of a channel, oldest first: the transfers as [`transferred`](Self::transferred) would
+    /// take them (each of a size of its class), and the latencies. The caller saves them, and replays them after a
+    /// restart.
     #[must_use]
     pub fn kept(&self, channel: Channel) -> Kept {
         let Some(samples) = self.channels.get(&channel) else {
@@ -505,7 +506,7 @@ fn nearest(classes: &[Option<Quantiles>; CLASSES], class: usize) -> Option<(Quan
 pub struct SizedRates([Figure<BytesPerSecond>; CLASSES]);
 
 impl SizedRates {
-    /// The same for every size.
+    /// Makes rates that are equal for every size.
     #[must_use]
     pub const fn uniform(figure: Figure<BytesPerSecond>) -> Self {
         Self([figure; CLASSES])
@@ -523,7 +524,7 @@ impl SizedRates {
         CLASS_SIZES.into_iter().map(Bytes::new).zip(self.0)
     }
 
-    /// The same figures, each as `change` makes it.
+    /// Returns the figures after `change` was applied to each.
     #[must_use]
     pub fn map(self, change: impl FnMut(Figure<BytesPerSecond>) -> Figure<BytesPerSecond>) -> Self {
         Self(self.0.map(change))

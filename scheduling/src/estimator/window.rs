@@ -17,20 +17,20 @@ const OUTLIER: f64 = 6.0;
 const MAD_TO_SIGMA: f64 = 1.4826;
 /// Least deviation, as a logarithm: below 5 % two measurements are the same.
 const LEAST_SIGMA: f64 = 0.05;
-/// What a single measurement is taken to be off by, as a logarithm; shrinks with the root of their number. With few
-/// samples the bad end has not been seen yet.
+/// Deviation that a single measurement is assumed to have, as a logarithm; shrinks with the root of the number of
+/// measurements. With few samples the upper bound has not been seen yet.
 pub(super) const UNSEEN_SIGMA: f64 = 0.2;
 /// The normal distribution's 95th percentile, in deviations.
 pub(super) const Z95: f64 = 1.645;
 
-/// Which end of the quantity is bad.
+/// Direction in which the quantity is worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Worse {
     Low,
     High,
 }
 
-/// What a window says.
+/// Quantiles of the samples in a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Quantiles {
     pub(crate) p50: f64,
@@ -41,7 +41,7 @@ pub(crate) struct Quantiles {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Window {
-    /// When, and the logarithm of the value.
+    /// Times of the samples, and the logarithms of their values.
     samples: VecDeque<(Moment, f64)>,
 }
 
@@ -58,7 +58,7 @@ impl Window {
         self.samples.push_back((at, log));
     }
 
-    /// What is in it, in the order in which it came.
+    /// Returns the samples in the order in which they came.
     pub(crate) fn values(&self) -> impl Iterator<Item = (Moment, f64)> + '_ {
         self.samples.iter().map(|&(at, log)| (at, log.exp()))
     }

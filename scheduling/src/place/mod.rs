@@ -1,4 +1,4 @@
-//! Where a dump of a size and its copies go.
+//! Placement of a dump of a given size and its copies.
 //!
 //! The stronger rule first, as in the server's own placement: never two copies on one host; the node that takes the
 //! dump, when it can; reserved nodes before transient ones, whose copies do not count (paper 003); zones with fewest
@@ -17,7 +17,7 @@ use crate::figure::Missing;
 use crate::quantity::{Bytes, Seconds};
 use tree::{Line, Tree};
 
-/// Whether copies on a node outlast the machine (paper 003).
+/// Class of a node: determines whether its copies outlast the machine (paper 003).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeClass {
@@ -27,14 +27,14 @@ pub enum NodeClass {
     Transient,
 }
 
-/// What a node fails with. Numbered by the caller; racks and hosts are unique across zones.
+/// Failure domains of a node. Numbered by the caller; racks and hosts are unique across zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Domain {
     /// Site. There should be few: all are looked at.
     pub zone: u32,
-    /// Rack.
+    /// Rack of the node.
     pub rack: u32,
-    /// Machine.
+    /// Machine that the node runs on.
     pub host: u32,
 }
 
@@ -47,12 +47,12 @@ struct Known {
     domain: Domain,
 }
 
-/// What is to be placed.
+/// Dump that is to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// Size of the dump.
     pub size: Bytes,
-    /// Copies altogether.
+    /// Number of copies altogether, those on `holders` counted.
     pub copies: usize,
     /// The node that takes the dump.
     pub local: Option<NodeId>,
@@ -62,7 +62,7 @@ pub struct Wanted<'a> {
     pub without: &'a [NodeId],
 }
 
-/// What goes before what, the stronger rule first.
+/// Order of preference among nodes, the stronger rule first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     class: NodeClass,
@@ -76,15 +76,15 @@ struct Rank {
 /// A node that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Placed {
-    /// Node.
+    /// Id of the node.
     pub node: NodeId,
-    /// When the copy would be there: queue, fixed time and write, at the median.
+    /// Time until the copy would be there: queue, fixed time and write, at the median.
     pub arrives_in: Seconds,
-    /// Whether it counts towards durability.
+    /// True if the copy counts towards durability.
     pub durable: bool,
 }
 
-/// The answer.
+/// Chosen nodes, and the number of copies without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Placement {
     /// Chosen nodes, the best first; without those that had a copy already.
@@ -181,7 +181,7 @@ impl Places {
         placement
     }
 
-    /// What is used up before anything is chosen.
+    /// Returns the nodes and domains that are used before anything is chosen.
     fn taken(&self, wanted: &Wanted<'_>) -> Taken {
         let domains = wanted.holders.iter().filter_map(|holder| {
             let known = self.known.get(holder)?;
@@ -204,7 +204,7 @@ impl Places {
         taken
     }
 
-    /// Why a node is left out, if it is.
+    /// Returns the figure whose absence excludes a node; `None` if the node is ranked.
     #[must_use]
     pub fn why_unranked(&self, node: NodeId) -> Option<Missing> {
         self.unranked.get(&node).copied()
@@ -304,7 +304,7 @@ impl<T: Ord> FromIterator<T> for Few<T> {
     }
 }
 
-/// What is used up.
+/// Nodes, hosts, racks and zones that are used already.
 #[derive(Debug)]
 struct Taken {
     nodes: Few<NodeId>,

@@ -24,7 +24,7 @@ pub(crate) struct Line {
     pub(crate) free: Bytes,
 }
 
-/// What holds for all lines below.
+/// Lower bound that holds for all lines below a place.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     start: f64,
@@ -207,9 +207,10 @@ type Bounded = (Reverse<Seconds>, usize);
 pub(crate) struct Quickest<'a> {
     tree: &'a Tree,
     size: Bytes,
-    /// What comes next. Kept out of the heap: the way down to a leaf mostly goes on with one of the two places below.
+    /// Place that comes next. Kept out of the heap: the way down to a leaf mostly goes on with one of the two places
+    /// below.
     next: Option<Bounded>,
-    /// What comes later.
+    /// Places that come later.
     heap: BinaryHeap<Bounded>,
     /// Places looked at.
     pub(crate) visited: usize,

@@ -8,7 +8,7 @@ use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 /// `Task t` of Algorithm 1: numbers as they are, each of them known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateVictim {
-    /// Task.
+    /// Id of the task.
     pub task: TaskId,
     /// Size of its checkpoint.
     pub size: Bytes,
@@ -18,21 +18,21 @@ pub struct CandidateVictim {
     pub bw_read: BytesPerSecond,
     /// Time until the dumps before it have ended.
     pub queue_time_dump: Seconds,
-    /// How long it has run.
+    /// Time that the task has run.
     pub progress: Seconds,
-    /// Whether it was checkpointed before.
+    /// True if the task was checkpointed before.
     pub previous_checkpoint: bool,
 }
 
-/// What Algorithm 1 does to a task.
+/// Decision of Algorithm 1 for a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// `do_incremental_checkpoint(t)`.
+    /// `do_incremental_checkpoint(t)` of the listing.
     IncrementalCheckpoint,
-    /// `do_normal_checkpoint(t)`.
+    /// `do_normal_checkpoint(t)` of the listing.
     NormalCheckpoint,
-    /// `kill(t)`.
+    /// `kill(t)` of the listing.
     Kill,
 }
 

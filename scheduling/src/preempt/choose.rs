@@ -12,7 +12,7 @@ use crate::cost::{
 };
 use crate::quantity::{Bytes, Ratio, Seconds};
 
-/// Where a victim runs.
+/// Place where a victim runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Site<'a> {
     /// The tier that would take its dump.
@@ -23,7 +23,7 @@ pub struct Site<'a> {
     pub swap: Option<Swap>,
 }
 
-/// Which end of a spread decides.
+/// Quantile of a spread that decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
@@ -43,20 +43,20 @@ impl By {
     }
 }
 
-/// What a choice is made by.
+/// Terms by which mechanisms are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
-    /// How durable a dump has to be.
+    /// Place where a dump has to be stored before the task may be stopped.
     pub copies: Copies,
     /// Median or bad end. Default: median.
     pub by: By,
-    /// What a second of delay for the one who preempts counts, in seconds of the victim's. 0, the default, is the
+    /// Weight of a second of delay for the preempting party, in seconds of the victim's. 0, the default, is the
     /// paper's: only the victim's overhead is compared.
     pub delay_weight: Ratio,
     /// Longest delay that is allowed at the 95th percentile: a grace time. Default: any.
     pub longest_delay: Option<Seconds>,
-    /// Whether waiting for the end is an answer. Costs the victim nothing, so that it always wins unless a delay counts
-    /// or is limited. Default: no.
+    /// True if waiting for the end of a task is an answer. Waiting costs the victim nothing, so that it always wins
+    /// unless a delay counts or is limited. Default: false.
     pub may_wait: bool,
 }
 
@@ -92,12 +92,12 @@ impl Terms {
     }
 }
 
-/// What is to be done to a task, and why.
+/// Mechanism chosen for a task, with its cost and its alternative.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// What to do.
+    /// Mechanism that is chosen.
     pub mechanism: Mechanism,
-    /// What it costs.
+    /// Cost of the mechanism.
     pub cost: Cost,
     /// Its score by the terms.
     pub score: Seconds,
@@ -123,15 +123,15 @@ impl fmt::Display for Choice {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
 #[error("task {} cannot be decided on: kill: {kill}; dump: {dump}", task.0)]
 pub struct Undecided {
-    /// Task.
+    /// Id of the task.
     pub task: TaskId,
-    /// What is wrong with killing it.
+    /// Reason why the task is not killed.
     pub kill: Verdict,
-    /// What is wrong with a full dump.
+    /// Reason why no full dump is taken.
     pub dump: Verdict,
 }
 
-/// Why a mechanism was not taken.
+/// Reason why a mechanism was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -156,7 +156,7 @@ pub fn options(
         .collect()
 }
 
-/// What one mechanism costs.
+/// Returns the cost of one mechanism.
 ///
 /// # Errors
 ///
@@ -181,7 +181,8 @@ const fn mechanisms(copies: Copies) -> [Mechanism; 7] {
     ]
 }
 
-/// The same, as much of it as is wanted, behind `ahead` more than is in the queues by their figures.
+/// Returns the cost of one mechanism, as the sums that `T` keeps, behind `ahead` more bytes than the figures of the
+/// queues hold.
 fn option<T: Tally>(
     task: &Task,
     site: &Site<'_>,
@@ -241,7 +242,7 @@ pub fn choose(task: &Task, site: &Site<'_>, terms: &Terms) -> Result<Choice, Und
     choose_behind(task, site, Bytes::ZERO, terms)
 }
 
-/// The same behind `ahead` more than is in the queues by their figures.
+/// Chooses as [`choose`] does, behind `ahead` more bytes than the figures of the queues hold.
 pub(super) fn choose_behind(
     task: &Task,
     site: &Site<'_>,

@@ -1,4 +1,4 @@
-//! Whom to preempt for resources that are wanted.
+//! Choice of victims for resources that are wanted.
 //!
 //! Greedy: always the victim whose score is least for what it frees of what is still wanted, as the paper
 //! takes the lowest size ÷ bandwidth first (000, §5.2.2). Each dump that was decided on lengthens its node's queue for
@@ -20,33 +20,33 @@ use crate::{NodeId, TaskId};
 /// A task that may be preempted, and where it runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Node.
+    /// Node that the task runs on.
     pub node: NodeId,
-    /// Task.
+    /// Figures of the task.
     pub task: Task,
 }
 
 /// A task that is to be preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Victim {
-    /// Task.
+    /// Id of the task.
     pub task: TaskId,
-    /// Where it runs.
+    /// Node that the task runs on.
     pub node: NodeId,
-    /// What becomes free.
+    /// Resources that become free.
     pub frees: Resources,
-    /// How.
+    /// Mechanism, with its cost.
     pub choice: Choice,
 }
 
-/// What to do to whom.
+/// Tasks to preempt, and the mechanism for each.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Plan {
     /// Victims, in the order of the decisions: dumps of one node are to be queued in this order.
     pub victims: Vec<Victim>,
-    /// What they free together.
+    /// Resources that all victims free together.
     pub frees: Resources,
-    /// What is still wanting when all candidates that can be decided on are taken.
+    /// Resources still lacking when all candidates that can be decided on are taken.
     pub lacking: Resources,
     /// Candidates that nothing could be said of, and were not taken.
     pub undecided: Vec<Undecided>,
@@ -217,7 +217,7 @@ impl Planning<'_> {
         None
     }
 
-    /// What a candidate costs now; none if nothing of what it holds is wanted any more.
+    /// Returns the place of a candidate by its present cost; none if nothing that it holds is wanted any more.
     fn now(
         &self,
         candidate: &Candidate,
@@ -273,7 +273,7 @@ fn share(holds: Resources, wanted: Resources) -> f64 {
     part(holds.cpu_millis, wanted.cpu_millis).max(memory)
 }
 
-/// What a decision takes of its node.
+/// Adds the effect of a decision to its node: bytes in the queue, or memory and swap in use.
 fn occupy(line: &mut Line<'_>, task: &Task, mechanism: Mechanism) {
     let size = |figure: Figure<Bytes>| figure.known().map_or(Bytes::ZERO, |size| size.p50);
     match mechanism {

@@ -1,4 +1,4 @@
-//! How many run at once: as many as still raise what all of them move together.
+//! Measured limit of concurrent transfers: as many as still raise the sum of their rates.
 //!
 //! Paper 000 runs dumps one after the other, as two writes on one disk only take turns, and keep two tasks frozen where
 //! one would do. A medium that serves several at once (memory, an SSD with deep queues), or a start in which nothing is
@@ -20,12 +20,12 @@ use std::collections::VecDeque;
 
 use super::super::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 
-/// How [`Concurrency`] behaves.
+/// Parameters of [`Concurrency`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConcurrencyConfig {
-    /// How many at first. 2: while one starts or ends, another moves its bytes.
+    /// Limit at first. 2: while one transfer starts or ends, another moves its bytes.
     pub start: usize,
-    /// How many at most. 16: more than that never raised what a medium moves without each taking much longer.
+    /// Highest limit. 16: more than that never raised the rate of a medium without each transfer taking much longer.
     pub most: usize,
     /// By how much one more must raise what all move together. 0.1.
     pub margin: Ratio,
@@ -53,11 +53,11 @@ impl Default for ConcurrencyConfig {
 /// A dump or a restore that has run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FinishedTurn {
-    /// What it moved.
+    /// Number of bytes moved.
     pub bytes: Bytes,
-    /// How long it ran.
+    /// Duration of the transfer.
     pub elapsed: Seconds,
-    /// How many ran meanwhile, on average over its time and itself included. What is no such number says nothing.
+    /// Average number of transfers that ran meanwhile, itself included. A value below 1 or not finite is ignored.
     pub beside: f64,
 }
 
@@ -90,7 +90,7 @@ struct Level {
     samples: VecDeque<(f64, f64)>,
 }
 
-/// As many are remembered of a level.
+/// Number of samples that are remembered for a level.
 const REMEMBERED: usize = 32;
 
 /// An average that is further from a whole number is of two levels, and tells nothing of either.
@@ -130,7 +130,7 @@ impl Level {
     }
 }
 
-/// What a trial says of the larger of two numbers.
+/// Result of a trial, about the larger of two limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Pays,
@@ -158,13 +158,13 @@ impl Concurrency {
         }
     }
 
-    /// How many may run now.
+    /// Returns the number of transfers that may run now.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.trial.map_or(self.settled, |trial| trial.level)
     }
 
-    /// How many were found best so far; a trial may allow one more or less for a while.
+    /// Returns the limit that was found best so far; a trial may allow one more or less for a while.
     #[must_use]
     pub const fn settled(&self) -> usize {
         self.settled
@@ -264,7 +264,7 @@ impl Concurrency {
         self.went_down = if moved { down } else { self.went_down };
     }
 
-    /// Whether one more than `fewer` raises what all move together, by as much as it must.
+    /// Judges whether one more transfer than `fewer` raises the sum of the rates by the wanted margin.
     fn verdict(&self, fewer: usize) -> Verdict {
         let means = (self.levels.get(fewer - 1)).zip(self.levels.get(fewer));
         let Some(((before, before_error), (after, after_error))) =

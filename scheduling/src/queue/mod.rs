@@ -54,11 +54,11 @@ impl From<u8> for Priority {
 /// A dump or a restore that wants to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// What it will move.
+    /// Number of bytes that it will move.
     pub bytes: Bytes,
-    /// Its priority.
+    /// Priority of the request.
     pub priority: Priority,
-    /// When it should start at the latest: its deadline less what it takes.
+    /// Latest time at which it should start.
     pub start_by: Option<Moment>,
 }
 
@@ -67,23 +67,24 @@ pub struct Request {
 #[serde(transparent)]
 pub struct Ticket(u64);
 
-/// What a reservation is taken up with. Made by the caller, who has randomness: one that can be guessed can be stolen.
+/// Secret that takes a reservation up. Made by the caller, who has randomness: a token that can be guessed can be
+/// stolen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token(pub u128);
 
-/// How a queue behaves.
+/// Limits and order of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// How many run at once. 1: the paper's. Two large writes on one medium mostly take turns.
+    /// Number of requests that run at once. 1: the paper's. Two large writes on one medium mostly take turns.
     pub running: usize,
-    /// How many wait or are reserved at most. 4096.
+    /// Maximum number of requests that wait or are reserved. 4096.
     pub waiting: usize,
-    /// How many are reserved at most: whoever reserves and never comes must not keep others out. 1024.
+    /// Maximum number of reservations: a caller that reserves and never comes must not keep others out. 1024.
     pub reserved: usize,
-    /// How much longer a request waits than one of the next priority. 10 s.
+    /// Time that a request waits longer than one of the next priority. 10 s.
     pub patience: Seconds,
-    /// How long a reservation holds at most. 5 minutes.
+    /// Maximum lifetime of a reservation. 5 minutes.
     pub longest_reservation: Seconds,
 }
 
@@ -99,7 +100,7 @@ impl Default for QueueConfig {
     }
 }
 
-/// What the queue says.
+/// Event that the queue reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// It may start; it runs from now until it is [finished](Queue::finish).
@@ -108,13 +109,13 @@ pub enum Event {
     Lapsed(Ticket),
 }
 
-/// What the queue does not do.
+/// Error of a queue operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum QueueError {
-    /// As many wait as may.
+    /// The maximum number of requests waits already.
     #[error("{limit} requests wait already")]
     Full {
-        /// How many may.
+        /// Maximum number of requests that wait.
         limit: usize,
     },
     /// Two reservations cannot have one token.
@@ -131,9 +132,9 @@ pub enum QueueError {
 /// A place that was reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// Its request.
+    /// Request of the reservation.
     pub ticket: Ticket,
-    /// When it lapses.
+    /// Time at which it lapses.
     pub lapses_at: Moment,
 }
 
@@ -149,7 +150,7 @@ enum State {
     Idle,
 }
 
-/// Where a request stands: when it is due, then its priority, then in order of arrival.
+/// Position of a request in the queue: by the time at which it is due, then by priority, then in order of arrival.
 type Place = (Moment, std::cmp::Reverse<Priority>, Ticket);
 
 #[derive(Clone, Copy, Debug)]
@@ -346,7 +347,7 @@ impl Queue {
         true
     }
 
-    /// What happens next, if anything does now; to be asked until it is `None`.
+    /// Returns the next event, if there is one now; to be called until it returns `None`.
     pub fn poll(&mut self, now: Moment) -> Option<Event> {
         self.advance(now);
         if let Some(&(lapses_at, ticket)) = self.lapses.first()
@@ -365,13 +366,14 @@ impl Queue {
         Some(Event::Start(ticket))
     }
 
-    /// When [`poll`](Self::poll) has something to say though nothing is done meanwhile: the next lapse.
+    /// Returns the time of the next lapse: then [`poll`](Self::poll) has an event although no other method was
+    /// called.
     #[must_use]
     pub fn next_lapse(&self) -> Option<Moment> {
         self.lapses.first().map(|&(lapses_at, _)| lapses_at)
     }
 
-    /// What a running request still has to move.
+    /// Sets the number of bytes that a running request still has to move.
     ///
     /// # Errors
     ///
@@ -394,7 +396,7 @@ impl Queue {
         }
     }
 
-    /// How many run at once from now on. Those that run go on; with 0 nothing starts.
+    /// Sets the number of requests that may run at once. Those that run go on; with 0 nothing starts.
     pub fn allow_running(&mut self, running: usize) {
         self.config.running = running;
     }
@@ -405,7 +407,7 @@ impl Queue {
         self.sum(|_, _| true)
     }
 
-    /// What a request still has to move, if there is such a one.
+    /// Returns the number of bytes that a request still has to move; `None` if there is no such request.
     #[must_use]
     pub fn bytes(&self, ticket: Ticket) -> Option<Bytes> {
         Some(self.entries.get(&ticket)?.request.bytes)
@@ -417,7 +419,7 @@ impl Queue {
         self.before(now, request).1
     }
 
-    /// How many a request would have before it if it came now, and their bytes. O(requests).
+    /// Returns the number of requests that would go before this one if it came now, and their bytes. O(requests).
     #[must_use]
     pub fn before(&self, now: Moment, request: &Request) -> (usize, Bytes) {
         let due = self.due(self.now.max(now), request);
@@ -434,13 +436,13 @@ impl Queue {
         (count, bytes)
     }
 
-    /// How many run, and how many wait or are reserved.
+    /// Returns the number of requests that run, and of those that wait or are reserved.
     #[must_use]
     pub fn lengths(&self) -> (usize, usize) {
         (self.running, self.held_up())
     }
 
-    /// How many are reserved.
+    /// Returns the number of reservations.
     #[must_use]
     pub fn reserved(&self) -> usize {
         self.tokens.len()
@@ -461,7 +463,7 @@ impl Queue {
         })
     }
 
-    /// How many wait or are reserved.
+    /// Returns the number of requests that wait or are reserved.
     fn held_up(&self) -> usize {
         self.entries.len() - self.running - self.idle
     }
@@ -503,7 +505,8 @@ impl Queue {
         ticket
     }
 
-    /// When a request that arrives now is due: within its priority's band, as soon as it should start.
+    /// Returns the time at which a request that arrives now is due: within its priority's band, as soon as it should
+    /// start.
     fn due(&self, now: Moment, request: &Request) -> Moment {
         let mut earliest = now;
         for _ in request.priority.0..Priority::MAX.0 {

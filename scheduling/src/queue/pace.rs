@@ -1,4 +1,4 @@
-//! How long those before one take: what turns have taken of late, by their sizes.
+//! Estimated waiting times, from the durations of recent transfers by their sizes.
 //!
 //! **What a turn takes from the others.** One that ran for `elapsed` while on average `beside` ran, itself included, had
 //! 1/`beside` of what the medium gives: `elapsed / beside` is its part of the time. The parts of many add up to the time
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use super::FinishedTurn;
 use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 
-/// As many turns are remembered.
+/// Number of transfers that are remembered.
 const REMEMBERED: usize = 32;
 
 /// Nothing is said of sizes so many times the largest that was seen.
@@ -25,11 +25,11 @@ const ENOUGH: usize = 4;
 /// Those that go before one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
-    /// How many of them run.
+    /// Number of them that run.
     pub running: usize,
-    /// How many have not begun.
+    /// Number of them that have not begun.
     pub waiting: usize,
-    /// What all of them still have to move.
+    /// Number of bytes that all of them still have to move.
     pub bytes: Bytes,
 }
 
@@ -39,8 +39,9 @@ impl Ahead {
         self.running as f64 / 2.0 + self.waiting as f64
     }
 
-    /// How much of all that is done when the one behind it begins, while `at_once` may run: all of it with one at a
-    /// time, nothing where a place is free. In between, `at_once - 1` run beside the one that begins, half done by then.
+    /// Returns the share of all transfers that is done when the one behind them begins, while `at_once` may run: all
+    /// with one at a time, nothing where a slot is free. In between, `at_once - 1` run beside the one that begins,
+    /// half done by then.
     #[must_use]
     pub fn share_before(&self, at_once: usize) -> Ratio {
         let at_once = at_once.max(1);
@@ -52,7 +53,7 @@ impl Ahead {
     }
 }
 
-/// What turns take.
+/// Durations of recent transfers.
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
     /// The latest last.
@@ -64,11 +65,11 @@ struct Turn {
     bytes: f64,
     /// Its part of the time, seconds.
     part: f64,
-    /// How many ran at once.
+    /// Average number of transfers that ran at once.
     beside: f64,
 }
 
-/// What turns take: seconds each, and seconds a byte; neither is negative.
+/// Fit to the durations of transfers: seconds each, and seconds a byte; neither is negative.
 #[derive(Clone, Copy, Debug)]
 struct Fit {
     start: f64,
@@ -93,8 +94,8 @@ impl Pace {
         });
     }
 
-    /// When one could begin behind `ahead`, while `at_once` run at once. `None` before anything was measured, and for
-    /// sizes far beyond what was. O(1).
+    /// Returns the time until a transfer could begin behind `ahead`, while `at_once` run at once. `None` before
+    /// anything was measured, and for sizes far beyond those measured. O(1).
     #[must_use]
     pub fn time(&self, ahead: &Ahead, at_once: usize) -> Option<Seconds> {
         let share = ahead.share_before(at_once);
@@ -110,8 +111,9 @@ impl Pace {
         Some(Seconds::clamped(time))
     }
 
-    /// What turns move together while `at_once` run at once, their starts included: turns of `size`, or of the size that
-    /// they had of late. `None` as of [`time`](Self::time). O(1).
+    /// Returns the sum of the rates of `at_once` concurrent transfers, their starts included: transfers of `size`, or
+    /// of the mean size of the recent ones. `None` before anything was measured, and for sizes far beyond those
+    /// measured. O(1).
     #[must_use]
     pub fn drain(&self, size: Option<Bytes>, at_once: usize) -> Option<BytesPerSecond> {
         let fit = self.fit(at_once)?;

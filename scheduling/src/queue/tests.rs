@@ -154,8 +154,8 @@ fn a_full_queue_says_so() {
 }
 
 proptest! {
-    /// Whatever is done: the bound on what runs holds, nothing that was due before another arrived starts after
-    /// it, and in the end all have started or lapsed.
+    /// Holds for any order of operations: the bound on running requests is kept, no request that was due before
+    /// another arrived starts after that one, and in the end all have started or lapsed.
     #[test]
     fn any_order_of_operations(
         operations in prop::collection::vec((0_u8..5, any::<u8>(), 0_u64..40), 1..200),

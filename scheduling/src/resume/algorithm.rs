@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 use crate::TaskId;
 use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 
-/// Where a task would rather be resumed (000, §5.2.2).
+/// Kind of node on which a task is preferably resumed (000, §5.2.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Preference {
-    /// Where its checkpoint lies.
+    /// Nodes that hold its checkpoint.
     Local,
-    /// Elsewhere.
+    /// Nodes that do not hold its checkpoint.
     Remote,
-    /// Wherever it is cheaper.
+    /// The cheapest node, wherever the checkpoint is.
     #[default]
     None,
 }
@@ -21,7 +21,7 @@ pub enum Preference {
 /// `t.previous_checkpoint`, and what it would take to resume from it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PreviousCheckpoint {
-    /// Its size.
+    /// Size of the checkpoint.
     pub size: Bytes,
     /// Bandwidth for reading it.
     pub bw_read: BytesPerSecond,
@@ -36,21 +36,21 @@ pub struct PreviousCheckpoint {
 /// `Task t` of Algorithm 2.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PreemptedTask {
-    /// Task.
+    /// Id of the task.
     pub task: TaskId,
-    /// Its checkpoint.
+    /// Last checkpoint of the task.
     pub previous_checkpoint: Option<PreviousCheckpoint>,
 }
 
-/// What Algorithm 2 does to a task.
+/// Decision of Algorithm 2 for a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resumption {
-    /// `restart_task(t)`.
+    /// `restart_task(t)` of the listing.
     Restart,
-    /// `do_local_resume(t)`.
+    /// `do_local_resume(t)` of the listing.
     Local,
-    /// `do_remote_resume(t)`.
+    /// `do_remote_resume(t)` of the listing.
     Remote,
 }
 

@@ -11,26 +11,26 @@ use crate::quantity::{Bytes, Seconds};
 /// A node that could resume the task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offer<'a> {
-    /// What is known of it.
+    /// Figures of the node.
     pub node: &'a NodeFigures,
-    /// What it lacks of the image; none if it holds all of it, and is local.
+    /// Part of the image that the node lacks; none if it holds all of the image, and is local.
     pub lacks: Option<MissingPages<'a>>,
-    /// How it would restore lazily; none for all at once.
+    /// Options of a lazy restore; none for reading everything before the task runs.
     pub lazy: Option<Lazy>,
 }
 
 /// A node in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ranked {
-    /// Node.
+    /// Id of the node.
     pub node: NodeId,
-    /// Whether it holds all of the image.
+    /// True if the node holds all of the image.
     pub local: bool,
-    /// What resuming there costs.
+    /// Cost of resuming on this node.
     pub cost: Cost,
 }
 
-/// The answer.
+/// Nodes that could resume a task, ranked.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Ranking {
     /// Nodes, the best first.
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// 0.5 GB/s.
+    /// A link of 0.5 GB/s.
     static LINK: LazyLock<SizedRates> = LazyLock::new(|| rate(0.5));
 
     fn offer(node: &NodeFigures, lacks_gb: u64) -> Offer<'_> {

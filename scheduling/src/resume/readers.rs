@@ -50,7 +50,7 @@ impl Readers {
         self.tree.quickest(size)
     }
 
-    /// How many nodes are left out, as too little is known of them.
+    /// Returns the number of nodes that are left out, as too little is known of them.
     #[must_use]
     pub fn unknown(&self) -> usize {
         self.unknown.len()

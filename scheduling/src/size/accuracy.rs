@@ -1,4 +1,4 @@
-//! How far predictions were off: each predicted value is compared with what was then measured.
+//! Accuracy of predictions: each predicted value is compared with the value measured afterwards.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub struct Accuracy {
     errors: VecDeque<f64>,
 }
 
-/// How far predictions were off, relative to what was measured: 0.2 is 20 %.
+/// Errors of predictions, relative to the measured values: 0.2 is 20 %.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Errors {
     /// Median of the absolute errors.

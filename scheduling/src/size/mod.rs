@@ -1,4 +1,4 @@
-//! How large a task's next dump will be.
+//! Predicted size of a task's next dump.
 //!
 //! A dump has two sizes. What it *moves* goes from the task to the node, and rules its time. What it *stores* is what
 //! differs from what is there, and takes room. An incremental dump without dirty pages moves the whole memory and stores
@@ -41,7 +41,7 @@ pub struct JobId(pub u64);
 #[serde(transparent)]
 pub struct KindId(pub u32);
 
-/// What can be read of a running task.
+/// Memory figures that can be read of a running task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// Resident memory (RSS, or the cgroup's anonymous memory).
@@ -50,32 +50,32 @@ pub struct Memory {
     pub dirty_pages: Option<u64>,
 }
 
-/// Whether a dump stores everything or what changed.
+/// Kind of a dump: stores everything, or only changed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DumpKind {
     /// All pages but zero ones.
     Full,
-    /// What differs from the job's last checkpoint.
+    /// Pages that differ from the job's last checkpoint.
     Incremental,
 }
 
 /// A dump that has been made.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dumped {
-    /// When it ended.
+    /// Time at which it ended.
     pub at: Moment,
     /// Full or incremental.
     pub kind: DumpKind,
     /// The task's memory just before.
     pub memory: Memory,
-    /// What went from the task to the node.
+    /// Number of bytes that went from the task to the node.
     pub moved: Bytes,
-    /// What was stored.
+    /// Number of bytes that were stored.
     pub stored: Bytes,
 }
 
-/// What a prediction rests on.
+/// Measurements that a prediction rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Basis {
@@ -83,7 +83,7 @@ pub enum Basis {
     DirtyPages,
     /// Resident memory now, times what the job stored of it in the past.
     Job,
-    /// The same by the dumps of other jobs of its kind.
+    /// Resident memory now, times the share that other jobs of its kind stored in the past.
     Kind,
     /// Dirty pages counted now; nothing is known of how many of them are stored: an upper bound.
     DirtyPagesBound,
@@ -98,7 +98,7 @@ pub struct Prediction {
     pub size: Estimate<Bytes>,
     /// Bytes that will be moved: what takes its time.
     pub moved: Estimate<Bytes>,
-    /// What they rest on.
+    /// Measurements that both sizes rest on.
     pub basis: Basis,
 }
 
@@ -119,7 +119,7 @@ pub enum NotLearnt {
     /// No room for another job.
     #[error("there are {limit} jobs already")]
     TooManyJobs {
-        /// How many there may be.
+        /// Maximum number of jobs.
         limit: usize,
     },
 }
@@ -127,7 +127,7 @@ pub enum NotLearnt {
 /// A dump holds things that are not resident (pages swapped out, small images); beyond this the report is wrong.
 const MOST_DUMPED: u64 = 16;
 
-/// What dumps stored and moved of the same measure.
+/// Shares of one measure that dumps stored and moved.
 #[derive(Clone, Debug, Default)]
 struct Parts {
     stored: Window,
@@ -264,7 +264,7 @@ impl SizePredictor {
     }
 }
 
-/// What is learnt of a measure.
+/// Factors learnt for a measure.
 struct Learnt {
     stored: Estimate<Ratio>,
     moved: Estimate<Ratio>,

@@ -3,7 +3,7 @@
 use super::{ConversationError, DIGEST_BYTES, bytes, refused, unexpected};
 use crate::wire::message::{Closed, Commit, Committed, DumpOpened, Prepared, Reply, reply};
 
-/// What a reply says.
+/// Meaning of a reply.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DumpEvent {
     /// The dump is open, or goes on: for [`crate::wire::sender::Sender::resumed`].
@@ -31,7 +31,7 @@ pub struct DumpClient {
     prepare: Option<u64>,
     closed: Option<Vec<u8>>,
     prepared: Option<Vec<u8>>,
-    /// What the commit said that is to be sealed.
+    /// Commit that was sent: names the content that is to be sealed.
     commit: Option<Commit>,
     committed: bool,
 }
@@ -145,7 +145,7 @@ impl DumpClient {
         Ok(())
     }
 
-    /// Where the conversation is, for the log.
+    /// Returns the phase of the conversation, for error messages.
     fn during(&self) -> &'static str {
         match (self.open, self.committed) {
             (false, _) => "the opening of a dump",

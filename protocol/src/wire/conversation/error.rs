@@ -1,4 +1,4 @@
-//! What a peer can say wrong.
+//! Errors that a peer can make in a conversation.
 
 use super::ID_DIGITS;
 use crate::access::RequestError;
@@ -11,7 +11,7 @@ pub enum ConversationError {
     /// A peer of another version.
     #[error("the peer speaks version {found} of the wire, this node {VERSION}")]
     Version {
-        /// Its version.
+        /// Version that the peer speaks.
         found: u32,
     },
     /// Nothing, or something that this version does not know.
@@ -20,7 +20,7 @@ pub enum ConversationError {
     /// A field that breaks its rule: an id has [`ID_DIGITS`] lower-case hex digits, a name is a plain one.
     #[error("{value:?} is no {field}")]
     BadField {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
         /// The first of what it says.
         value: String,
@@ -28,9 +28,9 @@ pub enum ConversationError {
     /// A field of another length than it always has.
     #[error("a {field} of {len_bytes} bytes")]
     BadLength {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Its length.
+        /// Length of the field, bytes.
         len_bytes: usize,
     },
     /// A name that is not valid.
@@ -42,29 +42,29 @@ pub enum ConversationError {
     /// A reply that may not come here.
     #[error("{reply} came during {during}")]
     Unexpected {
-        /// What came.
+        /// Name of the reply that came.
         reply: &'static str,
-        /// When.
+        /// Phase of the conversation in which it came.
         during: &'static str,
     },
     /// An acknowledgement that goes back.
     #[error("frame {next_sequence} is expected, and all below {acknowledged} were acknowledged")]
     Backwards {
-        /// What it says.
+        /// Sequence that the peer says it expects.
         next_sequence: u64,
-        /// What was said before.
+        /// Sequence below which it acknowledged every frame before.
         acknowledged: u64,
     },
     /// A new dump whose peer has frames of it already.
     #[error("a dump that has not begun is said to be at frame {next_sequence}")]
     NotNew {
-        /// What it says.
+        /// Sequence that the peer says it expects.
         next_sequence: u64,
     },
     /// A digest that is not the one said before, or not the one to be sealed.
     #[error("the content digest of {of} is not what it was")]
     DigestChanged {
-        /// The message.
+        /// Name of the message with the digest.
         of: &'static str,
     },
     /// A resume of another session.

@@ -32,14 +32,14 @@ impl DumpServer {
         })
     }
 
-    /// The session.
+    /// Returns the id of the session.
     #[must_use]
     pub fn session(&self) -> [u8; SESSION_BYTES] {
         self.session
     }
 
-    /// What is said first, in a new conversation as in a resumed one: `DumpOpened`, and all that the sender may not
-    /// have heard.
+    /// Returns the first replies of a new or resumed conversation: `DumpOpened`, and all that the sender may not have
+    /// received.
     #[must_use]
     pub fn opened(&self, next_sequence: u64, has_parent: bool) -> Vec<Reply> {
         let opened = reply::Body::DumpOpened(DumpOpened {
@@ -66,7 +66,7 @@ impl DumpServer {
         Ok(())
     }
 
-    /// What is said for [`crate::wire::receiver::Receiver::poll_acknowledge`].
+    /// Returns the reply that acknowledges the frames below [`crate::wire::receiver::Receiver::poll_acknowledge`].
     #[must_use]
     pub fn acknowledged(next_sequence: u64) -> Reply {
         Reply {
@@ -74,7 +74,7 @@ impl DumpServer {
         }
     }
 
-    /// What is said once all address spaces are durable.
+    /// Returns the reply for the moment when all address spaces are durable, and keeps it for a resume.
     pub fn closed(&mut self, closed: Closed) -> Reply {
         self.closed = Some(closed.clone());
         Reply {
@@ -82,7 +82,7 @@ impl DumpServer {
         }
     }
 
-    /// What is said once the images are, too.
+    /// Returns the reply for the moment when the images are durable too, and keeps it for a resume.
     pub fn prepared(&mut self, prepared: Prepared) -> Reply {
         self.prepared = Some(prepared.clone());
         Reply {
@@ -123,7 +123,7 @@ impl DumpServer {
         }))
     }
 
-    /// What is said once it is sealed.
+    /// Returns the reply for a sealed checkpoint, and keeps it for a resume.
     pub fn committed(&mut self, committed: Committed) -> Reply {
         self.committed = Some(committed.clone());
         Reply {
@@ -131,7 +131,7 @@ impl DumpServer {
         }
     }
 
-    /// What is said in place of any other reply, and last.
+    /// Returns the reply for a dump that failed: it replaces any other reply, and is the last.
     #[must_use]
     pub fn failed(error: control::Error) -> Reply {
         Reply {

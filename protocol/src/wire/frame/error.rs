@@ -1,4 +1,4 @@
-//! What can be wrong with one header.
+//! Errors in one header.
 
 use super::{Coding, Kind, MAX_IMAGE_BYTES, MAX_PAGES, MAX_PAYLOAD_BYTES};
 
@@ -8,43 +8,43 @@ pub enum FrameError {
     /// It was damaged on the way, or what was read is no header.
     #[error("the frame's header has CRC32 {computed:#010x}, and says {stored:#010x}")]
     Checksum {
-        /// What it says.
+        /// CRC32 that the header carries.
         stored: u32,
-        /// What its bytes have.
+        /// CRC32 of the header's bytes.
         computed: u32,
     },
     /// A kind of a later version.
     #[error("unknown kind of frame {kind}")]
     UnknownKind {
-        /// The byte.
+        /// Byte of the kind.
         kind: u8,
     },
     /// A coding of a later version.
     #[error("unknown coding of a payload {coding}")]
     UnknownCoding {
-        /// The byte.
+        /// Byte of the coding.
         coding: u8,
     },
     /// More than a receiver must hold.
     #[error("a payload of {payload_bytes} bytes is longer than {MAX_PAYLOAD_BYTES}")]
     PayloadTooLong {
-        /// Its length.
+        /// Length of the payload, bytes.
         payload_bytes: u32,
     },
     /// A payload where there is none, or none where there is one.
     #[error("a payload of {payload_bytes} bytes makes no sense with a frame of kind {kind:?}")]
     Payload {
-        /// The kind.
+        /// Kind of the frame.
         kind: Kind,
-        /// Its length.
+        /// Length of the payload, bytes.
         payload_bytes: u32,
     },
     /// A coding of something that is sent as it is.
     #[error("coding {coding:?} makes no sense with a frame of kind {kind:?}")]
     Coding {
-        /// The kind.
+        /// Kind of the frame.
         kind: Kind,
-        /// The coding.
+        /// Coding of the payload.
         coding: Coding,
     },
     /// No pages, or more than [`MAX_PAGES`] with a payload.
@@ -52,9 +52,9 @@ pub enum FrameError {
         "a frame of kind {kind:?} cannot have {pages} pages (at most {MAX_PAGES} with a payload)"
     )]
     Pages {
-        /// The kind.
+        /// Kind of the frame.
         kind: Kind,
-        /// How many.
+        /// Number of pages.
         pages: u32,
     },
     /// Pages outside every address space.
@@ -62,7 +62,7 @@ pub enum FrameError {
     BeyondAddressSpace {
         /// Virtual page number of the first.
         index: u64,
-        /// How many.
+        /// Number of pages.
         pages: u32,
     },
     /// A raw payload of another length than what it decodes to.
@@ -70,47 +70,47 @@ pub enum FrameError {
         "a raw payload of {payload_bytes} bytes in a frame of kind {kind:?} that holds {decoded_bytes}"
     )]
     RawLength {
-        /// The kind.
+        /// Kind of the frame.
         kind: Kind,
-        /// Its length.
+        /// Length of the payload, bytes.
         payload_bytes: u32,
-        /// What the frame says it decodes to.
+        /// Length to which the payload decodes, as the frame's fields give it, bytes.
         decoded_bytes: u64,
     },
     /// A type that nobody has, or an id that the type has no room for.
     #[error("there is no address space of type {space_type} with id {id}")]
     UnknownSpace {
-        /// Its type.
+        /// Number of the space's type.
         space_type: u16,
-        /// Its id.
+        /// Id of the space.
         id: u64,
     },
     /// Longer than any small image.
     #[error("an image of {len_bytes} bytes is longer than {MAX_IMAGE_BYTES}")]
     ImageTooLong {
-        /// Its length.
+        /// Length of the image, bytes.
         len_bytes: u64,
     },
     /// Longer than any file name.
     #[error("an image's name of {payload_bytes} bytes")]
     NameTooLong {
-        /// Its length.
+        /// Length of the name, bytes.
         payload_bytes: u32,
     },
     /// Image data that decodes to nothing, or to more than a payload.
     #[error("image data of {decoded_bytes} bytes in one frame")]
     DataLength {
-        /// What the frame says it decodes to.
+        /// Length to which the data decodes, as the frame's `index` gives it, bytes.
         decoded_bytes: u64,
     },
     /// A field without a meaning has a value: the sender means something that this build does not know.
     #[error("a frame of kind {kind:?} with {field} {value}")]
     NotZero {
-        /// The kind.
+        /// Kind of the frame.
         kind: Kind,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! What a sender can do wrong.
+//! Errors that a sender can make.
 
 use super::MAX_IMAGES;
 use crate::pageserver::{MAX_SPACES, SpaceId};
@@ -13,39 +13,39 @@ pub enum ReceiverError {
     /// Frames are missing.
     #[error("frame {found} came, and {expected} was expected")]
     Gap {
-        /// What was expected.
+        /// Sequence that was expected.
         expected: u64,
-        /// What came.
+        /// Sequence of the frame that came.
         found: u64,
     },
     /// Pages before any address space.
     #[error("a frame of kind {kind:?} before any address space")]
     BeforeSpace {
-        /// What came.
+        /// Kind of the frame that came.
         kind: Kind,
     },
     /// An image, or the end, before `Close`.
     #[error("a frame of kind {kind:?} before Close")]
     BeforeClose {
-        /// What came.
+        /// Kind of the frame that came.
         kind: Kind,
     },
     /// Address spaces or pages after `Close`, or another.
     #[error("a frame of kind {kind:?} after Close")]
     AfterClose {
-        /// What came.
+        /// Kind of the frame that came.
         kind: Kind,
     },
     /// Anything after `Prepare`.
     #[error("a frame of kind {kind:?} after Prepare")]
     AfterPrepare {
-        /// What came.
+        /// Kind of the frame that came.
         kind: Kind,
     },
     /// An address space twice.
     #[error("{space} came twice")]
     OpenedTwice {
-        /// Which.
+        /// Id of the space.
         space: SpaceId,
     },
     /// More than a dump has.
@@ -71,7 +71,7 @@ pub enum ReceiverError {
     /// Two images of one name.
     #[error("two images are named {name}")]
     ImageTwice {
-        /// The name.
+        /// Name that both images have.
         name: String,
     },
     /// More than was announced, or data of no image.

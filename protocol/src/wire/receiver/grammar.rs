@@ -1,4 +1,5 @@
-//! Which frame may follow what was taken so far. Checking changes nothing; applying cannot fail.
+//! Order of the frames of a dump: checks which frame may follow those taken so far. Checking changes nothing;
+//! applying cannot fail.
 
 use std::collections::BTreeSet;
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a medium gives to so many at once, bytes a second.
+/// Rate that a medium gives to a number of concurrent transfers together, bytes a second.
 type Medium = fn(usize) -> f64;
 
 const ONE: f64 = 1e9;
@@ -163,7 +163,7 @@ fn without_anyone_waiting_nothing_is_tried() {
 }
 
 proptest! {
-    /// Whatever is told: the bounds hold, one step at a time, and nothing panics.
+    /// Holds for any input: the bounds are kept, the limit moves one step at a time, and nothing panics.
     #[test]
     fn bounds_hold_on_nonsense(
         most in 0_usize..40,
