@@ -67,39 +67,40 @@ struct Args {
     /// Directory of the sockets.
     #[arg(long, value_name = "DIR", default_value = "/run/permafrost")]
     run_dir: PathBuf,
-    /// Well-known page-server port; port 0 takes any, `none` opens no port at all. Whoever reaches it can store
-    /// pages: keep it on loopback.
+    /// Well-known page-server port; port 0 takes any free port, `none` opens no port at all. Every process that
+    /// reaches the port can store pages: keep it on loopback.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7117", value_parser = parse_listen)]
     listen: Listen,
     /// A user id of this machine, beside root's and this process's own, that may store pages over the ports. Repeatable.
     #[arg(long = "listen-uid", value_name = "UID")]
     listen_uids: Vec<u32>,
-    /// Most bytes of the region that dumps may take which nobody has named yet (`criu --page-server` by itself) [default:
-    /// half of the region].
+    /// Most bytes of the region for dumps that have no name yet (`criu --page-server` by itself) [default: half of
+    /// the region].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     park_quota: Option<u64>,
-    /// How long a dump is kept that CRIU closed and nobody adopted, such as 90m, 24h, 7d.
+    /// Time for which a parked dump, which CRIU closed and nobody adopted, is kept, such as 90m, 24h, 7d.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     park_ttl: Duration,
-    /// How long an opened session waits for its dump, or a closed one for its seal.
+    /// Time that an opened session waits for its dump, or a closed one for its seal.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
     session_ttl: Duration,
-    /// How long a connection may be silent in the middle of a dump before it is given up.
+    /// Time that a connection may be silent in the middle of a dump before the daemon closes it.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     idle_timeout: Duration,
-    /// Where other nodes and agents are served (UDP; port 0 takes any). Both sides show certificates.
+    /// UDP address on which other nodes and agents are served (port 0 takes any free port). Both sides show
+    /// certificates.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "identity")]
     listen_peers: Option<SocketAddr>,
     /// Directory of this node's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them. With it the
     /// page-server ports take `criu --tls`, and from other hosts nothing else.
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
-    /// Where /metrics (Prometheus), /healthz and /readyz are served, without encryption and to whoever asks: keep it on
-    /// loopback or in a network of your own.
+    /// TCP address on which /metrics (Prometheus), /healthz and /readyz are served, without encryption and to every
+    /// client: keep it on loopback or in a network of your own.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen_metrics: Option<SocketAddr>,
-    /// Where schedulers are answered over TCP, beside RUN_DIR/api.sock: HTTP with TLS where there is --identity, and
-    /// without TLS on loopback addresses alone. Callers show a certificate or a token.
+    /// TCP address of the HTTP API for schedulers, which is also served on RUN_DIR/api.sock. With --identity it uses
+    /// TLS; without, it must be a loopback address. Callers show a certificate or a token.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen_api: Option<SocketAddr>,
     /// File of the tokens that callers of --listen-api may show, a line each as `permafrost token new` prints it.
@@ -112,23 +113,23 @@ struct Args {
     /// Requests each second that one caller of --listen-api may make; twice as many at once.
     #[arg(long, value_name = "N", default_value_t = Rate::default().per_s, value_parser = clap::value_parser!(u32).range(1..))]
     api_rate: u32,
-    /// Within what time everything that is held is read and verified, or `off`.
+    /// Period within which everything that the region holds is read and verified once, or `off`.
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = parse_period)]
     scrub_period: Period,
-    /// How many dumps run at once: a number, or `auto` for as many as raise what is moved. The others wait for their
-    /// turns, and their processes run on.
+    /// Dumps that run at once: a number, or `auto` for as many as increase the total throughput. Further dumps wait
+    /// in a queue, while their processes run on.
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
     dumps_at_once: AtOnce,
-    /// How many restores run at once: a number, or `auto`.
+    /// Restores that run at once: a number, or `auto`.
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parse_at_once)]
     restores_at_once: AtOnce,
-    /// How long a bandwidth may be without a new measurement before this node, while it is idle, makes a small one (16 MiB
-    /// into free segments, given back; 8 MiB to another node), or `off`. A medium that was never measured is probed within
-    /// seconds.
+    /// Age at which a measured bandwidth is renewed: this node then makes a small measurement while it is idle (16
+    /// MiB into free segments, given back; 8 MiB to another node), or `off`. A medium that was never measured is
+    /// probed within seconds.
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_period)]
     probe_period: Period,
-    /// Who did what to which checkpoint, one JSON object a line, or `none`. Opened anew when it was moved away, and at
-    /// SIGHUP [default: DATA_DIR/audit.log].
+    /// Audit log: the caller, the request and the checkpoint, one JSON object a line, or `none`. The daemon opens
+    /// the file anew when it was moved away, and at SIGHUP [default: DATA_DIR/audit.log].
     #[arg(long, value_name = "FILE")]
     audit_log: Option<PathBuf>,
     #[command(flatten)]
@@ -206,17 +207,17 @@ struct ClusterArgs {
     /// Directory of the cert.pem and key.pem that etcd is shown.
     #[arg(long, value_name = "DIR", requires = "catalog_ca")]
     catalog_identity: Option<PathBuf>,
-    /// Where other nodes and agents reach this one [default: --listen-peers, if it is no wildcard].
+    /// Address at which other nodes and agents reach this node [default: --listen-peers, if it is no wildcard].
     #[arg(long, value_name = "ADDRESS:PORT", requires = "catalog")]
     advertise: Option<SocketAddr>,
-    /// Copies that there should be of each checkpoint, on nodes of different hosts.
+    /// Number of copies to keep of each checkpoint, on nodes of different hosts.
     #[arg(long, requires = "catalog", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     copies: u32,
-    /// On how many nodes a dump that asks for nothing must be durable before it is acknowledged: local, quorum (more
-    /// than half of the copies) or all.
+    /// Nodes on which a dump that requests no durability must be durable before it is acknowledged: local, quorum
+    /// (more than half of the copies) or all.
     #[arg(long, requires = "catalog", value_name = "WORD", default_value = "quorum", value_parser = parse_durability)]
     durability: Durability,
-    /// How long a frozen task may wait for other nodes before its dump is refused and it goes on.
+    /// Time that a frozen task may wait for other nodes. The dump is then refused, and the task runs on.
     #[arg(long, requires = "catalog", value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     deadline: Duration,
     /// reserved: ours to keep. transient: may be taken away at any time, so copies here count for nothing.
@@ -226,13 +227,13 @@ struct ClusterArgs {
     /// (tmpfs, ramfs).
     #[arg(long, requires = "catalog")]
     count_volatile_copies: bool,
-    /// What this node fails with: HOST, RACK/HOST or ZONE/RACK/HOST [default: a machine of its own].
+    /// Failure domain of this node: HOST, RACK/HOST or ZONE/RACK/HOST [default: a domain of its own].
     #[arg(long, requires = "catalog", value_name = "DOMAIN", default_value = "", value_parser = parse_domain)]
     domain: FailureDomain,
     /// Speed of the medium: pmem, memory or file [default: what the region is on].
     #[arg(long, requires = "catalog", value_name = "TIER", value_parser = parse_word::<Tier>)]
     tier: Option<Tier>,
-    /// How long this node counts as alive after its last sign of life.
+    /// Time for which this node counts as alive after its last renewal of its lease.
     #[arg(long, requires = "catalog", value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     lease: Duration,
     /// Most bytes a second that repair reads or writes here, such as 100M [default: as fast as it goes].
@@ -241,7 +242,7 @@ struct ClusterArgs {
     /// Percent of full speed, and of a processor, that repair gets while dumps come in.
     #[arg(long, requires = "catalog", value_name = "PERCENT", default_value_t = Limits::default().share_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
     repair_share: u8,
-    /// How long a node may be gone before its copies are made anew elsewhere: longer than a restart takes.
+    /// Time that a node may be gone before its copies are replaced on other nodes: longer than a restart takes.
     #[arg(long, requires = "catalog", value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     repair_grace: Duration,
 }

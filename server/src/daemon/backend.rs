@@ -39,7 +39,7 @@ pub(crate) struct Local {
     pub(crate) denials: Option<Arc<Denials>>,
     /// The certificate, if there is one.
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,
-    /// Audit log.
+    /// The node's audit log.
     pub(crate) audit: Arc<Audit>,
     /// Function that returns the node's status in its cluster, if it is in one.
     pub(crate) in_cluster: Option<InCluster>,

@@ -46,7 +46,7 @@ pub type Ready = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 pub struct ServeError {
     /// Address that was to be bound.
     pub listen: SocketAddr,
-    /// Cause.
+    /// Error of the operating system.
     pub source: std::io::Error,
 }
 

@@ -24,16 +24,16 @@ use crate::rig::{self, Interrupt};
 use crate::setup::{self, Criu};
 use crate::ui;
 
-/// Further benches.
+/// Benches besides the comparison with CRIU.
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Bench {
     /// Dumps that are on another host when they are acknowledged, beside CRIU's page server and bare QUIC
     Replicas(replicas::Options),
     /// Copies made anew elsewhere when a node leaves: alone, and beside dumps
     Repair(replicas::repair::Options),
-    /// What dumps and restores were predicted to take, against what they took
+    /// Predicted durations of dumps and restores, compared with the measured ones
     Predictions(predictions::Options),
-    /// How long queues were said to take, against how long they took
+    /// Predicted waits of queues, compared with the measured ones
     Queues(queues::Options),
     /// Dumps beside clients that ask the HTTP API without pause
     Clients(clients::Options),
@@ -51,7 +51,7 @@ pub(crate) struct Options {
     /// Dumps of each size by each contender, in turn.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// What fills the process: random, zero-rich, text, heap.
+    /// Contents of the process: random, zero-rich, text, heap.
     #[arg(long, default_value = "random")]
     contents: Contents,
     /// Checkpoints in the region whose recovery is timed; 0 leaves that out.

@@ -27,7 +27,7 @@ const SHORTEST: Duration = Duration::from_millis(200);
 /// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How many dumps run at once, one number after the other.
+    /// Numbers of dumps that run at once, measured one after the other.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     at_once: Vec<usize>,
     /// Tasks that are dumped together.

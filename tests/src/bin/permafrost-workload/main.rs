@@ -44,7 +44,7 @@ struct Options {
     /// Private memory, MiB.
     #[arg(long, default_value_t = 16)]
     size_mib: usize,
-    /// What fills it: random, zero-rich, text, heap.
+    /// Contents of the memory: random, zero-rich, text, heap.
     #[arg(long, default_value = "random")]
     contents: Contents,
     /// Processes beside the root, each with a sixteenth of its memory.
@@ -59,7 +59,7 @@ struct Options {
     /// Keep a file open, half read.
     #[arg(long)]
     open_file: bool,
-    /// How much of the memory a modification changes, per cent.
+    /// Share of the memory that a modification changes, percent.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=100))]
     modify_percent: u64,
     /// Seed of the contents.

@@ -27,7 +27,7 @@ const BARE_PORT: u16 = 7120;
 pub(super) enum Contender {
     /// `criu dump --page-server` to `criu page-server`
     PageServer,
-    /// The same with --tls
+    /// `criu dump --page-server` to `criu page-server`, with --tls
     PageServerTls,
     /// `permafrost dump`, acknowledged by two nodes
     Permafrost,

@@ -45,7 +45,7 @@ pub(crate) struct Options {
     /// Sizes of the dumped process, MiB.
     #[arg(long, value_delimiter = ',', default_values_t = [512, 2048])]
     sizes: Vec<u64>,
-    /// What fills it: random, heap, zero-rich (three pages of four are zero), text.
+    /// Contents of the process: random, heap, zero-rich (three pages of four are zero), text.
     #[arg(long, value_delimiter = ',', default_values_t = [Contents::Random, Contents::Heap, Contents::ZeroRich])]
     contents: Vec<Contents>,
     /// MTUs of the link, bytes.

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// What is copied, MiB.
+    /// Amount of data that is copied, MiB.
     #[arg(long, default_value_t = 2048)]
     size: u64,
     /// Size of each checkpoint of these, and of the process that is dumped meanwhile, MiB.
