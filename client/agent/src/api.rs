@@ -1,4 +1,4 @@
-//! The HTTP API of the nodes, on a socket of the agent's host: bytes are passed on as they are.
+//! The nodes' HTTP API on a socket of the agent's host: the agent passes bytes on unchanged.
 //!
 //! Every connection to the socket is a stream to a node, which sees the agent's certificate and answers what that allows.
 
@@ -17,17 +17,17 @@ use tokio::task::JoinHandle;
 use super::nodes::Nodes;
 use crate::host::{HostError, accept_failed, accept_owner};
 
-/// Connections at once: as many streams as a node serves one agent without noticing.
+/// Most connections at once: as many streams as a node serves for one agent without being strained.
 const CONNECTIONS: usize = 64;
 
-/// The socket; removed when it is dropped.
+/// The API's socket file; removed when this value is dropped.
 pub(super) struct ApiSocket {
     path: PathBuf,
     accepting: JoinHandle<()>,
 }
 
 impl ApiSocket {
-    /// Listens in a run directory that is ours.
+    /// Listens in a run directory that belongs to this agent.
     ///
     /// # Errors
     /// The socket cannot be bound.
@@ -98,7 +98,7 @@ async fn pass_on(mut stream: UnixStream, nodes: &Nodes) -> io::Result<()> {
     refuse(stream, &reason).await
 }
 
-/// Answers in the place of nodes that are not there.
+/// Replies with an error because no node can be reached.
 async fn refuse(mut stream: UnixStream, reason: &str) -> io::Result<()> {
     let problem = Problem::new(Kind::Unavailable, reason);
     let body = serde_json::to_vec(&problem)?;

@@ -1,4 +1,4 @@
-//! The nodes, as what listens on a host sees them.
+//! [`Backend`] of an agent: the storage nodes keep the checkpoints.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -20,21 +20,22 @@ use super::session::{Session, Sink};
 use crate::host::{Backend, Client, Patiently, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
-/// How long CRIU may take to connect once it has been promised its images.
+/// Time limit for CRIU to connect after it was promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Reading every page of many checkpoints takes its time, and is told nothing of on the way.
+/// Time limit of a verification: it reads every page of many checkpoints, and the node reports nothing
+/// meanwhile.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(3600);
 
-/// Sessions that are over and can still be seen, or found their node by.
+/// Most finished sessions that are kept, so that they can be listed and their node be found.
 const MAX_OVER: usize = 1024;
 
-/// Checkpoints of nodes.
+/// Checkpoints that the nodes keep.
 pub struct Remote {
     pub(super) nodes: Arc<Nodes>,
-    /// What is asked for where a dump asks for nothing.
+    /// Durability that is requested for a dump without one of its own.
     pub(super) durability: String,
-    /// How long a session may wait for its dump, or for its seal.
+    /// Time for which a session may wait for its dump, or for its seal.
     pub(super) session_ttl: Duration,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
 }
@@ -49,10 +50,10 @@ impl Remote {
         }
     }
 
-    /// Asks every node for what takes long, one after another, and gives each answer to `take`.
+    /// Sends a slow request to every node, one after another, and passes each reply to `take`.
     ///
     /// # Errors
-    /// All refuse: the first one's words.
+    /// Every node refuses; the error is the first node's.
     fn ask_all(
         &self,
         body: &request::Body,
@@ -77,7 +78,7 @@ impl Remote {
         }
     }
 
-    /// Ends every session that is not sealed; part of stopping. Whether there was one.
+    /// Ends every session that is not sealed, as part of stopping. Returns true if there was one.
     pub(super) fn stop(&self) -> bool {
         let sessions: Vec<_> = self.sessions().drain().collect();
         let mut ended = false;
@@ -88,7 +89,7 @@ impl Remote {
         ended
     }
 
-    /// Discards sessions that nobody came for, and forgets those that are over.
+    /// Discards sessions whose dump never came, and forgets sessions that are over.
     pub(super) fn expire(&self) {
         let sessions: Vec<_> = self.sessions().values().cloned().collect();
         for session in sessions {
@@ -102,7 +103,7 @@ impl Remote {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which address spaces CRIU may be told of as the parent's.
+    /// Returns the address spaces that CRIU may be told the parent has.
     fn parent_spaces(&self, node: &str, job: &str, generation: u64) -> Vec<SpaceId> {
         let show = request::Body::Show(request::Show {
             checkpoint: format!("{job}@{generation}"),
@@ -119,7 +120,8 @@ impl Remote {
         }
     }
 
-    /// A checkpoint to be read: from the nodes that hold it as far as they are known, or through the others.
+    /// Opens a checkpoint for reading: from the nodes that hold it as far as they are known, or through the
+    /// others.
     fn checkpoint(&self, reference: &str) -> Result<RemoteCheckpoint, control::Error> {
         let show = request::Body::Show(request::Show {
             checkpoint: reference.to_owned(),
@@ -160,7 +162,7 @@ impl Remote {
             .map_err(|error| refusal(&error))
     }
 
-    /// Sends the small images and has the node make it a checkpoint.
+    /// Sends the small images and has the node seal the session.
     pub(super) fn conclude(
         &self,
         mut sender: DumpSender,
@@ -208,7 +210,7 @@ impl Remote {
         }
     }
 
-    /// What became of a session, as the nodes list it.
+    /// Returns the checkpoint of a session, as the nodes list it.
     fn listed(&self, session: &str) -> Result<Option<control::Checkpoint>, control::Error> {
         let listed = self.list(&request::List::default())?;
         Ok(listed
@@ -216,7 +218,7 @@ impl Remote {
             .find(|record| record.session == session && !session.is_empty()))
     }
 
-    /// A session that is not under way here: it may be sealed already, or parked.
+    /// Seals a session that is not under way here: it may be sealed already, or parked.
     fn seal_again(&self, id: &str, images: OwnedFd) -> Result<control::Checkpoint, control::Error> {
         let Some(found) = self.listed(id)? else {
             return Err(not_found(format!("session {id}")));
@@ -554,14 +556,15 @@ impl Backend for Remote {
         self.cancel_on_node(cancel)
     }
 
-    /// The nodes measure what they see of it themselves.
+    /// Ignores the measurement: the nodes measure their part themselves.
     fn took(&self, _took: &request::Took) -> bool {
         false
     }
 }
 
-/// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory; nor do
-/// parked ones, whose node they are found on without us.
+/// Forgets the oldest session that is over once there are [`MAX_OVER`] of them. Failed sessions are kept so
+/// that users can see them, but a client that sends garbage for hours must not fill the memory. Nor may parked
+/// sessions, which are found on their node without the agent.
 fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
     let mut over: Vec<_> = sessions
         .iter()

@@ -17,19 +17,19 @@ use tokio::task::JoinSet;
 
 use super::Node;
 
-/// Time for a node to answer.
+/// Time limit for a node's reply.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Socket buffers, bytes: a list has at most 4,096 entries.
+/// Size of the socket buffers, bytes: a list has at most 4,096 entries.
 const BUFFER_BYTES: usize = 256 << 10;
-/// UDP payload, bytes: nothing is gained by jumbo frames, for which quinn keeps larger buffers.
+/// UDP payload, bytes: jumbo frames would bring nothing, and quinn keeps larger buffers for them.
 const PACKET_BYTES: u16 = 1452;
 
-/// Asks the nodes for the list.
+/// Task that asks the nodes for the list of denied certificates.
 pub(super) struct DenialPoller {
     nodes: Vec<Node>,
-    /// Of the agent: refuses what nodes report.
+    /// Identity of the agent, which refuses the certificates that nodes report.
     identity: Arc<ReloadingIdentity>,
-    /// The same certificate, which goes by files only.
+    /// Identity with the same certificate that goes by the agent's own files only.
     asking: Arc<ReloadingIdentity>,
 }
 
@@ -45,8 +45,8 @@ impl DenialPoller {
         })
     }
 
-    /// Asks all nodes at once, and from then on one of them each `interval`: hundreds of agents are not to keep the nodes
-    /// busy with handshakes.
+    /// Asks all nodes at once, and from then on one node after each `interval`: hundreds of agents must not
+    /// keep the nodes busy with handshakes.
     pub(super) async fn run(self, interval: Duration) {
         let this = Arc::new(self);
         let mut first = JoinSet::new();

@@ -1,4 +1,4 @@
-//! The small images of a dump, out of the directory that its caller handed over.
+//! Small images of a dump, read from the directory that the caller handed over.
 
 use std::io::{self, Read};
 
@@ -11,15 +11,15 @@ use permafrost_transport::peer::DumpSender;
 
 use super::nodes::refusal;
 
-/// Address spaces whose pages came another way: their pagemaps and pages are no small images.
+/// Address spaces whose pages came through the page server: their pagemap and pages files are not small images.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Served {
-    /// Each, with the `pages_id` that it got.
+    /// Each address space, with the `pages_id` that it got.
     pub(super) spaces: Vec<(SpaceId, u32)>,
 }
 
 impl Served {
-    /// Whether a pagemap or pages file is one of theirs.
+    /// Returns true if `name` is the pagemap or pages file of one of the spaces.
     pub(super) fn has(&self, name: &ImageName) -> bool {
         let mut spaces = self.spaces.iter();
         match name {
@@ -30,7 +30,7 @@ impl Served {
     }
 }
 
-/// Refuses more small images than a node takes, in words: the node would only end the conversation.
+/// Refuses more small images than a node takes, with a message: the node would only end the conversation.
 pub(super) fn check_count(images: usize) -> Result<(), control::Error> {
     if images <= MAX_SMALL_IMAGES {
         return Ok(());
@@ -87,7 +87,7 @@ pub(super) fn send(
     }
 }
 
-/// What the system did not do.
+/// Returns the error for a failed operation of the system.
 pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
     control::Error {
         code: ErrorCode::Internal.into(),

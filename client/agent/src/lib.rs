@@ -7,9 +7,9 @@
 //!  criu restore ◀── pipes ◀── RemoteCheckpoint ◀── pages, digests compared ◀── a node that has them
 //! ```
 //!
-//! Which node takes a dump is the agent's choice, everything else the node's: the job's lock, the generation, the
-//! seal, the copies. The dump is an ordinary session there whose pages come by QUIC. When that node fails, so does
-//! the dump, and its task lives on; the next one goes to another node.
+//! The agent chooses the node that takes a dump; everything else is the node's: the job's lock, the generation,
+//! the seal, the copies. The dump is an ordinary session there whose pages come by QUIC. When that node fails,
+//! so does the dump, and its task lives on; the next dump goes to another node.
 
 #![forbid(unsafe_code)]
 
@@ -41,44 +41,45 @@ pub use backend::Remote;
 use denials::DenialPoller;
 pub use nodes::Node;
 
-/// Time for the word that dumps are given up to get to the nodes.
+/// Time for the message that dumps are given up to reach the nodes.
 const FAREWELL: Duration = Duration::from_millis(300);
 
-/// What an agent is told.
+/// Configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Storage nodes; the first is asked first.
+    /// Storage nodes, in the order in which they are asked.
     pub nodes: Vec<Node>,
-    /// Directory of `ca.pem`, `cert.pem` and `key.pem`.
+    /// Directory with `ca.pem`, `cert.pem` and `key.pem`.
     pub identity: PathBuf,
-    /// Where it listens on this host.
+    /// Listeners on this host.
     pub host: host::Options,
-    /// What is asked for where a dump asks for nothing: `local`, `quorum`, `all`, or empty for the node's default.
+    /// Durability that is requested for a dump without one of its own: `local`, `quorum`, `all`, or empty for
+    /// the node's default.
     pub durability: String,
-    /// How long a node may take to answer, and to have a dump durable.
+    /// Time limit for a node's reply, and for a dump to become durable.
     pub deadline: Duration,
-    /// How long a session waits for its dump, or for its seal.
+    /// Time for which a session waits for its dump, or for its seal.
     pub session_ttl: Duration,
-    /// The transport's limits.
+    /// Limits of the transport.
     pub transport: peer::Options,
     /// Interval at which one node after another is asked for the cluster's list of denied certificates. 5 s is usual: with
     /// three nodes, a denial is known after 15 s at most.
     pub denials_every: Duration,
 }
 
-/// Usual [`Options::denials_every`].
+/// Usual value of [`Options::denials_every`].
 pub const DENIALS_EVERY: Duration = Duration::from_secs(5);
 
-/// Why an agent does not start.
+/// An agent that cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// A directory is not as it must be, or a socket or port cannot be bound.
+    /// A directory does not meet the requirements, or a socket or port cannot be bound.
     #[error(transparent)]
     Host(#[from] HostError),
     /// The certificate cannot be used.
     #[error("load the identity")]
     Identity(#[from] IdentityError),
-    /// No way to the nodes.
+    /// The transport to the nodes cannot be set up.
     #[error("open the way to the nodes")]
     Peer(#[from] PeerError),
 }
@@ -93,7 +94,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Begins to listen. No node need be there yet.
+    /// Begins to listen. No node has to be reachable yet.
     ///
     /// # Errors
     /// See [`AgentError`].
@@ -123,13 +124,13 @@ impl Agent {
         })
     }
 
-    /// Where the well-known page-server port is, if there is one.
+    /// Returns the address of the well-known page-server port, if there is one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.host.address()
     }
 
-    /// Where `permafrost` connects.
+    /// Returns the path of the control socket, to which `permafrost` connects.
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         self.host.control_socket()

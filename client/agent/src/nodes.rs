@@ -1,4 +1,4 @@
-//! The storage nodes that an agent knows, and asking them.
+//! The storage nodes that an agent knows, and requests to them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,22 +17,22 @@ use crate::remote::{self, Arriving, Holders};
 /// A storage node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name, which its certificate must have.
+    /// Name of the node, which its certificate must have.
     pub name: String,
-    /// Where it listens for peers.
+    /// Address on which the node listens for peers.
     pub address: SocketAddr,
 }
 
-/// The nodes, and the way to them.
+/// The agent's storage nodes, and the connections to them.
 pub(super) struct Nodes {
     pub(super) network: Network,
     pub(super) identity: Arc<ReloadingIdentity>,
     names: Vec<String>,
-    /// Where they listen for peers, `address:port`.
+    /// Addresses on which the nodes listen for peers, `address:port`.
     pub(super) addresses: Vec<String>,
-    /// The one that answered last: asked first.
+    /// Index of the node that answered last; it is asked first.
     preferred: AtomicUsize,
-    /// How long a request may take.
+    /// Time limit of a request.
     pub(super) deadline: Duration,
 }
 
@@ -71,19 +71,20 @@ impl Nodes {
         })
     }
 
-    /// All of them, the preferred one first.
+    /// Returns the names of all nodes, the preferred one first.
     pub(super) fn in_order(&self) -> Vec<String> {
         let first = self.preferred.load(Ordering::Relaxed) % self.names.len().max(1);
         let (before, from) = self.names.split_at(first);
         from.iter().chain(before).cloned().collect()
     }
 
-    /// Whether it is one of them.
+    /// Returns true if the agent knows `node`.
     pub(super) fn knows(&self, node: &str) -> bool {
         self.names.iter().any(|name| name == node)
     }
 
-    /// All of them: those that hold a checkpoint first, and of these, or else of the others, `first`.
+    /// Returns the names of all nodes: those that hold a checkpoint first, and of these, or else of the others,
+    /// `first`.
     pub(super) fn holders_first(&self, first: &str, holders: &[String]) -> Vec<String> {
         let mut names = self.in_order();
         // Stable, so that the rest stays in order.
@@ -97,12 +98,12 @@ impl Nodes {
         }
     }
 
-    /// When a request that begins now must have its answer.
+    /// Returns the deadline of a request that begins now.
     pub(super) fn until(&self) -> Instant {
         Instant::now() + self.deadline
     }
 
-    /// Asks one node.
+    /// Sends a request to one node.
     pub(super) fn ask(
         &self,
         node: &str,
@@ -124,7 +125,8 @@ impl Nodes {
         }
     }
 
-    /// Asks one node after another until one is there; its name and what it says, a refusal too.
+    /// Sends a request to one node after another until one can be reached. Returns its name and its reply,
+    /// which may be a refusal.
     pub(super) fn ask_any(
         &self,
         body: &control::request::Body,
@@ -132,7 +134,7 @@ impl Nodes {
         self.ask_until(body, |error| error.code() == ErrorCode::Unavailable)
     }
 
-    /// Asks one node after another until one has it.
+    /// Sends a request to one node after another until one has what is requested.
     pub(super) fn ask_for(
         &self,
         body: &control::request::Body,
@@ -175,7 +177,7 @@ impl Nodes {
         Err(refused.unwrap_or_else(|| unavailable("no storage node is known")))
     }
 
-    /// Whether a node is there, as long as there are `others` to turn to.
+    /// Checks that a node can be reached, if there are `others` to turn to.
     pub(super) fn reach(&self, node: &str, others: bool) -> Result<(), PeerError> {
         if !others {
             return Ok(());
@@ -195,7 +197,7 @@ impl Holders for Nodes {
     }
 }
 
-/// A node's failure as the control protocol says it.
+/// Converts a node's failure into an error of the control protocol.
 pub(super) fn refusal(error: &PeerError) -> control::Error {
     let hint = "the next attempt goes to another node, if the agent knows one";
     remote::refusal(error, hint)

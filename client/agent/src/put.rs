@@ -1,4 +1,4 @@
-//! Images directories of this host as checkpoints of the nodes: a dump whose pages come from files.
+//! Stores images directories of this host as checkpoints of the nodes: a dump whose pages come from files.
 
 use std::os::fd::OwnedFd;
 
@@ -15,10 +15,10 @@ use super::session::send_pages;
 use crate::host::Waits;
 
 impl Remote {
-    /// Sends a directory to a node and has it sealed there.
+    /// Sends a directory to a node and has the node seal it.
     ///
     /// # Errors
-    /// The directory's, or the node's.
+    /// An error of the directory or of the node.
     pub(super) fn put(
         &self,
         import: &request::Import,

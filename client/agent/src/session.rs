@@ -1,4 +1,4 @@
-//! A dump through an agent: a session of a node, and the one stream that brings its pages there.
+//! A dump through an agent: a session of a node, and the one stream that brings its pages to the node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,15 +20,15 @@ const PAGE_BYTES: usize = 4096;
 
 static ZERO_PAGE: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
-/// A dump on its way to a node.
+/// A dump that is being sent to a node.
 pub struct Session {
     id: String,
-    /// The node that has the session: it decides, and passes the pages on to others.
+    /// Name of the node that has the session: it makes the decisions, and passes the pages on to others.
     pub(super) node: String,
     pub(super) request: request::Open,
     parent_generation: u64,
     parent_origin: Option<Origin>,
-    /// Address spaces of the parent that CRIU may be told of.
+    /// Address spaces that CRIU may be told the parent has.
     parent_spaces: Vec<SpaceId>,
     opened: Instant,
     received: AtomicU64,
@@ -48,7 +48,7 @@ enum Phase {
     Receiving,
     Closed(DumpSender, Served),
     Sealing,
-    /// Parked or sealed: the node has it.
+    /// The node has parked or sealed the session.
     Done,
     Failed(control::Error),
 }
@@ -118,7 +118,7 @@ impl Session {
         })
     }
 
-    /// Its state for people.
+    /// Returns the session's state for listings.
     pub(super) fn status(&self) -> SessionStatus {
         let state = self.state();
         SessionStatus {
@@ -135,7 +135,7 @@ impl Session {
         }
     }
 
-    /// The session, for the one connection that brings its pages.
+    /// Assigns the session to the one connection that brings its pages.
     pub(super) fn start(
         self: &Arc<Self>,
         deadline: Duration,
@@ -167,7 +167,7 @@ impl Session {
         }
     }
 
-    /// Takes the dump for sealing.
+    /// Takes the sender of the dump for sealing.
     pub(super) fn begin_seal(&self) -> Result<(DumpSender, Served), control::Error> {
         let mut state = self.state();
         match state.enter(Phase::Sealing) {
@@ -187,20 +187,20 @@ impl Session {
         }
     }
 
-    /// The node has it.
+    /// Records that the node has parked or sealed the session.
     pub(super) fn done(&self) {
         self.state().enter(Phase::Done);
         self.ended.send_replace(true);
     }
 
-    /// It is not to be.
+    /// Records that the dump has failed.
     pub(super) fn fail(&self, error: control::Error) {
         tracing::warn!(session = %self.id, job = %self.request.job, node = %self.node, reason = error.message, "session failed");
         self.state().enter(Phase::Failed(error));
         self.ended.send_replace(true);
     }
 
-    /// Ends it from outside. False when it is just being sealed, and goes on.
+    /// Ends the session from outside. Returns false if it is being sealed, and leaves it alone.
     pub(super) fn discard(&self, reason: &str) -> bool {
         let (hang_up, before) = {
             let mut state = self.state();
@@ -226,19 +226,20 @@ impl Session {
         true
     }
 
-    /// Whether it has been waiting for `limit`: for its dump, or for its seal; or is over for so long.
+    /// Returns true if the session has waited for `limit`, for its dump or for its seal, or has been over for
+    /// so long.
     pub(super) fn is_idle(&self, limit: Duration) -> bool {
         let state = self.state();
         !matches!(state.phase, Phase::Receiving | Phase::Sealing) && state.since.elapsed() >= limit
     }
 
-    /// Since when it is over, if it is.
+    /// Returns the time since which the session is over, if it is.
     pub(super) fn over_since(&self) -> Option<Instant> {
         let state = self.state();
         matches!(state.phase, Phase::Done | Phase::Failed(_)).then_some(state.since)
     }
 
-    /// The node keeps it as a parked one, or as a checkpoint.
+    /// Returns true if the node keeps the session as a parked one, or as a checkpoint.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.state().phase, Phase::Done)
     }
@@ -253,15 +254,16 @@ impl Session {
     }
 }
 
-/// A session as the page-server front end's sink: zero pages are told, all others sent.
+/// Sink of the page-server front end for a session: zero pages are sent as numbers only, all others with their
+/// bytes.
 pub struct Sink {
     session: Arc<Session>,
     sender: Option<DumpSender>,
     served: Served,
-    /// Of the open space, nothing below this may come any more.
+    /// Lowest page index of the open space that may still come.
     next_index: u64,
     deadline: Duration,
-    /// Why it fails, if it was the node.
+    /// Error of the node, if it made the sink fail.
     failure: Option<control::Error>,
 }
 
@@ -286,7 +288,7 @@ impl Sink {
         })
     }
 
-    /// The pages from `index` on, and where they end; they must ascend, as the node takes no others.
+    /// Returns the index of the page at `vaddr`, after a check that the pages ascend: the node takes no others.
     fn ascending(&mut self, vaddr: u64, pages: u64) -> Result<u64, SinkError> {
         let index = vaddr / PAGE_BYTES as u64;
         if self.served.spaces.is_empty() || index < self.next_index {
@@ -383,7 +385,7 @@ impl Drop for Sink {
     }
 }
 
-/// Sends pages, zero ones by their number only.
+/// Sends pages; of zero pages only their number.
 pub(super) fn send_pages(
     sender: &mut DumpSender,
     mut index: u64,

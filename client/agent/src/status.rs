@@ -1,4 +1,4 @@
-//! How the agent and its nodes stand.
+//! State of the agent and its nodes.
 
 use permafrost_protocol::control::{self, reply, request};
 
@@ -6,8 +6,8 @@ use super::backend::Remote;
 use super::nodes::{odd_answer, refusal};
 
 impl Remote {
-    /// Has the nodes deny certificates, or list who is denied. One node tells the others of a cluster; a denial is
-    /// taken back on each node by itself.
+    /// Has the nodes deny certificates, or list the denied ones. One node informs the others of a cluster; a
+    /// denial is taken back on each node by itself.
     pub(super) fn deny_on_nodes(
         &self,
         deny: &request::Deny,

@@ -1,4 +1,4 @@
-//! Turns and places in the queues of nodes.
+//! Admission to the queues of nodes, and reservations.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use super::backend::Remote;
 use super::nodes::{odd_answer, unavailable};
 use crate::host::Waits;
 
-/// Pauses between two questions whether it is a dump's turn.
+/// Shortest pause between two requests for a dump's admission.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 impl Remote {
-    /// Opens a session on a node. One that has others before it keeps the place under a token, and is asked again with
-    /// that: it is a node's turn that is waited for, so it stays with that node.
+    /// Opens a session on a node. A request that has others before it keeps its place under a token, with which
+    /// it is repeated: it waits for that node's queue, so it stays with that node.
     pub(super) fn await_turn(
         &self,
         mut open: request::Open,
@@ -56,7 +56,7 @@ impl Remote {
         }
     }
 
-    /// Keeps a place; a node that this agent does not know is asked by one that it does.
+    /// Reserves a place; a node that this agent does not know is asked through one that it does.
     pub(super) fn reserve_on_node(
         &self,
         reserve: &request::Reserve,
@@ -87,7 +87,7 @@ impl Remote {
         }
     }
 
-    /// Gives a place up, on whichever node has it.
+    /// Gives up a place on the node that has it.
     pub(super) fn cancel_on_node(
         &self,
         cancel: &request::CancelReservation,
@@ -116,8 +116,8 @@ impl Remote {
     }
 }
 
-/// Until the node is asked again. One that has held the question does so again; one that holds too many is to be
-/// spared.
+/// Returns the pause until the node is asked again. A node that held the request for a while does so again; a
+/// node that holds too many is to be spared.
 fn pause(held: Duration) -> Duration {
     if held >= LONGEST_PAUSE {
         SHORTEST_PAUSE

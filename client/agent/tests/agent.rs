@@ -110,9 +110,9 @@ struct Fake {
     flips: Option<usize>,
     /// Flips a bit of this image.
     spoils: Option<&'static str>,
-    /// Pages sent.
+    /// Number of pages sent.
     sent: AtomicU64,
-    /// Where fetches of pages began.
+    /// First page indexes of the fetches.
     begun_at: Mutex<Vec<u64>>,
     /// Times that it was asked for the checkpoint's manifest.
     shown: AtomicU64,

@@ -6,8 +6,9 @@
 //!                         shut down, seal given up
 //! ```
 //!
-//! Step 1 is the orderly one: CRIU sees the end of its page server, or a non-zero exit of the action script, cures the tasks of
-//! its parasite and lets them go. The later steps are for children of CRIU, or a CRIU, that do not react.
+//! Step 1 is the orderly one: CRIU sees the end of its page server, or a non-zero exit of the action script,
+//! cures the tasks of its parasite and lets them go. The later steps are for a CRIU, or children of it, that do
+//! not react.
 
 use std::time::Duration;
 
@@ -32,24 +33,25 @@ impl FreezeLimit {
     /// Shortest limit: CRIU needs some of it to roll back.
     pub const SHORTEST: Duration = Duration::from_secs(1);
 
-    /// A limit of `time`; `None` below [`Self::SHORTEST`].
+    /// Returns a limit of `time`; `None` below [`Self::SHORTEST`].
     pub fn new(time: Duration) -> Option<Self> {
         (time >= Self::SHORTEST).then_some(Self(time))
     }
 
-    /// The limit for a tree of that much resident memory: 2 minutes, and 10 s more for each GiB.
+    /// Returns the default limit for a tree with so much resident memory: 2 minutes, and 10 s more for each
+    /// GiB.
     pub fn for_memory(resident_bytes: u64) -> Self {
         let transfer_ms = u128::from(resident_bytes) * 1000 / u128::from(DEFAULT_BYTES_PER_S);
         let transfer = Duration::from_millis(u64::try_from(transfer_ms).unwrap_or(u64::MAX));
         Self(DEFAULT_BASE.saturating_add(transfer))
     }
 
-    /// The time.
+    /// Returns the limit as a duration.
     pub fn time(self) -> Duration {
         self.0
     }
 
-    /// Time from CRIU's start to step 1, the rollback.
+    /// Returns the time from CRIU's start to step 1, the rollback.
     pub fn until_rollback(self) -> Duration {
         self.0 - self.margin()
     }
@@ -62,11 +64,11 @@ impl FreezeLimit {
 /// A step towards the end of a freeze.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Have CRIU roll back by itself.
+    /// Makes CRIU roll back by itself.
     RollBack,
-    /// End what CRIU waits for.
+    /// Ends the processes that CRIU waits for.
     EndChildren,
-    /// End CRIU.
+    /// Ends CRIU itself.
     EndCriu,
 }
 
@@ -88,7 +90,7 @@ impl Steps {
         }
     }
 
-    /// Time until the next step, `elapsed` after CRIU's start.
+    /// Returns the time until the next step, `elapsed` after CRIU's start.
     pub(super) fn wait(&self, elapsed: Duration) -> Duration {
         self.next_at.saturating_sub(elapsed)
     }

@@ -1,7 +1,9 @@
-//! The guard of a dump: a process of its own that starts CRIU, waits for it, and ends a freeze that reaches its limit.
+//! The guard of a dump: a process of its own that starts CRIU, waits for it, and ends a freeze that reaches its
+//! limit.
 //!
-//! It depends neither on the daemon nor on the client: it is in a session of its own, holds CRIU's page socket, and asks nobody
-//! anything. What it has to say to the client goes into a report file, which the client reads after the guard has ended:
+//! It depends neither on the daemon nor on the client: it is in a session of its own, holds CRIU's page socket,
+//! and sends no requests. Its report to the client goes into a file, which the client reads after the guard has
+//! ended:
 //!
 //! ```text
 //! limit                    the rollback began because the limit was reached
@@ -29,10 +31,10 @@ use super::freeze::{FreezeLimit, Step, Steps};
 use crate::origin::ProcessStat;
 use crate::processes::{self, signal, tree};
 
-/// Added to a signal's number by shells that wrap CRIU.
+/// Offset that shells which wrap CRIU add to a signal's number.
 const SHELL_SIGNAL_BASE: i32 = 128;
 
-/// Exit code for a CRIU that could not be started, as a shell's.
+/// Exit code for a CRIU that could not be started, as shells use it.
 const NOT_STARTED: i32 = 127;
 
 /// A dump to guard.
@@ -40,20 +42,20 @@ const NOT_STARTED: i32 = 127;
 pub struct Guarded {
     /// Root of the tree that CRIU freezes.
     pub pid: u32,
-    /// How long it may be frozen.
+    /// Longest time for which the tree may be frozen.
     pub limit: FreezeLimit,
-    /// A pre-dump: CRIU transfers pages while the tree runs, for as long as that takes.
+    /// True for a pre-dump: CRIU transfers pages while the tree runs, for as long as that takes.
     pub pre_dump: bool,
-    /// Where the report goes.
+    /// Path of the report.
     pub report: PathBuf,
 }
 
-/// What a guard reports.
+/// Report of a guard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
-    /// The freeze was ended because it reached its limit.
+    /// True if the freeze was ended because it reached its limit.
     pub(super) limit_reached: bool,
-    /// CRIU's exit status, and how long it ran; `None` when the guard was ended before it.
+    /// CRIU's exit status and running time; `None` if the guard was ended before CRIU.
     pub(super) ended: Option<(ExitStatus, Duration)>,
 }
 
@@ -78,17 +80,18 @@ impl Report {
     }
 }
 
-/// Something that the guard reacts to.
+/// An event that the guard reacts to.
 enum Event {
     Ended(io::Result<ExitStatus>),
     Interrupted,
 }
 
-/// Starts `criu` and waits for it; at the limit, makes sure that the tree runs again. The page socket is standard input, of this
-/// process and of CRIU. SIGTERM, SIGINT and SIGHUP begin the rollback; a second one ends the seal.
+/// Starts `criu` and waits for it; at the limit, makes sure that the tree runs again. The page socket is the
+/// standard input of this process and of CRIU. SIGTERM, SIGINT and SIGHUP begin the rollback; a second signal
+/// ends the seal.
 ///
 /// # Errors
-/// The kernel refuses what a guard needs, or the report could not be written.
+/// The kernel refuses an operation that the guard needs, or the report could not be written.
 pub fn guard(guarded: &Guarded, mut criu: Command) -> io::Result<ExitStatus> {
     // Whatever ends the client's process group or its terminal does not end this process. Refused to the leader of a group,
     // which is then out of the client's group already.
@@ -141,7 +144,7 @@ pub fn guard(guarded: &Guarded, mut criu: Command) -> io::Result<ExitStatus> {
     Ok(status)
 }
 
-/// Whether a signal ended CRIU, or the command that a shell started it by.
+/// Returns true if a signal ended CRIU, or the command by which a shell started it.
 fn was_killed(status: ExitStatus) -> bool {
     let by_shell = |code: i32| (SHELL_SIGNAL_BASE + 1..=SHELL_SIGNAL_BASE + 31).contains(&code);
     status.signal().is_some() || status.code().is_some_and(by_shell)
@@ -150,11 +153,11 @@ fn was_killed(status: ExitStatus) -> bool {
 /// A freeze under way.
 struct Freeze<'a> {
     guarded: &'a Guarded,
-    /// Tasks that somebody else had stopped before the dump.
+    /// Tasks that were stopped by others before the dump.
     stopped_before: Vec<u32>,
     pages: OwnedFd,
     report: File,
-    /// CRIU, or the script that starts it.
+    /// Pid of CRIU, or of the script that starts it.
     criu: u32,
 }
 
@@ -205,8 +208,8 @@ impl Freeze<'_> {
         }
     }
 
-    /// Ends the conversation with the page server, whatever the daemon does: CRIU fails and rolls back. The action script keeps the
-    /// same time by itself. What was stopped goes on, to see it.
+    /// Ends the conversation with the page server, whatever the daemon does: CRIU fails and rolls back. The
+    /// action script keeps the same time limit by itself. Stopped processes are continued, so that they notice.
     fn roll_back(&self) {
         if let Ok(pages) = self.pages.try_clone() {
             // Not connected is the only failure here: the daemon is gone, and CRIU knows.
@@ -217,7 +220,7 @@ impl Freeze<'_> {
         }
     }
 
-    /// Ends what CRIU waits for, the action script above all: CRIU takes that for a failure.
+    /// Ends the processes that CRIU waits for, above all the action script: CRIU takes that for a failure.
     fn end_children(&self) {
         // Without a tracer nothing is frozen, and who of our descendants is CRIU is not known.
         let Some(tracer) = self.tracer() else { return };
@@ -231,7 +234,8 @@ impl Freeze<'_> {
         }
     }
 
-    /// Ends CRIU. The kernel lets the tasks of a tracer go that dies, and the parasite in a task goes when its socket closes.
+    /// Ends CRIU. When a tracer dies, the kernel lets its tasks go, and the parasite in a task ends when its
+    /// socket closes.
     fn end_criu(&self) {
         for pid in self.of_criu() {
             signal(pid, Signal::KILL);
@@ -243,7 +247,7 @@ impl Freeze<'_> {
         }
     }
 
-    /// Ends what a CRIU that was killed has left: an action script would seal what is rolled back.
+    /// Ends the children that a killed CRIU has left: an action script would seal a dump that is rolled back.
     fn end_orphans(&self) {
         let frozen = tree(self.guarded.pid);
         for pid in processes::descendants(std::process::id()) {
@@ -253,7 +257,7 @@ impl Freeze<'_> {
         }
     }
 
-    /// CRIU and its descendants, without the frozen tree.
+    /// Returns CRIU and its descendants, without the frozen tree.
     fn of_criu(&self) -> Vec<u32> {
         let frozen = tree(self.guarded.pid);
         let mut ours = processes::descendants(self.criu);
@@ -262,7 +266,7 @@ impl Freeze<'_> {
         ours
     }
 
-    /// The process that traces the root.
+    /// Returns the process that traces the root.
     fn tracer(&self) -> Option<u32> {
         let path = format!("/proc/{}/status", self.guarded.pid);
         let status = fs::read_to_string(path).ok()?;
@@ -277,7 +281,7 @@ impl Freeze<'_> {
     }
 }
 
-/// Those of `pids` that a signal has stopped.
+/// Returns those of `pids` that a signal has stopped.
 fn stopped(pids: &[u32]) -> Vec<u32> {
     let is_stopped = |pid: &u32| matches!(ProcessStat::read(*pid), Ok(stat) if stat.state == 'T');
     pids.iter().copied().filter(is_stopped).collect()

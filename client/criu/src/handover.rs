@@ -1,7 +1,7 @@
-//! What `permafrost dump` tells the action script beside the images, for where the environment does not get
-//! through (a CRIU that is started by sudo, or by a wrapper with `env -i`): without it the script would not
-//! know that the dump is one of ours, let CRIU end the tasks, and only then could anybody find that the seal
-//! fails.
+//! Files by which `permafrost dump` passes its order to the action script, beside the images, where the
+//! environment does not get through (a CRIU that is started by sudo, or by a wrapper with `env -i`). Without
+//! them the script would not know that the dump belongs to Permafrost and would let CRIU end the tasks; only
+//! then would it show that the seal fails.
 //!
 //! ```text
 //! SCRATCH/           0700
@@ -10,9 +10,9 @@
 //! └── verdict        0600, empty until the script writes it
 //! ```
 //!
-//! The script may run for every dump of the machine, as root. So it believes a `session` only where all of
-//! this belongs to the owner of the images directory, who has the images in hand anyway, and is closed to
-//! everybody else; and it writes into nothing but an existing `verdict` of that owner's.
+//! The script may run for every dump of the machine, as root. So it trusts a `session` only where all of this
+//! belongs to the owner of the images directory, who has the images in hand anyway, and is closed to all other
+//! users; and it writes into nothing but an existing `verdict` of that owner's.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -26,43 +26,43 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat};
 
 use crate::verdict::SealBy;
 
-/// Name of the file that names session and socket.
+/// Name of the file that holds the order: session, socket and time.
 const SESSION: &str = "session";
 
 /// Name of the verdict's file.
 const VERDICT: &str = "verdict";
 
-/// Longer is none of ours: a session id, a path and a time.
+/// Largest order that is read: a session id, a path and a time are shorter.
 const MAX_BYTES: u64 = 8 << 10;
 
-/// A seal that the script is to ask for.
+/// Request for a seal, which the script passes on to the daemon.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
     /// Session to seal.
     pub session: &'a str,
     /// The daemon's control socket.
     pub socket: &'a Path,
-    /// When the freeze ends, sealed or not. `None`: never.
+    /// Time at which the freeze ends, sealed or not. `None`: never.
     pub seal_by: Option<SealBy>,
 }
 
-/// What the script has to know.
+/// Order that the script has read.
 #[derive(Debug)]
 pub struct Handover {
     /// Session to seal.
     pub session: String,
     /// The daemon's control socket.
     pub socket: PathBuf,
-    /// When the freeze ends, sealed or not. `None`: never.
+    /// Time at which the freeze ends, sealed or not. `None`: never.
     pub seal_by: Option<SealBy>,
-    /// The verdict's file, empty.
+    /// The verdict's file, which is empty.
     pub verdict: File,
 }
 
 /// Writes the order into `scratch`, beside the images directory.
 ///
 /// # Errors
-/// The file system's.
+/// An error of the file system.
 pub fn write(scratch: &Path, order: &Order<'_>) -> io::Result<()> {
     let mut bytes = order.session.as_bytes().to_vec();
     bytes.push(0);
@@ -74,10 +74,11 @@ pub fn write(scratch: &Path, order: &Order<'_>) -> io::Result<()> {
     create(&scratch.join(SESSION))?.write_all(&bytes)
 }
 
-/// Makes the empty `verdict` in `scratch`, and returns its path: whoever fills it, it stays ours to read.
+/// Makes the empty `verdict` in `scratch`, and returns its path: the file stays readable for this user,
+/// whichever user fills it.
 ///
 /// # Errors
-/// The file system's.
+/// An error of the file system.
 pub fn make_verdict(scratch: &Path) -> io::Result<PathBuf> {
     let path = scratch.join(VERDICT);
     create(&path)?;
@@ -92,8 +93,8 @@ fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// What lies beside the images directory that is open as `images`; `None` where nothing does, or nothing that
-/// can be believed.
+/// Reads the order beside the images directory that is open as `images`; `None` if there is none, or none that
+/// can be trusted.
 pub fn beside(images: &File) -> Option<Handover> {
     let owner = private(&fstat(images).ok()?, FileType::Directory, None)?;
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -136,7 +137,8 @@ pub fn beside(images: &File) -> Option<Handover> {
     })
 }
 
-/// Its owner, if it is of that type, closed to everybody else, and `owner`'s.
+/// Returns the owner, if the file is of that type, closed to all other users, and belongs to `owner` if one is
+/// given.
 fn private(stat: &Stat, file_type: FileType, owner: Option<u32>) -> Option<u32> {
     let good = FileType::from_raw_mode(stat.st_mode) == file_type
         && stat.st_mode & 0o077 == 0

@@ -24,5 +24,5 @@ pub use guard::{Guarded, guard};
 pub use log::{Digest, digest};
 pub use run::{Criu, CriuError, Finished, Run, Running};
 
-/// How far a long operation is: bytes done, bytes in all.
+/// Receiver of a long operation's progress: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

@@ -1,4 +1,4 @@
-//! CRIU's own reason for a failure, out of its log.
+//! Finds CRIU's own reason for a failure in its log.
 //!
 //! CRIU logs an error where it happens and again at every caller on the way out, so the first error is
 //! the cause and the last ones say nothing (`Dumping FAILED.`). The messages below are those of CRIU 4.2;
@@ -10,28 +10,28 @@ use std::process::ExitStatus;
 /// Most error lines shown besides the reason.
 const MAX_LINES: usize = 6;
 
-/// Why CRIU failed.
+/// Cause of a failed CRIU run, extracted from its log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
-    /// The cause, in CRIU's words where it gave any.
+    /// The cause, in CRIU's words if it gave any.
     pub reason: String,
-    /// What to do about it; may be empty.
+    /// Advice on how to correct it; may be empty.
     pub hint: String,
-    /// CRIU's error lines, without the ones that mean nothing.
+    /// CRIU's error lines, without the meaningless ones.
     pub lines: Vec<String>,
-    /// The first thing that went wrong was the conversation with the page server, or nothing is said:
-    /// CRIU logs nothing when CLOSE is refused. What the daemon says is the cause then.
+    /// True if the conversation with the page server failed first, or the log gives no cause: CRIU logs nothing
+    /// when CLOSE is refused. The daemon's error is the cause then.
     pub blames_page_server: bool,
 }
 
-/// A cause that is known, by words of its message.
+/// A known cause, recognised by words of its message.
 struct Known {
-    /// All of these occur in the message.
+    /// Words that all occur in the message.
     words: &'static [&'static str],
     hint: &'static str,
 }
 
-/// Known causes; the first that fits any line is taken, so the more certain stand first.
+/// Known causes; the first that fits any line is used, so the more certain ones come first.
 const KNOWN: &[Known] = &[
     Known {
         words: &["Can't fork for", "File exists"],
@@ -195,7 +195,7 @@ const KNOWN: &[Known] = &[
     },
 ];
 
-/// Messages that stand in the log of every run, or say only that something went wrong before.
+/// Messages that occur in the log of every run, or only report that something failed before.
 const MEANINGLESS: &[&str] = &[
     "rlimit: Can't setup RLIMIT_NOFILE for self",
     "Dumping FAILED",
@@ -204,8 +204,7 @@ const MEANINGLESS: &[&str] = &[
     "One of more action scripts failed",
 ];
 
-/// Finds the cause in CRIU's log, or in what it wrote to the console before it had one, or in how it
-/// ended.
+/// Finds the cause in CRIU's log, in its console output before there was a log, or in its exit status.
 pub fn digest(log: &str, console: &str, status: Option<ExitStatus>) -> Digest {
     let mut errors: Vec<String> = log.lines().filter_map(error_message).collect();
     if errors.is_empty() {
@@ -249,7 +248,7 @@ pub fn digest(log: &str, console: &str, status: Option<ExitStatus>) -> Digest {
     }
 }
 
-/// The message of an error line: `(00.033216)   7573: Error (criu/files-reg.c:2353): MESSAGE`.
+/// Returns the message of an error line: `(00.033216)   7573: Error (criu/files-reg.c:2353): MESSAGE`.
 fn error_message(line: &str) -> Option<String> {
     let (_, rest) = line.split_once("Error (")?;
     let (_, message) = rest.split_once("): ")?;
@@ -257,7 +256,7 @@ fn error_message(line: &str) -> Option<String> {
     (!MEANINGLESS.iter().any(|noise| message.starts_with(noise))).then(|| message.to_owned())
 }
 
-/// What CRIU says before it has a log: wrong options, missing capabilities.
+/// Returns the messages that CRIU prints before it has a log: wrong options, missing capabilities.
 fn console_messages(console: &str) -> Vec<String> {
     console
         .lines()

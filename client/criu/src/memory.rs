@@ -1,8 +1,8 @@
-//! What a tree of processes has in memory, out of `/proc`: what its next dump is predicted by.
+//! Memory of a process tree, read from `/proc`, for the prediction of its next dump.
 //!
-//! A dump holds the anonymous and the shared pages of every process, and those that were swapped out; of files only what
-//! a process has changed of its own mapping, which is anonymous, too. Pages that processes share count for each, which
-//! is how they are dumped where they are shared since a fork.
+//! A dump holds the anonymous and the shared pages of every process, and those that were swapped out; of files
+//! only the pages of its own mapping that a process has changed, which are anonymous too. Pages that processes
+//! share count for each process, because that is how they are dumped where they are shared since a fork.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,31 +10,33 @@ use std::os::unix::fs::FileExt;
 
 use crate::processes::tree;
 
-/// Bytes of a page.
+/// Size of a page, bytes.
 const PAGE: u64 = 4096;
 
-/// Bytes of a page's entry in `/proc/PID/pagemap`.
+/// Size of a page's entry in `/proc/PID/pagemap`, bytes.
 const ENTRY: usize = 8;
 
-/// Bit 55: written since the bits were last cleared (Documentation/admin-guide/mm/soft-dirty.rst of the kernel).
+/// Bit 55: the page was written since the bits were last cleared (Documentation/admin-guide/mm/soft-dirty.rst
+/// of the kernel).
 const SOFT_DIRTY: u64 = 1 << 55;
 
-/// Bit 63: the page is in memory; bit 62: it was swapped out. Others are not dumped.
+/// Bit 63: the page is in memory; bit 62: it was swapped out. Other pages are not dumped.
 const THERE: u64 = 1 << 63 | 1 << 62;
 
-/// Entries read at once: those of 128 MiB.
+/// Number of entries read at once: those of 128 MiB.
 const AT_ONCE: u64 = 32 << 10;
 
-/// Anonymous, shared and swapped-out memory of the tree below and with `root`, bytes. Processes that come or go meanwhile
-/// are counted or not. Costs a file a process of the machine, and one more for each of the tree.
+/// Returns the anonymous, shared and swapped-out memory of the tree of `root`, bytes. Processes that come or go
+/// meanwhile may be counted or not. Reads one file for each process of the machine, and one more for each of
+/// the tree.
 #[must_use]
 pub fn resident_bytes(root: u32) -> u64 {
     tree(root).into_iter().filter_map(resident_of).sum()
 }
 
-/// Pages of the tree written since its soft-dirty bits were last cleared. `None` where the kernel does not keep them, or
-/// the pages may not be looked at. Costs reading 8 bytes a page of the tree's address space that is mapped: 2 ms for a
-/// GiB.
+/// Returns the number of pages of the tree written since its soft-dirty bits were last cleared. `None` if the
+/// kernel does not keep these bits, or the caller may not read them. Reads 8 bytes for each mapped page of the
+/// tree's address space: 2 ms for a GiB.
 #[must_use]
 pub fn dirty_pages(root: u32) -> Option<u64> {
     if !keeps_soft_dirty()? {
@@ -57,7 +59,8 @@ fn resident_of(pid: u32) -> Option<u64> {
     Some(resident_in(&status))
 }
 
-/// The sum of what `/proc/PID/status` says in kB.
+/// Returns the anonymous, shared and swapped-out memory in `/proc/PID/status`, bytes. The file has these sizes
+/// in kB.
 fn resident_in(status: &str) -> u64 {
     let kb = |line: &str| {
         let (name, value) = line.split_once(':')?;
@@ -70,8 +73,8 @@ fn resident_in(status: &str) -> u64 {
     sum.saturating_mul(1024)
 }
 
-/// Whether this kernel keeps soft-dirty bits: a page that was just written must have one. A kernel without
-/// CONFIG_MEM_SOFT_DIRTY shows 0 for every page.
+/// Returns true if this kernel keeps soft-dirty bits: a page that was just written must have one. A kernel
+/// without CONFIG_MEM_SOFT_DIRTY shows 0 for every page.
 fn keeps_soft_dirty() -> Option<bool> {
     let mut pages = vec![0_u8; 2 * usize::try_from(PAGE).ok()?];
     // The second of the two is touched to its end or the first is, wherever they begin.
@@ -93,7 +96,8 @@ fn dirty_of(pid: u32) -> io::Result<u64> {
     Ok(dirty)
 }
 
-/// The pages of a line of `/proc/PID/maps` that may be written; those of the kernel's own are not dumped.
+/// Returns the page numbers (first, and behind the last) of a writable mapping in a line of `/proc/PID/maps`.
+/// Returns `None` for other lines and for the kernel's own mappings, which are not dumped.
 fn mapped(line: &str) -> Option<(u64, u64)> {
     let mut words = line.split_whitespace();
     let (from, to) = words.next()?.split_once('-')?;

@@ -1,42 +1,42 @@
-//! CRIU's own options, as far as Permafrost must understand what a user passes on.
+//! CRIU's own options, as far as Permafrost has to understand the options that a user passes on.
 //!
-//! Names and arguments as in the table of `criu/config.c`, release 4.2. Which of them a restore must
-//! repeat was read from where CRIU uses each: on both sides, or checked against the image on restore. Of these a checkpoint
-//! records only what [`check_restore_options`] allows.
+//! Names and arguments as in the table of `criu/config.c`, release 4.2. The options that a restore must repeat
+//! were read from the places where CRIU uses each: on both sides, or checked against the image on restore. Of
+//! these a checkpoint records only the options that [`check_restore_options`] allows.
 
 use permafrost_protocol::manifest::{RestoreOptionError, check_restore_options, is_repeatable};
 
-/// Why options cannot be passed on to CRIU.
+/// Options that cannot be passed on to CRIU.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionsError {
-    /// Permafrost sets it itself, or it contradicts how the dump is taken.
+    /// Permafrost sets the option itself, or the option contradicts the way in which the dump is taken.
     #[error("CRIU option {option} cannot be used here: {reason}")]
     Reserved {
-        /// The option.
+        /// Name of the option.
         option: String,
-        /// Why.
+        /// Reason of the refusal.
         reason: &'static str,
     },
     /// An option's argument is missing.
     #[error("CRIU option {option} needs an argument")]
     NoArgument {
-        /// The option.
+        /// Name of the option.
         option: String,
     },
-    /// Not an option at all.
+    /// A word that is not an option.
     #[error("{argument:?} is not a CRIU option")]
     NotAnOption {
-        /// The word.
+        /// Word that was given.
         argument: String,
     },
 }
 
-/// Whether an option takes an argument (getopt_long(3)).
+/// Kind of argument that an option takes (getopt_long(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     Nothing,
     Argument,
-    /// Only attached: `--name=value`, `-xvalue`.
+    /// An argument only in attached form: `--name=value`, `-xvalue`.
     Optional,
 }
 
@@ -111,8 +111,8 @@ const WITH_ARGUMENT: &[&str] = &[
 /// Long options with an optional argument.
 const WITH_OPTIONAL: &[&str] = &["ext-unix-sk", "cpu-cap", "manage-cgroups", "verbosity"];
 
-/// Options whose restore may need them, or a counterpart, from whoever restores: their argument names something of one
-/// host, or they are none of those that a checkpoint may record.
+/// Options for whose restore the caller may have to pass them, or a counterpart: their argument names an object
+/// of one host, or they are not among those that a checkpoint may record.
 const COUNTERPART: &[&str] = &[
     "cgroup-root",
     "config",
@@ -124,7 +124,7 @@ const COUNTERPART: &[&str] = &[
     "skip-mnt",
 ];
 
-/// Options Permafrost sets, or that contradict it; on a dump, on a restore, and why.
+/// Options that Permafrost sets or that contradict it: name, refused on a dump, refused on a restore, reason.
 const RESERVED: &[(&str, bool, bool, &str)] = &[
     ("tree", true, true, "the process is named by --pid"),
     (
@@ -235,23 +235,23 @@ impl Parsed {
     }
 }
 
-/// What a user passes on to CRIU.
+/// Options that a user passes on to CRIU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassedOn {
     options: Vec<Parsed>,
 }
 
-/// What CRIU is asked to do.
+/// Operation that CRIU carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// `criu dump` or `criu pre-dump`.
+    /// Runs `criu dump` or `criu pre-dump`.
     Dump,
-    /// `criu restore`.
+    /// Runs `criu restore`.
     Restore,
 }
 
 impl PassedOn {
-    /// Understands the words after `--` on the command line.
+    /// Parses the words after `--` on the command line.
     ///
     /// # Errors
     /// See [`OptionsError`].
@@ -298,7 +298,7 @@ impl PassedOn {
         Ok(Self { options })
     }
 
-    /// Adds an option without an argument, unless it is there already.
+    /// Adds an option without an argument, unless it is present already.
     pub fn add(&mut self, name: &str) {
         if !self.has(name) {
             self.options.push(Parsed {
@@ -308,24 +308,24 @@ impl PassedOn {
         }
     }
 
-    /// Takes an option out, and says whether it was there.
+    /// Removes an option, and returns true if it was present.
     pub fn take(&mut self, name: &str) -> bool {
         let before = self.options.len();
         self.options.retain(|option| option.name != name);
         self.options.len() < before
     }
 
-    /// Whether an option is there.
+    /// Returns true if the option is present.
     pub fn has(&self, name: &str) -> bool {
         self.options.iter().any(|option| option.name == name)
     }
 
-    /// As arguments for CRIU.
+    /// Returns the options as arguments for CRIU.
     pub fn arguments(&self) -> Vec<String> {
         self.options.iter().map(Parsed::spelled).collect()
     }
 
-    /// Those of a dump that its restore repeats by itself: what a checkpoint may record.
+    /// Returns the options of a dump that its restore repeats by itself: those that a checkpoint may record.
     pub fn restore_options(&self) -> Vec<String> {
         self.options
             .iter()
@@ -334,7 +334,7 @@ impl PassedOn {
             .collect()
     }
 
-    /// Those of a dump that its restore may need from whoever restores.
+    /// Returns the options of a dump that the caller of its restore may have to pass again.
     pub fn with_counterpart(&self) -> Vec<String> {
         self.options
             .iter()
@@ -344,7 +344,7 @@ impl PassedOn {
             .collect()
     }
 
-    /// The recorded options that count beside these: without those that the user has given anew, `--no-NAME` too.
+    /// Returns the recorded options without those that the user has given anew, be it as `--no-NAME`.
     pub fn not_given_anew<'a>(&self, recorded: &'a [String]) -> Vec<&'a String> {
         recorded
             .iter()
@@ -356,10 +356,10 @@ impl PassedOn {
             .collect()
     }
 
-    /// Puts recorded options first, without those that the user has given anew.
+    /// Returns the user's options after the recorded ones, without those that the user has given anew.
     ///
     /// # Errors
-    /// One of the recorded options may not be repeated. The user's own are the user's business.
+    /// One of the recorded options must not be repeated. The user's own options are not checked.
     pub fn on_top_of(&self, recorded: &[String]) -> Result<Vec<String>, RestoreOptionError> {
         let mut arguments: Vec<String> =
             self.not_given_anew(recorded).into_iter().cloned().collect();
@@ -386,7 +386,7 @@ fn argument(option: &str, word: Option<&String>) -> Result<String, OptionsError>
     })
 }
 
-/// Understands `-jl`, `-xVALUE`, `-L DIR`.
+/// Parses `-jl`, `-xVALUE`, `-L DIR`.
 fn parse_short<'a>(
     cluster: &str,
     mut next: impl FnMut() -> Option<&'a String>,

@@ -1,64 +1,64 @@
-//! Where a dump is taken: host, boot, and the process with its start time.
+//! Origin of a dump: host, boot, and the process with its start time.
 
 use std::fs;
 use std::io;
 
 use permafrost_protocol::manifest::Origin;
 
-/// Why a process cannot be dumped, before CRIU is asked.
+/// A process that cannot be dumped, found before CRIU is started.
 #[derive(Debug, thiserror::Error)]
 pub enum OriginError {
-    /// There is none of that number.
+    /// No process has that pid.
     #[error("no process {pid}")]
     NoProcess {
-        /// The pid asked for.
+        /// Pid that was given.
         pid: u32,
     },
-    /// A kernel thread, or a zombie.
+    /// The process is a kernel thread or a zombie.
     #[error("process {pid} ({name}) is {what}")]
     NotDumpable {
-        /// The pid asked for.
+        /// Pid that was given.
         pid: u32,
-        /// Its command name.
+        /// Command name of the process.
         name: String,
-        /// What it is instead of a process with memory.
+        /// Description of the process: a kernel thread or a zombie.
         what: &'static str,
     },
-    /// The process that asks would freeze itself.
+    /// The process is the caller itself or an ancestor, and the dump would freeze its own caller.
     #[error("process {pid} is this command, or one it was started by")]
     Oneself {
-        /// The pid asked for.
+        /// Pid that was given.
         pid: u32,
     },
     /// `/proc` could not be read or understood.
     #[error("read {path}: {source}")]
     Proc {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the read.
         source: io::Error,
     },
 }
 
-/// What `/proc/PID/stat` says.
+/// Fields of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
     /// Command name, without the parentheses.
     pub name: String,
-    /// State letter.
+    /// State of the process, as its letter.
     pub state: char,
-    /// Parent process.
+    /// Pid of the parent.
     pub parent: u32,
-    /// Start time, clock ticks since boot: tells a reused pid.
+    /// Start time, clock ticks since boot: identifies a reused pid.
     pub start_ticks: u64,
     /// Virtual size, bytes: 0 for a kernel thread.
     pub virtual_bytes: u64,
-    /// Processor time of it and of the children it has waited for, clock ticks.
+    /// Processor time of the process and of the children it has waited for, clock ticks.
     pub cpu_ticks: u64,
 }
 
 impl ProcessStat {
-    /// Reads the line, whose command name may contain spaces, parentheses and newlines (proc(5)).
+    /// Parses the line, whose command name may contain spaces, parentheses and newlines (proc(5)).
     fn parse(line: &str) -> Option<Self> {
         let (_, rest) = line.split_once('(')?;
         let (name, rest) = rest.rsplit_once(')')?;
@@ -100,8 +100,8 @@ impl ProcessStat {
     }
 }
 
-/// The origin of a dump of `pid` on this machine, now; `tracked`, `restore_options`, `criu_version` and what is in
-/// memory are left for the caller to fill in.
+/// Returns the origin of a dump of `pid` on this machine, now; the caller fills in `tracked`,
+/// `restore_options`, `criu_version` and the memory's size.
 ///
 /// # Errors
 /// See [`OriginError`].
@@ -129,7 +129,7 @@ pub fn collect(pid: u32) -> Result<Origin, OriginError> {
     })
 }
 
-/// This machine and its boot, without a process.
+/// Returns the origin of this machine and its boot, without a process.
 ///
 /// # Errors
 /// [`OriginError::Proc`].
@@ -149,7 +149,7 @@ pub fn here() -> Result<Origin, OriginError> {
     })
 }
 
-/// Names a process among all of its job, as [`Origin::process`] does.
+/// Returns the name of a process that is unique in its job, as in [`Origin::process`].
 ///
 /// # Errors
 /// There is no such process, or `/proc` cannot be read.
@@ -162,12 +162,12 @@ pub fn process(pid: u32) -> Result<String, OriginError> {
     Ok(origin.process())
 }
 
-/// Whether both dumps are of the same process: same boot, pid and start time.
+/// Returns true if both dumps are of the same process: same boot, pid and start time.
 pub fn same_process(one: &Origin, other: &Origin) -> bool {
     one.boot_id == other.boot_id && one.pid == other.pid && one.start_ticks == other.start_ticks
 }
 
-/// Whether `pid` is this process or one of its ancestors.
+/// Returns true if `pid` is this process or one of its ancestors.
 fn is_ancestor(pid: u32) -> bool {
     let mut ancestor = std::process::id();
     while ancestor > 0 {

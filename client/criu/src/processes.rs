@@ -1,7 +1,7 @@
-//! Who descends from whom, out of `/proc`.
+//! Process trees, read from `/proc`.
 //!
-//! Processes come and go while it is read, so an answer is only good for what its caller makes of it: each
-//! function says in which direction it may be wrong.
+//! Processes come and go while `/proc` is read, so each function documents in which direction its result may be
+//! wrong.
 
 use std::fs;
 use std::thread;
@@ -14,13 +14,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::origin::{OriginError, ProcessStat};
 
-/// Longest chain of parents followed: only a mistake is deeper.
+/// Longest chain of parents that is followed: no real chain is deeper.
 const MAX_DEPTH: u32 = 1 << 16;
 
-/// How two processes are related.
+/// Relation of two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kinship {
-    /// One is the other, or an ancestor of it; or nobody can tell, since one of the chain ended meanwhile.
+    /// One process is the other, or an ancestor of it; or the relation is unknown, because a process of the
+    /// chain ended meanwhile.
     Possible,
     /// Neither descends from the other.
     None,
@@ -30,11 +31,11 @@ pub enum Kinship {
 /// and others, some of them only now and then.
 const IMAGES_PER_PROCESS: usize = 12;
 
-/// Images that CRIU writes for a tree, whatever it is.
+/// Images that CRIU writes for any tree, besides those of its processes.
 const IMAGES_PER_TREE: usize = 256;
 
-/// Whether `one` may be an ancestor of `other`, the same, or a descendant. Never [`Kinship::None`] for two
-/// that are related.
+/// Returns [`Kinship::Possible`] if `one` may be an ancestor of `other`, the same process, or a descendant.
+/// Never returns [`Kinship::None`] for two related processes.
 pub fn kinship(one: u32, other: u32) -> Kinship {
     if reaches(one, other) == Kinship::None && reaches(other, one) == Kinship::None {
         Kinship::None
@@ -64,25 +65,25 @@ fn reaches(from: u32, to: u32) -> Kinship {
     Kinship::Possible
 }
 
-/// A tree of processes that does not fit a checkpoint.
+/// A process tree that is too large for a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the tree has {processes} processes and {threads} threads: some {images} images, and a checkpoint holds {MAX_SMALL_IMAGES}, of at most {MAX_SPACES} processes"
 )]
 pub struct TooManyTasks {
-    /// Processes, the root among them.
+    /// Number of processes, including the root.
     pub processes: usize,
-    /// Threads of all of them.
+    /// Number of threads of all processes.
     pub threads: usize,
-    /// Small images that CRIU would write, about.
+    /// Approximate number of small images that CRIU would write.
     pub images: usize,
 }
 
-/// Checks, while it still runs, that the tree of `root` is not too large for a checkpoint. Where the whole machine has
+/// Checks, while the tree still runs, that it is not too large for a checkpoint. Where the whole machine has
 /// fewer tasks, as most do, this reads one small file.
 ///
 /// # Errors
-/// It is.
+/// The tree is too large.
 pub fn check_fits(root: u32) -> Result<(), TooManyTasks> {
     let everywhere = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     if tasks_of_the_machine(&everywhere).is_some_and(|tasks| fits(tasks, tasks).is_ok()) {
@@ -93,7 +94,7 @@ pub fn check_fits(root: u32) -> Result<(), TooManyTasks> {
     fits(tree().count(), tree().map(threads).sum())
 }
 
-/// The total in the fourth field of `/proc/loadavg`, `RUNNING/TOTAL` (proc(5)).
+/// Returns the total in the fourth field of `/proc/loadavg`, `RUNNING/TOTAL` (proc(5)).
 fn tasks_of_the_machine(loadavg: &str) -> Option<usize> {
     let (_, total) = loadavg.split_whitespace().nth(3)?.split_once('/')?;
     total.parse().ok()
@@ -114,7 +115,8 @@ fn fits(processes: usize, threads: usize) -> Result<(), TooManyTasks> {
     })
 }
 
-/// The living descendants of `ancestor`, without itself; some may be missing that came while it was read.
+/// Returns the living descendants of `ancestor`, without itself; processes that were started while `/proc` was
+/// read may be missing.
 pub fn descendants(ancestor: u32) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let parents: Vec<(u32, u32)> = entries
@@ -138,28 +140,28 @@ pub fn descendants(ancestor: u32) -> Vec<u32> {
     found
 }
 
-/// What a process tree uses.
+/// Resources that a process tree uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Living processes.
+    /// Number of living processes.
     pub processes: u32,
-    /// Resident memory that a dump would take, bytes: anonymous and shared. What processes of the tree share is counted
-    /// for each. File pages are not dumped.
+    /// Resident memory that a dump would contain, bytes: anonymous and shared. Memory that processes of the
+    /// tree share is counted for each of them. File pages are not dumped.
     pub resident_bytes: u64,
-    /// Processor time, of children that ended, too.
+    /// Processor time, including that of children that have ended.
     pub cpu: Duration,
     /// Time since the root was started.
     pub age: Duration,
 }
 
 impl Usage {
-    /// Work that would be lost with the tree: its processor time, but no more than the time since its start. Threads that
-    /// work at the same time do it again at the same time.
+    /// Returns the work that would be lost with the tree: its processor time, but no more than the time since
+    /// its start. Threads that work at the same time repeat their work at the same time.
     pub fn progress(&self) -> Duration {
         self.cpu.min(self.age)
     }
 
-    /// Processors it kept busy, thousandths; 0 for one that was started this moment.
+    /// Returns the processors that the tree kept busy, thousandths; 0 for a tree that was just started.
     pub fn cpu_millis(&self) -> u64 {
         let millis = self.cpu.as_micros().saturating_mul(1_000);
         let millis = millis.checked_div(self.age.as_micros()).unwrap_or_default();
@@ -167,7 +169,7 @@ impl Usage {
     }
 }
 
-/// What the tree of `root` uses now. Processes that come or go meanwhile may be missing.
+/// Returns the resources that the tree of `root` uses now. Processes that come or go meanwhile may be missing.
 ///
 /// # Errors
 /// There is no such process, or `/proc` cannot be read.
@@ -200,7 +202,7 @@ pub fn usage(root: u32) -> Result<Usage, OriginError> {
     Ok(usage)
 }
 
-/// Resident anonymous and shared memory; 0 of a process that has ended.
+/// Returns resident anonymous and shared memory, bytes; 0 for a process that has ended.
 fn dumpable_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let kib = |name: &str| {
@@ -211,9 +213,9 @@ fn dumpable_bytes(pid: u32) -> u64 {
     kib.saturating_mul(1024)
 }
 
-/// Waits until processes that were killed have ended, and their pids are free, in bounds. A dead one whose parent is this process
-/// or an ancestor of it is not waited for: that parent may wait for this process, and collects it when it wants. Gives back
-/// those that are left.
+/// Waits, within `patience`, until killed processes have ended and their pids are free. A dead process whose
+/// parent is this process or an ancestor of it is not waited for: that parent may wait for this process, and
+/// reaps it when it likes. Returns the processes that are left.
 pub fn wait_until_gone(pids: &[u32], patience: Patience) -> Vec<u32> {
     let started = Instant::now();
     let own = ancestors();
@@ -240,16 +242,16 @@ pub fn wait_until_gone(pids: &[u32], patience: Patience) -> Vec<u32> {
     }
 }
 
-/// How long [`wait_until_gone`] waits.
+/// Time limits of [`wait_until_gone`].
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For the end of a process: freeing a large memory takes a while.
+    /// Time for a process to end: freeing a large memory takes a while.
     pub to_end: Duration,
-    /// For a parent that is told of the end.
+    /// Time for its parent to reap it.
     pub to_be_reaped: Duration,
 }
 
-/// This process and its ancestors.
+/// Returns this process and its ancestors.
 fn ancestors() -> Vec<u32> {
     let mut ancestors = vec![std::process::id()];
     while let Some(&last) = ancestors.last() {
@@ -263,7 +265,7 @@ fn ancestors() -> Vec<u32> {
     ancestors
 }
 
-/// The number of a process in the innermost pid namespace it is in.
+/// Returns the pid of a process in its innermost pid namespace.
 pub fn innermost_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
@@ -272,19 +274,19 @@ pub fn innermost_pid(pid: u32) -> Option<u32> {
     line.split_whitespace().next_back()?.parse().ok()
 }
 
-/// Kills a process; one that has ended already is no error.
+/// Kills a process; a process that has already ended is not an error.
 pub fn kill(pid: u32) {
     signal(pid, Signal::KILL);
 }
 
-/// Signals a process; one that has ended already, or is another user's, is no error.
+/// Signals a process; a process that has already ended, or belongs to another user, is not an error.
 pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, signal);
     }
 }
 
-/// A process and its living descendants, as [`descendants`] finds them.
+/// Returns a process and its living descendants, as [`descendants`] finds them.
 pub fn tree(root: u32) -> Vec<u32> {
     let mut tree = descendants(root);
     tree.push(root);

@@ -1,4 +1,4 @@
-//! CRIU as a process.
+//! Runs CRIU as a process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -15,42 +15,42 @@ use std::time::{Duration, Instant};
 use super::guard::{Guarded, Report};
 use super::log::{Digest, digest};
 
-/// Verbosity CRIU is run with: warnings and errors. It writes its log while the task is frozen, and what it
-/// has to say at `-v4` costs a 64 MiB process one part in fifteen of its freeze; who wants it says `-- -v4`.
+/// Verbosity of CRIU: warnings and errors. CRIU writes its log while the task is frozen, and the output of
+/// `-v4` costs a 64 MiB process one fifteenth of its freeze; a user who wants it passes `-- -v4`.
 const VERBOSITY: &str = "-v2";
 
-/// Most of CRIU's log that is read back, bytes from the end: errors come last.
+/// Longest tail of CRIU's log that is read, bytes: errors come last.
 const LOG_TAIL_BYTES: u64 = 4 << 20;
 
-/// Why CRIU could not be run.
+/// CRIU could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum CriuError {
-    /// There is no such program.
+    /// The program does not exist.
     #[error("CRIU not found: {} ({source})", program.display())]
     NotFound {
-        /// What was tried.
+        /// Program that was tried.
         program: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The guard that started it was ended.
+    /// The guard that started CRIU was ended.
     #[error("the process that keeps the freeze limit was ended ({status}); CRIU may still run")]
     Unguarded {
-        /// The guard's exit status.
+        /// Exit status of the guard.
         status: ExitStatus,
     },
-    /// It starts, and is something else.
+    /// The program starts, but is not CRIU.
     #[error("{} is not CRIU: `--version` names no version", program.display())]
     NotCriu {
-        /// What was started.
+        /// Program that was started.
         program: PathBuf,
     },
-    /// It could not be started or waited for.
+    /// CRIU could not be started or waited for.
     #[error("{what}: {source}")]
     Io {
-        /// What failed.
+        /// Operation that failed.
         what: &'static str,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -62,14 +62,14 @@ pub struct Criu {
 }
 
 impl Criu {
-    /// The program at `path`, or `criu` on PATH.
+    /// Returns the program at `path`, or `criu` on PATH.
     pub fn new(path: Option<PathBuf>) -> Self {
         Self {
             program: path.unwrap_or_else(|| PathBuf::from("criu")),
         }
     }
 
-    /// Its version, `4.2.1`. Costs one start of CRIU.
+    /// Returns CRIU's version, `4.2.1`. Costs one start of CRIU.
     ///
     /// # Errors
     /// See [`CriuError`].
@@ -88,7 +88,7 @@ impl Criu {
             })
     }
 
-    /// Whether this kernel has what `criu check --feature FEATURE` looks for.
+    /// Returns true if this kernel has the feature that `criu check --feature FEATURE` looks for.
     ///
     /// # Errors
     /// See [`CriuError`].
@@ -117,25 +117,26 @@ impl Criu {
     }
 }
 
-/// One run of CRIU, to be started.
+/// A run of CRIU that is not started yet.
 #[derive(Debug)]
 pub struct Run {
     command: Command,
     log: PathBuf,
     console: PathBuf,
     work_dir: PathBuf,
-    /// The guard's report, if one starts CRIU.
+    /// Path of the guard's report, if a guard starts CRIU.
     report: Option<PathBuf>,
 }
 
 impl Run {
-    /// `criu COMMAND`, with its images in `images_dir` and its log `COMMAND.log`, statistics and
+    /// Prepares `criu COMMAND`, with its images in `images_dir`, and its log `COMMAND.log`, statistics and
     /// console output in `work_dir`.
     pub fn new(criu: &Criu, command: &str, images_dir: &Path, work_dir: &Path) -> Self {
         Self::started_by(Command::new(&criu.program), command, images_dir, work_dir)
     }
 
-    /// The same, started by a guard that keeps the freeze limit: `guard` becomes it when CRIU's command line is added.
+    /// Prepares a run like [`Self::new`] that is started by a guard, which keeps the freeze limit. `guard`
+    /// becomes the guard's command when CRIU's command line is added.
     pub fn guarded(
         mut guard: Command,
         guarded: &Guarded,
@@ -168,13 +169,13 @@ impl Run {
         }
     }
 
-    /// Adds an argument.
+    /// Adds one argument to CRIU's command line.
     pub fn arg(&mut self, argument: impl AsRef<OsStr>) -> &mut Self {
         self.command.arg(argument);
         self
     }
 
-    /// Adds arguments.
+    /// Adds arguments to CRIU's command line.
     pub fn args(&mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> &mut Self {
         self.command.args(arguments);
         self
@@ -186,7 +187,7 @@ impl Run {
         self
     }
 
-    /// Sends pages down `socket`, which becomes CRIU's standard input.
+    /// Sends pages over `socket`, which becomes CRIU's standard input.
     ///
     /// A dump does not read its standard input, and descriptor 0 is the one that reaches CRIU through
     /// wrapper scripts and sudo too, without a moment in which another thread's child could inherit it.
@@ -195,19 +196,19 @@ impl Run {
         self.args(["--page-server", "--ps-socket", "0"])
     }
 
-    /// Puts CRIU into a process group of its own, so that a terminal's Ctrl-C reaches only us: killed
-    /// in the middle of a dump, CRIU would leave its parasite in the tasks.
+    /// Puts CRIU into a process group of its own, so that a terminal's Ctrl-C reaches only `permafrost`: a CRIU
+    /// that is killed in the middle of a dump would leave its parasite in the tasks.
     pub fn own_process_group(&mut self) -> &mut Self {
         self.command.process_group(0);
         self
     }
 
-    /// Where its log will be.
+    /// Returns the path of the log that CRIU will write.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Starts it.
+    /// Starts CRIU.
     ///
     /// # Errors
     /// See [`CriuError`].
@@ -250,7 +251,7 @@ impl Run {
     }
 }
 
-/// CRIU, running.
+/// A running CRIU process.
 #[derive(Debug)]
 pub struct Running {
     end: mpsc::Receiver<(io::Result<ExitStatus>, Duration)>,
@@ -262,12 +263,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// Its pid, or its guard's.
+    /// Returns the pid of CRIU, or of its guard.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Waits for its end, and calls `on_tick` every `tick` meanwhile.
+    /// Waits for the end of CRIU, and calls `on_tick` every `tick` meanwhile.
     ///
     /// # Errors
     /// [`CriuError::Io`], [`CriuError::Unguarded`].
@@ -302,30 +303,30 @@ impl Running {
     }
 }
 
-/// CRIU, ended.
+/// Result of a CRIU process that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// Exit status.
+    /// Exit status of CRIU.
     pub status: ExitStatus,
-    /// From start to end.
+    /// Time from CRIU's start to its end.
     pub elapsed: Duration,
-    /// It was made to roll back because the freeze reached its limit.
+    /// True if CRIU was made to roll back because the freeze reached its limit.
     pub limit_reached: bool,
-    /// Its log; may be absent when it failed early.
+    /// Path of CRIU's log, which may be absent if CRIU failed early.
     pub log: PathBuf,
-    /// What it wrote to standard output and error.
+    /// Path of CRIU's standard output and error.
     pub console: PathBuf,
-    /// Its work directory, with `stats-dump` or `stats-restore`.
+    /// CRIU's work directory, with `stats-dump` or `stats-restore`.
     pub work_dir: PathBuf,
 }
 
 impl Finished {
-    /// Why it failed, out of its log.
+    /// Finds the cause of a failure in CRIU's log.
     pub fn digest(&self) -> Digest {
         digest(&tail(&self.log), &tail(&self.console), Some(self.status))
     }
 
-    /// The file that tells most: the log, or what came to the console where CRIU did not get that far.
+    /// Returns the most informative file: the log, or the console output if CRIU did not get that far.
     pub fn evidence(&self) -> &Path {
         match fs::metadata(&self.log) {
             Ok(metadata) if metadata.len() > 0 => &self.log,
@@ -334,7 +335,7 @@ impl Finished {
     }
 }
 
-/// The last [`LOG_TAIL_BYTES`] of a file as text; empty when there is none.
+/// Returns the last [`LOG_TAIL_BYTES`] of a file as text; empty if there is no such file.
 fn tail(path: &Path) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;

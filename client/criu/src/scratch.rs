@@ -1,8 +1,8 @@
 //! Private directories in memory for what CRIU reads and writes around a dump or a restore.
 //!
-//! Images hold the process's secrets, so they never touch a disk on the way: the directories lie on
-//! tmpfs, mode 0700, and go away with their [`Scratch`], on failure too. Only the log is kept then. Those of an
-//! owner that was killed are removed by the next one: each owner holds a lock on its directory, and CRIU's
+//! Images hold the process's secrets, so they never touch a disk on the way: the directories lie on tmpfs, have
+//! mode 0700, and are removed with their [`Scratch`], on failure too. Only the log is kept then. Directories of
+//! an owner that was killed are removed by the next owner: each owner holds a lock on its directory, and CRIU's
 //! command line names it.
 
 use std::ffi::{OsStr, OsString};
@@ -16,47 +16,49 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{FlockOperation, OFlags};
 use tempfile::TempDir;
 
-/// `f_type` of tmpfs and ramfs (linux/magic.h).
+/// Values of `f_type` for tmpfs and ramfs (linux/magic.h).
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Left free beside the bytes asked for: logs, and what CRIU writes itself.
+/// Bytes left free besides those requested: for logs, and for files that CRIU writes itself.
 const SLACK_BYTES: u64 = 16 << 20;
 
 /// Name prefix of directories in use, or left by an owner that was killed.
 const PREFIX: &str = "permafrost-";
 
-/// What follows it where images are built; other names with the prefix are of directories that hold these.
+/// Words that follow the prefix where images are built; other names with the prefix are of directories that
+/// hold these.
 const PURPOSES: [&str; 2] = ["dump-", "restore-"];
 
 /// Name prefix of directories that were left on purpose.
 const LEFT_PREFIX: &str = "kept-";
 
-/// How often a directory is made anew that another process took for a dead one's this very moment.
+/// Most attempts to make a directory that another process keeps removing because it takes it for a dead
+/// owner's.
 const ATTEMPTS: u32 = 8;
 
 /// Name prefix of directories kept for their log.
 const KEPT_PREFIX: &str = "failed-";
 
-/// How long those are kept. They hold no images, but memory all the same.
+/// Time for which the directories of failures are kept. They hold no images, but memory all the same.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Why there is no private directory in memory.
+/// A private directory that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ScratchError {
     /// No candidate is on tmpfs, private and large enough.
     #[error("no tmpfs with {needed_bytes} bytes free: {}", tried.join("; "))]
     NoPlace {
-        /// Bytes asked for.
+        /// Number of bytes requested.
         needed_bytes: u64,
-        /// Each candidate and what is wrong with it.
+        /// Candidates, each with the reason why it was refused.
         tried: Vec<String>,
     },
     /// The directory named by the user cannot be used.
     #[error("use {}: {source}", path.display())]
     Unusable {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -65,12 +67,12 @@ pub enum ScratchError {
 #[derive(Debug)]
 pub struct Scratch {
     directory: TempDir,
-    /// Locked as long as its owner lives.
+    /// Lock on the directory, held as long as its owner lives.
     _lock: File,
 }
 
 impl Scratch {
-    /// Makes one on the first tmpfs with `needed_bytes` free, among the user's runtime directory,
+    /// Makes a directory on the first tmpfs with `needed_bytes` free, among the user's runtime directory,
     /// `/run/permafrost-UID`, `/dev/shm/permafrost-UID` and `/dev/shm`; `purpose` becomes part of its name.
     ///
     /// # Errors
@@ -92,7 +94,7 @@ impl Scratch {
         })
     }
 
-    /// Makes one inside `parent`, wherever that lies.
+    /// Makes a directory inside `parent`, on any file system.
     ///
     /// # Errors
     /// [`ScratchError::Unusable`].
@@ -103,26 +105,26 @@ impl Scratch {
         })
     }
 
-    /// Its path.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Makes a private directory in it.
+    /// Makes a private directory inside this one.
     ///
     /// # Errors
-    /// The file system's.
+    /// An error of the file system.
     pub fn subdirectory(&self, name: &str) -> io::Result<PathBuf> {
         let path = self.path().join(name);
         create_private(&path)?;
         Ok(path)
     }
 
-    /// Removes everything but the file `keep` (a path inside), and leaves that lying in a directory
-    /// named as of a failure. Returns where.
+    /// Removes everything but the file `keep` (a path inside), and leaves that file in a directory named as of
+    /// a failure. Returns its new path.
     ///
     /// # Errors
-    /// The file system's; the whole directory is removed then.
+    /// An error of the file system; the whole directory is removed then.
     pub fn keep_only(self, keep: &Path) -> io::Result<PathBuf> {
         let name = keep.file_name().unwrap_or(OsStr::new("log"));
         let own_name = self.path().file_name().unwrap_or(OsStr::new("scratch"));
@@ -137,7 +139,7 @@ impl Scratch {
         Ok(kept.join(name))
     }
 
-    /// Leaves it all, under a name that tells it from an abandoned one, and returns where.
+    /// Leaves the whole directory, under a name that tells it from an abandoned one, and returns its path.
     pub fn keep(self) -> PathBuf {
         let path = self.directory.keep();
         let mut name = OsString::from(LEFT_PREFIX);
@@ -150,10 +152,11 @@ impl Scratch {
     }
 }
 
-/// Creates a directory of mode 0700; one that exists already must be private.
+/// Creates a directory of mode 0700; a directory that exists already must be private.
 ///
 /// # Errors
-/// The file system's, or [`io::ErrorKind::PermissionDenied`] where others could look in.
+/// An error of the file system, or [`io::ErrorKind::PermissionDenied`] for a directory that other users can
+/// read.
 pub fn create_private(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_private(path),
@@ -161,7 +164,7 @@ pub fn create_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Candidate parents, and whether others may write there too (with the sticky bit).
+/// Returns the candidate parents, and for each whether other users may write there too (with the sticky bit).
 fn candidates() -> Vec<(PathBuf, bool)> {
     let uid = rustix::process::geteuid().as_raw();
     let mut candidates = Vec::new();
@@ -191,7 +194,7 @@ fn usable(parent: &Path, shared: bool, needed_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file system is tmpfs; asked of the parent before anything is made in it.
+/// Checks that a file system is tmpfs; called for the parent before anything is made in it.
 fn in_memory(path: &Path) -> io::Result<()> {
     let kind = rustix::fs::statfs(path)?.f_type;
     if u64::try_from(kind).is_ok_and(|kind| IN_MEMORY.contains(&kind)) {
@@ -230,7 +233,7 @@ fn make_in(parent: &Path, purpose: &str) -> io::Result<Scratch> {
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Locks a directory; `None` where somebody else has it, or removed it.
+/// Locks a directory; returns `None` if another process holds the lock or removed the directory.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let opened = OpenOptions::new()
@@ -252,7 +255,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         .then_some(directory))
 }
 
-/// Removes the directories in `parent` whose owners were killed. Best effort.
+/// Removes the directories in `parent` whose owners were killed. Errors are ignored.
 fn remove_abandoned(parent: &Path) {
     let own = rustix::process::geteuid().as_raw();
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -272,8 +275,8 @@ fn remove_abandoned(parent: &Path) {
     }
 }
 
-/// Whether a process was told of `path` on its command line: a CRIU that outlived its `permafrost` reads and
-/// writes there.
+/// Returns true if `path` occurs on the command line of a process: a CRIU that outlived its `permafrost` reads
+/// and writes there.
 fn named_by_a_process(path: &Path) -> bool {
     let path = path.as_os_str().as_bytes();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -297,7 +300,7 @@ fn check_private(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what failures of more than [`KEPT_FOR`] ago left. Best effort: it only saves memory.
+/// Removes the directories of failures older than [`KEPT_FOR`]. Errors are ignored: this only saves memory.
 fn remove_old_failures(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;

@@ -1,11 +1,11 @@
-//! Which checkpoint a process's soft-dirty bits refer to.
+//! Markers of the checkpoints that the soft-dirty bits of processes refer to.
 //!
-//! A dump with `--track-mem` resets the bits of a whole tree, and the next one leaves out the pages that are
-//! clean since. That is right only if the *last* reset was the one of the very checkpoint that the next dump
-//! is compared with. It was not if, after it, a dump reset the bits and then failed, or belonged to another
-//! job, or was one of a part of the tree, or of a larger tree: leaving out clean pages would then lose what
-//! the process wrote in between, and nothing could tell. So a marker for the root of each tracked tree names
-//! the checkpoint of its last reset:
+//! A dump with `--track-mem` resets the bits of a whole tree, and the next dump leaves out the pages that are
+//! clean since then. That is right only if the *last* reset was made by the very checkpoint that the next dump
+//! is compared with. That is not so if a later dump reset the bits and then failed, or belonged to another job,
+//! or was a dump of a part of the tree, or of a larger tree: leaving out clean pages would then lose the writes
+//! in between, and nothing could detect it. So a marker for the root of each tracked tree names the checkpoint
+//! of its last reset:
 //!
 //! 1. *lock*: one tracked dump on this machine at a time, from the look at the marker to the new one;
 //! 2. *forget*, before CRIU runs: the markers of the root, of its ancestors and of its descendants go;
@@ -13,10 +13,10 @@
 //!
 //! A process that is forked between 2 and the freeze has no marker that could be wrong: only 3 makes one.
 //!
-//! The directory is one for the machine, and root's. Others may not dump with `--track-mem` at all: their
-//! resets could not outdate the markers of root, who trusts them. What is not seen here is a
-//! `criu --track-mem` by hand, and one inside of a container with a `/run` of its own; whoever does that takes
-//! the next dump with `--full`.
+//! The directory is one for the machine, and root's. Other users may not dump with `--track-mem` at all: their
+//! resets could not outdate the markers of root, which root trusts. Not detected are a `criu --track-mem` by
+//! hand and one inside of a container with a `/run` of its own; after these, the next dump has to be taken with
+//! `--full`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -32,13 +32,13 @@ use rustix::io::Errno;
 use crate::processes::{self, Kinship};
 use crate::scratch;
 
-/// Where the markers are.
+/// Directory of the markers.
 const DIRECTORY: &str = "/run/permafrost-tracking";
 
-/// The file in it that is locked.
+/// Name of the lock file in that directory.
 const LOCK: &str = "lock";
 
-/// How often a lock that another dump holds is tried again.
+/// Interval at which a lock that another dump holds is tried again.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// The markers of this machine.
@@ -54,13 +54,13 @@ pub struct Locked {
     _lock: File,
 }
 
-/// Whether this user may dump with `--track-mem`.
+/// Returns true if this user may dump with `--track-mem`.
 pub fn permitted() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 impl Markers {
-    /// The markers of this machine.
+    /// Opens the markers of this machine, and makes their directory if need be.
     ///
     /// # Errors
     /// The directory cannot be made, or is not root's alone; a dump with `--track-mem` must not go on then.
@@ -78,17 +78,17 @@ impl Markers {
         })
     }
 
-    /// Whether the bits of the process that `origin` names were last reset by checkpoint `id`.
+    /// Returns true if the bits of the process that `origin` names were last reset by checkpoint `id`.
     pub fn names(&self, origin: &Origin, id: &str) -> bool {
         !id.is_empty()
             && fs::read_to_string(self.path(origin)).is_ok_and(|named| named == content(origin, id))
     }
 
-    /// Locks them, and waits while another dump has them; `wait` is called now and then and ends that with
-    /// `false`: `None`.
+    /// Locks the markers, and waits while another dump holds the lock. `wait` is called now and then; if it
+    /// returns false, the result is `None`.
     ///
     /// # Errors
-    /// The file system's.
+    /// An error of the file system.
     pub fn lock(self, mut wait: impl FnMut() -> bool) -> io::Result<Option<Locked>> {
         let lock = OpenOptions::new()
             .write(true)
@@ -119,17 +119,17 @@ impl Markers {
 }
 
 impl Locked {
-    /// See [`Markers::names`].
+    /// Returns the result of [`Markers::names`] under the lock.
     pub fn names(&self, origin: &Origin, id: &str) -> bool {
         self.markers.names(origin, id)
     }
 
-    /// Forgets what is known of the tree below `pid`, of the trees it is a part of, and of the dead: the bits
-    /// are about to be reset. When in doubt whether two are related, that is forgotten too. Costs a few
-    /// reads of `/proc` a marker.
+    /// Removes the markers of the tree below `pid`, of the trees it is a part of, and of dead processes,
+    /// because the bits are about to be reset. If it is unclear whether two processes are related, the marker
+    /// is removed too. Costs a few reads of `/proc` a marker.
     ///
     /// # Errors
-    /// The file system's; the dump must not go on then.
+    /// An error of the file system; the dump must not go on then.
     pub fn forget(&self, pid: u32) -> io::Result<()> {
         for entry in fs::read_dir(&self.markers.directory)? {
             let entry = entry?;
@@ -148,18 +148,19 @@ impl Locked {
         Ok(())
     }
 
-    /// Remembers that checkpoint `id` was the last to reset the bits of the tree below the process that
-    /// `origin` names.
+    /// Records that checkpoint `id` was the last to reset the bits of the tree below the process that `origin`
+    /// names.
     ///
     /// # Errors
-    /// The file system's; the next dump then leaves nothing out.
+    /// An error of the file system; the next dump then leaves nothing out.
     pub fn record(self, origin: &Origin, id: &str) -> io::Result<()> {
         // A marker that is cut short names nothing.
         fs::write(self.markers.path(origin), content(origin, id))
     }
 }
 
-/// With the boot, which resets the bits: pid and start time may come again.
+/// Returns the contents of a marker. They name the boot, which resets the bits: pid and start time may come
+/// again.
 fn content(origin: &Origin, id: &str) -> String {
     format!("{} {id}", origin.boot_id)
 }

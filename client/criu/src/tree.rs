@@ -1,4 +1,4 @@
-//! Processes of a tree as a checkpoint remembers them, so that the next dump finds what they have become.
+//! Process trees as a checkpoint records them, so that the next dump can match their processes.
 
 use std::fs;
 
@@ -7,12 +7,13 @@ use permafrost_protocol::manifest::DumpedProcess;
 use crate::origin::ProcessStat;
 use crate::processes;
 
-/// Processes that are looked at: their facts travel with every listing of the checkpoint.
+/// Most processes that are recorded: their data travels with every listing of the checkpoint.
 const MAX_PROCESSES: usize = 1024;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// The root and its descendants, with programs, parents and mappings. Some may be missing that come or go meanwhile.
+/// Returns the root and its descendants, with programs, parents and mappings. Processes that come or go
+/// meanwhile may be missing.
 pub fn of(root: u32) -> Vec<DumpedProcess> {
     let mut pids = vec![root];
     pids.extend(processes::descendants(root));
@@ -44,7 +45,7 @@ pub fn of(root: u32) -> Vec<DumpedProcess> {
         .collect()
 }
 
-/// Pid in the process's own namespace: the one that CRIU names its memory by.
+/// Returns the pid in the process's own namespace, by which CRIU names its memory.
 fn innermost_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let pids = status
@@ -53,7 +54,7 @@ fn innermost_pid(pid: u32) -> Option<u32> {
     pids.split_whitespace().last()?.parse().ok()
 }
 
-/// Path of its program; empty of one that may not be asked, or has none.
+/// Returns the path of the process's program; empty if it cannot be read, or there is none.
 fn executable(pid: u32) -> String {
     let link = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     // The kernel says so of a program that was replaced on disk while it runs.
@@ -61,7 +62,8 @@ fn executable(pid: u32) -> String {
     path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned()
 }
 
-/// The largest private writable mappings of `/proc/PID/maps`, as [`DumpedProcess::mappings`] has them.
+/// Returns the largest private writable mappings of `/proc/PID/maps`, in the format of
+/// [`DumpedProcess::mappings`].
 fn mappings(maps: &str) -> Vec<u64> {
     let mut ranges: Vec<(u64, u64)> = maps.lines().filter_map(private_writable).collect();
     ranges.sort_unstable_by_key(|(_, pages)| std::cmp::Reverse(*pages));
@@ -70,7 +72,7 @@ fn mappings(maps: &str) -> Vec<u64> {
     ranges.into_iter().flat_map(<[u64; 2]>::from).collect()
 }
 
-/// First page number and number of pages of a line whose permissions are `rw-p` or `rwxp`.
+/// Returns the first page number and the number of pages of a line whose permissions are `rw-p` or `rwxp`.
 fn private_writable(line: &str) -> Option<(u64, u64)> {
     let (range, rest) = line.split_once(' ')?;
     let permissions = rest.as_bytes().get(..4)?;

@@ -1,6 +1,6 @@
-//! The verdict: what the action script tells `permafrost dump` about the seal, through a file.
+//! The verdict: a file in which the action script reports the result of the seal to `permafrost dump`.
 //!
-//! CRIU passes nothing of a script's result on but zero or not zero, so the script writes one of
+//! CRIU reports only whether a script's exit code was zero, so the script writes one of
 //!
 //! ```text
 //! sealed JOB@GEN ID MICROSECONDS
@@ -31,23 +31,24 @@ pub const VARIABLE: &str = "PERMAFROST_VERDICT";
 /// Environment variable that names the session to seal.
 pub const SESSION_VARIABLE: &str = "PERMAFROST_SESSION";
 
-/// Environment variable that says when the seal is given up, a [`SealBy`].
+/// Environment variable with the time at which the seal is given up, a [`SealBy`].
 pub const SEAL_BY_VARIABLE: &str = "PERMAFROST_SEAL_BY";
 
-/// Environment variable that names the job an anonymous session is adopted for.
+/// Environment variable that names the job for which an anonymous session is adopted.
 pub const JOB_VARIABLE: &str = "PERMAFROST_JOB";
 
-/// CODE where the daemon did not answer: the exit code of `permafrost` for the same.
+/// CODE of a verdict if the daemon did not reply: the exit code of `permafrost` for the same failure.
 pub const UNREACHABLE: i32 = 10;
 
-/// The time at which a seal that is not answered is given up, milliseconds of this machine's monotonic clock: the freeze ends then.
+/// Time at which a seal without a reply is given up, milliseconds of this machine's monotonic clock: the freeze
+/// ends then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealBy {
     ms: u64,
 }
 
 impl SealBy {
-    /// The time after `wait`.
+    /// Returns the time that is `wait` from now.
     pub fn after(wait: Duration) -> Self {
         let at = monotonic().saturating_add(wait);
         Self {
@@ -55,7 +56,7 @@ impl SealBy {
         }
     }
 
-    /// Time until then; zero once it is over.
+    /// Returns the time that is left; zero once it has passed.
     pub fn remaining(self) -> Duration {
         Duration::from_millis(self.ms).saturating_sub(monotonic())
     }
@@ -83,29 +84,29 @@ fn monotonic() -> Duration {
     )
 }
 
-/// What became of the seal.
+/// Result of the seal.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// The checkpoint is sealed.
     Sealed {
-        /// It, as the daemon answered.
+        /// Record of the checkpoint, as the daemon replied.
         checkpoint: Box<Checkpoint>,
-        /// How long the daemon took.
+        /// Time that the daemon took.
         elapsed: Duration,
     },
-    /// It is not, and CRIU was told to roll back.
+    /// The seal was refused, and CRIU was told to roll back.
     Refused {
         /// [`ErrorCode`] as a number, or [`UNREACHABLE`].
         code: i32,
-        /// What is wrong.
+        /// Description of the error.
         message: String,
-        /// What to do about it; may be empty.
+        /// Advice on how to correct it; may be empty.
         hint: String,
     },
 }
 
 impl Verdict {
-    /// The verdict on a sealed checkpoint.
+    /// Returns the verdict on a sealed checkpoint.
     pub fn sealed(checkpoint: &Checkpoint, elapsed: Duration) -> Self {
         Self::Sealed {
             checkpoint: Box::new(checkpoint.clone()),
@@ -113,7 +114,7 @@ impl Verdict {
         }
     }
 
-    /// What the file holds.
+    /// Returns the contents of the file.
     pub fn encode(&self) -> String {
         let mut text = self.to_string();
         if let Self::Sealed { checkpoint, .. } = self {
@@ -126,7 +127,7 @@ impl Verdict {
         text
     }
 
-    /// The verdict when sealing failed.
+    /// Returns the verdict on a seal that failed.
     pub fn refused(error: &ControlError) -> Self {
         match error {
             ControlError::Refused {
@@ -151,7 +152,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict when the daemon has not answered by the time at which the freeze ends.
+    /// Returns the verdict on a seal that got no reply by the time at which the freeze ends.
     pub fn too_late() -> Self {
         Self::Refused {
             code: UNREACHABLE,
@@ -191,7 +192,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The file is not a verdict (it is empty, or was cut short).
+/// The contents of the file are not a verdict (it is empty, or was cut short).
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a verdict: {0:?}")]
 pub struct NotAVerdict(String);
@@ -235,7 +236,7 @@ impl FromStr for Verdict {
     }
 }
 
-/// Hex digits, two a byte.
+/// Parses hex digits, two a byte.
 fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     if !hex.is_ascii() || !hex.len().is_multiple_of(2) {
         return None;

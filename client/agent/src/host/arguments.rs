@@ -1,4 +1,4 @@
-//! What the command lines of a storage node and of an agent have in common.
+//! Command-line arguments that storage nodes and agents have in common.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-/// Form of the log on standard error.
+/// Format of the log on standard error.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -16,7 +16,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Begins to log on standard error. RUST_LOG sets the level, `info` otherwise.
+/// Starts logging to standard error. RUST_LOG sets the level; the default is `info`.
 pub fn init_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt()
@@ -28,7 +28,7 @@ pub fn init_log(format: LogFormat) {
     }
 }
 
-/// An error and its causes. Many name their cause themselves: it is said once.
+/// Formats an error and its causes. A cause that the error's own message already contains is not repeated.
 #[must_use]
 pub fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -44,14 +44,14 @@ pub fn in_full(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// An address, or none. A wrapper, as clap gives an `Option` a meaning of its own.
+/// Address to listen on, or none. A wrapper type, because clap gives an `Option` a meaning of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Listen(pub Option<SocketAddr>);
 
-/// `ADDRESS:PORT`, or `none`.
+/// Parses `ADDRESS:PORT` or `none`.
 ///
 /// # Errors
-/// It is neither, in words.
+/// The text is neither; the error is a message.
 pub fn parse_listen(text: &str) -> Result<Listen, String> {
     match text {
         "none" => Ok(Listen(None)),
@@ -62,10 +62,10 @@ pub fn parse_listen(text: &str) -> Result<Listen, String> {
     }
 }
 
-/// `4G` and the like: binary units, as sizes of memory are; bytes without a unit.
+/// Parses a size like `4G`, in binary units as sizes of memory are; bytes without a unit.
 ///
 /// # Errors
-/// It is no size, in words.
+/// The text is not a size; the error is a message.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim().trim_end_matches("iB").trim_end_matches('B');
     let (number, shift) = match text.char_indices().last() {
@@ -89,10 +89,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is too large"))
 }
 
-/// `90m` and the like; seconds without a unit.
+/// Parses a time like `90m`; seconds without a unit.
 ///
 /// # Errors
-/// It is no time, or none at all, in words.
+/// The text is not a time, or a time of 0; the error is a message.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let (number, seconds) = match text.char_indices().last() {

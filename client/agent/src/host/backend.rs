@@ -1,4 +1,4 @@
-//! What the host's front ends need of whatever keeps the checkpoints.
+//! Interface between the host's front ends and the keeper of the checkpoints.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -12,21 +12,21 @@ use permafrost_protocol::control::{self, reply, request};
 use permafrost_protocol::manifest::Origin;
 use tokio::sync::watch;
 
-/// Whoever waits for its turn with a request.
+/// Receiver of the queue's messages for a request that waits.
 pub trait Waits {
-    /// It waits; told about once a second.
+    /// Called about once a second while the request is queued.
     fn waits(&mut self, waiting: &control::Waiting);
 
-    /// It has its turn, and what was asked for begins.
+    /// Called when the request is admitted and begins.
     fn begins(&mut self) {}
 
-    /// Nobody waits any more.
+    /// Returns true if the caller that waits for the request has gone.
     fn is_gone(&self) -> bool {
         false
     }
 }
 
-/// Waits for as long as it takes, and wants to be told nothing.
+/// Waits without a time limit and ignores all messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Patiently;
 
@@ -34,69 +34,69 @@ impl Waits for Patiently {
     fn waits(&mut self, _waiting: &control::Waiting) {}
 }
 
-/// The other end of a connection of this host.
+/// Remote end of a connection of this host.
 #[derive(Clone, Debug)]
 pub enum Client {
-    /// A user of this machine, by the credentials of a socket.
+    /// A user of this machine, known by the credentials of a socket.
     User {
-        /// User id.
+        /// User id of the process.
         uid: u32,
-        /// Process that connected.
+        /// Pid of the process that connected.
         pid: i32,
     },
     /// A TCP connection without a certificate.
     Tcp {
-        /// Address of the other end.
+        /// Address of the remote end.
         address: SocketAddr,
-        /// User whose socket the other end is; `None` on another machine.
+        /// User id of the owner of the remote socket; `None` on another machine.
         uid: Option<u32>,
     },
     /// The holder of a certificate.
     Certificate(Peer),
 }
 
-/// Takes in what a request of the control socket came to.
+/// Records the outcome of a request of the control socket.
 pub type Trail = Box<dyn FnOnce(Result<&reply::Body, &control::Error>)>;
 
 /// A dump that is not sealed yet.
 pub trait Session: Send + Sync + 'static {
-    /// 32 hex digits.
+    /// Returns the session's id: 32 hex digits.
     fn id(&self) -> &str;
 
-    /// Empty for an anonymous one.
+    /// Returns the session's job; empty for an anonymous session.
     fn job(&self) -> &str;
 
-    /// Generation that its pages are compared with (0 for none), and where that one was taken.
+    /// Returns the generation that the pages are compared with (0 for none), and where that one was taken.
     fn parent(&self) -> (u64, Option<Origin>);
 
-    /// Turns true when it takes no more pages: closed, failed or discarded.
+    /// Returns a channel that turns true when the session takes no more pages: closed, failed or discarded.
     fn ended(&self) -> watch::Receiver<bool>;
 }
 
-/// Keeps checkpoints, here or elsewhere. Every method blocks: callers are threads of their own, one for each
-/// connection.
+/// Keeper of checkpoints, on this host or on others. Every method blocks: each connection's thread calls them.
 pub trait Backend: Send + Sync + 'static {
-    /// A dump that is not sealed yet.
+    /// Type of a dump that is not sealed yet.
     type Session: Session;
-    /// What its pages go into.
+    /// Type that takes the pages of a session.
     type Sink: PageSink;
 
-    /// Opens a session when it is its turn; it takes pages once a connection has come. An empty job is an anonymous
-    /// session's, which is parked at CLOSE: its task is frozen already, and it waits for nothing.
+    /// Opens a session when the request is admitted; it takes pages once a connection has come. An empty job
+    /// stands for an anonymous session, which is parked at CLOSE: its task is frozen already, and it is not
+    /// queued.
     ///
     /// # Errors
-    /// A bad job name, a dump of the job that is open already; too many wait; whoever waits has gone.
+    /// A bad job name; a dump of the job that is open already; too many requests wait; the caller has gone.
     fn open(
         &self,
         request: request::Open,
         waits: &mut dyn Waits,
     ) -> Result<Arc<Self::Session>, control::Error>;
 
-    /// The session, for the one connection that brings its pages; `hang_up` ends that connection. `client` is its other end,
-    /// `None` if that is not known.
+    /// Assigns a session to the one connection that brings its pages. `hang_up` ends that connection. `client`
+    /// is the connection's remote end, `None` if that is not known.
     ///
     /// # Errors
-    /// Another connection is or was at it.
+    /// Another connection is, or was, assigned to the session.
     fn start(
         &self,
         session: &Arc<Self::Session>,
@@ -104,17 +104,18 @@ pub trait Backend: Send + Sync + 'static {
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<Self::Sink, control::Error>;
 
-    /// The one who opened a session is gone: discards it, unless it is sealed or being sealed.
+    /// Discards a session whose opener has gone, unless it is sealed or being sealed.
     fn drop_session(&self, id: &str);
 
-    /// Endpoints that a dump needs beside this process, `host:port`.
+    /// Returns the endpoints that a dump needs besides this process, `host:port`.
     fn depends_on(&self) -> Vec<String>;
 
-    /// Makes a closed session a checkpoint, with the small images of a directory. Nothing is sealed once whoever asked is gone, as
-    /// far as that can be known: the freeze has ended without the seal.
+    /// Makes a closed session a checkpoint, with the small images of a directory. Nothing is sealed once the
+    /// caller is gone, as far as that can be known: the freeze has ended without the seal.
     ///
     /// # Errors
-    /// It is not closed; the directory does not fit its pages; the checkpoint cannot be kept; whoever asked is gone.
+    /// The session is not closed; the directory does not fit its pages; the checkpoint cannot be kept; the
+    /// caller is gone.
     fn seal(
         &self,
         seal: &request::Seal,
@@ -122,35 +123,35 @@ pub trait Backend: Send + Sync + 'static {
         waits: &dyn Waits,
     ) -> Result<control::Checkpoint, control::Error>;
 
-    /// Discards a session that is not sealed; a parked one too.
+    /// Discards a session that is not sealed; a parked session too.
     ///
     /// # Errors
-    /// There is none of that name, or it is being sealed.
+    /// No such session, or it is being sealed.
     fn abort(&self, abort: &request::Abort) -> Result<(), control::Error>;
 
     /// Gives a parked session a job and its small images.
     ///
     /// # Errors
-    /// None or several fit; the job has a dump under way.
+    /// No parked session fits, or several do; the job has a dump under way.
     fn adopt(
         &self,
         adopt: request::Adopt,
         images: OwnedFd,
     ) -> Result<control::Checkpoint, control::Error>;
 
-    /// Checkpoints of a job, or all with an empty name.
+    /// Lists the checkpoints of a job, or all with an empty name.
     ///
     /// # Errors
     /// No such job.
     fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error>;
 
-    /// One checkpoint in full.
+    /// Returns one checkpoint with all details.
     ///
     /// # Errors
     /// No such checkpoint, or a damaged manifest.
     fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error>;
 
-    /// Removes a checkpoint, or every one of a job. How many.
+    /// Removes a checkpoint, or every one of a job. Returns their number.
     ///
     /// # Errors
     /// No such checkpoint, or it is pinned.
@@ -162,30 +163,31 @@ pub trait Backend: Send + Sync + 'static {
     /// No such checkpoint.
     fn pin(&self, pin: &request::Pin) -> Result<control::Checkpoint, control::Error>;
 
-    /// Reads every page and checks it.
+    /// Reads and verifies every page.
     ///
     /// # Errors
-    /// No such checkpoint. Damage is no error: it is what the answer lists.
+    /// No such checkpoint. Damage is not an error: the reply lists it.
     fn verify(
         &self,
         verify: &request::Verify,
         progress: Progress<'_>,
     ) -> Result<control::Verified, control::Error>;
 
-    /// Reads every page and checks it, has what is damaged mended, and sets aside what cannot be.
+    /// Reads and verifies every page, has damaged pages healed, and sets aside what cannot be healed.
     ///
     /// # Errors
-    /// No such checkpoint. Damage is no error.
+    /// No such checkpoint. Damage is not an error.
     fn scrub(
         &self,
         scrub: &request::Scrub,
         progress: Progress<'_>,
     ) -> Result<control::Scrubbed, control::Error>;
 
-    /// Writes a checkpoint into a directory as CRIU images, when it is its turn; at once if it is for the small ones.
+    /// Writes a checkpoint into a directory as CRIU images, when the request is admitted; at once if only the
+    /// small images are wanted.
     ///
     /// # Errors
-    /// No such checkpoint; damage; a file that is there already or cannot be written.
+    /// No such checkpoint; damage; a file that exists already or cannot be written.
     fn export(
         &self,
         export: &request::Export,
@@ -206,11 +208,11 @@ pub trait Backend: Send + Sync + 'static {
         progress: Progress<'_>,
     ) -> Result<control::Checkpoint, control::Error>;
 
-    /// When it is its turn: serves a checkpoint to the CRIU that connects to `listener`, until it hangs up or, before it came, `caller`
-    /// does.
+    /// Serves a checkpoint, when the request is admitted, to the CRIU that connects to `listener`, until CRIU
+    /// hangs up or, before it connects, `caller` does.
     ///
     /// # Errors
-    /// No such checkpoint; nobody came; damage.
+    /// No such checkpoint; CRIU did not connect; damage.
     fn stream(
         &self,
         stream: &request::Stream,
@@ -220,46 +222,46 @@ pub trait Backend: Send + Sync + 'static {
         progress: Progress<'_>,
     ) -> Result<control::Exported, control::Error>;
 
-    /// Its state. What is said of the process and of where it listens is the front ends' to fill in.
+    /// Returns the backend's state. The front ends fill in what concerns the process and its listeners.
     ///
     /// # Errors
     /// The checkpoints cannot be listed.
     fn status(&self) -> Result<control::ServerStatus, control::Error>;
 
-    /// Nodes of the cluster, and how its checkpoints stand.
+    /// Lists the nodes of the cluster, and the state of its checkpoints.
     ///
     /// # Errors
     /// There is no cluster, or no such node.
     fn nodes(&self, nodes: &request::Nodes) -> Result<control::NodeList, control::Error>;
 
-    /// Drains a node, takes it back or removes it. That one as it is afterwards.
+    /// Drains a node, takes it back or removes it. Returns that node's state afterwards.
     ///
     /// # Errors
-    /// There is no cluster or no such node; something would be lost with it.
+    /// No cluster or no such node; data would be lost with the node.
     fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error>;
 
-    /// Lists again what the nodes hold.
+    /// Lists the nodes' checkpoints in the registry again.
     ///
     /// # Errors
     /// There is no cluster, or its registry does not answer.
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<control::Rebuilt, control::Error>;
 
-    /// Denies certificates, or takes that back. The list as it is afterwards.
+    /// Denies certificates, or takes denials back. Returns the list afterwards.
     ///
     /// # Errors
-    /// There are no certificates here; an entry makes no sense; the list cannot be written, or not distributed.
+    /// This backend uses no certificates; an entry is invalid; the list cannot be written, or not distributed.
     fn deny(&self, deny: &request::Deny) -> Result<control::Denials, control::Error>;
 
-    /// Keeps a place in a queue.
+    /// Reserves a place in a queue.
     ///
     /// # Errors
-    /// No such node or queue; too many are reserved.
+    /// No such node or queue; too many places are reserved.
     fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error>;
 
-    /// Gives a place up.
+    /// Gives up a reserved place.
     ///
     /// # Errors
-    /// There is none with that token.
+    /// No reservation has that token.
     fn cancel_reservation(&self, cancel: &request::CancelReservation)
     -> Result<(), control::Error>;
 
@@ -269,12 +271,14 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Records that a page-server connection brought the pages of a dump, or why not. `session` is its job, or the
-    /// session's id where it has none; empty for a connection that was refused before there was one.
+    /// Records that a page-server connection brought the pages of a dump, or why it did not. `session` is the
+    /// session's job, or its id where it has none; empty for a connection that was refused before there was a
+    /// session.
     fn received(&self, client: &Client, session: &str, outcome: Result<(), &control::Error>) {
         let _ = (client, session, outcome);
     }
 
-    /// Takes in how long a dump or a restore took whoever ran it. Whether that is news of one that was measured here.
+    /// Records the duration of a dump or a restore that the client measured. Returns true if the node measured
+    /// the same operation and had not got its duration yet.
     fn took(&self, took: &request::Took) -> bool;
 }

@@ -13,10 +13,10 @@ use tokio::net::UnixListener;
 
 use super::{Backend, Client, Session, Shared, Waits, endpoints, page_server_socket};
 
-/// A peer that does not read its replies for so long is given up.
+/// Time after which a peer that does not read its replies is given up.
 const REPLY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Progress is sent at most so often.
+/// Shortest time between two progress messages.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 pub(super) async fn accept<B: Backend>(shared: Arc<Shared<B>>, listener: UnixListener) {
@@ -251,7 +251,7 @@ impl<B: Backend> Handler<'_, B> {
     }
 }
 
-/// The one who has asked, while he waits.
+/// Caller of a request that waits.
 struct Caller<'a>(&'a UnixStream);
 
 impl Caller<'_> {
@@ -282,7 +282,7 @@ impl Waits for Caller<'_> {
     }
 }
 
-/// Sends progress now and then; a peer that is gone is noticed at the final reply.
+/// Returns a function that sends progress now and then; a peer that is gone is noticed at the final reply.
 fn progress(stream: &UnixStream) -> impl FnMut(u64, u64) + use<> {
     let mut stream = stream.try_clone().ok();
     let mut last = Instant::now();

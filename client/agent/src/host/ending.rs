@@ -1,11 +1,11 @@
-//! The end of a process that was told to stop: never later than a few seconds, whatever is under way.
+//! Bounds the time in which a process that was told to stop ends, whatever is under way.
 
 use std::process;
 use std::thread;
 use std::time::Duration;
 
-/// Longest time that a stop takes. A stop that waits for a medium, a registry or a peer may take longer than anybody
-/// waits; ended in the middle it costs no more than a crash does, which loses nothing that was sealed.
+/// Time limit of a stop. A stop may wait for a medium, a registry or a peer for longer than its caller waits; a
+/// stop that is cut off costs no more than a crash, which loses nothing that was sealed.
 pub const STOPPING: Duration = Duration::from_secs(8);
 
 /// Exit code of a process that was ended before its stop was complete.

@@ -23,7 +23,7 @@ use super::{Backend, Client, Patiently, Session, Shared, bind_unix, remove_socke
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time for a TLS handshake: the task is frozen meanwhile.
+/// Time limit of a TLS handshake: the task is frozen meanwhile.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection that may bring a dump.
@@ -34,7 +34,7 @@ pub(super) enum Connection {
 }
 
 impl Connection {
-    /// Waits for the peer's first byte, `limit` at most; false when it leaves without one.
+    /// Waits for the peer's first byte, `limit` at most. Returns false if the peer leaves without one.
     fn first_byte(&self, limit: Duration, idle: Duration) -> io::Result<bool> {
         match self {
             Self::Unix(stream) => {
@@ -67,8 +67,8 @@ impl Connection {
         }
     }
 
-    /// Shakes hands where the peer begins TLS. Without it only connections that are `admitted` are taken, where there
-    /// are certificates to tell others by.
+    /// Completes the TLS handshake if the peer begins one. A connection without TLS is accepted only if it is
+    /// `admitted` or the host uses no certificates.
     fn secure(
         self,
         tls: Option<&CriuTls>,
@@ -102,7 +102,7 @@ impl Connection {
         }
     }
 
-    /// Whether its certificate, if it had to show one, allows it to dump into a job.
+    /// Checks that the certificate of the connection, if it had to show one, allows it to dump into a job.
     fn authorize(&self, job: &str) -> Result<(), control::Error> {
         let Self::Tls(stream) = self else {
             return Ok(());
@@ -125,8 +125,8 @@ impl Connection {
         )))
     }
 
-    /// The other end, as far as it is known by now; `None` when it is gone already. `uid` is the user of a TCP connection from
-    /// this machine.
+    /// Returns the remote end, as far as it is known by now; `None` if the peer has left already. `uid` is the
+    /// user of a TCP connection from this machine.
     fn client(&self, uid: Option<u32>) -> Option<Client> {
         match self {
             Self::Unix(stream) => user_of(stream).ok(),
@@ -138,7 +138,7 @@ impl Connection {
         }
     }
 
-    /// What ends it from another thread.
+    /// Returns a function that ends the connection from another thread.
     fn hang_up(&self) -> io::Result<Box<dyn FnOnce() + Send>> {
         // It may have ended already, which is just as well.
         Ok(match self {
@@ -204,7 +204,7 @@ pub(crate) async fn accept_owner(listener: &UnixListener) -> io::Result<StdUnixS
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// The user and process at the other end of an AF_UNIX connection.
+/// Returns the user and process at the remote end of an AF_UNIX connection.
 pub(super) fn user_of(stream: &StdUnixStream) -> io::Result<Client> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?;
     Ok(Client::User {
@@ -218,7 +218,7 @@ pub(crate) async fn accept_failed(error: &io::Error) {
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
-/// A dump that names nothing: it gets a session of its own, which is parked at CLOSE.
+/// Opens a session for a dump without a name; the session is parked at CLOSE.
 fn anonymous<B: Backend>(backend: &B) -> Result<Arc<B::Session>, control::Error> {
     let open = request::Open {
         no_parent: true,
@@ -227,20 +227,20 @@ fn anonymous<B: Backend>(backend: &B) -> Result<Arc<B::Session>, control::Error>
     backend.open(open, &mut Patiently)
 }
 
-/// What the pages of a connection become.
+/// Destination of a connection's pages.
 enum Target<S> {
-    /// A session of their own, which is parked at CLOSE.
+    /// A new anonymous session, which is parked at CLOSE.
     Anonymous,
-    /// This session, with its places for connections.
+    /// A named session, with the limit on its connections.
     Session(Arc<S>, Arc<Semaphore>),
 }
 
-/// Reason for which a connection counts as one of this machine's own.
+/// Trust in a connection, by the user who made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// A user of this machine who is admitted.
     Admitted,
-    /// Anybody else: certificates decide, where there are any.
+    /// Any other peer: certificates decide, if the host uses them.
     Stranger,
 }
 
@@ -409,7 +409,7 @@ fn denied(message: String) -> control::Error {
     }
 }
 
-/// A refusal for what the system did not do.
+/// Returns the error for a failed operation of the system.
 pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
     control::Error {
         code: ErrorCode::Internal.into(),
@@ -418,10 +418,10 @@ pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
     }
 }
 
-/// Where a session listens.
+/// Listeners of a session.
 pub(super) struct Endpoints {
     pub(super) socket: PathBuf,
-    /// For CRIU run by hand; `permafrost dump` uses the socket.
+    /// Address for a CRIU that is run by hand; `permafrost dump` uses the socket.
     pub(super) address: Option<SocketAddr>,
 }
 

@@ -1,4 +1,4 @@
-//! Bounds of what page-server connections may take up, so that no kind of client can keep another from its dump.
+//! Limits on page-server connections, so that no kind of client can keep another from its dump.
 //!
 //! | | bound |
 //! | --- | --- |
@@ -7,30 +7,34 @@
 //! | anonymous dumps at once | [`ANONYMOUS`] |
 //! | connections to the endpoints of one session | [`FOR_SESSION`] |
 //!
-//! Each has a counter of its own. Whoever is refused by user or by address costs no thread and is in no counter.
+//! Each has a counter of its own. A connection that is refused by user or by address costs no thread and is
+//! counted nowhere.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections that have not sent their first byte, or not finished their TLS handshake: each has a thread.
+/// Most connections that have not sent their first byte, or not finished their TLS handshake: each has a
+/// thread.
 const ARRIVING: usize = 128;
 
-/// Anonymous dumps at once: each has a thread and a buffer. One machine freezes far fewer processes at a time.
+/// Most anonymous dumps at once: each has a thread and a buffer. One machine freezes far fewer processes at a
+/// time.
 const ANONYMOUS: usize = 256;
 
-/// Connections to one session. One of them brings its pages; another may have been given up by its client.
+/// Most connections to one session. One of them brings its pages; another may have been given up by its client.
 const FOR_SESSION: usize = 8;
 
-/// Time between an anonymous client's connection and its first byte. CRIU connects before it freezes the tasks, and gives
-/// that 10 s unless it is told otherwise (`--timeout`).
+/// Time limit from an anonymous client's connection to its first byte. CRIU connects before it freezes the
+/// tasks, and by default gives that 10 s (`--timeout`).
 pub(super) const FIRST_BYTE: Duration = Duration::from_secs(30);
 
-/// Refusals are logged at most so often: whoever is refused can come again thousands of times a second.
+/// Shortest time between two log lines about refusals: a refused client can come again thousands of times a
+/// second.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// The counters of one host.
+/// Counters of the connections of one host.
 pub(super) struct Places {
     local: Arc<Semaphore>,
     remote: Arc<Semaphore>,
@@ -57,13 +61,14 @@ impl Default for Places {
 }
 
 impl Places {
-    /// A place for a connection of the well-known endpoints until it has shown who it is.
+    /// Takes a place for a connection of the well-known endpoints, for the time until its peer has identified
+    /// itself.
     pub(super) fn arriving(&self, local: bool) -> Option<OwnedSemaphorePermit> {
         let places = if local { &self.local } else { &self.remote };
         Arc::clone(places).try_acquire_owned().ok()
     }
 
-    /// A place for an anonymous dump.
+    /// Takes a place for an anonymous dump.
     pub(super) fn anonymous(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.anonymous).try_acquire_owned().ok()
     }
@@ -86,7 +91,7 @@ impl Places {
     }
 }
 
-/// The places of one session.
+/// Returns the connection limit of one session.
 pub(super) fn of_session() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(FOR_SESSION))
 }

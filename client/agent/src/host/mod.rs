@@ -1,11 +1,12 @@
-//! What listens on a host for CRIU and for `permafrost`: the control socket, the well-known page-server port and
-//! socket, and endpoints of their own for sessions.
+//! Listeners of a host for CRIU and for `permafrost`: the control socket, the well-known page-server port and
+//! socket, and a pair of endpoints for each session.
 //!
-//! Whatever keeps the checkpoints stands behind [`Backend`]: the store of `permafrostd`, or, on a host without one,
+//! The checkpoints are kept behind [`Backend`]: by the store of `permafrostd`, or, on a host without one, by
 //! the nodes that an agent talks to.
 //!
-//! Accepting is asynchronous and costs nothing while nobody calls. Each connection then gets a thread of its own
-//! with blocking calls: pages are moved by plain reads, and there is nothing to gain from being woken up in between.
+//! Accepting is asynchronous and costs nothing while no connection comes. Each connection then gets a thread of
+//! its own with blocking calls: pages are moved by plain reads, and there is nothing to gain from being woken
+//! up in between.
 
 pub mod arguments;
 mod backend;
@@ -38,92 +39,95 @@ pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;
 
-/// Where a host listens, and how patiently.
+/// Addresses and time limits of a host's listeners.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Sockets are made here, 0600 in a directory of 0700.
+    /// Directory of the sockets, which have mode 0600 in a directory of mode 0700.
     pub run_dir: PathBuf,
-    /// The well-known page-server port; port 0 takes any. The ports of sessions are on the same address. `None`: no
-    /// ports at all, AF_UNIX sockets only.
+    /// Address of the well-known page-server port; port 0 takes any. The ports of sessions are on the same
+    /// address. `None`: no ports at all, AF_UNIX sockets only.
     pub listen: Option<SocketAddr>,
-    /// Users of this machine, beside root and this process's own, whose connections to the ports are taken.
+    /// Users of this machine, besides root and this process's own, whose connections to the ports are accepted.
     pub listen_uids: Vec<u32>,
-    /// A connection that brings a dump and is silent for so long is given up.
+    /// Time after which a silent connection in the middle of a dump is given up.
     pub idle_connection: Duration,
-    /// Takes `criu --tls` on the ports, and nothing else from other hosts. `None`: no TLS, and whoever reaches the
-    /// ports may dump.
+    /// TLS configuration for `criu --tls` on the ports; connections without TLS are then refused from other
+    /// hosts. `None`: no TLS, and every peer that reaches the ports may dump.
     pub tls: Option<CriuTls>,
 }
 
 impl Options {
-    /// Whether a user of this machine may store pages over the ports.
+    /// Returns true if a user of this machine may store pages over the ports.
     fn admits(&self, uid: u32) -> bool {
         uid == 0 || uid == rustix::process::geteuid().as_raw() || self.listen_uids.contains(&uid)
     }
 }
 
-/// Why a host does not listen.
+/// A host that cannot begin to listen.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A directory cannot be made or examined.
     #[error("prepare directory {path}")]
     Directory {
-        /// Which.
+        /// Path of the directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A directory is somebody else's, who could replace what is in it.
+    /// A directory belongs to another user, who could replace its contents.
     #[error("directory {path} belongs to user {owner}, this runs as {user}: name another one")]
     DirectoryOwner {
-        /// Which.
+        /// Path of the directory.
         path: PathBuf,
-        /// Its owner's id.
+        /// User id of its owner.
         owner: u32,
-        /// Ours.
+        /// User id of this process.
         user: u32,
     },
-    /// A directory that others can enter: one made for this is not, so it may have been named by mistake.
+    /// A directory that others can enter: one made for this purpose is not, so it may have been named by
+    /// mistake.
     #[error(
         "directory {path} is open to others (mode {mode:o}): chmod 700 it if it was made for this, or name another one"
     )]
     DirectoryOpen {
-        /// Which.
+        /// Path of the directory.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the directory.
         mode: u32,
     },
-    /// The sockets there are another daemon's.
+    /// Another daemon uses the sockets of this run directory.
     #[error(
         "run directory {path} is in use by another permafrostd or agent; name another with --run-dir"
     )]
     RunDirInUse {
-        /// Which.
+        /// Path of the run directory.
         path: PathBuf,
     },
     /// A socket or port cannot be bound.
     #[error("listen on the {what}")]
     Listen {
-        /// Which.
+        /// Name of the socket or port.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// Everything bound, and nobody served yet: what others may have taken is found out before a store is opened.
+/// Listeners that are bound but not served yet: a conflict with another daemon is found before a store is
+/// opened.
 pub struct Bound {
     options: Options,
     control: UnixListener,
     unix: UnixListener,
     tcp: Option<TcpListener>,
-    /// Where the well-known port really is (the configured one may be 0), if there is one.
+    /// Address of the well-known port, if there is one, with the port that was really bound (the configured one
+    /// may be 0).
     address: Option<SocketAddr>,
     run_dir_lock: File,
 }
 
 impl Bound {
-    /// Makes the run directory ours and binds everything in it.
+    /// Locks the run directory for this process and binds everything in it.
     ///
     /// # Errors
     /// See [`HostError`].
@@ -167,7 +171,7 @@ impl Bound {
         })
     }
 
-    /// Begins to serve. Called in a tokio runtime, which must outlive the host.
+    /// Begins to serve. Must be called in a tokio runtime, which must outlive the host.
     #[must_use]
     pub fn serve<B: Backend>(self, backend: Arc<B>) -> Host<B> {
         let shared = Arc::new(Shared {
@@ -196,18 +200,18 @@ impl Bound {
     }
 }
 
-/// What all connections share.
+/// State that all connections of a host share.
 struct Shared<B> {
     backend: Arc<B>,
     options: Options,
     address: Option<SocketAddr>,
-    /// Page-server connections, counted by kind.
+    /// Counters of the page-server connections, by kind.
     places: Places,
     started: Instant,
     runtime: Handle,
 }
 
-/// What listens, and serves everyone who comes.
+/// The listeners of a host, while they are served.
 pub struct Host<B> {
     shared: Arc<Shared<B>>,
     accepting: Vec<tokio::task::JoinHandle<()>>,
@@ -215,20 +219,20 @@ pub struct Host<B> {
 }
 
 impl<B: Backend> Host<B> {
-    /// Where the well-known page-server port is, if there is one.
+    /// Returns the address of the well-known page-server port, if there is one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.shared.address
     }
 
-    /// Where `permafrost` connects.
+    /// Returns the path of the control socket, to which `permafrost` connects.
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         control_socket(&self.shared.options)
     }
 
-    /// Stops listening. Who is being served goes on until the backend ends its session. The run directory is ours
-    /// until the host is dropped.
+    /// Stops listening. Connections that are being served go on until the backend ends their session. The run
+    /// directory stays locked until the host is dropped.
     pub fn stop(&self) {
         for task in &self.accepting {
             task.abort();
@@ -246,8 +250,8 @@ fn page_server_socket(options: &Options) -> PathBuf {
     options.run_dir.join("page-server.sock")
 }
 
-/// Binds a socket that only its owner may connect to. One left behind by a daemon that is gone is replaced;
-/// that no other uses it is known, as the run directory's lock is ours.
+/// Binds a socket that only its owner may connect to. A socket left behind by a daemon that has ended is
+/// replaced: this process holds the run directory's lock, so no other process uses it.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     remove_socket(path);
     let listener = UnixListener::bind(path)?;

@@ -1,8 +1,9 @@
-//! The user at the other end of a TCP connection of this machine.
+//! Looks up the user at the remote end of a TCP connection of this machine.
 //!
-//! Linux keeps for each socket the user who made it. `sock_diag` (sock_diag(7)) gives it by the connection's addresses;
-//! where the kernel has no `sock_diag` the list in `/proc/net` does. A socket that its owner has closed already belongs
-//! to nobody any more: both then say 0 for the user, and 0 for the inode, which is how that is told from root's.
+//! Linux records for each socket the user who made it. `sock_diag` (sock_diag(7)) returns the user by the
+//! connection's addresses; where the kernel has no `sock_diag`, the list in `/proc/net` does. A socket that its
+//! owner has closed already belongs to no user any more: both then report user 0 and inode 0, and the inode
+//! tells such a socket from root's.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -15,25 +16,25 @@ const BY_FAMILY: u16 = 20;
 const REQUEST: u16 = 1;
 /// `NLMSG_ERROR` of linux/netlink.h.
 const ERROR: u16 = 2;
-/// `IPPROTO_TCP`.
+/// Protocol number `IPPROTO_TCP`.
 const TCP: u8 = 6;
-/// `AF_INET` and `AF_INET6`.
+/// Address families `AF_INET` and `AF_INET6`.
 const FAMILIES: (u8, u8) = (2, 10);
 
-/// Bytes of a netlink header.
+/// Size of a netlink header, bytes.
 const HEADER_BYTES: usize = 16;
-/// Bytes of a request: header and `inet_diag_req_v2`.
+/// Size of a request, bytes: header and `inet_diag_req_v2`.
 const REQUEST_BYTES: u32 = 72;
-/// Where `inet_diag_msg` has the user.
+/// Offset of the user in a reply with `inet_diag_msg`.
 const UID_AT: usize = HEADER_BYTES + 64;
-/// Where it has the inode.
+/// Offset of the inode in a reply with `inet_diag_msg`.
 const INODE_AT: usize = HEADER_BYTES + 68;
 
-/// Finds out whose the other end of `stream` is; `None` when it is not a socket of this machine (or of another network
-/// namespace).
+/// Returns the user that owns the remote end of `stream`; `None` if it is not a socket of this machine (or
+/// belongs to another network namespace).
 ///
 /// # Errors
-/// The connection is over; neither `sock_diag` nor `/proc` answers.
+/// The connection is over; neither `sock_diag` nor `/proc` gives an answer.
 pub(super) fn peer_uid(stream: &TcpStream) -> io::Result<Option<u32>> {
     let theirs = canonical(stream.peer_addr()?);
     let ours = canonical(stream.local_addr()?);
@@ -52,7 +53,7 @@ pub(super) fn peer_uid(stream: &TcpStream) -> io::Result<Option<u32>> {
     }
 }
 
-/// What the kernel says of a socket.
+/// Attributes of a socket that the kernel reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Socket {
     uid: u32,
@@ -77,7 +78,7 @@ fn by_sock_diag(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<Socke
     parse(answer.get(..bytes).unwrap_or_default())
 }
 
-/// The request for one socket: its own address is the source.
+/// Returns the request for one socket: its own address is the source.
 fn request(theirs: SocketAddr, ours: SocketAddr) -> [u8; REQUEST_BYTES as usize] {
     let family = match theirs {
         SocketAddr::V4(_) => FAMILIES.0,
@@ -148,7 +149,8 @@ fn by_proc(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<Socket>> {
     Ok(None)
 }
 
-/// The socket between two addresses in a list of `/proc/net` (proc_net_tcp.txt of the kernel's documentation).
+/// Finds the socket between two addresses in a list of `/proc/net` (proc_net_tcp.txt of the kernel's
+/// documentation).
 fn find_in(list: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<Socket> {
     list.lines().skip(1).find_map(|line| {
         let mut words = line.split_whitespace().skip(1);
@@ -163,7 +165,7 @@ fn find_in(list: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<Socket> {
     })
 }
 
-/// An address as those lists have it: words of 32 bits in the machine's order, in hexadecimal.
+/// Parses an address of those lists: words of 32 bits in the machine's order, in hexadecimal.
 fn address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| {

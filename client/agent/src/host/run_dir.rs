@@ -1,4 +1,4 @@
-//! The run directory, where the sockets are: ours alone, and one daemon's at a time.
+//! The run directory, which holds the sockets: closed to other users, and used by one daemon at a time.
 
 use std::fs::File;
 use std::io;
@@ -10,9 +10,10 @@ use rustix::io::Errno;
 
 use super::HostError;
 
-/// The run directory: sockets in it are for the owner only, which a directory open to others would undo.
+/// Prepares and locks the run directory. Its sockets are for the owner only, which a directory open to others
+/// would undo.
 ///
-/// The lock says whose they are: another daemon's are not removed.
+/// The lock shows which daemon owns the sockets: those of a running daemon are not removed.
 pub(super) fn prepare(path: &Path) -> Result<File, HostError> {
     let failed = |source| HostError::Directory {
         path: path.to_owned(),
@@ -48,11 +49,11 @@ pub(super) fn prepare(path: &Path) -> Result<File, HostError> {
     Ok(lock)
 }
 
-/// Makes a directory for us alone, or sees that it is one. It is not made one: `/run`, named by mistake, stays
-/// what it is.
+/// Makes a directory of mode 0700, or checks that it is one. The mode of an existing directory is not changed:
+/// `/run`, named by mistake, stays as it is.
 ///
 /// # Errors
-/// It cannot be made, is somebody else's, or is open to others.
+/// The directory cannot be made, belongs to another user, or is open to others.
 pub fn make_private_dir(path: &Path) -> Result<(), HostError> {
     let directory = |source| HostError::Directory {
         path: path.to_owned(),

@@ -1,7 +1,8 @@
-//! A checkpoint that nodes hold.
+//! Reads a checkpoint that nodes hold.
 //!
-//! Pages come from one node, and from another when that one fails, from the page on that was reached. What came is
-//! compared with the manifest's digest before the last of it is passed on: of damaged data the end is missing.
+//! Pages come from one node; when that node fails, another node continues from the page that was reached. The
+//! pages are compared with the manifest's digest before the last of them is passed on: damaged data lacks its
+//! end.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,33 +20,33 @@ use super::{Holders, refusal};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 
-/// What helps when no holder is there.
+/// Advice for the case that no holder can be reached.
 pub(super) const HINT: &str = "try again when a node that holds it is there";
 
 /// A checkpoint that is being read.
 pub struct RemoteCheckpoint {
     pub(super) holders: Arc<dyn Holders>,
-    /// Who may have it, in the order in which they are asked. Who fails is asked last from then on: a node that is gone
-    /// must not be waited for at each file.
+    /// Nodes that may have the checkpoint, in the order in which they are asked. A node that fails is asked
+    /// last from then on: a node that is gone must not be waited for at each file.
     order: Mutex<Vec<String>>,
     pub(super) record: control::Checkpoint,
     pub(super) manifest: Manifest,
     pub(super) prefetched: Mutex<Prefetched>,
 }
 
-/// Which pages of a checkpoint.
+/// A selection of pages of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// Place of the address space in the manifest, from 0.
+    /// Index of the address space in the manifest, from 0.
     pub place: usize,
     /// Index of the first page.
     pub from_index: u64,
-    /// How many at most; 0 for all that there are.
+    /// Most pages to read; 0 for all that follow.
     pub pages: u64,
 }
 
 impl Part {
-    /// All pages of an address space.
+    /// Selects all pages of an address space.
     #[must_use]
     pub fn all(place: usize) -> Self {
         Self {
@@ -54,27 +55,27 @@ impl Part {
         }
     }
 
-    /// Whether it is all pages of an address space.
+    /// Returns true if the part is all pages of an address space.
     #[must_use]
     pub fn is_all(&self) -> bool {
         *self == Self::all(self.place)
     }
 }
 
-/// Why something was not passed on.
+/// A read that failed, at its source or at its taker.
 #[derive(Debug)]
 pub enum ReadError<E> {
-    /// It could not be had.
+    /// No holder gave the data.
     Holders(control::Error),
-    /// Whoever takes it.
+    /// The taker of the data failed.
     Taker(E),
 }
 
-/// How reading a space ended early.
+/// Reasons for which the reading of a space ended early.
 pub(super) enum Stop<E> {
-    /// The node's side: another may do better.
+    /// The node failed: another node may succeed.
     Node(PeerError),
-    /// Whoever takes the pages.
+    /// The taker of the pages failed.
     Taker(E),
 }
 
@@ -86,7 +87,8 @@ pub fn is_listed_as(record: &control::Checkpoint, manifest: &Manifest) -> bool {
 }
 
 impl RemoteCheckpoint {
-    /// A checkpoint whose manifest is known. `order` is who may have it, in the order in which they are asked.
+    /// Returns a checkpoint whose manifest is known. `order` lists the nodes that may have it, in the order in
+    /// which they are asked.
     #[must_use]
     pub fn new(
         holders: Arc<dyn Holders>,
@@ -103,10 +105,11 @@ impl RemoteCheckpoint {
         }
     }
 
-    /// Gets the manifest from the first one in `order` that has one that `is_right`. Who has another is not asked again.
+    /// Gets the manifest from the first node in `order` whose manifest is accepted by `is_right`. A node with
+    /// another manifest is not asked again.
     ///
     /// # Errors
-    /// Nobody has it; of several failures the first.
+    /// No node has it; of several failures the first is returned.
     pub fn open(
         holders: Arc<dyn Holders>,
         order: Vec<String>,
@@ -162,22 +165,22 @@ impl RemoteCheckpoint {
         order.sort_by_key(|name| name == holder);
     }
 
-    /// Its line of the listing.
+    /// Returns the checkpoint's record, as listings show it.
     #[must_use]
     pub fn record(&self) -> &control::Checkpoint {
         &self.record
     }
 
-    /// Its manifest; the map roots mean nothing here.
+    /// Returns the checkpoint's manifest; its map roots mean nothing on this host.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The pagemap image of the address space at `place`: where its pages are, without them.
+    /// Returns the pagemap image of the address space at `place`, which lists the positions of its pages.
     ///
     /// # Errors
-    /// Nobody says, or not what the manifest does.
+    /// No holder gives it, or it differs from the manifest.
     pub fn pagemap(&self, place: usize) -> Result<Vec<u8>, control::Error> {
         let space = &self.manifest.spaces[place];
         let mut pagemap = PagemapWriter::new(space.pages_id);
@@ -198,10 +201,11 @@ impl RemoteCheckpoint {
         }
     }
 
-    /// Where the pages of a part are, ascending: first index, flags, how many, and whether they are zeros.
+    /// Reports the positions of a part's pages, ascending: first index, flags, number of pages, and whether
+    /// they are zeros.
     ///
     /// # Errors
-    /// Nobody says; the taker's own.
+    /// No holder gives them; an error of the taker.
     pub fn places<E>(
         &self,
         part: Part,
@@ -214,11 +218,12 @@ impl RemoteCheckpoint {
         taken.map_err(told)
     }
 
-    /// Passes on the pages of the address space at `place` from `from_index` on, ascending. `before` is the digest of
-    /// those before, which came another way. The last pages are held back until the digest of all was found right.
+    /// Passes on the pages of the address space at `place` from `from_index` on, ascending. `before` is the
+    /// digest of the pages before them, which the taker got in another way. The last pages are held back until
+    /// the digest of all pages was found to match the manifest.
     ///
     /// # Errors
-    /// Nobody has them, or they are not what the manifest says; the taker's own.
+    /// No holder gives them, or they differ from the manifest; an error of the taker.
     pub fn pages<E>(
         &self,
         place: usize,
@@ -257,11 +262,11 @@ impl RemoteCheckpoint {
             .map_err(ReadError::Taker)
     }
 
-    /// Passes on some pages of an address space, ascending. A part has no digest: whoever puts the parts together
-    /// must compare that of the whole.
+    /// Passes on some pages of an address space, ascending. A part has no digest: the caller that puts the
+    /// parts together must compare the digest of the whole.
     ///
     /// # Errors
-    /// Nobody has them; the taker's own.
+    /// No holder gives them; an error of the taker.
     pub fn part<E>(
         &self,
         part: Part,
@@ -271,7 +276,7 @@ impl RemoteCheckpoint {
         taken.map_err(told)
     }
 
-    /// Every frame with pages of the part, ascending and each once, from one holder after another.
+    /// Passes on every frame with pages of the part, ascending and each once, from one holder after another.
     fn frames<E>(
         &self,
         part: Part,
@@ -355,7 +360,8 @@ impl RemoteCheckpoint {
     }
 }
 
-/// What is asked for in every case. By its name a node that does not hold it finds who does.
+/// Returns the parts of a fetch that are the same for every request. With the checkpoint's name, a node that
+/// does not hold it finds the holders.
 pub(super) fn fetch_of(record: &control::Checkpoint) -> request::Fetch {
     let is_parked = record.generation == 0;
     request::Fetch {

@@ -1,4 +1,4 @@
-//! Digests of what comes from nodes, compared with those of the manifest before CRIU gets the last of it.
+//! Digests of data that nodes send, for comparison with the manifest before CRIU gets the end of the data.
 
 use std::sync::LazyLock;
 
@@ -8,8 +8,8 @@ const PAGE_BYTES: usize = 4096;
 
 static ZERO_PAGE_CRC32: LazyLock<u32> = LazyLock::new(|| crc32fast::hash(&[0; PAGE_BYTES]));
 
-/// The digest of a page map in the making (docs/format.md, "Content digest"): over each page, ascending, its index,
-/// flags and CRC32, and over each run of zero pages its end and its beginning.
+/// Digest of a page map under construction (docs/format.md, "Content digest"): over each page, ascending, its
+/// index, flags and CRC32, and over each run of zero pages its end and its beginning.
 #[derive(Clone, Default)]
 pub struct MapDigest {
     hash: Sha256,
@@ -20,7 +20,7 @@ pub struct MapDigest {
 }
 
 impl MapDigest {
-    /// Takes whole pages from `index` on.
+    /// Adds whole pages from `index` on.
     pub fn pages(&mut self, index: u64, flags: u16, bytes: &[u8]) {
         for (page, index) in bytes.chunks_exact(PAGE_BYTES).zip(index..) {
             let crc = crc32fast::hash(page);
@@ -34,7 +34,7 @@ impl MapDigest {
         }
     }
 
-    /// Takes the end of a small image, from page `index` on: its last page is filled with zeros.
+    /// Adds the end of a small image, from page `index` on: its last page is filled with zeros.
     pub(super) fn image_end(&mut self, index: u64, bytes: &[u8]) {
         let whole = bytes.len() / PAGE_BYTES * PAGE_BYTES;
         self.pages(index, 0, &bytes[..whole]);
@@ -45,7 +45,7 @@ impl MapDigest {
         }
     }
 
-    /// Takes zero pages from `index` on. The cost does not depend on their number.
+    /// Adds zero pages from `index` on. The cost does not depend on their number.
     pub fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
         if pages == 0 {
             return;
@@ -83,8 +83,8 @@ impl MapDigest {
         self.hash.finalize().into()
     }
 
-    /// Whether that was all, and what the manifest says. One sealed before manifests had digests says how many
-    /// pages there are, and nothing else.
+    /// Returns true if the number of pages and the digest match the manifest's. A checkpoint sealed before
+    /// manifests had digests records the number of pages only.
     pub(super) fn is(self, pages: u64, map_digest: &[u8]) -> bool {
         self.pages == pages && (map_digest.is_empty() || self.finish() == map_digest)
     }

@@ -1,4 +1,4 @@
-//! A checkpoint that nodes hold, as what a restoring CRIU or an export is served from.
+//! Serves a restoring CRIU, or an export, from a checkpoint that nodes hold.
 
 use std::io::{self, Write};
 

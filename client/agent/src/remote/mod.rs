@@ -1,5 +1,5 @@
-//! Checkpoints that nodes hold, read from one holder after another: by an agent, which holds none, and by a node for
-//! what it does not hold itself or holds damaged.
+//! Checkpoints that nodes hold, read from one holder after another: by an agent, which holds none, and by a
+//! node for checkpoints that it does not hold itself or holds damaged.
 
 mod checkpoint;
 mod digest;
@@ -15,22 +15,22 @@ use permafrost_transport::peer::{self, FetchReader, Frame, Network, PeerError};
 pub use checkpoint::{Part, ReadError, RemoteCheckpoint, is_listed_as};
 pub use digest::MapDigest;
 
-/// How long one node may take to be reached, where others are left to ask.
+/// Time limit for reaching one node, where other nodes are left to ask.
 const REACH: Duration = Duration::from_secs(3);
 
-/// Files that are read from one node at once: a process has two.
+/// Most files that are read from one node at once: a process has two.
 const STREAMS: u32 = 512;
 
-/// What is under way to one reader, bytes: a gigabyte a second at 2 ms.
+/// Bytes in flight to one reader: a gigabyte a second at 2 ms.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
-/// The way to the nodes that hold checkpoints.
+/// Access to the nodes that hold checkpoints.
 pub trait Holders: Send + Sync {
-    /// Asks `node` for what `request` says, and waits until it has agreed. When there are `others` to turn to, it
-    /// must not be waited for for long. Blocks.
+    /// Sends `request` to `node`, and waits until the node has agreed. When there are `others` to turn to, the
+    /// call must not wait long for the node. Blocks.
     ///
     /// # Errors
-    /// It refuses, or is not there.
+    /// The node refuses, or cannot be reached.
     fn fetch(
         &self,
         node: &str,
@@ -39,18 +39,18 @@ pub trait Holders: Send + Sync {
     ) -> Result<Arriving, PeerError>;
 }
 
-/// What a node sends.
+/// A checkpoint that a node is sending.
 pub struct Arriving {
-    /// What it has answered.
+    /// Reply of the node.
     pub opened: FetchOpened,
-    /// Its frames but for the last one, `Prepare`. After an error there are no more.
+    /// Frames but for the last one, `Prepare`. After an error there are no more.
     pub frames: Box<dyn Iterator<Item = Result<Frame, PeerError>>>,
 }
 
-/// [`Holders::fetch`] over a network; a node has `deadline` to agree.
+/// Implements [`Holders::fetch`] over a network; a node has `deadline` to agree.
 ///
 /// # Errors
-/// As there.
+/// The same as for [`Holders::fetch`].
 pub fn fetch(
     network: &Network,
     node: &str,
@@ -68,22 +68,23 @@ pub fn fetch(
     })
 }
 
-/// Whether a node is there, for when there are others to turn to. A connection may be dead for a while before that
-/// shows, and a request that is under way cannot be taken back.
+/// Checks that a node can be reached, for use when there are other nodes to turn to. A connection may be dead
+/// for a while before that shows, and a request that is under way cannot be taken back.
 ///
 /// # Errors
-/// It does not answer soon.
+/// The node does not reply soon.
 pub fn reach(network: &Network, node: &str, deadline: Duration) -> Result<(), PeerError> {
     let ping = request::Body::Ping(request::Ping {});
     let until = Instant::now() + REACH.min(deadline);
     network.call(node, ping, until).map(drop)
 }
 
-/// The transport's limits for whoever restores from other nodes.
+/// Returns the transport's limits for a process that restores from other nodes.
 ///
-/// The processes of a tree read their pages when it suits them, each on a stream of its own, and some wait for others
-/// to have read theirs. So what one of them leaves unread must not use up what the connection may hold: the windows
-/// of all streams together fit the connection's. They are limits; memory is used where somebody does not read.
+/// The processes of a tree read their pages when it suits them, each on a stream of its own, and some wait for
+/// others to have read theirs. So the data that one of them leaves unread must not use up the connection's
+/// window: the windows of all streams together fit the connection's. They are limits; memory is used only where
+/// a process does not read.
 #[must_use]
 pub fn transport() -> peer::Options {
     peer::Options {
@@ -94,7 +95,8 @@ pub fn transport() -> peer::Options {
     }
 }
 
-/// A node's failure as the control protocol says it; `hint` is for one that is not there.
+/// Converts a node's failure into an error of the control protocol; `hint` is for a node that cannot be
+/// reached.
 #[must_use]
 pub fn refusal(error: &PeerError, hint: &str) -> control::Error {
     let code = match error {

@@ -1,7 +1,8 @@
-//! The small images of a checkpoint that nodes hold.
+//! Reads the small images of a checkpoint that nodes hold.
 //!
-//! CRIU writes one for each thread, of some hundred bytes. So short ones come many in a conversation, and those that nobody
-//! has asked for yet are kept until somebody does. Long ones are passed on as they come.
+//! CRIU writes one for each thread, of some hundred bytes. So short images are fetched many in one
+//! conversation, and those that were not requested yet are kept until they are. Long images are passed on as
+//! they come.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,20 +20,20 @@ use super::{ReadError, RemoteCheckpoint, refusal};
 /// Bytes of an image that are passed on at once: whole pages. As many as are held back, so that each is moved once.
 const PASSED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 16 << 20 };
 
-/// Bytes of an image that are held back at least. Shorter ones are passed on whole, and come from another holder where one
-/// sends them damaged.
+/// Least number of bytes of an image that are held back. Shorter images are passed on whole, and come from
+/// another holder if one sends them damaged.
 const HELD_BYTES: usize = PASSED_BYTES;
 
 /// Most images that are fetched in one conversation.
 const BATCH_IMAGES: usize = 1024;
 
-/// Bytes of images that are fetched in one conversation, but for a longer one on its own.
+/// Most bytes of images that are fetched in one conversation, except for a single longer image.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// Bytes of images that are kept for whoever asks for them next.
+/// Most bytes of images that are kept for later requests.
 const KEPT_BYTES: usize = 16 << 20;
 
-/// Small images that came with one that was asked for, found right, by their places in the manifest.
+/// Small images that came with a requested one and were found right, by their places in the manifest.
 #[derive(Default)]
 pub(super) struct Prefetched {
     images: HashMap<usize, Vec<u8>>,
@@ -57,11 +58,11 @@ impl Prefetched {
 }
 
 impl RemoteCheckpoint {
-    /// Passes a small image on, piece by piece. The last piece, which is all of a short one, is held back until the digest
-    /// of the whole was found right; an empty image is one empty piece.
+    /// Passes a small image on, piece by piece. The last piece, which is all of a short image, is held back
+    /// until the digest of the whole was found to match the manifest; an empty image is one empty piece.
     ///
     /// # Errors
-    /// Nobody has it, or nobody has it undamaged; the taker's own.
+    /// No holder gives it, or none gives it undamaged; an error of the taker.
     pub fn image<E>(
         &self,
         place: usize,
@@ -110,7 +111,8 @@ impl RemoteCheckpoint {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Chooses what to fetch together with the image at `place`: those behind it that are short and not here yet.
+    /// Chooses the images to fetch together with the one at `place`: those behind it that are short and not
+    /// here yet.
     fn batch(&self, place: usize) -> Range<usize> {
         let prefetched = self.prefetched();
         let mut left_bytes = BATCH_BYTES;
@@ -123,8 +125,8 @@ impl RemoteCheckpoint {
         place..place + fitting.count().max(1)
     }
 
-    /// Takes a batch from one holder: of its first image what is behind what was passed on already, of the others what is
-    /// right. Those are nobody's failure when they do not come.
+    /// Takes a batch from one holder: the part of its first image that was not passed on yet, and those of the
+    /// others that are right. It is no failure if the others do not come.
     fn images_from<E>(
         &self,
         holder: &str,
@@ -171,13 +173,13 @@ struct Batch<'a> {
     images: &'a [Image],
     range: Range<usize>,
     passing: &'a mut Passing,
-    /// Place of the image that comes now.
+    /// Place of the image that is being received.
     current: Option<usize>,
-    /// Bytes of it that have come.
+    /// Bytes of that image that have come.
     received_bytes: u64,
-    /// It so far, but for the first.
+    /// Contents of that image so far, unless it is the first.
     bytes: Vec<u8>,
-    /// Those behind the first that are whole and right.
+    /// Images behind the first that are whole and right.
     ready: Vec<(usize, Vec<u8>)>,
 }
 
@@ -194,7 +196,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Says whether all bytes of the first image have come.
+    /// Returns true if all bytes of the first image have come.
     fn has_first(&self) -> bool {
         match self.current {
             Some(place) if place == self.range.start => {
@@ -204,7 +206,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Takes a frame; false if it is not one that was asked for.
+    /// Takes a frame; returns false if it is not one that was requested.
     fn push<E>(
         &mut self,
         frame: &Frame,
@@ -252,7 +254,8 @@ impl<'a> Batch<'a> {
         Ok(true)
     }
 
-    /// Ends the image that came last. One that is short or damaged is asked for again by whoever wants it.
+    /// Ends the image that came last. A short or damaged image is discarded, and fetched again when it is
+    /// requested.
     fn end_image(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let Some(place) = self.current.filter(|place| *place != self.range.start) else {
@@ -269,13 +272,13 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// A small image on its way from a holder to its taker.
+/// A small image that is passed on from a holder to its taker.
 struct Passing {
     len_bytes: u64,
-    /// Of what was passed on: whole pages.
+    /// Digest of the whole pages that were passed on.
     digest: MapDigest,
     passed_bytes: u64,
-    /// Came behind it, and is held back.
+    /// Bytes that follow them and are held back.
     held: Vec<u8>,
 }
 
@@ -289,12 +292,12 @@ impl Passing {
         }
     }
 
-    /// Prepares for another holder, which sends it from the beginning.
+    /// Prepares for another holder, which sends the image from the beginning.
     fn begin_again(&mut self) {
         self.held.clear();
     }
 
-    /// Takes a piece of which `received` is the end; skips what was passed on before.
+    /// Takes a piece of the image of which `received` is the end; skips the part that was passed on before.
     fn take<E>(
         &mut self,
         received: u64,
@@ -317,7 +320,7 @@ impl Passing {
         Ok(())
     }
 
-    /// Says whether all that came is what the manifest says.
+    /// Returns true if everything that came matches the manifest.
     fn is(&self, map_digest: &[u8]) -> bool {
         let mut digest = self.digest.clone();
         digest.image_end(self.passed_bytes / PAGE_BYTES, &self.held);

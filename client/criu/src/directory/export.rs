@@ -1,4 +1,4 @@
-//! A checkpoint as an ordinary CRIU images directory.
+//! Writes a checkpoint as an ordinary CRIU images directory.
 
 use std::fs::File;
 use std::io;
@@ -19,35 +19,35 @@ const PAGE_BYTES: u64 = 4096;
 /// Some pages of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageRun<'a> {
-    /// Whole pages.
+    /// Pages with their contents.
     Pages {
-        /// Index of the first one.
+        /// Index of the first page.
         first_index: u64,
-        /// CRIU's flags.
+        /// Flags of CRIU.
         flags: u16,
-        /// The pages.
+        /// Contents of the pages.
         bytes: &'a [u8],
     },
     /// Pages of zeros.
     Zero {
-        /// Index of the first one.
+        /// Index of the first page.
         first_index: u64,
-        /// CRIU's flags.
+        /// Flags of CRIU.
         flags: u16,
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
 }
 
-/// What an images directory is written from: a checkpoint, whose parts are named by their places in the manifest.
+/// Source of an images directory: a checkpoint, whose parts are named by their places in the manifest.
 pub trait Exportable {
-    /// Why something cannot be had.
+    /// Type of the error when a part cannot be read.
     type Error: From<DirectoryError>;
 
-    /// Its line of the listing.
+    /// Returns the checkpoint's record, as listings show it.
     fn record(&self) -> &control::Checkpoint;
 
-    /// Its manifest.
+    /// Returns the checkpoint's manifest.
     fn manifest(&self) -> &Manifest;
 
     /// Passes a small image on, piece by piece, after all of it was verified.
@@ -60,13 +60,14 @@ pub trait Exportable {
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<(), ImageError<Self::Error>>;
 
-    /// The pagemap image of an address space.
+    /// Returns the pagemap image of an address space.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The pagemap cannot be read.
     fn pagemap(&self, place: usize) -> Result<Vec<u8>, Self::Error>;
 
-    /// Writes the pages of an address space, each of them verified. `progress` is told the bytes that are done.
+    /// Writes the pages of an address space, each of them verified. `progress` receives the number of bytes
+    /// done.
     ///
     /// # Errors
     /// See [`ImageError`].
@@ -78,19 +79,19 @@ pub trait Exportable {
     ) -> Result<(), ImageError<Self::Error>>;
 }
 
-/// A pages file in the making.
+/// A pages file under construction.
 pub struct PagesFile {
-    /// The file.
+    /// Open pages file.
     pub file: File,
-    /// Where the next page goes, bytes. Behind it there may be pages already.
+    /// Offset of the next page, bytes. There may be pages behind it already.
     pub at: u64,
 }
 
 impl PagesFile {
-    /// Writes some pages; those of zeros are left as a hole.
+    /// Writes a run of pages; zero pages are left as a hole.
     ///
     /// # Errors
-    /// The file system's.
+    /// An error of the file system.
     pub fn put(&mut self, run: PageRun<'_>) -> io::Result<()> {
         match run {
             PageRun::Pages { bytes, .. } => {
@@ -103,11 +104,11 @@ impl PagesFile {
     }
 }
 
-/// Writes a checkpoint into `directory`: the small images byte for byte, the pages in the files that CRIU would have
-/// made, zero pages as holes. What was written is removed when something fails.
+/// Writes a checkpoint into `directory`: the small images byte for byte, the pages in the files that CRIU would
+/// have made, zero pages as holes. On failure, the files written so far are removed.
 ///
 /// # Errors
-/// Something cannot be had; a file is there already or cannot be written.
+/// A part cannot be read; a file exists already or cannot be written.
 pub fn export<S: Exportable>(
     source: &S,
     small_images_only: bool,
@@ -144,7 +145,7 @@ struct Export<'a, S> {
     total_bytes: u64,
     done_bytes: u64,
     written_bytes: u64,
-    /// Names of the files made.
+    /// Names of the files made so far.
     created: Vec<String>,
 }
 
@@ -168,8 +169,8 @@ impl<S: Exportable> Export<'_, S> {
         Ok(())
     }
 
-    /// Removes what was made: half a checkpoint, or one with holes where the damage is, must not be taken for
-    /// a whole one.
+    /// Removes the files made so far: half a checkpoint, or one with holes in place of damage, must not be
+    /// taken for a whole one.
     fn undo(&self) {
         for name in &self.created {
             if let Err(error) = self.directory.remove(name) {

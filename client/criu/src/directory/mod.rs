@@ -19,39 +19,40 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 pub use export::{Exportable, PageRun, PagesFile, export};
 pub use pages::{PagesReader, PagesTarget};
 
-/// Where runc and crun keep what the standard streams of a container were: they restore nothing without it.
+/// Name of the file in which runc and crun record the standard streams of a container: they restore nothing
+/// without it.
 const DESCRIPTORS: &str = "descriptors.json";
 
 /// An images directory.
 pub struct ImagesDir(OwnedFd);
 
-/// What goes wrong with one.
+/// Errors of an images directory.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// Something else was handed over.
+    /// The descriptor is not a directory.
     #[error("the descriptor handed over is no directory")]
     NotADirectory,
-    /// Its images do not fit each other.
+    /// The images do not fit each other.
     #[error("{message}")]
     Invalid {
-        /// What is wrong.
+        /// Description of the inconsistency.
         message: String,
     },
-    /// The file system's.
+    /// An error of the file system.
     #[error("{action}: {source}")]
     Io {
         /// Verb and noun.
         action: String,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl DirectoryError {
-    /// What to do instead of handing over something else.
+    /// Advice for a descriptor that is not a directory.
     pub const HINT: &'static str = "hand over the images directory";
 
-    /// What to do about images that do not fit each other.
+    /// Advice for images that do not fit each other.
     pub const HINT_INVALID: &'static str = "check the images directory with `crit`";
 
     fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
@@ -79,7 +80,7 @@ impl ImagesDir {
     /// Takes the descriptor of a directory.
     ///
     /// # Errors
-    /// It is none.
+    /// The descriptor is not a directory.
     pub fn new(fd: OwnedFd) -> Result<Self, DirectoryError> {
         let stat = rustix::fs::fstat(&fd).map_err(io::Error::from);
         let stat = stat.map_err(DirectoryError::io("stat images directory"))?;
@@ -89,7 +90,8 @@ impl ImagesDir {
         }
     }
 
-    /// Names of the regular files, sorted, so that the same directory always reads the same.
+    /// Returns the names of the regular files, sorted, so that the same directory is always read in the same
+    /// order.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -121,9 +123,10 @@ impl ImagesDir {
         read().map_err(DirectoryError::io("list images directory"))
     }
 
-    /// Of [`Self::files`] the small images: CRIU's but for the pagemaps and pages that are `stored` as such, and what
-    /// container runtimes keep beside them. (A dump to a page server may still write some of its own, which are small
-    /// images like any other.) Logs, pid files and the like are nobody's image.
+    /// Returns the small images among [`Self::files`]: CRIU's images except the pagemaps and pages that are
+    /// `stored` as such, and the files that container runtimes keep beside them. (A dump to a page server may
+    /// still write some pagemaps and pages of its own, which are small images like any other.) Logs, pid files
+    /// and the like are not images.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -140,19 +143,20 @@ impl ImagesDir {
         Ok(names)
     }
 
-    /// Time at which the images were complete: that of the inventory, which CRIU writes last. `None` without one.
+    /// Returns the time at which the images were complete: that of the inventory, which CRIU writes last.
+    /// `None` without one.
     ///
     /// # Errors
-    /// The file system's.
+    /// An error of the file system.
     pub fn written(&self) -> Result<Option<SystemTime>, DirectoryError> {
         self.modified("inventory.img")
     }
 
-    /// Says whether `stats-dump` is of the dump that the images are of. An earlier dump into the same directory leaves
-    /// its own there, until this one has written its statistics.
+    /// Returns true if `stats-dump` belongs to the same dump as the images. An earlier dump into the same
+    /// directory leaves its own there, until this one has written its statistics.
     ///
     /// # Errors
-    /// The file system's.
+    /// An error of the file system.
     pub fn has_own_stats(&self) -> Result<bool, DirectoryError> {
         let stats = self.modified("stats-dump")?;
         Ok(stats.is_some() && stats >= self.written()?)
@@ -175,7 +179,7 @@ impl ImagesDir {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// It is not there, or is a link.
+    /// The file does not exist, or is a link.
     pub fn open(&self, name: &str) -> Result<File, DirectoryError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let opened = rustix::fs::openat(&self.0, name, flags, Mode::empty());
@@ -185,10 +189,10 @@ impl ImagesDir {
             .map_err(DirectoryError::io(format!("open image {name}")))
     }
 
-    /// Creates a file that must not be there yet, readable by its owner only: images hold a process's secrets.
+    /// Creates a file that must not exist yet, readable by its owner only: images hold a process's secrets.
     ///
     /// # Errors
-    /// It is there already, or cannot be made.
+    /// The file exists already, or cannot be made.
     pub fn create(&self, name: &str) -> Result<File, DirectoryError> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -201,25 +205,26 @@ impl ImagesDir {
     /// Removes a file.
     ///
     /// # Errors
-    /// The file system's.
+    /// An error of the file system.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.0, name, AtFlags::empty())?)
     }
 
-    /// What tells it from any other directory: device and inode.
+    /// Returns the numbers that identify the directory: device and inode.
     ///
     /// # Errors
-    /// The file system's.
+    /// An error of the file system.
     pub fn identity(&self) -> Result<(u64, u64), DirectoryError> {
         let stat = rustix::fs::fstat(&self.0).map_err(io::Error::from);
         let stat = stat.map_err(DirectoryError::io("stat images directory"))?;
         Ok((stat.st_dev, stat.st_ino))
     }
 
-    /// The parent images directory of an incremental dump (the link `parent` that CRIU makes), if there is one.
+    /// Opens the parent images directory of an incremental dump (the link `parent` that CRIU makes), if there
+    /// is one.
     ///
     /// # Errors
-    /// There is one and it cannot be opened.
+    /// The parent exists and cannot be opened.
     pub fn parent(&self) -> Result<Option<Self>, DirectoryError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::openat(self.0.as_fd(), "parent", flags, Mode::empty()) {

@@ -10,7 +10,7 @@ use permafrost_protocol::pageserver::{PAGE_BYTES, PE_PARENT, PE_PRESENT, SpaceId
 
 use super::{DirectoryError, ImagesDir};
 
-/// Read at once from a pages file.
+/// Bytes read at once from a pages file.
 const CHUNK_BYTES: u64 = 256 << 10;
 
 /// Longest pagemap read. CRIU writes some 20 bytes for each stretch of pages, so this is the pagemap of a memory
@@ -20,21 +20,21 @@ const MAX_PAGEMAP_BYTES: u64 = 256 << 20;
 /// Deepest chain of `parent` links followed: each has a pages file and a directory open.
 const MAX_PARENTS: usize = 256;
 
-/// Where pages are read to.
+/// Destination of the pages.
 pub trait PagesTarget {
-    /// What goes wrong, there or with the directory.
+    /// Type of the errors of the target and of the directory.
     type Error: From<DirectoryError>;
 
     /// Begins an address space; `pages_id` is the N of its `pages-N.img`.
     ///
     /// # Errors
-    /// Ends the reading.
+    /// Any error; it ends the reading.
     fn space(&mut self, space: SpaceId, pages_id: u32) -> Result<(), Self::Error>;
 
     /// Takes whole pages at `vaddr` of the space begun last, in ascending order.
     ///
     /// # Errors
-    /// Ends the reading.
+    /// Any error; it ends the reading.
     fn pages(&mut self, vaddr: u64, flags: u16, bytes: &[u8]) -> Result<(), Self::Error>;
 }
 
@@ -59,7 +59,7 @@ impl<'a> PagesReader<'a> {
         Ok(Self { directory, spaces })
     }
 
-    /// Size of all pages, bytes.
+    /// Returns the size of all pages, bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         let entries = self.spaces.iter().flat_map(|(_, layer, _)| &layer.entries);
@@ -68,10 +68,10 @@ impl<'a> PagesReader<'a> {
         })
     }
 
-    /// Reads all pages to `target`.
+    /// Passes all pages to `target`.
     ///
     /// # Errors
-    /// The target's; a page is nowhere to be found, or cannot be read.
+    /// An error of the target; a page that no directory has, or that cannot be read.
     pub fn read<T: PagesTarget>(self, target: &mut T) -> Result<(), T::Error> {
         for (space, layer, name) in self.spaces {
             target.space(space, layer.pages_id)?;
@@ -103,13 +103,13 @@ struct Layer {
     pages: File,
 }
 
-/// A pagemap entry, and where its pages are.
+/// A pagemap entry, and the position of its pages.
 #[derive(Clone, Copy)]
 struct Entry {
     vaddr: u64,
     nr_pages: u64,
     flags: u16,
-    /// In the pages file; meaningless unless present.
+    /// Offset in the pages file; meaningless unless the pages are present.
     at: u64,
 }
 
@@ -157,7 +157,7 @@ impl Layer {
         })
     }
 
-    /// The entry that holds `vaddr`.
+    /// Returns the entry that holds `vaddr`.
     fn find(&self, vaddr: u64) -> Option<Entry> {
         let after = self.entries.partition_point(|entry| entry.vaddr <= vaddr);
         let entry = *self.entries.get(after.checked_sub(1)?)?;
@@ -165,7 +165,7 @@ impl Layer {
     }
 }
 
-/// A pagemap and, opened as they are needed, its namesakes in the parent directories.
+/// A pagemap, and the pagemaps of the same name in the parent directories, opened as they are needed.
 struct Chain<'a> {
     layers: Vec<Layer>,
     directories: Vec<ImagesDir>,
@@ -173,7 +173,7 @@ struct Chain<'a> {
 }
 
 impl Chain<'_> {
-    /// Hands on `nr_pages` pages at `vaddr`, as layer `depth` has them.
+    /// Passes on `nr_pages` pages at `vaddr`, as layer `depth` has them.
     fn read<T: PagesTarget>(
         &mut self,
         top: &ImagesDir,
@@ -244,7 +244,7 @@ impl Chain<'_> {
     }
 }
 
-/// Reads `len` bytes of pages at `from`, chunk by chunk.
+/// Passes on `len` bytes of pages at `from`, chunk by chunk.
 fn copy<E: From<DirectoryError>>(
     pages: &File,
     from: u64,

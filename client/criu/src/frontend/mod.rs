@@ -1,4 +1,4 @@
-//! The CRIU front ends: what speaks CRIU's protocols on a socket, over a sink that keeps the pages.
+//! The CRIU front ends: they speak CRIU's protocols on a socket, and pass the pages to a sink that keeps them.
 //!
 //! A front end knows nothing of where pages go: `permafrostd` hands it a sink over its own regions, so
 //! that pages go straight from the socket into them.

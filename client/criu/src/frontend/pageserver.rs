@@ -1,8 +1,8 @@
-//! The page-server front end: the sans-I/O core's thin shell over a blocking stream socket.
+//! The page-server front end: a thin shell over a blocking stream socket around the sans-I/O core.
 //!
-//! One thread serves one connection, with one buffer that stays in the processor's cache: a chunk of pages
-//! is received into it, and the sink looks at it (zero? equal to the parent's? checksum) and copies it to
-//! where it stays while it is still there. Memory is bounded by that buffer whatever the dump's size.
+//! One thread serves one connection, with one buffer that stays in the processor's cache: a chunk of pages is
+//! received into it, and while it is still there the sink examines it (zero? equal to the parent's? checksum)
+//! and copies it to its place. Memory is bounded by that buffer whatever the dump's size.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -16,33 +16,33 @@ use super::sink::{PageSink, SinkError};
 
 const PAGE_BYTES: usize = 4096;
 
-/// What CLOSE is answered with when the client sent pages that make no sense.
+/// Status of CLOSE if the client sent invalid pages.
 const EINVAL: i32 = 22;
 
-/// Received and handed on at once. Large enough that a 1 MiB frame costs a few system calls, small enough
+/// Bytes received and passed on at once. Large enough that a 1 MiB frame costs a few system calls, small enough
 /// that the bytes are still in a private L2 cache when the sink reads them again.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Time for a frame's header, or for a chunk of pages, to come in after its first byte. CRIU pauses between frames,
+/// Time limit for a frame's header, or for a chunk of pages, after its first byte. CRIU pauses between frames,
 /// and not within one.
 const CHUNK_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes read and dropped after a refusal, so that the client hears its reason at CLOSE. A client that still sends then
-/// is hung up on.
+/// Most bytes that are read and dropped after a refusal, so that the client gets its reason at CLOSE. The
+/// connection of a client that still sends then is closed.
 const REFUSED_BYTES: u64 = 64 << 20;
 
-/// Bytes read and dropped after CLOSE was answered: no client has anything left to say.
+/// Most bytes that are read and dropped after CLOSE was answered: a correct client sends nothing more.
 const CLOSED_BYTES: u64 = 64 << 10;
 
 /// Time for the client to end the connection after CLOSE was answered.
 const CLOSED_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A stream whose reads can be bounded in time.
+/// A stream whose reads can be limited in time.
 pub trait Bounded {
-    /// Has each read that follows fail after `limit`.
+    /// Makes each of the following reads fail after `limit`.
     ///
     /// # Errors
-    /// The stream cannot.
+    /// The stream does not support it.
     fn limit_reads(&self, limit: Duration) -> io::Result<()>;
 }
 
@@ -64,18 +64,18 @@ impl Bounded for TlsStream {
     }
 }
 
-/// How a conversation ended that kept to the protocol.
+/// End of a conversation that kept to the protocol.
 #[derive(Debug)]
 pub enum Outcome {
     /// CLOSE was answered with 0: the sink has the dump.
     Closed,
-    /// CLOSE was answered with a non-zero status: the task lives on, the reason is the sink's.
+    /// CLOSE was answered with a non-zero status: the task lives on; the reason is the sink's.
     Refused(SinkError),
-    /// The peer connected and left without a word.
+    /// The peer connected and left without sending anything.
     Empty,
 }
 
-/// How a conversation ended that did not. The sink was told to abort.
+/// End of a conversation that did not keep to the protocol or lost its connection. The sink was told to abort.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The peer broke the protocol.
@@ -87,7 +87,7 @@ pub enum ServeError {
     /// The peer sent more than [`REFUSED_BYTES`] after its dump was refused.
     #[error("the dump was refused, and its client goes on sending")]
     Deaf,
-    /// The peer asked for lazy pages. It waits for them, so there is no point in going on.
+    /// The peer requested lazy pages. It waits for them, so there is no point in going on.
     #[error("lazy pages (GET) are not served on this endpoint")]
     Lazy,
     /// The peer left in the middle of a frame's header or pages.
@@ -100,9 +100,9 @@ pub enum ServeError {
 
 /// Serves one page-server conversation on `stream` into `sink`, until CLOSE and the peer's end of file.
 ///
-/// A sink that refuses something does not end the conversation: what is left is read and dropped, and CLOSE is
-/// answered with the refusal's status. Cutting the connection would stop CRIU just as well, but leave it
-/// without a word about why.
+/// A sink that refuses data does not end the conversation: the rest is read and dropped, and CLOSE is answered
+/// with the refusal's status. Cutting the connection would stop CRIU just as well, but leave it without a
+/// reason.
 ///
 /// # Errors
 /// The peer broke the protocol or the connection; `sink.abort` has been called. The caller closes the socket.
@@ -242,7 +242,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Hands an event to the sink; what is to be answered, if anything.
+    /// Passes an event to the sink. Returns the reply, if one is due.
     fn apply(
         &mut self,
         event: Event,
@@ -295,7 +295,7 @@ impl Conversation {
         yes
     }
 
-    /// Keeps the first refusal, and lets the sink free what it holds while the rest is drained.
+    /// Keeps the first refusal, and lets the sink free its resources while the rest is drained.
     fn note(&mut self, result: Result<(), SinkError>, sink: &mut impl PageSink) {
         if let Err(refusal) = result {
             sink.abort(&refusal.message);
@@ -322,7 +322,8 @@ fn await_end<S: Read + Bounded>(stream: &mut S, buffer: &mut [u8]) -> io::Result
     Err(ErrorKind::TimedOut.into())
 }
 
-/// Reads until `buffer` is full or the peer has ended; how many bytes. Fails when they come too slowly.
+/// Reads until `buffer` is full or the peer has ended. Returns the number of bytes. Fails when they come too
+/// slowly.
 fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     let mut began = None;

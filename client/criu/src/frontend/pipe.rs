@@ -1,9 +1,10 @@
 //! The pipe that a restoring CRIU reads an image from.
 //!
-//! A write copies into the pipe under its lock; CRIU's read copies out of it under the same lock, and meanwhile faults the
-//! memory in that it restores. The two then wait for each other more than they copy, and where pieces are short each wakes
-//! the other up for every one of them. So a pipe is made to *refer* to pages (`splice`), which holds the lock for no
-//! longer than that takes: to the pages of a file, and of what has no file to a copy in a memory of the pipe's own.
+//! A write copies into the pipe under its lock; CRIU's read copies out of it under the same lock, and meanwhile
+//! faults in the memory that it restores. The two then wait for each other more than they copy, and with short
+//! pieces each wakes the other up for every one of them. So a pipe is made to *refer* to pages (`splice`),
+//! which holds the lock only briefly: to the pages of a file, and for data without a file to a copy in a memory
+//! of the pipe's own.
 
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -15,26 +16,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::MemfdFlags;
 use rustix::pipe::SpliceFlags;
 
-/// Asked for each pipe; the default of 64 KiB makes the two sides take turns. What a user without privileges may have
-/// (fs.pipe-max-size).
+/// Size requested for each pipe; the default of 64 KiB makes the two sides wait for each other. The largest
+/// size for a user without privileges (fs.pipe-max-size).
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Short pieces are gathered until there are so many bytes.
+/// Number of bytes up to which short pieces are gathered.
 const GATHERED_BYTES: usize = 64 << 10;
 
 /// Most bytes that are copied at once before the pipe refers to them.
 const COPIED_BYTES: usize = 256 << 10;
 
-/// Less is written into the pipe directly: most images are that small, and need no memory for it.
+/// Size below which data is written into the pipe directly: most images are that small, and need no memory for
+/// it.
 const STAGED_BYTES: usize = 32 << 10;
 
-/// A page takes one place of a pipe, however much of it is used.
+/// Size of a place of a pipe: a page takes one place, however much of it is used.
 const PAGE_BYTES: u64 = 4096;
 
-/// What zero pages are written from where there are few of them.
+/// Zeros for the writing of a few zero pages.
 static ZEROS: [u8; GATHERED_BYTES] = [0; GATHERED_BYTES];
 
-/// What CRIU reads an image from. Nothing is sure to be in it before [`Write::flush`].
+/// Pipe from which CRIU reads an image. Written data may be missing in the pipe until [`Write::flush`].
 pub struct Pipe {
     end: BufWriter<End>,
 }
@@ -60,24 +62,24 @@ impl Pipe {
         })
     }
 
-    /// How much can be in the pipe, unread.
+    /// Returns the most bytes that can be in the pipe unread.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         self.end.get_ref().capacity_bytes
     }
 
-    /// Lets the pipe refer to the bytes of `file` from `at` to `end`, without copying them: they must not change until
-    /// CRIU has read them. That is so, at the latest, when [`Pipe::capacity_bytes`] more bytes have been written and
-    /// flushed. `at` goes along with what the pipe refers to.
+    /// Lets the pipe refer to the bytes of `file` from `at` to `end`, without copying them: they must not
+    /// change until CRIU has read them. That is so, at the latest, when [`Pipe::capacity_bytes`] more bytes
+    /// have been written and flushed. `at` advances with the bytes that the pipe refers to.
     ///
     /// # Errors
-    /// CRIU has closed its end, or `file` ends early or cannot be read: from `at` on nothing is in the pipe.
+    /// CRIU has closed its end, or `file` ends early or cannot be read: nothing from `at` on is in the pipe.
     pub fn splice(&mut self, file: BorrowedFd<'_>, at: &mut u64, end: u64) -> io::Result<()> {
         self.end.flush()?;
         self.end.get_ref().out.refer(file, at, end)
     }
 
-    /// Writes so many zeros. Many are not copied.
+    /// Writes zeros, as many as `bytes`. Long runs are not copied.
     ///
     /// # Errors
     /// CRIU has closed its end.
@@ -100,19 +102,19 @@ impl Write for Pipe {
     }
 }
 
-/// The end of the pipe that is written to, and what it is written from.
+/// Writing end of the pipe, and the memory that is written from.
 struct End {
     out: Out,
     capacity_bytes: u64,
     staging: Option<Staging>,
-    /// What was being written may be in the pipe in part. It must not follow once more, which a `BufWriter` tries when it
-    /// is dropped: the image then ends early, and the restore fails.
+    /// True if a write failed and its data may be in the pipe in part. The data must not be written again,
+    /// which a `BufWriter` tries when it is dropped: the image then ends early, and the restore fails.
     failed: bool,
 }
 
 struct Out {
     pipe: File,
-    /// Counts what is in the pipe, or was.
+    /// Counts the bytes that are, or were, in the pipe.
     served: Arc<AtomicU64>,
 }
 
@@ -186,9 +188,9 @@ impl Write for End {
     }
 }
 
-/// Memory that the pipe refers to: zeros, and behind them a ring of what was copied last. Where the ring comes round to,
-/// everything has been read, as more than a pipe full has gone into the pipe since it was copied there. Takes what is copied,
-/// and at most half a MiB more than the pipe holds, while an image is given.
+/// Memory that the pipe refers to: zeros, and behind them a ring of the data copied last. When the ring reuses
+/// a position, CRIU has read its old data, because more than a pipe full has gone into the pipe since then.
+/// While an image is given, uses as much memory as was copied, at most half a MiB more than the pipe's size.
 struct Staging {
     memory: File,
     next: u64,
@@ -196,7 +198,7 @@ struct Staging {
 }
 
 impl Staging {
-    /// Zeros at its beginning. They are a hole: no memory at all on kernels from 6.5 on.
+    /// Size of the zeros at the beginning. They are a hole: no memory at all on kernels from 6.5 on.
     const ZERO_BYTES: u64 = COPIED_BYTES as u64;
 
     fn new(pipe_bytes: u64) -> io::Result<Self> {
@@ -212,7 +214,7 @@ impl Staging {
         })
     }
 
-    /// Copies some of `bytes`: to where, and how many.
+    /// Copies some of `bytes`. Returns their position and their number.
     fn copy(&mut self, bytes: &[u8]) -> io::Result<(u64, usize)> {
         let some = bytes.get(..COPIED_BYTES).unwrap_or(bytes);
         if self.next + some.len() as u64 > self.end {
@@ -239,7 +241,8 @@ mod tests {
             .collect()
     }
 
-    /// What `write` writes, as a reader gets it who takes `at_once` at a time; and what was counted.
+    /// Returns the data of `write` as received by a reader that takes `at_once` bytes at a time, and the number
+    /// of bytes counted.
     fn read(
         at_once: usize,
         pipe_bytes: usize,

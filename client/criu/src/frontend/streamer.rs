@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::pipe::Pipe;
 
-/// What CRIU asks for, as places in a checkpoint's manifest.
+/// An image that CRIU requests, as a place in a checkpoint's manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// A small image.
@@ -31,7 +31,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// The image of that name, if the checkpoint has one.
+    /// Returns the image of that name, if the checkpoint has one.
     #[must_use]
     pub fn find(manifest: &Manifest, name: &str) -> Option<Self> {
         // They are sorted wherever the store wrote them; for each of a hundred thousand CRIU asks by its name.
@@ -55,29 +55,29 @@ impl Wanted {
     }
 }
 
-/// What a restoring CRIU is served from.
+/// Source of the images for a restoring CRIU.
 pub trait ImageSource: Sync {
-    /// One image.
+    /// Type of an image.
     type Image: Send;
-    /// Why an image cannot be given.
+    /// Type of the error when an image cannot be given.
     type Error: Send;
 
-    /// The image of that name, if there is one.
+    /// Returns the image of that name, if there is one.
     fn find(&self, name: &str) -> Option<Self::Image>;
 
-    /// Writes an image, verified, to `pipe`; bytes written.
+    /// Writes an image, verified, to `pipe`. Returns the number of bytes written.
     ///
     /// # Errors
     /// See [`ImageError`].
     fn write(&self, image: &Self::Image, pipe: &mut Pipe) -> Result<u64, ImageError<Self::Error>>;
 }
 
-/// Why an image could not be given.
+/// An image that could not be given.
 #[derive(Debug)]
 pub enum ImageError<E> {
-    /// It could not be read.
+    /// The image could not be read.
     Source(E),
-    /// It could not be written.
+    /// The image could not be written.
     Out(io::Error),
 }
 
@@ -87,25 +87,25 @@ impl<E> From<io::Error> for ImageError<E> {
     }
 }
 
-/// What was served.
+/// Amount of data that was served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streamed {
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// Why serving ended early.
+/// A restore whose serving ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError<E> {
-    /// CRIU did not connect: its caller hung up, or time was up.
+    /// CRIU did not connect: its caller hung up, or the time limit passed.
     #[error("CRIU did not come for the images")]
     NobodyCame,
     /// The listening socket or a pipe failed.
     #[error("serve images to CRIU: {0}")]
     Io(#[from] io::Error),
-    /// CRIU's requests do not decode.
+    /// CRIU's requests cannot be decoded.
     #[error("CRIU's request for an image: {0}")]
     Request(#[from] FramingError),
     /// An image is damaged; CRIU saw its pipe end early.
@@ -113,7 +113,7 @@ pub enum StreamError<E> {
     Source(E),
 }
 
-/// Waits for CRIU to connect, for `patience` at most or until `caller` has nothing more to say.
+/// Waits for CRIU to connect, for `patience` at most or until `caller` hangs up.
 ///
 /// # Errors
 /// [`StreamError::NobodyCame`], or the socket fails.
@@ -155,11 +155,11 @@ pub fn accept<E>(
     }
 }
 
-/// Serves one restore until CRIU hangs up. `served` counts the bytes as they are given; `progress` is told them now and
-/// then.
+/// Serves one restore until CRIU hangs up. `served` counts the bytes as they are given, and `progress` receives
+/// their number now and then.
 ///
 /// # Errors
-/// See [`StreamError`]; the first failure counts.
+/// The first failure; see [`StreamError`].
 pub fn stream<S: ImageSource>(
     criu: &UnixStream,
     source: &S,
