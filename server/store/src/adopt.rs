@@ -1,4 +1,4 @@
-//! Giving a parked dump a job and its images.
+//! Adopts a parked dump: gives it a job and its small images.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -19,29 +19,30 @@ use super::seal::{
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::clock::unix_ms;
 
-/// Name of the statistics, which CRIU writes after everything else: an adoption by its action script comes before.
+/// Name of the statistics image, which CRIU writes after everything else: an adoption by CRIU's action script
+/// comes before it.
 const STATS: &str = "stats-dump";
 
 /// A parked dump that becomes a checkpoint of a job.
 pub struct Adoption<'a> {
-    /// Its session; empty: the one parked dump that the images belong to.
+    /// Session of the parked dump; empty: the one parked dump that the images belong to.
     pub session: &'a str,
     /// Job of the checkpoint.
     pub job: &'a str,
     /// Facts that were not known when the session was opened.
     pub origin: Option<Origin>,
-    /// How long ago the images were written, where their files do not tell.
+    /// Time since the images were written. Used where the files do not tell.
     pub images_age: Option<Duration>,
     /// The images may have been written at any time.
     pub ignore_times: bool,
-    /// Client that adopts it, as it was authenticated; empty: the one that the pages came from.
+    /// Client that adopts the dump, as it was authenticated; empty: the client that the pages came from.
     pub taken_by: &'a str,
     /// Sessions that may be found without being named.
     pub may_find: &'a dyn Fn(&str) -> bool,
 }
 
 impl<'a> Adoption<'a> {
-    /// One into `job`; everything else is left open.
+    /// Returns an adoption into `job` with everything else left open.
     #[must_use]
     pub fn into_job(job: &'a str) -> Self {
         Self {
@@ -120,7 +121,7 @@ impl Store {
         Ok(adopted)
     }
 
-    /// The checkpoint that an earlier adoption of these images has made.
+    /// Returns the checkpoint that an earlier adoption of these images has made.
     fn adopted_before(
         &self,
         adoption: &Adoption<'_>,
@@ -175,7 +176,7 @@ impl Store {
         Ok(record)
     }
 
-    /// The one parked session that the images belong to.
+    /// Returns the one parked session that the images belong to.
     fn parked_for_images(
         &self,
         adoption: &Adoption<'_>,
@@ -230,7 +231,7 @@ impl Store {
     }
 }
 
-/// A parked session with what tells it from others.
+/// Formats the name of a parked session with the facts that distinguish it from others.
 fn named(record: &control::Checkpoint) -> String {
     let processes = record.parked_processes.iter().map(|process| {
         if process.program.is_empty() {
@@ -247,7 +248,7 @@ fn named(record: &control::Checkpoint) -> String {
     )
 }
 
-/// Why each of the parked sessions is not the one; the first few.
+/// Formats the reasons why each parked session does not match: the first few of them.
 fn told(misfits: &[String]) -> String {
     const SHOWN: usize = 5;
     match misfits.len() {
@@ -317,7 +318,8 @@ fn is_same(
     }
 }
 
-/// The client of an adopted checkpoint. One that adopts an agent's pages on a storage node does not make them the node's.
+/// Returns the client that is recorded for an adopted checkpoint. A client that adopts an agent's pages on a
+/// storage node does not make them the node's.
 fn adopted_from(parked: String, adopter: &str) -> String {
     let is_node = |client: &str| matches!(TakenBy::parse(client), TakenBy::Node(_));
     if adopter.is_empty() || is_node(adopter) && !is_node(&parked) {
@@ -327,7 +329,7 @@ fn adopted_from(parked: String, adopter: &str) -> String {
     }
 }
 
-/// Facts known when the session was opened or parked, and those that whoever adopts it adds.
+/// Merges the facts known when the session was opened or parked with those that the adopter adds.
 fn merged(known: Option<Origin>, added: Option<Origin>) -> Option<Origin> {
     let (Some(mut known), Some(added)) = (known.clone(), added.clone()) else {
         return added.or(known);

@@ -1,5 +1,4 @@
-//! Reading a checkpoint wherever it is: this node's copy, the other nodes' where it has none, and theirs from where its
-//! own is damaged on.
+//! Reads a checkpoint from this node's copy, or from other nodes where this node has no copy or a damaged one.
 
 use std::io;
 use std::sync::OnceLock;
@@ -15,7 +14,7 @@ use super::{Store, StoreError};
 /// A checkpoint that is being read.
 pub(super) struct Anywhere<'a> {
     store: &'a Store,
-    /// How people name it.
+    /// Name of the checkpoint as people write it.
     pub(super) name: String,
     /// Its line of the listing.
     pub(super) record: control::Checkpoint,
@@ -23,7 +22,7 @@ pub(super) struct Anywhere<'a> {
     pub(super) manifest: Manifest,
     /// This node's copy, if it has one that can be opened.
     pub(super) here: Option<Reader>,
-    /// The others'. `None`: there are none.
+    /// The other nodes' copies. `None`: there are none.
     others: OnceLock<Option<RemoteCheckpoint>>,
 }
 
@@ -92,7 +91,7 @@ impl<'a> Anywhere<'a> {
         }
     }
 
-    /// The pagemap image of the address space at `place`.
+    /// Returns the pagemap image of the address space at `place`.
     pub(super) fn pagemap(&self, place: usize) -> Result<Vec<u8>, StoreError> {
         let mut cause = None;
         if let Some(here) = &self.here {
@@ -109,8 +108,8 @@ impl<'a> Anywhere<'a> {
         }
     }
 
-    /// Passes on the pages of the address space at `place` as the other nodes have them, from `from_index` on: those
-    /// before were this node's, and `cause` is why its others cannot be had.
+    /// Passes on the pages of the address space at `place` from `from_index` on, as the other nodes have them. The
+    /// pages before `from_index` were read from this node's copy; `cause` is the error that ended that reading.
     pub(super) fn pages_of_others(
         &self,
         place: usize,
@@ -136,7 +135,7 @@ impl<'a> Anywhere<'a> {
         }
     }
 
-    /// The other copies, after this one was found damaged, if it was.
+    /// Returns the copies on other nodes. `cause` is the damage that was found in this node's copy, if any.
     fn others(&self, cause: Option<&StoreError>) -> Option<&RemoteCheckpoint> {
         if let Some(cause) = cause {
             self.store.report_damage(&self.record.id, cause);
@@ -145,7 +144,8 @@ impl<'a> Anywhere<'a> {
         self.others.get_or_init(find).as_ref()
     }
 
-    /// What is wrong here says more than what is wrong with the others, of which the log tells.
+    /// Returns the error to report: the one from this node's copy, if there is one, as it says more than that of
+    /// the other nodes, which is logged.
     fn failed(&self, cause: Option<StoreError>, error: control::Error) -> StoreError {
         let Some(cause) = cause else {
             return StoreError::Elsewhere(error);

@@ -1,4 +1,4 @@
-//! Reading everything of a checkpoint to see whether it is whole: manifest, map pages, images and pages.
+//! Verifies everything of a checkpoint: manifest, map pages, images and pages.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -11,10 +11,10 @@ use super::dump::map_root;
 use super::reader::{PAGE_BYTES, checkpoint_name};
 use super::{Store, StoreError, manifest_of};
 
-/// Damaged places that are named one by one.
+/// Maximum number of damaged places that are listed one by one.
 const MAX_DAMAGE: usize = 64;
 
-/// Damaged pages that are healed one by one; of more a fresh copy is got.
+/// Maximum number of damaged pages that are healed one by one. Beyond that, a fresh copy is fetched.
 const MAX_DAMAGED_PAGES: usize = 1024;
 
 /// Pages that one word of [`PagesRead`] stands for.
@@ -23,25 +23,25 @@ const WORD: u64 = u64::BITS as u64;
 /// Words that are kept together.
 const WORDS: usize = 64;
 
-/// What a check found.
+/// Result of [`Store::check`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Pages of the checkpoint that were gone through, zero and shared ones included.
+    /// Number of pages of the checkpoint that were visited, zero and shared ones included.
     pub pages: u64,
-    /// Bytes that were read for it.
+    /// Number of bytes read from the medium.
     pub read_bytes: u64,
-    /// What is damaged, by name and address: the first 64.
+    /// Damaged places by name and address: the first 64.
     pub damage: Vec<String>,
     /// The damaged pages that other copies have, too: the first 1,024.
     pub pages_damaged: Vec<DamagedPage>,
     /// There is damage beyond those pages: in a map, a root or the manifest, which every copy has of its own; or in more
     /// of them.
     pub damaged_beyond: bool,
-    /// It was stopped before its end.
+    /// True if the check was stopped before its end.
     pub stopped: bool,
 }
 
-/// What a page belongs to.
+/// Part of a checkpoint that a page belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     /// The address space at this place in the manifest, from 0.
@@ -53,14 +53,14 @@ pub enum Object {
 /// A page whose bytes are not those that were sealed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedPage {
-    /// What it belongs to.
+    /// Object that the page belongs to.
     pub object: Object,
-    /// Its index in the map of that.
+    /// Index of the page in the object's map.
     pub index: u64,
 }
 
-/// Pages of the region that were read and found good: those that checkpoints share need no second reading. Takes a bit
-/// for each page of the segments read, 32 MiB for a region of a TiB.
+/// Pages of the region that were read and found intact, so that pages that checkpoints share are read once.
+/// Takes a bit for each page of the segments read, 32 MiB for a region of a TiB.
 #[derive(Default)]
 pub struct PagesRead(HashMap<u64, Box<[u64; WORDS]>>);
 
@@ -93,21 +93,21 @@ impl PagesRead {
     }
 }
 
-/// A checkpoint that the region holds, as far as anybody can name it.
+/// A checkpoint that the region holds, with its catalog record if there is one.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// 32 hex digits.
+    /// Checkpoint id, 32 hex digits.
     pub id: String,
-    /// Its line of this node's catalog; none of one whose manifest was damaged when the catalog was built.
+    /// Catalog record; `None` for a checkpoint whose manifest was damaged when the catalog was built.
     pub record: Option<control::Checkpoint>,
     /// Bytes of its segments, shared ones included.
     pub bytes: u64,
-    /// This very copy: another one of the same id lies elsewhere in the region.
+    /// The copy itself: another copy with the same id may lie elsewhere in the region.
     pub copy: Weak<Checkpoint>,
 }
 
 impl Held {
-    /// How people name it.
+    /// Returns the checkpoint's name as people write it.
     #[must_use]
     pub fn name(&self) -> String {
         self.record
@@ -115,7 +115,7 @@ impl Held {
             .map_or_else(|| format!("checkpoint {}", self.id), checkpoint_name)
     }
 
-    /// Job; empty if unknown.
+    /// Returns the job; empty if unknown.
     #[must_use]
     pub fn job(&self) -> &str {
         self.record.as_ref().map_or("", |record| &record.job)
@@ -123,7 +123,7 @@ impl Held {
 }
 
 impl Store {
-    /// One copy that the region holds.
+    /// Returns the copy of a checkpoint that the region holds.
     #[must_use]
     pub fn held_copy(&self, id: &str) -> Option<Held> {
         let checkpoint = self.checkpoint(id).ok()?;
@@ -143,21 +143,21 @@ impl Store {
         })
     }
 
-    /// The copy of a checkpoint that is here.
+    /// Returns a reference to this node's copy of a checkpoint.
     #[must_use]
     pub fn copy(&self, id: &str) -> Option<Weak<Checkpoint>> {
         let checkpoint = self.checkpoint(id).ok()?;
         Some(Arc::downgrade(&checkpoint))
     }
 
-    /// Id of a generation that is here.
+    /// Returns the id of a generation that this node holds.
     #[must_use]
     pub fn id_here(&self, job: &str, generation: u64) -> Option<String> {
         let record = self.catalog.find(job, generation).ok().flatten()?;
         self.holds(&record.id).then_some(record.id)
     }
 
-    /// Ids of what the catalog has of a job.
+    /// Returns the ids of all checkpoints of a job in the catalog.
     ///
     /// # Errors
     /// The catalog cannot be read.
@@ -166,8 +166,8 @@ impl Store {
         Ok(records.map(|record| record.id).collect())
     }
 
-    /// Writes damaged pages of one object of a checkpoint anew, each with its index and the bytes that another copy has;
-    /// how many were damaged. Bytes that are not those that were sealed are refused.
+    /// Rewrites damaged pages of one object of a checkpoint; each comes with its index and the bytes of another
+    /// copy. Returns how many were damaged. Bytes that differ from the sealed ones are refused.
     ///
     /// # Errors
     /// It is not here, or has no such object; its map is damaged; other bytes; the medium takes no write there. Pages
@@ -203,7 +203,7 @@ impl Store {
         Ok(healed)
     }
 
-    /// Everything that the region holds, in the order of the seals.
+    /// Returns everything that the region holds, in the order of the seals.
     ///
     /// # Errors
     /// The catalog cannot be read.
@@ -227,9 +227,9 @@ impl Store {
         Ok(held.collect())
     }
 
-    /// Reads everything of a checkpoint and compares it with its checksums. `go_on` is told after each run of pages
-    /// how many were gone through and how many bytes were read, and may stop it. Pages in `already` are taken for
-    /// good, and good ones are added.
+    /// Reads everything of a checkpoint and verifies its checksums. After each run of pages `go_on` is called with
+    /// the number of pages visited and of bytes read, and may stop the check. Pages in `already` are taken for
+    /// intact, and intact ones are added to it.
     ///
     /// # Errors
     /// It is not here. Damage is no error.
@@ -293,8 +293,8 @@ impl Check<'_> {
         }
     }
 
-    /// Goes through a map. A page that fails is noted, and the next is read; what lies behind a damaged map page cannot
-    /// even be named.
+    /// Visits all pages of a map. A page that fails is recorded, and the next is read; pages behind a damaged map
+    /// page cannot even be named.
     fn object(&mut self, root: &[u8], object: &Object, place: &dyn Fn(u64) -> String) {
         if self.found.stopped {
             return;
@@ -321,7 +321,7 @@ impl Check<'_> {
         }
     }
 
-    /// Reads those pages of a run that were not read through another map.
+    /// Reads those pages of a run that were not yet read through another map.
     fn run(&mut self, map: &PageMap, run: &Run, object: &Object, place: &dyn Fn(u64) -> String) {
         let RunKind::Stored { location, .. } = run.kind else {
             return;
@@ -375,7 +375,7 @@ impl Check<'_> {
         self.note(format!("{}: {}: {error}", self.name, place(index)));
     }
 
-    /// Damage that no page of another copy heals.
+    /// Records damage that no page of another copy heals.
     fn beyond(&mut self, damage: String) {
         self.found.damaged_beyond = true;
         self.note(damage);

@@ -1,8 +1,8 @@
-//! The clock on the wall: what it says is stored and shown, and decides nothing between nodes.
+//! The wall clock: its time is stored and shown, and decides nothing between nodes.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since the Unix epoch.
+/// Returns the wall clock's milliseconds since the Unix epoch.
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

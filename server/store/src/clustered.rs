@@ -20,23 +20,23 @@ use crate::clock::unix_ms;
 use crate::{Copies, CopiesRequest, Durability, Replicate};
 use crate::{Registered, Registry};
 
-/// What makes a store one of several.
+/// Cluster services that a store uses when it is one node of several.
 pub struct Cluster {
     /// This node's name.
     pub node: String,
-    /// Begins copies. `None`: nothing is copied while it streams.
+    /// Begins copies of dumps. `None`: nothing is copied while a dump streams.
     pub replicate: Option<Arc<dyn Replicate>>,
-    /// Says what exists. `None`: this node's own catalog does.
+    /// Lists the checkpoints that exist. `None`: this node's own catalog lists them.
     pub registry: Option<Arc<dyn Registry>>,
-    /// What a session gets that asks for nothing else.
+    /// Durability of a session that requests none.
     pub durability: Durability,
-    /// How long CLOSE, and each step of the seal, may wait for copies: the task is frozen meanwhile.
+    /// Longest time that CLOSE, and each step of the seal, may wait for copies: the task is frozen meanwhile.
     pub deadline: Duration,
-    /// Copies that there should be of a checkpoint, this node's included.
+    /// Number of copies that there should be of a checkpoint, this node's included.
     pub wanted_copies: u32,
 }
 
-/// What the registry says after a publication whose outcome is unknown.
+/// Result of looking up a publication whose outcome is unknown.
 enum Listed {
     Yes,
     No,
@@ -44,20 +44,20 @@ enum Listed {
 }
 
 impl Store {
-    /// Makes the store a node of a cluster, once and for all. To be called before it takes sessions. False if it
-    /// is in one already.
+    /// Makes the store a node of a cluster, once. Must be called before the store takes sessions. Returns false if
+    /// it already is in a cluster.
     pub fn join(&self, cluster: Cluster) -> bool {
         self.cluster.set(cluster).is_ok()
     }
 
-    /// This node's name, in a cluster.
+    /// Returns this node's name in the cluster; `None` without a cluster.
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         Some(&self.cluster.get()?.node)
     }
 
-    /// The cluster's line of a checkpoint that this node holds, with its other holders; `None` where the cluster does
-    /// not list it, or there is none.
+    /// Returns the cluster's record of a checkpoint that this node holds, with its other holders; `None` where the
+    /// cluster does not list it, or there is no cluster.
     ///
     /// # Errors
     /// The registry does not answer.
@@ -86,7 +86,7 @@ impl Store {
         }))
     }
 
-    /// Time in which this node must have a dump listed; zero without a cluster.
+    /// Returns the time in which this node must have a dump listed; zero without a cluster.
     pub(super) fn commit_deadline(&self) -> Duration {
         self.cluster
             .get()
@@ -97,7 +97,7 @@ impl Store {
         self.cluster.get()?.registry.as_deref()
     }
 
-    /// Begins copies of a dump, where they are made.
+    /// Begins copies of a dump, if this store replicates.
     ///
     /// # Errors
     /// There are not enough nodes: now, before the task is frozen.
@@ -257,8 +257,8 @@ impl Store {
         Ok(record)
     }
 
-    /// Drops what was sealed and is not listed, everywhere; gives the error back. What cannot be dropped now is
-    /// left over, and `settle`'s.
+    /// Drops a checkpoint everywhere that was sealed and is not listed; returns the error. `settle` later drops
+    /// what cannot be dropped now.
     fn undo(
         &self,
         record: &control::Checkpoint,
@@ -275,7 +275,7 @@ impl Store {
         error
     }
 
-    /// A job's newest checkpoint that counts.
+    /// Returns a job's newest checkpoint that counts: in a cluster, the newest listed one.
     pub(super) fn head(&self, job: &str) -> Result<Option<control::Checkpoint>, StoreError> {
         match self.registry() {
             // A dump would fail without the registry, so it may fail here, before the task is frozen.
@@ -284,8 +284,8 @@ impl Store {
         }
     }
 
-    /// A job's checkpoint of that generation, or its newest. While the registry does not answer, what is here and
-    /// published can be read all the same.
+    /// Returns a job's checkpoint of that generation, or its newest. While the registry does not answer, published
+    /// checkpoints of this node can still be read.
     pub(super) fn look_up(
         &self,
         job: &str,
@@ -317,8 +317,8 @@ impl Store {
         })
     }
 
-    /// Checkpoints of a job, or all, by job and generation, parked ones last: the registry's, and those of this node
-    /// that were sealed before it was in a cluster.
+    /// Lists the checkpoints of a job, or all, by job and generation, parked ones last: those of the registry, and
+    /// those of this node that were sealed before it joined a cluster.
     pub(super) fn listed(
         &self,
         job: Option<&JobName>,
@@ -372,7 +372,7 @@ impl Store {
         Ok(())
     }
 
-    /// A checkpoint that was sealed here, if it counts: in a cluster only what is listed does.
+    /// Returns a checkpoint that was sealed here, if it counts: in a cluster only what is listed does.
     ///
     /// # Errors
     /// It is not known to be listed.
@@ -398,8 +398,8 @@ impl Store {
         Ok(line(entry))
     }
 
-    /// Whether this node's copy of a checkpoint may go, published or not: the cluster lists it, and not as held here,
-    /// or has taken it off the list.
+    /// Returns true if this node's copy of a checkpoint may be dropped, published or not: the cluster lists the
+    /// checkpoint without this node as a holder, or has taken it off the list.
     ///
     /// # Errors
     /// The registry does not answer; it lists the copy.
@@ -430,8 +430,8 @@ impl Store {
         }
     }
 
-    /// The copies of a parked dump are sealed without images, on their nodes; there is no step yet that gives them
-    /// some.
+    /// Fails for a parked dump with copies: they are sealed on their nodes without images, and no step can add
+    /// images to them yet.
     pub(super) fn check_adoptable(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
         let clustered = self.attrs(&record.id) & (ATTR_PROVISIONAL | ATTR_PUBLISHED) != 0;
         if self.cluster.get().is_none() && !clustered {
@@ -446,8 +446,8 @@ impl Store {
         })
     }
 
-    /// A listed checkpoint that is to be changed or verified: it must be what it is listed as, as far as its manifest can
-    /// be read.
+    /// Returns a listed checkpoint that is to be changed or verified. Its manifest, as far as it can be read, must
+    /// match the listing.
     pub(super) fn listed_checkpoint(
         &self,
         record: &control::Checkpoint,
@@ -459,7 +459,7 @@ impl Store {
         Ok(checkpoint)
     }
 
-    /// A listed checkpoint, for reading.
+    /// Returns a listed checkpoint for reading.
     pub(super) fn checkpoint_of(
         &self,
         record: &control::Checkpoint,
@@ -474,14 +474,14 @@ impl Store {
         self.attrs(id) & ATTR_PROVISIONAL != 0
     }
 
-    /// Attribute bits of a checkpoint; none of one that is not here.
+    /// Returns the attribute bits of a checkpoint; 0 if it is not here.
     fn attrs(&self, id: &str) -> u32 {
         self.checkpoint(id)
             .map_or(0, |checkpoint| checkpoint.attrs())
     }
 }
 
-/// Whether a failed publication took place. Only a registry that did not answer leaves that open.
+/// Returns the outcome of a failed publication. It is unknown only if the registry did not answer.
 fn listed_after(
     registry: &dyn Registry,
     record: &control::Checkpoint,
@@ -507,7 +507,8 @@ fn listed_after(
     }
 }
 
-/// A registered checkpoint's line of the listing. Holders whose copy is damaged come last: they are asked last.
+/// Returns the listing record of a registered checkpoint. Holders whose copy is damaged come last, so that they
+/// are asked last.
 fn line(entry: Registered) -> control::Checkpoint {
     let damaged = entry.nodes.iter().filter(|node| entry.is_damaged_on(node));
     control::Checkpoint {

@@ -1,4 +1,4 @@
-//! What the store counts of its work, from its start on.
+//! Counters of the store's work since it was opened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,33 +8,33 @@ pub const BOUNDS_S: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 ];
 
-/// A number that grows.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
 impl Count {
-    /// Adds to it.
+    /// Adds `n` to the counter.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// What it is.
+    /// Returns the current value.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How long something took, each time.
+/// Histogram of durations.
 #[derive(Debug, Default)]
 pub struct Timings {
     sum_us: Count,
-    /// One for each bound, one for what is beyond.
+    /// One bucket for each bound, and one for durations beyond the last bound.
     buckets: [Count; BOUNDS_S.len() + 1],
 }
 
 impl Timings {
-    /// Counts one.
+    /// Records one duration.
     pub fn record(&self, took: Duration) {
         self.sum_us
             .add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
@@ -43,50 +43,52 @@ impl Timings {
         self.buckets[bound.unwrap_or(BOUNDS_S.len())].add(1);
     }
 
-    /// All of them together.
+    /// Returns the sum of all recorded durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.sum_us.value())
     }
 
-    /// How many, up to each of [`BOUNDS_S`] but above the one before, and last those beyond.
+    /// Returns the number of durations in each bucket: up to each of [`BOUNDS_S`] but above the one before, and
+    /// last those beyond.
     #[must_use]
     pub fn counts(&self) -> [u64; BOUNDS_S.len() + 1] {
         std::array::from_fn(|at| self.buckets[at].value())
     }
 }
 
-/// What the store has done since it was opened. A session begun is sealed, parked, failed, or still there.
+/// Counters of a store, from its opening on. Each session begun is counted as sealed, parked or failed, or is
+/// still open.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Sessions opened.
+    /// Sessions that were opened.
     pub dumps_begun: Count,
     /// Sessions that became checkpoints.
     pub dumps_sealed: Count,
-    /// Sessions whose CLOSE was CRIU's last word, parked.
+    /// Sessions that ended with CLOSE and were parked.
     pub dumps_parked: Count,
     /// Sessions that failed or were discarded.
     pub dumps_failed: Count,
     /// Bytes of pages that sessions received.
     pub received_bytes: Count,
-    /// From the request to seal to the checkpoint: the task is frozen meanwhile.
+    /// Times from the request to seal to the checkpoint: the task is frozen meanwhile.
     pub seals: Timings,
-    /// Copies of other nodes' dumps begun here.
+    /// Copies of other nodes' dumps that were begun here.
     pub copies_begun: Count,
-    /// Copies sealed here.
+    /// Copies that were sealed here.
     pub copies_sealed: Count,
-    /// Bytes of pages that came for copies.
+    /// Bytes of pages that were received for copies.
     pub copies_received_bytes: Count,
-    /// Restores served, and images directories written.
+    /// Restores that were served, and images directories that were written.
     pub restores: Count,
-    /// Those that failed.
+    /// Restores and exports that failed.
     pub restores_failed: Count,
-    /// Bytes of images given to them.
+    /// Bytes of images given to restores and exports.
     pub restored_bytes: Count,
 }
 
 impl Counters {
-    /// Counts a restore that took place, or did not; gives the result back.
+    /// Counts a successful or a failed restore; returns the result unchanged.
     pub fn restored<E>(
         &self,
         result: Result<permafrost_protocol::control::Exported, E>,

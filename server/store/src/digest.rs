@@ -1,4 +1,4 @@
-//! The content digest: what a checkpoint holds, told in 32 bytes that are the same on every node
+//! The content digest: 32 bytes that identify a checkpoint's contents and are equal on every node
 //! (docs/format.md, "Content digest").
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::dump::map_root;
 use super::{StoreError, manifest_of};
 use crate::ContentDigest;
 
-/// Of the address spaces alone: what is compared at CLOSE, before there are images.
+/// Returns the digest of the address spaces alone, which is compared at CLOSE, before there are images.
 pub(super) fn of_spaces(spaces: &[AddressSpace]) -> ContentDigest {
     let mut hash = Sha256::new();
     for space in spaces {
@@ -23,7 +23,8 @@ pub(super) fn of_spaces(spaces: &[AddressSpace]) -> ContentDigest {
     hash.finalize().into()
 }
 
-/// Of the whole. The order of the images means nothing, so they are taken by name.
+/// Returns the digest of address spaces and images. The order of the images means nothing, so they are sorted
+/// by name.
 pub(super) fn of_whole(spaces: &[AddressSpace], images: &[Image]) -> ContentDigest {
     let mut by_name: Vec<_> = images.iter().collect();
     by_name.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -39,7 +40,7 @@ pub(super) fn of_whole(spaces: &[AddressSpace], images: &[Image]) -> ContentDige
     hash.finalize().into()
 }
 
-/// Of a sealed checkpoint: from its manifest, or for one sealed before manifests had it, from its maps.
+/// Returns the digest of a sealed checkpoint: from its manifest, or, if that predates digests, from its maps.
 pub(super) fn of_checkpoint(checkpoint: &Arc<Checkpoint>) -> Result<ContentDigest, StoreError> {
     let manifest = manifest_of(checkpoint)?;
     match manifest.content_digest.as_slice().try_into() {
@@ -48,7 +49,8 @@ pub(super) fn of_checkpoint(checkpoint: &Arc<Checkpoint>) -> Result<ContentDiges
     }
 }
 
-/// Address spaces of a checkpoint with the digests of their maps; those of an old manifest are computed.
+/// Returns the address spaces of a checkpoint with the digests of their maps; those of an old manifest are
+/// computed.
 pub(super) fn with_digests(
     checkpoint: &Arc<Checkpoint>,
     mut spaces: Vec<AddressSpace>,
@@ -71,7 +73,7 @@ fn of_map(checkpoint: &Arc<Checkpoint>, root: &[u8], what: &str) -> Result<Vec<u
     Ok(digest.to_vec())
 }
 
-/// From a sealed checkpoint's maps and checksums, whatever its manifest says.
+/// Computes the digest from a sealed checkpoint's maps and checksums, ignoring the digests in its manifest.
 pub(super) fn recomputed(
     checkpoint: &Arc<Checkpoint>,
     mut manifest: Manifest,

@@ -1,4 +1,4 @@
-//! A dump being taken in: address spaces one after another into the segments of one shadow.
+//! Receives a dump: address spaces one after another, into the segments of one shadow.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::{ContentDigest, Copies};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
-/// Pages passed on at once: what a frame of the wire holds.
+/// Pages passed on at once: the capacity of a wire frame.
 const COPY_PAGES: u64 = 64;
 
 /// The checkpoint that a dump is compared with.
@@ -27,9 +27,10 @@ const COPY_PAGES: u64 = 64;
 pub(super) struct Parent {
     /// Keeps its segments from being reused while the dump refers to them.
     pub(super) checkpoint: Arc<Checkpoint>,
-    /// Its manifest.
+    /// Manifest of that checkpoint.
     pub(super) manifest: Manifest,
-    /// Processes of the dump whose pid it does not have, and the pid that they are compared with instead.
+    /// Processes of the dump whose pid the parent does not have, and the parent's pid that each is compared with
+    /// instead.
     compared: HashMap<u64, u64>,
 }
 
@@ -42,7 +43,7 @@ impl Parent {
         }
     }
 
-    /// Finds what processes are compared with whose pids are new, by what is known of them.
+    /// Pairs processes with new pids with processes of the parent, by the facts in `origin`.
     #[must_use]
     pub(super) fn knowing(self, origin: Option<&Origin>) -> Self {
         let (Some(before), Some(now)) = (&self.manifest.origin, origin) else {
@@ -53,18 +54,18 @@ impl Parent {
         self.compared_as(compared)
     }
 
-    /// Takes these pids for those of the dump.
+    /// Sets the pids of the parent that processes of the dump are compared with.
     #[must_use]
     pub(super) fn compared_as(self, compared: HashMap<u64, u64>) -> Self {
         Self { compared, ..self }
     }
 
-    /// The pids that are taken for others.
+    /// Returns the pids that are compared with another pid.
     pub(super) fn compared(&self) -> &HashMap<u64, u64> {
         &self.compared
     }
 
-    /// Whether it has that address space.
+    /// Returns true if the checkpoint has that address space.
     #[must_use]
     pub(super) fn has(&self, id: SpaceId) -> bool {
         self.space(id).is_some()
@@ -75,9 +76,9 @@ impl Parent {
         spaces.find(|space| space.space_type() == id.space_type && space.id == id.id)
     }
 
-    /// What to compare a space with: its namesake; of a process with a new pid the one that it is taken for; or for shared
-    /// memory, whose ids are new after every restore, the one that came at the same place in the dump. A wrong guess finds
-    /// little equal, and costs a comparison of checksums.
+    /// Returns the space that a space is compared with: its namesake; for a process with a new pid, the space of
+    /// the process that it is paired with; or for shared memory, whose ids are new after every restore, the one at
+    /// the same place in the dump. A wrong guess finds little equal, and costs a comparison of checksums.
     pub(super) fn counterpart(&self, id: SpaceId, shared_before: usize) -> Option<&AddressSpace> {
         let shared = SpaceType::SharedMemory;
         let taken_for = || {
@@ -97,7 +98,7 @@ impl Parent {
     }
 }
 
-/// A map root as a manifest holds it.
+/// Encodes a map root as a manifest holds it.
 pub(super) fn map_root(bytes: &[u8]) -> Result<MapRoot, StoreError> {
     MapRoot::try_from(bytes).map_err(|error| StoreError::Invalid {
         message: format!("manifest holds a map root that is none: {error}"),
@@ -105,15 +106,15 @@ pub(super) fn map_root(bytes: &[u8]) -> Result<MapRoot, StoreError> {
     })
 }
 
-/// Takes in address spaces. Dropped before [`DumpBuilder::finish`], everything it wrote is free again.
+/// Receives address spaces. If it is dropped before [`DumpBuilder::finish`], everything it wrote is free again.
 pub(super) struct DumpBuilder {
     shadow: Shadow,
     parent: Option<Parent>,
     current: Option<Current>,
     spaces: Vec<AddressSpace>,
-    /// Copies on other nodes: they get what this one gets.
+    /// Copies on other nodes: they receive the same pages as this one.
     copies: Option<Box<dyn Copies>>,
-    /// Turns true when the session is over: long work for it then ends.
+    /// Turns true when the session is over, which ends long work for it.
     ended: Option<watch::Receiver<bool>>,
 }
 
@@ -121,23 +122,23 @@ struct Current {
     id: SpaceId,
     pages_id: u32,
     map: MapWriter,
-    /// What its pages are compared with.
+    /// Map of the space that the open space's pages are compared with.
     parent: Option<MapCursor>,
-    /// Whether that is the same space, so that holes may refer to it.
+    /// True if `parent` is the same space, so that holes may refer to it.
     has_parent: bool,
 }
 
-/// All pages are in; what is missing is the small images and the seal.
+/// A dump whose pages are complete; the small images and the seal are missing.
 pub(super) struct Dump {
-    /// Holds the pages.
+    /// Shadow that holds the pages.
     pub(super) shadow: Shadow,
     /// The address spaces, as the manifest lists them.
     pub(super) spaces: Vec<AddressSpace>,
-    /// What they hold, wherever it is stored.
+    /// Digest of the address spaces' contents, independent of where they are stored.
     pub(super) digest: ContentDigest,
-    /// Copies on other nodes, as durable as was asked for.
+    /// Copies on other nodes, with the requested durability.
     pub(super) copies: Option<Box<dyn Copies>>,
-    /// How long was waited for those.
+    /// Time that the dump waited for the copies.
     pub(super) waited: Duration,
 }
 
@@ -168,7 +169,7 @@ impl DumpBuilder {
         }
     }
 
-    /// Bytes written so far.
+    /// Returns the bytes written so far.
     pub(super) fn added_bytes(&self) -> u64 {
         self.shadow.added_bytes()
     }
@@ -206,13 +207,13 @@ impl DumpBuilder {
         Ok(has_parent)
     }
 
-    /// Whether the parent has that space.
+    /// Returns true if the parent has that space.
     #[must_use]
     pub(super) fn has_parent(&self, id: SpaceId) -> bool {
         self.parent.as_ref().is_some_and(|parent| parent.has(id))
     }
 
-    /// Takes whole pages at `vaddr` (a multiple of the page size) of the open space.
+    /// Appends whole pages at `vaddr` (a multiple of the page size) to the open space.
     ///
     /// # Errors
     /// The region is full or fails, the addresses do not ascend.
@@ -220,10 +221,11 @@ impl DumpBuilder {
         self.append(vaddr / PAGE_BYTES, flags, bytes)
     }
 
-    /// As [`DumpBuilder::pages`], by the first page's index.
+    /// Appends pages as [`DumpBuilder::pages`] does, addressed by the first page's index.
     ///
     /// # Errors
-    /// As [`DumpBuilder::pages`].
+    ///
+    /// Those of [`DumpBuilder::pages`].
     pub(super) fn append(
         &mut self,
         first_index: u64,
@@ -289,7 +291,7 @@ impl DumpBuilder {
         Ok(())
     }
 
-    /// Takes zero pages that nobody sent.
+    /// Appends zero pages that were announced and not sent.
     ///
     /// # Errors
     /// As [`DumpBuilder::pages`].
@@ -311,8 +313,8 @@ impl DumpBuilder {
         Ok(())
     }
 
-    /// Takes pages that whoever sends the dump found equal to the parent's, at the same place of the same space or
-    /// of its counterpart.
+    /// Appends pages that the sender found equal to the parent's at the same place, in the same space or in its
+    /// counterpart.
     ///
     /// # Errors
     /// The parent lacks one of them; the region is full or fails.
@@ -333,8 +335,8 @@ impl DumpBuilder {
         Ok(())
     }
 
-    /// Reads pages of the parent at the same place, and so verifies them: a copy that refers to damaged pages would
-    /// have the right digest and be damaged all the same.
+    /// Reads and verifies pages of the parent at the same place. A copy that refers to damaged pages would have the
+    /// right digest and be damaged all the same.
     ///
     /// # Errors
     /// One of them is damaged; there is no parent, or its map is damaged.
@@ -361,8 +363,8 @@ impl DumpBuilder {
         Ok(())
     }
 
-    /// Ends the dump: everything taken in is durable when this returns, on as many nodes as the copies were begun
-    /// for, and referenced by nothing.
+    /// Ends the dump: everything received is durable when this returns, on as many nodes as the copies were begun
+    /// for. Nothing references it yet.
     ///
     /// # Errors
     /// The region is full or fails; too few copies.
@@ -411,7 +413,7 @@ impl DumpBuilder {
     }
 }
 
-/// Passes on pages that are in the parent here, and are not where the copies are.
+/// Sends pages that the parent has here, and that the copies' nodes do not have.
 fn copy_from_parent(
     copies: &mut dyn Copies,
     parent: &mut MapCursor,

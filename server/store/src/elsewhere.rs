@@ -1,4 +1,4 @@
-//! The store, where a checkpoint is read that is not here, or damaged here.
+//! Reads checkpoints from other nodes that are not here, or are damaged here.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use super::{Fetch, Store, StoreError, digest};
 use crate::{ContentDigest, Elsewhere};
 
 impl Store {
-    /// Where to read what is not here, once and for all. To be called before requests come. False if it is known
-    /// already.
+    /// Sets the remote source of checkpoints that are not here, once. Must be called before requests come. Returns
+    /// false if it is set already.
     pub fn look_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) -> bool {
         self.elsewhere.set(elsewhere).is_ok()
     }
 
-    /// A listed checkpoint (32 hex digits, and `JOB@GENERATION`) as the other nodes hold it.
+    /// Opens a listed checkpoint (32 hex digits, and `JOB@GENERATION`) as the other nodes hold it.
     ///
     /// # Errors
     /// It is not listed so, or nobody who has it is there.
@@ -36,7 +36,8 @@ impl Store {
         self.open_remote(&record)
     }
 
-    /// Damage was found in what is read for another node: tells of it, and gives the other copies, if there are any.
+    /// Reports damage that was found while reading for another node, and returns the other copies, if there are
+    /// any.
     pub fn others_of_damaged(
         &self,
         fetch: &Fetch,
@@ -49,7 +50,7 @@ impl Store {
         self.remote_of(&listed, manifest)
     }
 
-    /// The other copies of a checkpoint whose manifest is intact here.
+    /// Returns the other copies of a checkpoint whose manifest is intact here.
     pub(super) fn remote_of(
         &self,
         record: &control::Checkpoint,
@@ -63,7 +64,8 @@ impl Store {
         })
     }
 
-    /// A listed checkpoint with the manifest of one of its holders, which must be of the content that is listed.
+    /// Opens a listed checkpoint with the manifest of one of its holders. The manifest must match the listed
+    /// content digest.
     pub(super) fn open_remote(
         &self,
         record: &control::Checkpoint,
@@ -83,7 +85,7 @@ impl Store {
         opened.map_err(StoreError::Elsewhere)
     }
 
-    /// What the registry says a checkpoint holds; `None` without one.
+    /// Returns the content digest that the registry lists for a checkpoint; `None` without a registry.
     ///
     /// # Errors
     /// It does not list it; it does not answer.
@@ -103,15 +105,15 @@ impl Store {
         }
     }
 
-    /// Says that this node's copy is damaged: to the log, and to whoever mends it.
+    /// Reports that this node's copy is damaged: to the log, and to the scrub.
     pub fn report_damage(&self, checkpoint: &str, error: &StoreError) {
         tracing::error!(checkpoint, %error, "the copy on this node is damaged");
         self.suspect(checkpoint);
     }
 }
 
-/// Whether a manifest is of that content. One sealed before manifests had digests of maps says nothing of it; then
-/// its holder's word is taken.
+/// Returns true if a manifest has the listed content digest. A manifest sealed before maps had digests cannot
+/// be checked; then the digest that its holder reports is compared.
 fn is_of(opened: &FetchOpened, manifest: &Manifest, listed: &ContentDigest) -> bool {
     let mut spaces = manifest.spaces.iter().map(|space| &space.map_digest);
     let mut images = manifest.images.iter().map(|image| &image.map_digest);
@@ -121,7 +123,7 @@ fn is_of(opened: &FetchOpened, manifest: &Manifest, listed: &ContentDigest) -> b
     opened.content_digest == listed
 }
 
-/// Listed, and not on this node.
+/// Returns the error for a checkpoint that is listed and not on this node.
 pub(super) fn not_here(record: &control::Checkpoint) -> StoreError {
     StoreError::NotFound {
         what: format!(

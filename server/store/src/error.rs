@@ -1,4 +1,4 @@
-//! Why the store refuses something, as the control protocol says it.
+//! Errors of the store, with their codes in the control protocol.
 
 use std::io;
 
@@ -12,110 +12,111 @@ use permafrost_protocol::control::{self, ErrorCode};
 
 use crate::catalog::CatalogError;
 
-/// The store refuses or fails.
+/// Reason why the store refuses a request or fails.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Dumps that nobody has named take as much of the region as they may.
+    /// Anonymous dumps have reached their limit of the region.
     #[error("dumps that nobody has adopted take as much as they may ({limit_bytes} bytes)")]
     ParkQuota {
-        /// That much.
+        /// That limit in bytes.
         limit_bytes: u64,
     },
-    /// A name, reference or images directory that makes no sense.
+    /// A name, reference or images directory is invalid.
     #[error("{message}")]
     Invalid {
-        /// What is wrong with it.
+        /// Description of the defect.
         message: String,
-        /// What to do instead.
+        /// Advice for the caller.
         hint: &'static str,
     },
-    /// No such thing.
+    /// The named object does not exist.
     #[error("{what} not found")]
     NotFound {
-        /// What was looked for.
+        /// Object that was looked up.
         what: String,
     },
-    /// No such node.
+    /// The named node does not exist.
     #[error("the cluster has no node {node}")]
     NoNode {
-        /// Its name.
+        /// Name of the node.
         node: String,
     },
-    /// Something is in the way.
+    /// Another object or operation is in the way.
     #[error("{message}")]
     Conflict {
-        /// What is in the way.
+        /// Description of the conflict.
         message: String,
-        /// How to get past it.
+        /// Way to resolve the conflict.
         hint: &'static str,
     },
-    /// Not enough nodes, or the registry does not answer: nothing was done, and the same may succeed later.
+    /// There are too few nodes, or the registry does not answer. Nothing was done; a retry may succeed later.
     #[error("{message}")]
     Unavailable {
-        /// What is missing.
+        /// Description of the missing resource.
         message: String,
-        /// How to get past it.
+        /// Way to make the resource available.
         hint: &'static str,
     },
-    /// The session failed before.
+    /// The session failed before this request.
     #[error("session {session} failed: {reason}")]
     SessionFailed {
-        /// Session id.
+        /// Id of the session.
         session: String,
-        /// The kind of failure.
+        /// Error code of that failure.
         code: ErrorCode,
-        /// Why.
+        /// Reason of that failure.
         reason: String,
     },
-    /// The region is for reading only: its medium failed, or its journal is damaged.
+    /// The region is read-only: its medium failed, or its journal is damaged.
     #[error("this node takes no dumps: {reason}")]
     ReadOnly {
-        /// Why.
+        /// Reason why the region is read-only.
         reason: String,
     },
     /// Stored data is damaged.
     #[error("{what}: {source}")]
     Corrupt {
-        /// Which checkpoint and where in it.
+        /// Name of the checkpoint, and the place in it.
         what: String,
         /// The failed check.
         source: PageError,
     },
-    /// A damaged page was not written anew.
+    /// A damaged page was not rewritten.
     #[error("{what}: {source}")]
     NotHealed {
-        /// Which page.
+        /// Name and address of the page.
         what: String,
-        /// Why not.
+        /// Reason why it was not rewritten.
         source: HealError,
     },
-    /// It is known to be damaged, and no other node has it.
+    /// This node's copy is known to be damaged, and no other node has a copy.
     #[error("{name} is damaged: {damage}")]
     Damaged {
-        /// The checkpoint.
+        /// Name of the checkpoint.
         name: String,
-        /// Where, and how.
+        /// Place and kind of the damage.
         damage: String,
     },
-    /// The registry lists a checkpoint as something else than its manifest says that it is.
+    /// The registry lists a checkpoint under another job or generation than its manifest names.
     #[error(
         "checkpoint {id} is listed as {name}, and its manifest says something else: nothing of it is read"
     )]
     Mislisted {
-        /// As it is listed.
+        /// Name under which it is listed.
         name: String,
-        /// Its id.
+        /// Id of the checkpoint.
         id: String,
     },
-    /// A manifest does not decode; its pages were intact, so it is of another version or a defect of ours.
+    /// A manifest does not decode. Its pages were intact, so it is of another version, or this program has a
+    /// defect.
     #[error("manifest of checkpoint {id}: {source}")]
     Manifest {
-        /// Which.
+        /// Id of the checkpoint.
         id: CheckpointId,
-        /// What the decoder says.
+        /// Error of the decoder.
         source: permafrost_protocol::manifest::ManifestError,
     },
-    /// Nobody who holds a copy passes it on.
+    /// No holder of a copy could deliver it.
     #[error("{}", .0.message)]
     Elsewhere(control::Error),
     /// Pages could not be written.
@@ -136,21 +137,21 @@ pub enum StoreError {
     /// A file of an images directory, or a socket, failed.
     #[error("{action}: {source}")]
     Io {
-        /// Verb and noun.
+        /// Failed action, as verb and noun.
         action: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
 impl StoreError {
-    /// Wraps a system error with what was being done.
+    /// Returns a function that wraps a system error with the failed action.
     pub fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }
     }
 
-    /// The error's number in the control protocol, which is the exit code of `permafrost`.
+    /// Returns the error's number in the control protocol, which is the exit code of `permafrost`.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -182,7 +183,7 @@ impl StoreError {
         }
     }
 
-    /// What to do about it; empty where there is nothing to be said.
+    /// Returns advice for the caller; empty if there is none.
     #[must_use]
     pub fn hint(&self) -> &str {
         match self {
@@ -214,7 +215,7 @@ impl StoreError {
         }
     }
 
-    /// The error with its causes, so that who cannot look into the log is told what the medium says.
+    /// Formats the error with its causes, so that a caller without access to the log sees the medium's error.
     #[must_use]
     pub fn message(&self) -> String {
         match self {
@@ -224,7 +225,7 @@ impl StoreError {
         }
     }
 
-    /// As a reply.
+    /// Converts the error to a reply of the control protocol.
     #[must_use]
     pub fn to_reply(&self) -> control::Error {
         control::Error {
@@ -234,7 +235,7 @@ impl StoreError {
         }
     }
 
-    /// As what a page-server conversation ends with.
+    /// Converts the error to the refusal that ends a page-server conversation.
     #[must_use]
     pub fn to_refusal(&self) -> SinkError {
         const EIO: i32 = 5;

@@ -22,16 +22,17 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 /// Longest image read for its mappings. CRIU writes some 40 bytes for each, and Linux allows 65,530 by default.
 const MAX_IMAGE_BYTES: u64 = 64 << 20;
 
-/// By how much times may be off, milliseconds: earlier and later than they are.
+/// Tolerance of a timestamp, milliseconds: how much earlier and how much later it may be than the true time.
 type Slack = (u64, u64);
 
-/// Of a file's time: the clock that it is taken from ticks every few milliseconds, so that it is never late.
+/// Tolerance of a file's time: the clock that it is taken from ticks every few milliseconds, so that it is
+/// never late.
 const OF_FILES: Slack = (20, 0);
 
-/// The same where the file system keeps whole seconds.
+/// Tolerance of a file's time where the file system keeps whole seconds.
 const OF_WHOLE_SECONDS: Slack = (1_000, 0);
 
-/// Of an age that an agent has sent, with its way and the delay of the pages.
+/// Tolerance of an age that an agent has sent, with the latency of the message and the delay of the pages.
 const OF_AGES: Slack = (2_000, 500);
 
 /// Page numbers from the first up to, not including, the last.
@@ -39,17 +40,19 @@ type Range = (u64, u64);
 
 /// Facts of an images directory that the pages of its dump agree with.
 pub(super) struct Evidence {
-    /// Processes with a memory of their own, and what they have mapped, ascending; empty where the image does not tell.
+    /// Processes with a memory of their own, and their mapped pages, ascending; empty where the image does not
+    /// tell.
     mapped: BTreeMap<u64, Vec<Range>>,
-    /// Pages that CRIU counted; unknown before it has written its statistics, and of a pre-dump, whose tasks run.
+    /// Number of pages in CRIU's statistics; unknown before CRIU has written them, and of a pre-dump, whose tasks
+    /// run.
     counted_pages: Option<u64>,
-    /// When the images were complete, milliseconds since the Unix epoch by this node's clock; unknown without an
-    /// inventory.
+    /// Time at which the images were complete, milliseconds since the Unix epoch by this node's clock, with its
+    /// tolerance; unknown without an inventory.
     written: Option<(u64, Slack)>,
 }
 
 impl Evidence {
-    /// Reads a directory; `age` is how long ago its images were written where the files do not tell.
+    /// Reads a directory; `age` is the time since its images were written, used where the files do not tell.
     ///
     /// # Errors
     /// An image is damaged or cannot be read.
@@ -80,7 +83,7 @@ impl Evidence {
         })
     }
 
-    /// Processes with a memory of their own.
+    /// Returns the processes with a memory of their own.
     pub(super) fn processes(&self) -> BTreeSet<u64> {
         self.mapped.keys().copied().collect()
     }
@@ -157,7 +160,7 @@ impl Evidence {
     }
 }
 
-/// Processes that pages came for.
+/// Returns the processes that pages were received for.
 pub(super) fn process_spaces(spaces: &[AddressSpace]) -> BTreeSet<u64> {
     let process = i32::from(SpaceType::Process);
     spaces

@@ -1,4 +1,4 @@
-//! Out of the store: a checkpoint as an ordinary CRIU images directory.
+//! Exports a checkpoint as an ordinary CRIU images directory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,16 +14,16 @@ use super::anywhere::Anywhere;
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Progress, Store, StoreError};
 
-/// Pages are written in rounds of about so many bytes, between which progress is told.
+/// Approximate bytes of pages written per round. Progress is reported between rounds.
 const ROUND_BYTES: u64 = 64 << 20;
 
-/// More writers than this gain nothing: they share one memory bus.
+/// Maximum number of writer threads. More gain nothing: they share one memory bus.
 const MAX_WRITERS: usize = 4;
 
 impl Store {
     /// Writes a checkpoint into a directory as CRIU images: the small ones byte for byte, the pages in the files
-    /// that CRIU would have made, zero pages as holes. Every page is verified before it is written; what is not here,
-    /// or damaged here, comes from another node.
+    /// that CRIU would have made, zero pages as holes. Every page is verified before it is written; pages that are
+    /// not here, or damaged here, come from another node.
     ///
     /// Cost: one pass over the pages, on as many threads as there are processors (at most four).
     ///
@@ -53,7 +53,7 @@ impl Store {
 }
 
 impl Store {
-    /// Writes a checkpoint that the region holds into a directory, as [`Store::export`] does, whatever it is called.
+    /// Writes a checkpoint that the region holds into a directory, as [`Store::export`] does, whatever its name.
     ///
     /// # Errors
     /// As [`Store::export`].
@@ -111,10 +111,11 @@ impl Exportable for Anywhere<'_> {
     }
 }
 
-/// A run, and where it goes in the pages file.
+/// A run, and its offset in the pages file.
 type Placed = (u64, Run);
 
-/// Writes this node's copy of an address space, in rounds. When that fails, all pages before `next_index` are written.
+/// Writes this node's copy of an address space, in rounds. If that fails, all pages before `next_index` are
+/// written.
 fn write_own(
     reader: &Reader,
     place: usize,

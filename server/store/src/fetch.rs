@@ -1,4 +1,4 @@
-//! Reading a checkpoint for another node: run by run, each page verified, in bounded memory.
+//! Reads a checkpoint for another node: run by run, each page verified, in bounded memory.
 
 use permafrost_agent::remote::MapDigest;
 use permafrost_pmem::{MapCursor, PageError, PageMap, Run, RunKind};
@@ -10,37 +10,37 @@ use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Store, StoreError, digest, manifest_of};
 use crate::ContentDigest;
 
-/// Pages handed out at once: what a frame of the wire holds.
+/// Pages handed out at once: the capacity of a wire frame.
 const CHUNK_PAGES: u32 = 64;
 
-/// A checkpoint that is read for another node; its segments stay while it is.
+/// A checkpoint that is being read for another node. Its segments are kept until this is dropped.
 pub struct Fetch {
     reader: Reader,
     digest: ContentDigest,
     parent: Option<Parent>,
-    /// Of every address space its map, and that of its counterpart in the parent.
+    /// Map of each address space, and that of its counterpart in the parent.
     maps: Vec<(PageMap, Option<PageMap>)>,
 }
 
-/// Some pages of an address space.
+/// A run of pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetched<'a> {
     /// Whole pages, at most 64, verified, lent from the medium.
     Pages {
         /// Index of the first one.
         first_index: u64,
-        /// CRIU's flags.
+        /// CRIU's flags of the pages.
         flags: u16,
-        /// The pages.
+        /// Contents of the pages.
         bytes: &'a [u8],
     },
     /// Pages of zeros.
     Zero {
         /// Index of the first one.
         first_index: u64,
-        /// CRIU's flags.
+        /// CRIU's flags of the pages.
         flags: u16,
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
     /// Pages that the parent has at the same place.
@@ -49,14 +49,15 @@ pub enum Fetched<'a> {
         first_index: u64,
         /// CRIU's flags, which need not be the parent's.
         flags: u16,
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
 }
 
 impl Store {
     /// Opens a checkpoint of this node (32 hex digits) for another one. Pages equal to those of `parent`, a
-    /// checkpoint that the other has, are told as such; one that is not here is not compared with.
+    /// checkpoint that the other node has, are sent as references to it. If `parent` is not here, nothing is
+    /// compared with it.
     ///
     /// # Errors
     /// It is not here; its manifest is damaged.
@@ -103,32 +104,32 @@ impl Fetch {
         self.parent.as_ref().map(|parent| &parent.manifest)
     }
 
-    /// What it consists of; the map roots mean nothing elsewhere.
+    /// Returns the checkpoint's manifest; its map roots mean nothing on other nodes.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.reader.manifest
     }
 
-    /// Its line of the listing.
+    /// Returns the checkpoint's line of the listing.
     #[must_use]
     pub fn checkpoint(&self) -> &control::Checkpoint {
         &self.reader.record
     }
 
-    /// What it holds, wherever it is stored.
+    /// Returns the digest of the contents, independent of where they are stored.
     #[must_use]
     pub fn content_digest(&self) -> ContentDigest {
         self.digest
     }
 
-    /// Whether the parent asked for is here to be compared with.
+    /// Returns true if the requested parent is here to be compared with.
     #[must_use]
     pub fn has_parent(&self) -> bool {
         self.parent.is_some()
     }
 
-    /// Pages of the address space at `place` in the manifest (from 0), ascending, from `from_index` on, `pages` at
-    /// most (0 for all). No runs for a place that there is none at.
+    /// Returns the runs of the address space at `place` in the manifest (from 0), ascending, from `from_index` on,
+    /// `pages` pages at most (0 for all). Returns no runs if there is no such space.
     #[must_use]
     pub fn runs(&self, place: usize, from_index: u64, pages: u64) -> FetchedRuns<'_> {
         let at = self.maps.get(place).zip(self.manifest().spaces.get(place));
@@ -147,8 +148,8 @@ impl Fetch {
         }
     }
 
-    /// Where the pages of the address space at `place` are, from `from_index` on, ascending: first index, flags, how
-    /// many, and whether they are zeros. Reads the map, and no page.
+    /// Returns the places of the pages of the address space at `place`, from `from_index` on, ascending: first
+    /// index, flags, number of pages, and true if they are zeros. Reads the map, and no page.
     pub fn places(
         &self,
         place: usize,
@@ -169,10 +170,11 @@ impl Fetch {
         })
     }
 
-    /// The digest of the pages of the address space at `place` before `from_index`, each of them verified.
+    /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified.
     ///
     /// # Errors
-    /// Damage.
+    ///
+    /// One of those pages or the map is damaged.
     pub fn digest_before(&self, place: usize, from_index: u64) -> Result<MapDigest, StoreError> {
         match self.manifest().spaces.get(place) {
             Some(space) => self.reader.digest_before(space, from_index),
@@ -180,7 +182,7 @@ impl Fetch {
         }
     }
 
-    /// Passes a small image on, piece by piece, after all of it was verified.
+    /// Passes on a small image, piece by piece, after all of it was verified.
     ///
     /// # Errors
     /// There is none of that name, or it is damaged; the receiver's own error as [`StoreError::Io`].
@@ -197,10 +199,11 @@ impl Fetch {
         self.image_at(place, sink)
     }
 
-    /// As [`Self::image`], of the image at `place` in the manifest, from 0.
+    /// Passes on the image at `place` in the manifest, from 0, as [`Self::image`] does.
     ///
     /// # Errors
-    /// As [`Self::image`].
+    ///
+    /// Those of [`Self::image`].
     pub fn image_at(
         &self,
         place: usize,
@@ -221,7 +224,7 @@ impl Fetch {
     }
 }
 
-/// Iterator over the pages of an address space. After an error it ends.
+/// Iterator over the pages of an address space. It ends after an error.
 pub struct FetchedRuns<'a> {
     source: Option<Source<'a>>,
     next_index: u64,
@@ -318,7 +321,8 @@ impl<'a> Source<'a> {
         }))
     }
 
-    /// How many pages from `first_index` on the parent keeps in the very same place: those are equal unread.
+    /// Returns how many pages from `first_index` on the parent keeps at the same location in the region: those are
+    /// equal and need not be read.
     fn shared(&mut self, run: &Run, first_index: u64, most: u64) -> u64 {
         let Some((_, cursor)) = self.parent.as_mut() else {
             return 0;
@@ -333,7 +337,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Of pages that were read: how many at the front equal the parent's, or else how many bytes of them do not.
+    /// Compares pages that were read with the parent's: returns how many pages at the front are equal, or else how
+    /// many bytes differ.
     fn compare(&mut self, first_index: u64, bytes: &[u8]) -> (u64, usize) {
         let Some((map, cursor)) = self.parent.as_mut() else {
             return (0, bytes.len());
@@ -360,7 +365,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Where a run keeps a page: segment and place.
+/// Returns the location of a page of a run: segment and page. `None` for zero pages.
 fn place_of(run: &Run, index: u64) -> Option<permafrost_pmem::PageNo> {
     match run.kind {
         RunKind::Stored { location, .. } => Some(location.plus(index - run.first_index)),

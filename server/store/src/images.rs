@@ -1,4 +1,4 @@
-//! The small images of a dump, out of an images directory or from an agent, into the store.
+//! Stores the small images of a dump, from an images directory or from an agent.
 //!
 //! Each is read once, piece by piece, and goes into the region and to the copies as it comes: none has to fit in memory.
 
@@ -17,7 +17,8 @@ use crate::Copies;
 /// Bytes of an image that are collected before they are written.
 pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
 
-/// A source of small images, one after another. [`Read`] gives the bytes of the one that [`Self::next_image`] named last.
+/// A source of small images, one after another. [`Read`] gives the bytes of the one that [`Self::next_image`]
+/// named last.
 pub trait SmallImages: Read {
     /// Goes on to the next image and returns its name, a plain one, and its length in bytes. `None` behind the last.
     ///
@@ -25,7 +26,7 @@ pub trait SmallImages: Read {
     /// There is another image, and it cannot be had.
     fn next_image(&mut self) -> Result<Option<(String, u64)>, StoreError>;
 
-    /// Returns the reason of a failed [`Read`], if there is a better one than its error.
+    /// Returns the reason of a failed [`Read`], if it is more precise than the error of the read.
     fn failure(&mut self) -> Option<StoreError> {
         None
     }
@@ -58,7 +59,7 @@ impl DirectoryImages {
         })
     }
 
-    /// Those of a directory that a client has handed over.
+    /// Opens the images of a directory that a client has handed over.
     pub(super) fn of(images: OwnedFd, spaces: &[AddressSpace]) -> Result<Self, StoreError> {
         Self::new(ImagesDir::new(images)?, spaces)
     }
@@ -87,7 +88,7 @@ impl Read for DirectoryImages {
     }
 }
 
-/// Says whether an image is a pagemap or the pages of one of `spaces`, which are stored as such.
+/// Returns true if an image is a pagemap or the pages of one of `spaces`, which are stored as such.
 pub(super) fn holds_pages(name: &ImageName, spaces: &[AddressSpace]) -> bool {
     match name {
         ImageName::Pagemap(id) => spaces
@@ -147,7 +148,7 @@ pub(super) fn store_small(
     Ok(images)
 }
 
-/// Reads an image, and stores what was read.
+/// Reads an image, and stores the bytes that were read.
 struct Storing<'a> {
     source: &'a mut dyn SmallImages,
     image: OpenImage,
@@ -189,7 +190,7 @@ impl Read for Storing<'_> {
     }
 }
 
-/// An image that comes in pieces.
+/// An image that is received in pieces.
 pub(super) struct OpenImage {
     name: String,
     len_bytes: u64,
@@ -230,7 +231,7 @@ impl OpenImage {
         Ok(())
     }
 
-    /// Writes what is collected; only the last time is it less than a whole number of pages.
+    /// Writes the collected bytes. Only the last write of an image may be less than a whole number of pages.
     fn write(&mut self, shadow: &mut Shadow) -> Result<(), StoreError> {
         let collected = self.buffer.len();
         let first_index = (self.received_bytes - collected as u64) / PAGE_SIZE as u64;
@@ -258,7 +259,7 @@ impl OpenImage {
     }
 }
 
-/// Bytes that an image of this length is collected in.
+/// Returns the size of the buffer for an image of this length.
 fn chunk_of(len_bytes: u64) -> usize {
     usize::try_from(len_bytes)
         .unwrap_or(IMAGE_CHUNK)

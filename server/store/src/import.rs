@@ -1,4 +1,4 @@
-//! Into the store: an ordinary CRIU images directory as a checkpoint.
+//! Imports an ordinary CRIU images directory as a checkpoint.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,4 @@
-//! Looking at what is stored: listings, details, verification, and the small changes (remove, pin).
+//! Lists, shows and verifies stored checkpoints, and makes small changes (remove, pin).
 
 use std::collections::HashSet;
 use std::sync::Weak;
@@ -39,7 +39,7 @@ impl Store {
             .collect())
     }
 
-    /// One checkpoint in full. Of one that is not here, what it takes up here is nothing.
+    /// Returns all details of one checkpoint. For one that is not here, the space that it takes here is zero.
     ///
     /// # Errors
     /// No such checkpoint; a damaged manifest, and nobody else has it.
@@ -64,7 +64,7 @@ impl Store {
         })
     }
 
-    /// Removes a checkpoint, or every one of a job. How many.
+    /// Removes a checkpoint, or every one of a job. Returns how many were removed.
     ///
     /// # Errors
     /// No such job or checkpoint, or no valid name; it is pinned and `force` is not given, then nothing is removed.
@@ -124,7 +124,8 @@ impl Store {
         Ok(record)
     }
 
-    /// Reads every page that this node has of one checkpoint, of a job's newest, or (empty) of everything, and checks it.
+    /// Reads every page that this node has of one checkpoint, of a job's newest, or (empty) of every checkpoint,
+    /// and checks them.
     ///
     /// # Errors
     /// No such checkpoint, or not here. Damage is no error: it is what the answer lists.
@@ -170,8 +171,8 @@ impl Store {
         Ok(result)
     }
 
-    /// What the region has and the catalog has not: checkpoints whose manifest is damaged, or whose number is
-    /// another's. (One sealed this very moment is neither.)
+    /// Returns the checkpoints that the region has and the catalog lacks: those whose manifest is damaged, or whose
+    /// number is another's. (A checkpoint sealed at this moment is neither.)
     fn unlisted(&self, listed: &HashSet<String>) -> Vec<String> {
         let _index = self.index();
         let mut damage = Vec::new();
@@ -192,7 +193,7 @@ impl Store {
         damage
     }
 
-    /// Whether the catalog has that checkpoint.
+    /// Returns true if the catalog has that checkpoint.
     fn names(&self, manifest: &Manifest, id: &str) -> bool {
         let found = if manifest.generation == 0 {
             self.catalog.parked(&manifest.session)
@@ -202,7 +203,7 @@ impl Store {
         matches!(found, Ok(Some(record)) if record.id == id)
     }
 
-    /// State of the region.
+    /// Returns the state of the region.
     #[must_use]
     pub fn region_status(&self) -> control::RegionStatus {
         let usage = self.region.usage();

@@ -1,4 +1,4 @@
-//! One writer a job: a lineage grows at its head only.
+//! One writer per job: a lineage grows at its head only.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,27 +6,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::JobLock;
 
-/// Which jobs have a dump under way, and what holds them.
+/// Jobs with a dump under way, and the holder of each.
 #[derive(Clone, Default)]
 pub(super) struct JobLocks(Arc<Mutex<HashMap<String, String>>>);
 
-/// Holds a job until it is dropped.
+/// Lock on a job, released when dropped.
 pub(super) struct JobGuard {
     locks: JobLocks,
     job: String,
-    /// Keeps other nodes away, where there are any.
+    /// Lock of the cluster, which keeps other nodes away; `None` without a cluster.
     cluster: Option<JobLock>,
 }
 
 impl JobGuard {
-    /// Holds the cluster's lock for as long.
+    /// Adds the cluster's lock, which is then held as long as this one.
     pub(super) fn also(&mut self, lock: JobLock) {
         self.cluster = Some(lock);
     }
 }
 
 impl JobLocks {
-    /// Takes the job for `holder`, or says who has it.
+    /// Locks the job for `holder`.
+    ///
+    /// # Errors
+    ///
+    /// The current holder of the job.
     pub(super) fn lock(&self, job: &str, holder: &str) -> Result<JobGuard, String> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match held.entry(job.to_owned()) {

@@ -1,4 +1,4 @@
-//! Which process of an earlier dump a process with a new pid is to be compared with.
+//! Pairs a process that has a new pid with a process of an earlier dump, to compare them.
 //!
 //! A program that renews its workers (`nginx -s reload`) has the same memory at the same addresses as before, under other
 //! pids: workers are forked from one parent, and so have its layout. A wrong guess finds little equal and costs a comparison of
@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 
 use permafrost_protocol::manifest::DumpedProcess;
 
-/// Most processes of either dump that are compared with each other: each with each.
+/// Maximum number of processes of either dump that are paired: each is compared with each.
 const MAX_COMPARED: usize = 1024;
 
-/// The process of `before` for every process of `now` whose pid is not there.
+/// Returns the process of `before` for every process of `now` whose pid is not in `before`.
 pub(super) fn match_processes(
     before: &[DumpedProcess],
     now: &[DumpedProcess],
@@ -41,8 +41,8 @@ pub(super) fn match_processes(
     matched
 }
 
-/// How many pages both have mapped at the same addresses, in 16ths of what the one has; none of another program, or with
-/// less than half in common.
+/// Returns the share of pages that both processes have mapped at the same addresses, in 16ths of those of
+/// `process`. `None` if the program differs, or less than half is in common.
 fn shared_pages(process: &DumpedProcess, other: &DumpedProcess) -> Option<u64> {
     if process.executable.is_empty() || process.executable != other.executable {
         return None;

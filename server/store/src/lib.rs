@@ -73,20 +73,20 @@ pub use quarantine::Scrub;
 pub use replica::{ReplicaDump, ReplicaRequest};
 pub use session::{Session, SessionRequest, SessionSink};
 
-/// Failed sessions that `permafrost status` can show.
+/// Maximum number of failed sessions that `permafrost status` can show.
 const MAX_FAILED_SESSIONS: usize = 64;
 
-/// How far a long operation is: bytes done, bytes in all.
+/// Callback with the progress of a long operation: bytes done, bytes in total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// How long things are kept that nobody asks for any more.
+/// Retention times and limits of sessions and parked checkpoints that nobody claims.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
-    /// A parked session (CLOSE answered, adopted by nobody). Default 24 h.
+    /// Retention of a parked session (CLOSE answered, adopted by nobody). Default 24 h.
     pub parked: Duration,
-    /// An open session that no connection has begun, or one whose seal does not come. Default 1 h.
+    /// Retention of an open session without a connection, or of one that is not sealed. Default 1 h.
     pub idle_session: Duration,
-    /// Most bytes of the region that anonymous dumps may take, parked and under way. Default half of the region.
+    /// Maximum bytes of the region that anonymous dumps may take, parked and under way. Default half of the region.
     pub parked_bytes: Option<u64>,
 }
 
@@ -100,34 +100,34 @@ impl Default for Retention {
     }
 }
 
-/// Where the region is, and what its medium promises.
+/// Location of the region, and the guarantee of its medium.
 pub struct Place {
-    /// Path.
+    /// Path of the region.
     pub path: PathBuf,
-    /// What the medium guarantees.
+    /// Durability guarantee of the medium.
     pub guarantee: Guarantee,
 }
 
-/// The store.
+/// A store of checkpoints over one region and its catalog.
 pub struct Store {
     region: Arc<Region>,
     place: Place,
     catalog: Box<dyn Catalog>,
-    /// How much of it is of which namespace.
+    /// Stored bytes and checkpoints of each namespace.
     stored: Arc<NamespaceSums>,
     jobs: JobLocks,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// Times for which parked checkpoints have been kept.
     parking: Parking,
-    /// Bounds what anonymous dumps take.
+    /// Limits the space that anonymous dumps take.
     anonymous: Arc<Quota>,
-    /// Provisional checkpoints by id, and when this daemon first saw each.
+    /// Provisional checkpoints by id, and the time at which this daemon first saw each.
     provisional_since: Mutex<HashMap<String, Instant>>,
     index: Mutex<Index>,
     retention: Retention,
     cluster: OnceLock<Cluster>,
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
-    /// Copies of dumps that are under way on other nodes.
+    /// Number of copies of other nodes' dumps that are under way.
     copies_coming: replica::Coming,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
@@ -136,7 +136,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Puts the store over an open region, and makes the catalog agree with it.
+    /// Opens the store over an open region, and makes the catalog agree with it.
     ///
     /// Cost: a manifest read for every checkpoint that the catalog lacks.
     ///
@@ -201,25 +201,25 @@ impl Store {
         Ok(Arc::new(store))
     }
 
-    /// The region.
+    /// Returns the region.
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// What it has done.
+    /// Returns the counters of the store's work.
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// Where the region is, and what its medium promises.
+    /// Returns the location of the region, and the guarantee of its medium.
     #[must_use]
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Opens a session; it takes pages once a connection has come.
+    /// Opens a session; it takes pages once a connection has been made.
     ///
     /// # Errors
     /// A bad job name, a dump of the job that is open already, a catalog that cannot be read.
@@ -230,6 +230,7 @@ impl Store {
     /// Fails while the region takes no writes.
     ///
     /// # Errors
+    ///
     /// [`StoreError::ReadOnly`].
     pub fn check_writable(&self) -> Result<(), StoreError> {
         match self.region.failure() {
@@ -240,11 +241,12 @@ impl Store {
         }
     }
 
-    /// The same, when it is its turn: `admit` is called when the job is its own, and may block. The turn ends with the
-    /// session.
+    /// Opens a session as [`Self::open_session`] does, once it is admitted: `admit` is called after the job is
+    /// locked, and may block. The session holds the returned slot until it ends.
     ///
     /// # Errors
-    /// As [`Self::open_session`], and those of `admit`.
+    ///
+    /// Those of [`Self::open_session`], and those of `admit`.
     pub fn open_session_after(
         &self,
         request: SessionRequest,
@@ -289,7 +291,7 @@ impl Store {
         Ok(session)
     }
 
-    /// Discards a session that is not sealed; a parked one too.
+    /// Discards a session that is not sealed, or a parked one.
     ///
     /// # Errors
     /// There is none of that name, or it is being sealed.
@@ -318,12 +320,12 @@ impl Store {
         self.delete(&parked)
     }
 
-    /// A session whose CLOSE left nothing to keep is over.
+    /// Removes a session whose CLOSE left nothing to keep.
     fn forget_session(&self, id: &str) {
         self.sessions().remove(id);
     }
 
-    /// The one who opened a session is gone: discards it unless it is being sealed this very moment.
+    /// Discards a session whose opener has disconnected, unless the session is being sealed at this moment.
     pub fn drop_session(&self, id: &str) {
         let session = self.sessions().get(id).cloned();
         if session
@@ -333,7 +335,7 @@ impl Store {
         }
     }
 
-    /// Ends every session that is not sealed; part of stopping.
+    /// Ends every session that is not sealed. Called when the daemon stops.
     pub fn stop(&self) {
         let sessions: Vec<_> = self.sessions().drain().collect();
         for (_, session) in sessions {
@@ -341,8 +343,8 @@ impl Store {
         }
     }
 
-    /// Discards what has outlived its retention: sessions that nobody came to, parked checkpoints that nobody
-    /// adopted.
+    /// Discards sessions and parked checkpoints that have outlived their retention: nobody connected to, sealed or
+    /// adopted them.
     pub fn expire(&self) {
         let sessions: Vec<_> = self.sessions().values().cloned().collect();
         for session in sessions {
@@ -376,18 +378,18 @@ impl Store {
         self.parking.save_now_and_then();
     }
 
-    /// Has the times of parked checkpoints go on from those in `file`, and kept there.
+    /// Continues the retention times of parked checkpoints from those in `file`, and saves them there.
     pub fn remember_parked_in(&self, file: PathBuf) {
         self.parking.remember_in(file);
     }
 
-    /// How long daemons have run with a parked checkpoint. The wall clock is not asked: a step of it must not
-    /// cost anybody the only copy of a task.
+    /// Returns how long daemons have run with a parked checkpoint. The wall clock is not used: a step of it must
+    /// not delete the only copy of a task.
     fn parked_for(&self, id: &str) -> Duration {
         self.parking.kept_for(id)
     }
 
-    /// Room for an anonymous dump.
+    /// Reserves room for an anonymous dump.
     fn begin_anonymous(&self) -> Result<parking::Share, StoreError> {
         let segment_bytes = self.region.usage().segment_bytes;
         let parked = self.catalog.list(Some(""))?;
@@ -399,14 +401,14 @@ impl Store {
         self.anonymous.begin(parked_bytes, segment_bytes)
     }
 
-    /// Whether a dump comes in, here or for a copy of one that another node takes: what can wait waits. Costs a
-    /// lock and a look at each session.
+    /// Returns true if a dump is being received, here or as a copy of another node's: work that can wait then
+    /// waits. Costs a lock and a check of each session.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
         self.copies_coming.any() || self.sessions().values().any(|session| session.is_taking())
     }
 
-    /// States of the sessions that are not sealed.
+    /// Returns the states of the sessions that are not sealed.
     #[must_use]
     pub fn session_states(&self) -> Vec<control::SessionStatus> {
         let mut states: Vec<_> = self
@@ -439,11 +441,12 @@ impl Store {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a dump of the job could begin, as far as this node knows: for one that is going to wait, so that it does not
-    /// wait in vain.
+    /// Checks that a dump of the job could begin, as far as this node knows. Called before a request queues, so
+    /// that it does not wait in vain.
     ///
     /// # Errors
-    /// A bad job name, a dump of the job that is under way here.
+    ///
+    /// The job name is invalid; a dump of the job is under way here.
     pub fn check_free(&self, job: &str) -> Result<(), StoreError> {
         check_job(job)?;
         self.lock_here(job, "a dump").map(drop)
@@ -464,8 +467,8 @@ impl Store {
         Ok(guard)
     }
 
-    /// What a job's next dump is compared with. A damaged one is left alone: comparing saves space, and must
-    /// not keep a task from being stored.
+    /// Returns the checkpoint that a job's next dump is compared with. A damaged one is skipped: comparing saves
+    /// space, and must not keep a task from being stored.
     fn parent_of(&self, job: &str) -> Result<Option<Parent>, StoreError> {
         let Some(head) = self.head(job)? else {
             return Ok(None);
@@ -496,7 +499,7 @@ impl Store {
         }
     }
 
-    /// The checkpoint that `JOB` or `JOB@GEN` names.
+    /// Returns the checkpoint that `JOB` or `JOB@GEN` names.
     ///
     /// # Errors
     /// It names none, or none that is known.
@@ -559,8 +562,8 @@ impl Store {
         }
     }
 
-    /// Removes from the region, then from the catalog: in between, the catalog names what is not there, which
-    /// reads as "not found" and is mended here or at the next start.
+    /// Removes a checkpoint from the region, then from the catalog. In between, the catalog names a missing
+    /// checkpoint, which reads as "not found" and is repaired here or at the next start.
     fn delete(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
         if self.checkpoint(&record.id).is_ok() {
             self.listed_checkpoint(record)?;
@@ -590,14 +593,15 @@ impl Store {
         Ok(())
     }
 
-    /// Held while region and catalog are changed together, so that they change in the same order.
+    /// Locks region and catalog together, so that both change in the same order.
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Lists the checkpoints that are known and cannot be read: ids, whether they are pinned, and why. Those whose root is damaged; and, where
-/// the journal is damaged and the region therefore for reading only, those that the catalog has and the journal has not.
+/// Lists the checkpoints that are known and cannot be read: ids, true if pinned, and the reason. These are
+/// checkpoints whose root is damaged; and, where the journal is damaged and the region therefore read-only,
+/// those that the catalog has and the journal lacks.
 fn gone(
     region: &Region,
     catalog: &dyn Catalog,
@@ -621,7 +625,7 @@ fn gone(
     Ok(gone)
 }
 
-/// Whether the catalog can be trusted to give out numbers.
+/// Lock over region and catalog; `lost` is true if the catalog cannot be trusted to give out numbers.
 #[derive(Default)]
 struct Index {
     lost: bool,
@@ -644,7 +648,8 @@ impl Index {
     }
 }
 
-/// Failed sessions are kept for people to see, but whoever sends garbage for hours must not fill the memory.
+/// Forgets the oldest failed sessions. They are kept for people to see, but a client that sends garbage for
+/// hours must not fill the memory.
 fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
     let mut failed: Vec<_> = sessions
         .values()
@@ -690,8 +695,8 @@ fn check_job(job: &str) -> Result<(), StoreError> {
     job_name(job).map(drop)
 }
 
-/// Refuses to record what a restore must not repeat: at the latest when a manifest is written, here while the task still
-/// runs.
+/// Refuses an origin that a restore must not repeat. Otherwise the error would come when the manifest is
+/// written; here the task still runs.
 fn check_origin(origin: Option<&Origin>) -> Result<(), StoreError> {
     let recorded = origin.map_or(&[][..], |origin| &origin.restore_options);
     check_restore_options(recorded).map_err(|error| StoreError::Invalid {

@@ -1,4 +1,4 @@
-//! What the store measures for the cost model: once when a dump begins, at its CLOSE, and when it is sealed.
+//! Measures dumps for the cost model: when a dump begins, at its CLOSE, and when it is sealed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,28 +16,28 @@ use super::session::{Session, SessionRequest};
 use crate::Copies;
 use crate::{Beginning, DumpDone, Event, Observer, Ongoing, RestoreDone, Transferred};
 
-/// What is measured of a session while it is one.
+/// Measurements of one session.
 pub(super) struct Measured {
     pub(super) counters: Arc<Counters>,
     observer: Option<Arc<dyn Observer>>,
     kind: DumpKind,
     /// Copies are made while it streams.
     copied: bool,
-    /// Bytes of pages that came.
+    /// Number of bytes of pages received.
     pub(super) moved: Arc<AtomicU64>,
     ticket: Option<Box<dyn Ongoing>>,
-    /// Its first byte, and what all dumps had brought by then.
+    /// Time of the first byte, and the bytes that all dumps had received by then.
     began: Option<(Instant, u64)>,
     transferred: Option<Transferred>,
 }
 
 impl Measured {
-    /// The first byte has come.
+    /// Records that the first byte has come.
     pub(super) fn begun(&mut self) {
         self.began = Some((Instant::now(), self.all_bytes()));
     }
 
-    /// CLOSE can be answered; `waited` for copies.
+    /// Records that CLOSE can be answered; `waited` is the time spent waiting for copies.
     pub(super) fn closed(&mut self, waited: Duration) {
         let now = self.all_bytes();
         self.transferred = self.began.map(|(began, before)| Transferred {
@@ -47,12 +47,12 @@ impl Measured {
         });
     }
 
-    /// It will not become a checkpoint.
+    /// Records that the session will not become a checkpoint.
     pub(super) fn failed(&mut self) {
         self.ticket = None;
     }
 
-    /// Tells that it has failed.
+    /// Publishes the failure as an event.
     pub(super) fn tell_failure(&self, job: &str, session: &str, reason: &str) {
         if let Some(observer) = &self.observer {
             observer.tell(&|| Event::Failed {
@@ -63,7 +63,7 @@ impl Measured {
         }
     }
 
-    /// What all dumps, and copies of others', have brought to this node.
+    /// Returns the bytes that all dumps, and copies of other nodes' dumps, have brought to this node.
     fn all_bytes(&self) -> u64 {
         let counters = &self.counters;
         counters.received_bytes.value() + counters.copies_received_bytes.value()
@@ -71,19 +71,19 @@ impl Measured {
 }
 
 impl Store {
-    /// Has dumps, restores and the rest measured, once and for all; to be called before it takes sessions. False if
-    /// they are already.
+    /// Sets the observer that measures dumps and restores, once. Must be called before the store takes sessions.
+    /// Returns false if there is one already.
     pub fn measured_by(&self, observer: Arc<dyn Observer>) -> bool {
         self.observer.set(observer).is_ok()
     }
 
-    /// Returns what it is measured by, if it is.
+    /// Returns the observer, if there is one.
     #[must_use]
     pub fn observer(&self) -> Option<&Arc<dyn Observer>> {
         self.observer.get()
     }
 
-    /// A session is being opened.
+    /// Begins to measure a session that is being opened.
     pub(super) fn measure(
         &self,
         request: &SessionRequest,
@@ -118,7 +118,7 @@ impl Store {
         }
     }
 
-    /// A session is a checkpoint now.
+    /// Reports a session that has become a checkpoint to the observer.
     pub(super) fn measured(&self, session: &Session, sealed: &control::Checkpoint) {
         let whole = session.request.seal_follows.then(|| session.age());
         let Some((ticket, done)) = session.measured(|measured| {
@@ -148,7 +148,7 @@ impl Store {
         }
     }
 
-    /// A restore begins.
+    /// Begins to measure a restore.
     pub(super) fn restoring(&self, reader: &Anywhere<'_>) -> Restoring {
         let bytes = reader.record.memory_bytes;
         Restoring {
@@ -160,7 +160,7 @@ impl Store {
         }
     }
 
-    /// A restore was served.
+    /// Reports a restore that was served to the observer.
     pub(super) fn restored(&self, reader: &Anywhere<'_>, restoring: Restoring, bytes: u64) {
         let (Some(observer), Some(ticket)) = (self.observer(), restoring.ticket) else {
             return;
@@ -185,17 +185,17 @@ impl Store {
 pub(super) struct Restoring {
     ticket: Option<Box<dyn Ongoing>>,
     since: Instant,
-    /// How long CRIU took to come.
+    /// Time from the request until CRIU connected.
     start: Option<Duration>,
 }
 
 impl Restoring {
-    /// CRIU has come for its images.
+    /// Records that CRIU has connected for its images.
     pub(super) fn begun(&mut self) {
         self.start = Some(self.since.elapsed());
     }
 
-    /// It was given so many bytes by now.
+    /// Records the total bytes given to the restore so far.
     pub(super) fn progress(&self, bytes: u64) {
         if let Some(ticket) = &self.ticket {
             ticket.read_so_far(bytes);

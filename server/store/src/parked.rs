@@ -1,19 +1,18 @@
-//! Processes of a parked dump, as far as anybody can name them.
+//! Processes of a parked dump, as far as they can be named.
 
 use std::fs;
 
 use permafrost_protocol::manifest::{AddressSpace, DumpedProcess, Kind, Manifest, SpaceType};
 
-/// Processes of a parked dump that a listing names.
+/// Maximum number of processes of a parked dump that a listing names.
 const MAX_LISTED: usize = 16;
 
-/// Processes whose programs are looked up while they are frozen.
+/// Maximum number of processes whose programs are looked up while they are frozen.
 const MAX_LOOKED_AT: usize = 64;
 
-/// Processes that pages came for; their programs where `from_here` says that they are of this machine.
-///
-/// They are frozen: CRIU waits for the answer to its CLOSE. A process of that number that is not traced is another
-/// one: a pid is that of the process's own namespace.
+/// Returns the processes that pages were received for; with their programs if `from_here` says that they run on
+/// this machine. They are frozen: CRIU waits for the answer to its CLOSE. A process with such a number that is
+/// not traced is another one, because the pid is that of the process's own namespace.
 pub(super) fn look_at(spaces: &[AddressSpace], from_here: bool) -> Vec<DumpedProcess> {
     let processes = spaces
         .iter()
@@ -46,7 +45,7 @@ fn program_of_status(status: &str) -> Option<String> {
     (is_traced && is_stopped).then(|| program.to_owned())
 }
 
-/// Processes of a parked dump, for its listing; none of any other.
+/// Returns the processes of a parked dump for its listing; none for any other checkpoint.
 pub(super) fn processes_of(manifest: &Manifest) -> Vec<DumpedProcess> {
     if manifest.kind() != Kind::Parked {
         return Vec::new();

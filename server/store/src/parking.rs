@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 
-/// The times are written down at least so often while there is something parked.
+/// Maximum time between two saves while something is parked.
 const SAVE_PERIOD: Duration = Duration::from_secs(60);
 
 /// Version of the file.
 const VERSION: u32 = 1;
 
-/// A longer file is none of ours: 2^20 checkpoints.
+/// Maximum size of the file, for 2^20 checkpoints. A longer file was not written by this module.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Times for which parked checkpoints have been kept, by id.
@@ -33,14 +33,14 @@ struct Inner {
     kept: HashMap<String, Kept>,
     file: Option<PathBuf>,
     saved: Option<Instant>,
-    /// Something was added or removed since it was saved.
+    /// True if something was added or removed since the last save.
     changed: bool,
 }
 
 struct Kept {
-    /// By earlier daemons.
+    /// Time that earlier daemons kept the checkpoint.
     before: Duration,
-    /// Since when by this one.
+    /// Time since which this daemon keeps the checkpoint.
     since: Instant,
 }
 
@@ -53,12 +53,13 @@ impl Kept {
 #[derive(Serialize, Deserialize)]
 struct File {
     v: u32,
-    /// By checkpoint id, milliseconds that it has been kept.
+    /// Milliseconds that each checkpoint has been kept, by checkpoint id.
     kept_ms: HashMap<String, u64>,
 }
 
 impl Parking {
-    /// Goes on from the times in `file`, and writes them there. A file that cannot be read begins all of them anew.
+    /// Continues from the times in `file`, and saves them there. If the file cannot be read, all times begin at
+    /// zero.
     pub(super) fn remember_in(&self, file: PathBuf) {
         let known = load(&file).unwrap_or_else(|error| {
             tracing::warn!(%error, path = %file.display(), "times of parked dumps cannot be read: they begin anew");
@@ -76,7 +77,7 @@ impl Parking {
         inner.file = Some(file);
     }
 
-    /// Time that a parked checkpoint has been kept; it begins with the first call.
+    /// Returns the time that a parked checkpoint has been kept; it begins with the first call.
     pub(super) fn kept_for(&self, id: &str) -> Duration {
         let mut inner = self.lock();
         if let Some(kept) = inner.kept.get(id) {
@@ -91,7 +92,7 @@ impl Parking {
         Duration::ZERO
     }
 
-    /// Forgets all but these.
+    /// Forgets all checkpoints but these.
     pub(super) fn retain(&self, parked: &HashSet<&str>) {
         let mut inner = self.lock();
         let before = inner.kept.len();
@@ -99,13 +100,13 @@ impl Parking {
         inner.changed |= inner.kept.len() != before;
     }
 
-    /// Forgets one.
+    /// Forgets one checkpoint.
     pub(super) fn forget(&self, id: &str) {
         let mut inner = self.lock();
         inner.changed |= inner.kept.remove(id).is_some();
     }
 
-    /// Writes the times down if it is time to.
+    /// Saves the times if [`SAVE_PERIOD`] has passed.
     pub(super) fn save_now_and_then(&self) {
         let inner = self.lock();
         let due = inner.saved.is_none_or(|at| at.elapsed() >= SAVE_PERIOD);
@@ -115,7 +116,7 @@ impl Parking {
         }
     }
 
-    /// Writes the times down, in one step.
+    /// Saves the times, atomically.
     pub(super) fn save(&self) {
         let mut inner = self.lock();
         let Some(path) = inner.file.clone() else {
@@ -162,7 +163,7 @@ fn write(path: &Path, file: &File) -> io::Result<()> {
     fs::rename(aside, path)
 }
 
-/// Bytes of the region that anonymous dumps take, parked and under way.
+/// Limit on the bytes of the region that anonymous dumps take, parked and under way.
 pub(super) struct Quota {
     limit_bytes: u64,
     taken: Mutex<Taken>,
@@ -174,7 +175,7 @@ struct Taken {
     under_way_bytes: u64,
 }
 
-/// The part of one dump that is under way. Dropped, it is given back.
+/// Share of the limit that one dump under way holds. Dropped, it is given back.
 pub(super) struct Share {
     quota: Arc<Quota>,
     bytes: u64,
@@ -188,7 +189,7 @@ impl Quota {
         })
     }
 
-    /// Begins a dump, with a segment; `parked_bytes` are parked.
+    /// Begins a dump with a share of one segment; `parked_bytes` are parked.
     ///
     /// # Errors
     /// There is no room for it.
@@ -212,7 +213,7 @@ impl Quota {
 }
 
 impl Share {
-    /// Takes more, up to `bytes` in all.
+    /// Grows the share to `bytes` in total.
     ///
     /// # Errors
     /// There is no room for it.
@@ -233,7 +234,7 @@ impl Share {
         Ok(())
     }
 
-    /// The dump is parked now.
+    /// Releases the share: the dump is now counted as parked.
     pub(super) fn park(self) {
         self.quota.lock().parked_bytes += self.bytes;
     }

@@ -1,11 +1,12 @@
-//! Files that only their owner reads.
+//! Files that only their owner can read.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-/// Replaces a file in one durable step: a crash leaves the old contents or the new ones. Only its owner can read it.
+/// Replaces a file in one durable step: a crash leaves the old contents or the new ones. Only its owner can
+/// read it.
 ///
 /// # Errors
 /// The file system's.

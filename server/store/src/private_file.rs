@@ -1,4 +1,5 @@
-//! Files of lines that belong to this user or root and that nobody else can read or write, read again when they change.
+//! Files of lines that belong to this user or root and that nobody else can read or write. They are read again
+//! when they change.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,77 +8,77 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a file is looked at, at most: one `stat`, and only while somebody asks.
+/// Minimum time between two checks of a file: one `stat` each, and only when its contents are requested.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A line has some 120 bytes.
+/// Maximum size of a file. A line has some 120 bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// A kind of file.
 #[derive(Debug)]
 pub struct FileKind<T> {
-    /// Its name in messages, such as `tokens`.
+    /// Name of the kind in messages, such as `tokens`.
     pub name: &'static str,
-    /// What to do about a line that makes no sense.
+    /// Advice for a line that does not parse.
     pub line_hint: &'static str,
-    /// What to do about a file that is not there.
+    /// Advice for a missing file.
     pub missing_hint: &'static str,
-    /// Reads its text; an error is the number of the line, from 1, and what is wrong with it.
+    /// Parses the text; an error is the number of the line, from 1, and a description of the defect.
     pub parse: fn(&str) -> Result<T, (usize, String)>,
-    /// What holds while the file is gone or open to others: nothing at all, or what was read before.
+    /// Contents to use while the file is missing or accessible to others: none, or the last ones read.
     pub unusable: Unusable,
 }
 
-/// What holds while a file cannot be used.
+/// Contents to use while a file is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// Nothing: what stood in it gave rights.
+    /// Use no contents: the file gave rights.
     Forget,
-    /// What was read before: what stood in it set limits.
+    /// Keep the last contents read: the file set limits.
     Keep,
 }
 
-/// Why a file cannot be used.
+/// Reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivateFileError {
-    /// It is not there, or not readable.
+    /// The file is missing, or not readable.
     #[error("read {name} in {}", path.display())]
     Read {
         /// The kind of file.
         name: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What to do.
+        /// Advice for the operator.
         hint: &'static str,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Others can read or replace it, or it is no file.
+    /// Others can read or replace the file, or it is no regular file.
     #[error("the file of {name} {} {what}", path.display())]
     Unsafe {
         /// The kind of file.
         name: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the defect.
         what: String,
     },
-    /// A line makes no sense.
+    /// A line does not parse.
     #[error("{}:{line}: {what}", path.display())]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the defect.
         what: String,
-        /// What to do.
+        /// Advice for the operator.
         hint: &'static str,
     },
 }
 
 impl PrivateFileError {
-    /// Returns what to do about it.
+    /// Returns advice for the operator.
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {
@@ -92,7 +93,7 @@ impl PrivateFileError {
 /// State of a file as `stat` shows it.
 type Stamp = (u64, u64, u64, i64, i64, i64, i64, u32);
 
-/// What stands in a file now.
+/// A private file and its current contents.
 #[derive(Debug)]
 pub struct PrivateFile<T: 'static> {
     kind: &'static FileKind<T>,
@@ -109,7 +110,10 @@ struct Known<T> {
 }
 
 impl<T: Default + 'static> PrivateFile<T> {
+    /// Reads the file.
+    ///
     /// # Errors
+    ///
     /// See [`PrivateFileError`].
     pub fn load(
         kind: &'static FileKind<T>,
@@ -130,7 +134,7 @@ impl<T: Default + 'static> PrivateFile<T> {
         })
     }
 
-    /// Returns what stands in it.
+    /// Returns the current contents, read again if the file has changed.
     pub fn contents(&self) -> Arc<T> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.looked.elapsed() >= self.look_every {
@@ -218,7 +222,7 @@ fn read<T>(kind: &FileKind<T>, path: &Path) -> Result<T, PrivateFileError> {
     })
 }
 
-/// Returns the lines of `text` that say something, with their numbers from 1: neither empty nor begun by `#`.
+/// Returns the lines of `text` that are neither empty nor begin with `#`, with their numbers from 1.
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..)
         .zip(text.lines().map(str::trim))

@@ -1,4 +1,4 @@
-//! Checkpoints that the cluster may or may not list: publishing, rolling back, collecting what was left over.
+//! Checkpoints that the cluster may or may not list: publishing, rolling back, and collecting leftovers.
 //!
 //! A checkpoint sealed for a cluster carries an attribute from its first instant, *provisional*; publishing takes
 //! it away and sets another. One that has neither was sealed without a cluster, and none of this touches it.
@@ -17,41 +17,41 @@ use crate::Registered;
 /// A checkpoint that this node holds.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    /// Its line of the listing.
+    /// Line of the listing.
     pub checkpoint: control::Checkpoint,
-    /// What it holds, wherever it is stored.
+    /// Digest of the contents, independent of where they are stored.
     pub content_digest: ContentDigest,
-    /// It is known here that the cluster lists it.
+    /// True if this node knows that the cluster lists the checkpoint.
     pub published: bool,
-    /// It was sealed for a cluster, and is not known to be listed.
+    /// True if the checkpoint was sealed for a cluster, and is not known to be listed.
     pub provisional: bool,
-    /// It is known here to be damaged.
+    /// True if this node knows that its copy is damaged.
     pub damaged: bool,
 }
 
-/// How a checkpoint that this node holds stands towards the cluster.
+/// Publication state of a checkpoint that this node holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Its id.
+    /// Id of the checkpoint.
     pub id: String,
-    /// It is known here that the cluster lists it.
+    /// True if this node knows that the cluster lists the checkpoint.
     pub published: bool,
-    /// It was sealed for a cluster, and is not known to be listed.
+    /// True if the checkpoint was sealed for a cluster, and is not known to be listed.
     pub provisional: bool,
 }
 
-/// What [`Store::settle`] did.
+/// Result of [`Store::settle`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// Ids that the cluster lists, and that are published here now.
+    /// Ids of checkpoints that the cluster lists, and that are now published here.
     pub published: Vec<String>,
-    /// Ids that it does not list, and that are gone.
+    /// Ids of checkpoints that the cluster does not list, and that were dropped.
     pub dropped: Vec<String>,
 }
 
 impl Store {
-    /// The cluster lists the checkpoint: it is never collected as left over. Durable when this returns; done
-    /// twice it is the same.
+    /// Marks a checkpoint as listed by the cluster: it is never collected as left over. Durable when this returns;
+    /// idempotent.
     ///
     /// # Errors
     /// It is not here; the journal cannot be written.
@@ -67,8 +67,8 @@ impl Store {
         Ok(())
     }
 
-    /// Drops a checkpoint that the cluster does not list; whether it was here. One that is published, or was
-    /// sealed without a cluster, is dropped only if it was `withdrawn` from the list.
+    /// Drops a checkpoint that the cluster does not list. Returns true if it was here. One that is published, or
+    /// was sealed without a cluster, is dropped only if it was `withdrawn` from the list.
     ///
     /// # Errors
     /// It is published; the journal or the catalog cannot be written.
@@ -100,9 +100,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Checkpoints that have been provisional for at least so long, by this daemon's own clock (a restart begins
-    /// the time anew): either their publication did not get through to here, or they are left over. Where the node that
-    /// took the dump has a longer deadline than this one, it gets so much more time, twice.
+    /// Returns the checkpoints that have been provisional for at least `older_than`, by this daemon's own clock (a
+    /// restart begins the time anew). Either the notice of their publication did not reach this node, or they are
+    /// left over. If the node that took the dump has a longer deadline than this one, twice the difference is
+    /// added.
     #[must_use]
     pub fn unpublished(&self, older_than: Duration) -> Vec<control::Checkpoint> {
         let mut since = self.provisional_since();
@@ -128,8 +129,8 @@ impl Store {
         found
     }
 
-    /// Extra time of a dump's origin beyond this node's own: it may list the checkpoint as long as its deadline
-    /// has not passed.
+    /// Returns the extra time that the origin's deadline exceeds this node's: the origin may list the checkpoint as
+    /// long as its deadline has not passed.
     fn patience_beyond(&self, manifest: &Manifest) -> Duration {
         let deadline = Duration::from_millis(manifest.commit_deadline_ms);
         deadline
@@ -137,9 +138,9 @@ impl Store {
             .saturating_mul(2)
     }
 
-    /// Asks the registry about everything that has been provisional for at least `older_than`: what is listed is
-    /// published here, what is not is dropped. `older_than` must exceed the deadline of a dump and the lease of a
-    /// node together: then whoever sealed it has given up, or cannot publish any more.
+    /// Settles every checkpoint that has been provisional for at least `older_than`: those that the registry lists
+    /// are published here, the others are dropped. `older_than` must exceed the deadline of a dump and the lease of
+    /// a node together: then the node that sealed it has given up, or cannot publish any more.
     ///
     /// # Errors
     /// The registry does not answer, then nothing is done; the journal cannot be written. Without a registry
@@ -154,9 +155,10 @@ impl Store {
         self.settle_against(candidates, &listed)
     }
 
-    /// The same for candidates that were found before the list was made.
+    /// Settles candidates that were found before the list was made, as [`Store::settle`] does.
     ///
     /// # Errors
+    ///
     /// The journal cannot be written.
     pub fn settle_against(
         &self,
@@ -177,8 +179,8 @@ impl Store {
         Ok(settled)
     }
 
-    /// Everything that this node holds, in the order of the seals; what the registry is rebuilt from. Costs a
-    /// manifest read for each. A damaged one is logged and left out.
+    /// Returns everything that this node holds, in the order of the seals; the registry is rebuilt from it. Costs a
+    /// manifest read for each. A damaged checkpoint is logged and left out.
     #[must_use]
     pub fn held(&self) -> Vec<Holding> {
         let mut held = Vec::new();
@@ -203,7 +205,7 @@ impl Store {
         held
     }
 
-    /// A checkpoint's line of the listing by its id: the id alone where its manifest cannot be read.
+    /// Returns a checkpoint's line of the listing by its id: the id alone where its manifest cannot be read.
     #[must_use]
     pub fn line_of(&self, id: &str) -> control::Checkpoint {
         let read = || {
@@ -217,13 +219,13 @@ impl Store {
         })
     }
 
-    /// Whether a checkpoint of that id is here, damaged or not.
+    /// Returns true if a checkpoint of that id is here, damaged or not.
     #[must_use]
     pub fn holds(&self, id: &str) -> bool {
         self.checkpoint(id).is_ok()
     }
 
-    /// Of everything that this node holds only how it stands towards the cluster: reads nothing from the medium.
+    /// Returns the publication state of everything that this node holds. Reads nothing from the medium.
     #[must_use]
     pub fn marks(&self) -> Vec<Mark> {
         let checkpoints = self.region.checkpoints();
@@ -238,7 +240,7 @@ impl Store {
         marks.collect()
     }
 
-    /// What the catalog has where the checkpoint belongs.
+    /// Returns the catalog's record in the place where the checkpoint belongs.
     pub(super) fn catalogued(
         &self,
         record: &control::Checkpoint,

@@ -1,4 +1,4 @@
-//! Checkpoints that are known to be damaged here, and who looks for them.
+//! Checkpoints that are known to be damaged here, and the interface of the scrub, which looks for them.
 //!
 //! One in quarantine stays, and nothing is built upon it: no dump is compared with it, and no restore begins that no
 //! other node could help out. Remembered in memory, and in a cluster in its registry too: a restarted node sets aside what
@@ -14,9 +14,9 @@ use permafrost_protocol::wire::message::{Verified, request};
 use super::reader::checkpoint_name;
 use super::{Progress, Store, StoreError};
 
-/// Looks after what is stored: see [`permafrost_cluster::scrub`].
+/// Verifies and heals stored checkpoints: see [`permafrost_cluster::scrub`].
 pub trait Scrub: Send + Sync {
-    /// Verifies a checkpoint, a job's newest, or (empty) everything, and mends or sets aside what is damaged.
+    /// Verifies a checkpoint, a job's newest, or (empty) everything; heals or quarantines damaged ones.
     ///
     /// # Errors
     /// No such checkpoint. Damage is no error.
@@ -26,25 +26,25 @@ pub trait Scrub: Send + Sync {
         progress: Progress<'_>,
     ) -> Result<control::Scrubbed, StoreError>;
 
-    /// A checkpoint may be damaged: it is the next to be verified. Returns at once.
+    /// Makes a checkpoint that may be damaged the next to be verified. Returns at once.
     fn suspect(&self, id: &str);
 
-    /// How copies of this node stand; those that were not read within `within` are the next to be read, after the
-    /// suspects. Returns at once.
+    /// Returns the verification state of copies of this node. Those that were not read within `within` are the next
+    /// to be read, after the suspects. Returns at once.
     fn verified(&self, ids: &[String], within: Duration) -> Verified;
 
-    /// How far it is.
+    /// Returns the progress of the scrub.
     fn status(&self) -> control::ScrubStatus;
 }
 
-/// The store's side of it.
+/// Checkpoints in quarantine, and the scrub.
 #[derive(Default)]
 pub(super) struct Quarantine {
-    /// By id: what is damaged.
+    /// Description of the damage, by checkpoint id.
     damaged: Mutex<HashMap<String, String>>,
-    /// Those of them that were not readable when the region was opened: there is nothing to be verified.
+    /// Ids of those that were unreadable when the region was opened: nothing of them can be verified.
     gone: Mutex<HashSet<String>>,
-    /// Holds the store, so the store must not hold it.
+    /// The scrub. It holds the store, so the store must not hold it.
     scrub: OnceLock<Weak<dyn Scrub>>,
 }
 
@@ -59,7 +59,7 @@ impl Quarantine {
 }
 
 impl Store {
-    /// Says who scrubs, once and for all. False if somebody does already.
+    /// Sets the scrub, once. Returns false if there is one already.
     pub fn scrubbed_by(&self, scrub: Weak<dyn Scrub>) -> bool {
         self.quarantine.scrub.set(scrub).is_ok()
     }
@@ -68,8 +68,8 @@ impl Store {
         self.quarantine.scrub.get()?.upgrade()
     }
 
-    /// Verifies a checkpoint, a job's newest, or (empty) everything that this node holds, now; mends or sets aside what
-    /// is damaged.
+    /// Verifies a checkpoint, a job's newest, or (empty) everything that this node holds, now; heals or quarantines
+    /// damaged ones.
     ///
     /// # Errors
     /// No such checkpoint here. Damage is no error.
@@ -85,17 +85,18 @@ impl Store {
         scrub.scrub(reference, progress)
     }
 
-    /// A checkpoint looked damaged to whoever read it: it is the next to be verified. Returns at once.
+    /// Makes a checkpoint that looked damaged to a reader the next to be verified. Returns at once.
     pub fn suspect(&self, id: &str) {
         if let Some(scrub) = self.scrub() {
             scrub.suspect(id);
         }
     }
 
-    /// How copies of this node stand, for another node that is to rely on them.
+    /// Returns the verification state of copies of this node, for another node that is to rely on them.
     ///
     /// # Errors
-    /// Too many at once; this node is starting or stopping.
+    ///
+    /// Too many checkpoints in one request; this node is starting or stopping.
     pub fn verified(&self, asked: &request::Verify) -> Result<Verified, StoreError> {
         if asked.checkpoints.len() > request::MAX_VERIFY {
             return Err(StoreError::Invalid {
@@ -114,8 +115,8 @@ impl Store {
         Ok(scrub.verified(&asked.checkpoints, Duration::from_secs(asked.within_s)))
     }
 
-    /// Marks in the registry this node's copy of a checkpoint as damaged, or as whole; nothing where the cluster does
-    /// not list it. What does not get through is the sweep's.
+    /// Marks this node's copy of a checkpoint in the registry as damaged, or as whole; does nothing where the
+    /// cluster does not list it. If the registry cannot be reached, the sweep repeats it later.
     pub fn list_damage(&self, record: &control::Checkpoint, damaged: bool) {
         let Some((registry, node)) = self.registry().zip(self.node()) else {
             return;
@@ -128,44 +129,45 @@ impl Store {
         }
     }
 
-    /// State of the scrub, where there is one.
+    /// Returns the state of the scrub, if there is one.
     #[must_use]
     pub fn scrub_status(&self) -> Option<control::ScrubStatus> {
         Some(self.scrub()?.status())
     }
 
-    /// Sets a damaged checkpoint aside; whether it was not yet.
+    /// Quarantines a damaged checkpoint. Returns true if it was not yet in quarantine.
     pub fn set_aside(&self, id: &str, damage: &str) -> bool {
         let mut damaged = self.quarantine.damaged();
         damaged.insert(id.to_owned(), damage.to_owned()).is_none()
     }
 
-    /// Sets a checkpoint aside that the region could not open.
+    /// Quarantines a checkpoint that the region could not open.
     pub(super) fn set_aside_gone(&self, id: String, reason: String) {
         self.quarantine.damaged().insert(id.clone(), reason);
         self.quarantine.gone().insert(id);
     }
 
-    /// It is removed, or a whole copy has its place.
+    /// Forgets an unreadable checkpoint: it is removed, or a whole copy has its place.
     pub(super) fn forget_gone(&self, id: &str) {
         if self.quarantine.gone().remove(id) {
             self.quarantine.damaged().remove(id);
         }
     }
 
-    /// A checkpoint is whole, or is no more; whether it was set aside.
+    /// Lifts the quarantine of a checkpoint that is whole, or no longer exists. Returns true if it was in
+    /// quarantine.
     pub fn lift(&self, id: &str) -> bool {
         self.quarantine.gone().remove(id);
         self.quarantine.damaged().remove(id).is_some()
     }
 
-    /// What is known to be damaged in a checkpoint of this node.
+    /// Returns the known damage of a checkpoint of this node.
     #[must_use]
     pub fn damage(&self, id: &str) -> Option<String> {
         self.quarantine.damaged().get(id).cloned()
     }
 
-    /// Checkpoints of this node that are damaged: ids, and what is.
+    /// Returns the ids of this node's damaged checkpoints, and their damage.
     #[must_use]
     pub fn set_asides(&self) -> Vec<(String, String)> {
         let mut damaged = self.quarantine.damaged();
@@ -177,14 +179,14 @@ impl Store {
             .collect()
     }
 
-    /// With what is known of its damage, for people: never to be stored.
+    /// Adds the known damage to a record, for people: never to be stored.
     pub(super) fn with_damage(&self, mut record: control::Checkpoint) -> control::Checkpoint {
         record.damaged = self.damage(&record.id).unwrap_or_default();
         record
     }
 
-    /// Refuses a checkpoint that is damaged here, and that no other node holds: better before a restore begins than in
-    /// the middle of it.
+    /// Refuses a checkpoint that is damaged here, and that no other node holds: before a restore begins rather than
+    /// in the middle of it.
     ///
     /// # Errors
     /// [`StoreError::Damaged`]; no such checkpoint.

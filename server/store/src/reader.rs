@@ -1,4 +1,4 @@
-//! Reading a sealed checkpoint by what its manifest names.
+//! Reads a sealed checkpoint through its manifest.
 
 use std::io;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use super::{Store, StoreError, manifest_of};
 
 pub(super) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
-/// A checkpoint that is being read; its segments stay while it is.
+/// A checkpoint that is being read. Its segments are kept until this is dropped.
 pub(super) struct Reader {
-    /// How people name it.
+    /// Name of the checkpoint as people write it.
     pub(super) name: String,
     /// Its line of the listing.
     pub(super) record: control::Checkpoint,
-    /// Its manifest.
+    /// Manifest of the checkpoint.
     pub(super) manifest: Manifest,
     checkpoint: Arc<Checkpoint>,
 }
 
-/// Why an image could not be passed on: damage, or the side that it was written to.
+/// Reason why an image could not be passed on: damage, or an error of the receiver.
 pub(super) type ReadError = ImageError<StoreError>;
 
 impl From<StoreError> for ReadError {
@@ -62,7 +62,7 @@ impl Reader {
         })
     }
 
-    /// Passes a small image on, piece by piece. All of it is verified before the first piece: CRIU takes some
+    /// Passes on a small image, piece by piece. All of it is verified before the first piece: CRIU takes some
     /// images that just end for whole.
     pub(super) fn small(
         &self,
@@ -84,22 +84,22 @@ impl Reader {
         })
     }
 
-    /// This node's copy.
+    /// Returns this node's copy.
     pub(super) fn checkpoint(&self) -> &Arc<Checkpoint> {
         &self.checkpoint
     }
 
-    /// The pages of a small image.
+    /// Opens the page map of a small image.
     pub(super) fn image_map(&self, image: &Image) -> Result<PageMap, StoreError> {
         Ok(self.checkpoint.map(&map_root(&image.map_root)?))
     }
 
-    /// The pages of an address space.
+    /// Opens the page map of an address space.
     pub(super) fn map(&self, space: &AddressSpace) -> Result<PageMap, StoreError> {
         Ok(self.checkpoint.map(&map_root(&space.map_root)?))
     }
 
-    /// The pagemap image of an address space.
+    /// Returns the pagemap image of an address space.
     pub(super) fn pagemap(&self, space: &AddressSpace) -> Result<Vec<u8>, StoreError> {
         let mut pagemap = PagemapWriter::new(space.pages_id);
         for run in self.map(space)?.runs() {
@@ -113,7 +113,8 @@ impl Reader {
         Ok(pagemap.finish())
     }
 
-    /// The digest of the pages before `from_index`, each of them verified, for what comes another way to go on with.
+    /// Returns the digest of the pages before `from_index`, each of them verified, so that another source can
+    /// continue from there.
     pub(super) fn digest_before(
         &self,
         space: &AddressSpace,
@@ -142,7 +143,7 @@ impl Reader {
         Ok(digest)
     }
 
-    /// The pages of a run before the damaged one that `error` names; there may be none.
+    /// Returns the pages of a run before the damaged one that `error` names; there may be none.
     pub(super) fn before_damage<'m>(
         map: &'m PageMap,
         run: &Run,
@@ -159,7 +160,8 @@ impl Reader {
         }
     }
 
-    /// Damage in an address space, by name and address; `index` is the page's where the damage does not say.
+    /// Returns the error for damage in an address space, by name and address; `index` is the page's where the
+    /// damage does not say.
     pub(super) fn corrupt(
         &self,
         space: &AddressSpace,
@@ -177,7 +179,7 @@ impl Reader {
         }
     }
 
-    /// Damage in a small image.
+    /// Returns the error for damage in a small image.
     pub(super) fn corrupt_image(&self, image: &Image, source: PageError) -> StoreError {
         StoreError::Corrupt {
             what: format!("{}: image {}", self.name, image.name),
@@ -186,7 +188,7 @@ impl Reader {
     }
 }
 
-/// How people name it.
+/// Returns the name of a checkpoint as people write it.
 pub(super) fn checkpoint_name(record: &control::Checkpoint) -> String {
     if record.generation == 0 {
         format!("session {}", record.session)

@@ -1,4 +1,4 @@
-//! The replica's side: a dump that another node takes in, and that this one keeps a copy of.
+//! The replica's side: this node keeps a copy of a dump that another node receives.
 //!
 //! ```text
 //! open_replica ─▶ space, pages, zero, parent … ─▶ close ─▶ image … ─▶ prepare ─▶ commit ─▶ publish
@@ -29,34 +29,35 @@ use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::ContentDigest;
 
-/// What a replica is opened with.
+/// Request to open a copy.
 pub struct ReplicaRequest {
-    /// Session, chosen by the node that takes the dump; zeros for what was stored without one.
+    /// Session id, chosen by the node that takes the dump; zeros for a checkpoint that was stored without a
+    /// session.
     pub session: [u8; 16],
-    /// Job; empty while nobody knows.
+    /// Job; empty while unknown.
     pub job: String,
-    /// Checkpoint id (32 hex digits) that pages may be said to be in; empty for none.
+    /// Id (32 hex digits) of the checkpoint that pages may refer to; empty for none.
     pub parent: String,
     /// Processes that are compared with one of another pid in the parent, and that pid.
     pub compared: HashMap<u64, u64>,
 }
 
-/// A dump that another node sends. Dropped before it is committed, everything it wrote is free again. Blocks
-/// while the medium is slow.
+/// A dump that another node sends. Dropped before it is committed, everything it wrote is free again. Methods
+/// block while the medium is slow.
 pub struct ReplicaDump {
     store: Arc<Store>,
     session: String,
     has_parent: bool,
     stage: Stage,
-    /// While somebody waits for it.
+    /// Counts the copy as coming in, while a session waits for it.
     coming: Option<OneComing>,
 }
 
-/// How many copies of dumps are on their way in.
+/// Number of copies of dumps that are being received.
 #[derive(Clone, Default)]
 pub(super) struct Coming(Arc<AtomicUsize>);
 
-/// One of them, until dropped.
+/// One copy that is counted in [`Coming`] until dropped.
 struct OneComing(Coming);
 
 impl Coming {
@@ -84,12 +85,12 @@ enum Stage {
         digest: ContentDigest,
         record: Box<control::Checkpoint>,
     },
-    /// Something failed in the middle of a step; there is nothing left to go on with.
+    /// A step failed in the middle; the copy cannot go on.
     Failed,
 }
 
 impl Store {
-    /// Begins a copy of a dump that another node takes. A parent that is not here, or damaged, is none:
+    /// Begins a copy of a dump that another node takes. A parent that is not here, or is damaged, is ignored:
     /// [`ReplicaDump::has_parent`] tells.
     ///
     /// # Errors
@@ -122,9 +123,11 @@ impl Store {
         })
     }
 
-    /// What a commit made, if it was done before: whoever lost the answer asks again, perhaps after a restart.
+    /// Returns the checkpoint of a commit that was done before: a sender that lost the reply retries, perhaps after
+    /// a restart.
     ///
     /// # Errors
+    ///
     /// There is a checkpoint of that id with other content; its manifest is damaged.
     pub fn committed(&self, commit: &Commit) -> Result<Option<control::Checkpoint>, StoreError> {
         let Ok(checkpoint) = self.checkpoint(&commit.checkpoint) else {
@@ -139,7 +142,7 @@ impl Store {
         Ok(Some(self.summary(&checkpoint, &manifest)))
     }
 
-    /// A checkpoint to compare with. Comparing saves space and transfer, so damage is logged and no more.
+    /// Returns the checkpoint to compare with. Comparing saves space and transfer, so damage is only logged.
     pub(super) fn parent_by_id(&self, id: &str) -> Option<Parent> {
         let checkpoint = self.checkpoint(id).ok()?;
         if let Some(damage) = self.damage(id) {
@@ -157,18 +160,18 @@ impl Store {
 }
 
 impl ReplicaDump {
-    /// Whether the parent asked for is here, so that pages may be left to it.
+    /// Returns true if the requested parent is here, so that pages may refer to it.
     #[must_use]
     pub fn has_parent(&self) -> bool {
         self.has_parent
     }
 
-    /// Nobody waits for it: it does not count as a dump that comes in.
+    /// Marks the copy as one that no session waits for: it does not count as a dump that is being received.
     pub fn in_background(&mut self) {
         self.coming = None;
     }
 
-    /// Session, 32 hex digits; empty for none.
+    /// Returns the session id, 32 hex digits; empty for none.
     #[must_use]
     pub fn session(&self) -> &str {
         &self.session
@@ -183,7 +186,7 @@ impl ReplicaDump {
         Ok(())
     }
 
-    /// Takes whole pages of the open space, ascending.
+    /// Appends whole pages to the open space, ascending.
     ///
     /// # Errors
     /// The region is full or fails; the indices do not ascend, no space is open, or the dump is closed.
@@ -194,7 +197,7 @@ impl ReplicaDump {
         Ok(())
     }
 
-    /// Takes pages of zeros. The cost does not depend on their number.
+    /// Appends pages of zeros. The cost does not depend on their number.
     ///
     /// # Errors
     /// As [`ReplicaDump::pages`].
@@ -202,7 +205,7 @@ impl ReplicaDump {
         self.receiving()?.zeros(first_index, flags, pages)
     }
 
-    /// Takes pages that the parent has at the same place, and gives them `flags`.
+    /// Appends references to pages that the parent has at the same place, with the flags `flags`.
     ///
     /// # Errors
     /// As [`ReplicaDump::pages`]; the parent is not here, lacks a page, or its map is damaged.
@@ -219,8 +222,8 @@ impl ReplicaDump {
         self.receiving()?.check_parent(first_index, pages)
     }
 
-    /// Ends the address spaces: everything is durable when this returns, and referenced by nothing. The digest
-    /// of the spaces. Done twice, it answers the same.
+    /// Ends the address spaces: everything is durable when this returns, and referenced by nothing. Returns the
+    /// digest of the spaces. Idempotent.
     ///
     /// # Errors
     /// The region is full or fails.
@@ -242,7 +245,7 @@ impl ReplicaDump {
         }
     }
 
-    /// Begins a small image of `len_bytes`, which [`ReplicaDump::image_data`] brings.
+    /// Begins a small image of `len_bytes` bytes, which follow through [`ReplicaDump::image_data`].
     ///
     /// # Errors
     /// The one before is short; the name is no file name, or there is one of that name; the spaces are not closed.
@@ -250,7 +253,7 @@ impl ReplicaDump {
         self.closed()?.begin_image(name, len_bytes)
     }
 
-    /// The next bytes of the image.
+    /// Appends the next bytes of the image.
     ///
     /// # Errors
     /// No image is open, or they are too many; the region is full or fails.
@@ -258,7 +261,7 @@ impl ReplicaDump {
         self.closed()?.image_data(bytes)
     }
 
-    /// A small image in one go.
+    /// Stores a small image in one call.
     ///
     /// # Errors
     /// As [`ReplicaDump::begin_image`] and [`ReplicaDump::image_data`]; it cannot be read.
@@ -280,8 +283,8 @@ impl ReplicaDump {
         }
     }
 
-    /// Ends the images: as durable as after [`ReplicaDump::close`]. The digest of the whole. Done twice, it
-    /// answers the same.
+    /// Ends the images: everything is as durable as after [`ReplicaDump::close`]. Returns the digest of the whole.
+    /// Idempotent.
     ///
     /// # Errors
     /// An image is short; the spaces are not closed; the region is full or fails.
@@ -289,7 +292,8 @@ impl ReplicaDump {
         self.closed()?.prepare()
     }
 
-    /// Makes it a checkpoint, provisional as yet. Committing what is committed answers with it.
+    /// Seals the copy as a checkpoint, provisional for now. Committing a committed copy again returns its
+    /// checkpoint.
     ///
     /// # Errors
     /// It is not prepared, or holds something else than the sender wants sealed; the number or the id is another
@@ -298,11 +302,13 @@ impl ReplicaDump {
         self.commit_as(commit, false)
     }
 
-    /// As [`ReplicaDump::commit`], in the place of the checkpoint of that id, which is damaged: its marks stay. To be
-    /// opened without a parent, whose pages may be the damaged ones.
+    /// Commits as [`ReplicaDump::commit`] does, in the place of the damaged checkpoint of that id, whose marks
+    /// stay. The copy must be opened without a parent, whose pages may be the damaged ones.
     ///
     /// # Errors
-    /// There is none. As [`ReplicaDump::commit`], then the damaged one may be gone, too.
+    ///
+    /// There is no checkpoint of that id. Those of [`ReplicaDump::commit`]; then the damaged checkpoint may be
+    /// gone, too.
     pub fn commit_again(&mut self, commit: &Commit) -> Result<control::Checkpoint, StoreError> {
         self.commit_as(commit, true)
     }
@@ -364,7 +370,7 @@ impl ReplicaDump {
         Ok(record)
     }
 
-    /// Checks that the namespace of `job` may have what came.
+    /// Checks that the quota of the job's namespace allows the bytes that were received.
     ///
     /// # Errors
     /// A quota of this node does not allow it.
@@ -393,7 +399,7 @@ impl ReplicaDump {
     }
 }
 
-/// Refuses to seal, or to have sealed, anything else than what the sender has.
+/// Refuses to seal a copy, or to confirm a sealed one, whose digest differs from the sender's.
 fn check_digest(id: &str, own: ContentDigest, commit: &Commit) -> Result<(), StoreError> {
     if commit.content_digest == own {
         return Ok(());
@@ -409,7 +415,7 @@ fn check_digest(id: &str, own: ContentDigest, commit: &Commit) -> Result<(), Sto
 }
 
 impl Numbering {
-    /// As the sender of a dump gives them.
+    /// Reads the numbering that the sender of a dump chose.
     fn of(commit: &Commit) -> Result<Self, StoreError> {
         let id: CheckpointId = commit
             .checkpoint

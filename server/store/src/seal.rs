@@ -1,4 +1,4 @@
-//! From a closed dump to a checkpoint: sealing, parking.
+//! Seals or parks a closed dump.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
 use crate::{ContentDigest, Copies};
 
-/// What a manifest is made of, beside what the store adds.
+/// Contents of a manifest, apart from the fields that the store adds.
 pub(super) struct Contents {
     pub job: String,
     pub kind: Kind,
@@ -31,14 +31,14 @@ pub(super) struct Contents {
     pub session: String,
     /// Time in which the node that took the dump must have it listed; zero without a cluster.
     pub commit_deadline: Duration,
-    /// See [`permafrost_protocol::manifest::TakenBy`].
+    /// Client that took the dump; see [`permafrost_protocol::manifest::TakenBy`].
     pub taken_by: String,
 }
 
 impl Store {
-    /// Makes a closed session a checkpoint, with the small images of the directory. When it fails, the session
-    /// is over and what it held is free. Sealing what is sealed already answers with the checkpoint: whoever
-    /// lost the first answer asks again.
+    /// Makes a closed session a checkpoint, with the small images of the directory. When it fails, the session is
+    /// over and everything it held is free. Sealing again returns the same checkpoint: a caller that lost the reply
+    /// retries.
     ///
     /// # Errors
     /// The session is not closed, the directory does not fit its pages, the region is full or fails.
@@ -50,11 +50,12 @@ impl Store {
         self.seal_session_while(id, images, &|| true)
     }
 
-    /// The same, unless whoever asked stops waiting before the commit, which `wanted` tells: its freeze has ended, the task runs
-    /// on, and the checkpoint would be of a dump that failed.
+    /// Seals a session as [`Store::seal_session`] does, unless `wanted` returns false before the commit: the caller
+    /// has stopped waiting. Its freeze has ended, the task runs on, and the checkpoint would be of a failed dump.
     ///
     /// # Errors
-    /// As [`Store::seal_session`]; nobody waits any more.
+    ///
+    /// Those of [`Store::seal_session`]; the caller no longer waits.
     pub fn seal_session_while(
         &self,
         id: &str,
@@ -85,11 +86,12 @@ impl Store {
         self.seal_images(&session, images, wanted)
     }
 
-    /// As [`Store::seal_session`], with small images that come one after another. Until the last of them has come, the
-    /// session can still be discarded.
+    /// Seals a session as [`Store::seal_session`] does, with small images that come one after another. Until the
+    /// last of them is received, the session can still be discarded.
     ///
     /// # Errors
-    /// As [`Store::seal_session`]; there is no such session; the images end early.
+    ///
+    /// Those of [`Store::seal_session`]; there is no such session; the images end early.
     pub fn seal_with(
         &self,
         id: &str,
@@ -161,7 +163,7 @@ impl Store {
         self.commit(shadow, contents, copies, None, wanted)
     }
 
-    /// Makes the pages of a session whose CLOSE is CRIU's last word durable and findable, for someone to adopt.
+    /// Makes the pages of a session that ends with CLOSE durable and findable, for a later adoption.
     pub(super) fn park(&self, session: &Session, dump: Dump) -> Result<(), StoreError> {
         let contents = Contents {
             job: session.request.job.clone(),
@@ -181,7 +183,8 @@ impl Store {
         Ok(())
     }
 
-    /// Checks that the namespace may have what is about to be sealed. A parked one of the same namespace is counted already.
+    /// Checks that the quota of the namespace allows the checkpoint that is about to be sealed. A parked one of the
+    /// same namespace is counted already.
     fn check_room(
         &self,
         shadow: &Shadow,
@@ -199,9 +202,9 @@ impl Store {
         self.check_may_store(&contents.job, bytes, checkpoints)
     }
 
-    /// The seal: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog; in a
-    /// cluster on the copies, too, and in the registry. Not if `wanted` says that nobody waits for it any more. The caller holds
-    /// the job.
+    /// Seals a dump: numbers the checkpoint, writes its manifest, commits it in the region, then in the catalog; in
+    /// a cluster also on the copies and in the registry. Fails if `wanted` returns false. The caller holds the
+    /// job's lock.
     pub(super) fn commit(
         &self,
         shadow: Shadow,
@@ -233,7 +236,7 @@ impl Store {
         )
     }
 
-    /// Seals under a number, an id and a time that were given out elsewhere, in the region, then in the catalog.
+    /// Seals under a number, an id and a time that another node chose, in the region, then in the catalog.
     ///
     /// # Errors
     /// The id or the number is another checkpoint's; a rule for manifests is broken; the region is full or fails.
@@ -369,7 +372,7 @@ impl Store {
     }
 }
 
-/// Fails if nobody waits for the seal any more.
+/// Fails if the caller no longer waits for the seal.
 pub(super) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), StoreError> {
     if wanted() {
         return Ok(());
@@ -380,27 +383,27 @@ pub(super) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), StoreError> 
     })
 }
 
-/// What a checkpoint is named by, and when it was sealed: the same for all copies.
+/// Id, number and seal time of a checkpoint: equal on all copies.
 pub(super) struct Numbering {
     pub(super) id: CheckpointId,
-    /// 0 while it is parked.
+    /// Generation; 0 while the checkpoint is parked.
     pub(super) generation: u64,
     pub(super) created_unix_ms: u64,
 }
 
-/// A parked checkpoint that an adopted one takes the place of.
+/// A parked checkpoint that an adopted one replaces.
 pub(super) struct Replaced {
     pub(super) id: CheckpointId,
     pub(super) record: control::Checkpoint,
     pub(super) added_bytes: u64,
 }
 
-/// Which images directory pages that came before it need.
+/// Hint that names the images directory which pages received earlier need.
 pub(super) const OF_THESE_PAGES: &str =
     "name the directory that criu dump wrote for these very pages";
 
-/// A directory that does not belong to the pages would make a checkpoint that cannot be restored; better now
-/// than then, while the task is still there.
+/// Checks that a directory belongs to the pages. Otherwise the checkpoint could not be restored; the error is
+/// better now, while the task still exists.
 pub(super) fn check_images_fit(
     kind: Kind,
     images: &[Image],
@@ -426,13 +429,13 @@ pub(super) fn check_images_fit(
     Ok(())
 }
 
-/// A dump describes its tasks in `core-N.img`, a pre-dump has none.
+/// Returns the kind of a dump: a dump describes its tasks in `core-N.img`, a pre-dump has no such image.
 pub(super) fn kind_of(images: &[Image]) -> Kind {
     let whole = images.iter().any(|image| image.name.starts_with("core-"));
     if whole { Kind::Full } else { Kind::PreDump }
 }
 
-/// Processes with a memory of their own: those that have an `mm-N.img`.
+/// Returns the processes with a memory of their own: those that have an `mm-N.img`.
 fn processes_of<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<u64> {
     names
         .filter_map(|name| match ImageName::parse(name) {
@@ -442,7 +445,7 @@ fn processes_of<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<u64> {
         .collect()
 }
 
-/// A directory that names no process fits no parked dump, or any.
+/// Fails for a directory that names no process: it would fit no parked dump, or any.
 pub(super) fn check_tells_processes(processes: &BTreeSet<u64>) -> Result<(), StoreError> {
     if !processes.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A session: a dump that is not sealed yet, from its opening to its end.
+//! A session: a dump that is not yet sealed, from its opening to its end.
 //!
 //! ```text
 //! Open ──first byte──▶ Receiving ──CLOSE──▶ Closed ──Seal──▶ Images ──all in──▶ Sealing ──▶ (gone: a checkpoint)
@@ -37,24 +37,24 @@ use crate::Turn;
 use crate::clock::unix_ms;
 use crate::{Copies, Durability};
 
-/// What a session is opened with.
+/// Request to open a session.
 pub struct SessionRequest {
     /// Job; empty for an anonymous session.
     pub job: String,
-    /// From `criu pre-dump`.
+    /// True for a dump by `criu pre-dump`.
     pub pre_dump: bool,
-    /// A seal follows CLOSE, so CLOSE need not park the pages.
+    /// True if a seal follows CLOSE, so that CLOSE need not park the pages.
     pub seal_follows: bool,
-    /// Where the dump is taken.
+    /// Facts about the dump's origin.
     pub origin: Option<Origin>,
-    /// Do not compare with the job's newest checkpoint.
+    /// True if the dump is not to be compared with the job's newest checkpoint.
     pub no_parent: bool,
-    /// CRIU has the parent's inventory, and may be told that there is a parent.
+    /// True if CRIU has the parent's inventory, so that it may be told that there is a parent.
     pub parent_images: bool,
-    /// On how many nodes it must be durable before CLOSE and the seal are answered; by default what the cluster
-    /// is configured with.
+    /// Durability that must be reached before CLOSE and the seal are answered; by default that of the cluster's
+    /// configuration.
     pub durability: Option<Durability>,
-    /// Its tasks run on this machine, not on an agent's.
+    /// True if the tasks run on this machine, not on an agent's.
     pub from_here: bool,
     /// Client that opens the session, as it was authenticated: see [`permafrost_protocol::manifest::TakenBy`].
     pub taken_by: String,
@@ -62,18 +62,18 @@ pub struct SessionRequest {
 
 /// A dump that is not sealed yet.
 pub struct Session {
-    /// 32 hex digits.
+    /// Session id, 32 hex digits.
     pub id: String,
-    /// What it was opened with.
+    /// Request that it was opened with.
     pub request: SessionRequest,
-    /// Generation that it is compared with, 0 for none.
+    /// Generation that the dump is compared with, 0 for none.
     pub parent_generation: u64,
-    /// Origin of that generation.
+    /// Origin of the parent generation.
     pub parent_origin: Option<Origin>,
     opened: Instant,
-    /// Bytes of zero pages that were only named.
+    /// Bytes of zero pages that were announced and not sent.
     zeros: AtomicU64,
-    /// Bytes of pages that came.
+    /// Bytes of pages received.
     moved: Arc<AtomicU64>,
     counters: Arc<Counters>,
     /// Client that brought the pages, where it is not the one that opened the session.
@@ -85,20 +85,20 @@ pub struct Session {
 struct State {
     phase: Phase,
     since: Instant,
-    /// Keeps the parent's segments; goes to the dump when it starts.
+    /// Keeps the parent's segments; moved to the dump when it starts.
     parent: Option<Parent>,
-    /// Copies on other nodes; they go to the dump, too.
+    /// Copies on other nodes; moved to the dump when it starts.
     copies: Option<Box<dyn Copies>>,
     /// Keeps other dumps of the job away until the session is over.
     job_guard: Option<JobGuard>,
-    /// Its turn on the medium.
+    /// Admission to the medium.
     turn: Option<Box<dyn Turn>>,
-    /// When its pages began to come, milliseconds since the Unix epoch; 0 before.
+    /// Time at which its pages began to come, milliseconds since the Unix epoch; 0 before.
     begun_unix_ms: u64,
     /// Ends the connection that brings the pages.
     hang_up: Option<Box<dyn FnOnce() + Send>>,
     measured: Measured,
-    /// Its part of what anonymous dumps may take; goes to the sink when it starts.
+    /// Its share of the limit for anonymous dumps; moved to the sink when it starts.
     share: Option<Share>,
 }
 
@@ -106,7 +106,7 @@ enum Phase {
     Open,
     Receiving,
     Closed(Box<Dump>),
-    /// Its small images come in.
+    /// The small images are being received.
     Images,
     Sealing,
     Failed {
@@ -126,7 +126,7 @@ impl Phase {
         }
     }
 
-    /// Says whether pages or images come in, or are being sealed.
+    /// Returns true if pages or images are being received, or sealed.
     fn is_taking(&self) -> bool {
         matches!(self, Self::Receiving | Self::Images | Self::Sealing)
     }
@@ -138,7 +138,8 @@ impl State {
         std::mem::replace(&mut self.phase, phase)
     }
 
-    /// Gives back what it held: to be dropped without the lock, as that asks the registry and other nodes.
+    /// Fails the session and returns everything it held. The caller drops that without the lock, because dropping
+    /// calls the registry and other nodes.
     #[must_use = "it is dropped once the lock is released"]
     fn fail(&mut self, code: ErrorCode, reason: &str) -> Released {
         let phase = self.enter(Phase::Failed {
@@ -212,30 +213,30 @@ impl Session {
         })
     }
 
-    /// Bounds what it may take, if it is anonymous.
+    /// Sets the session's share of the limit for anonymous dumps.
     pub(super) fn bounded_by(&self, share: Option<Share>) {
         self.state().share = share;
     }
 
-    /// Records that another client than the one that opened the session brings its pages: they are its memory.
+    /// Records that another client than the opener sends the pages: they are that client's memory.
     pub fn brought_by(&self, client: String) {
         // One connection brings them, so it is set once.
         let _ = self.brought_by.set(client);
     }
 
-    /// Client that the manifest is to name.
+    /// Returns the client that the manifest is to name.
     pub(super) fn taken_by(&self) -> String {
         let client = self.brought_by.get().unwrap_or(&self.request.taken_by);
         client.clone()
     }
 
-    /// Turns true when the session takes no more pages: closed, failed or discarded.
+    /// Returns a channel that turns true when the session takes no more pages: closed, failed or discarded.
     #[must_use]
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
 
-    /// Its state for people.
+    /// Returns the state of the session for people.
     #[must_use]
     pub fn status(&self) -> SessionStatus {
         let state = self.state();
@@ -253,7 +254,7 @@ impl Session {
         }
     }
 
-    /// The session, for the one connection that brings its pages; `hang_up` ends that connection.
+    /// Returns the sink for the one connection that brings the session's pages; `hang_up` ends that connection.
     ///
     /// # Errors
     /// Another connection is or was at it.
@@ -288,7 +289,7 @@ impl Session {
         })
     }
 
-    /// Registers what ends the connection that is going to bring the pages, before it brings any.
+    /// Registers the function that ends the connection which is going to send the pages, before it sends any.
     pub fn expect_from(&self, hang_up: Box<dyn FnOnce() + Send>) {
         let mut state = self.state();
         if matches!(state.phase, Phase::Failed { .. }) {
@@ -299,8 +300,8 @@ impl Session {
         }
     }
 
-    /// Ends a session from outside: frees what it holds and hangs up on whoever brings its pages. False when it
-    /// is just being sealed, and goes on.
+    /// Ends a session from outside: frees everything it holds and disconnects the sender of its pages. Returns
+    /// false when the session is being sealed, and goes on.
     pub(super) fn discard(&self, code: ErrorCode, reason: &str) -> bool {
         let (released, hang_up) = {
             let mut state = self.state();
@@ -319,7 +320,7 @@ impl Session {
         true
     }
 
-    /// Discards it if it has been waiting for `limit`: for its dump, or for its seal.
+    /// Discards the session if it has been waiting for `limit`: for its dump, or for its seal.
     pub(super) fn discard_if_idle(&self, limit: Duration) -> bool {
         let idle = {
             let state = self.state();
@@ -329,18 +330,18 @@ impl Session {
         idle && self.discard(ErrorCode::SessionFailed, "nobody came for it in time")
     }
 
-    /// Whether its pages come in, or are being sealed.
+    /// Returns true if its pages or images are being received, or sealed.
     pub(super) fn is_taking(&self) -> bool {
         self.state().phase.is_taking()
     }
 
-    /// When it failed, if it did.
+    /// Returns the time at which the session failed, if it did.
     pub(super) fn failed_since(&self) -> Option<Instant> {
         let state = self.state();
         matches!(state.phase, Phase::Failed { .. }).then_some(state.since)
     }
 
-    /// What is known of where a dump was taken whose CLOSE is CRIU's last word. The tasks are still frozen.
+    /// Returns the known origin of a dump that ends with CLOSE. The tasks are still frozen.
     pub(super) fn parked_origin(&self, spaces: &[AddressSpace]) -> Origin {
         let mut origin = self.request.origin.clone().unwrap_or_default();
         origin.pages_begun_unix_ms = self.state().begun_unix_ms;
@@ -374,7 +375,7 @@ impl Session {
         }
     }
 
-    /// From receiving on to `next`, unless it was discarded meanwhile.
+    /// Moves the session from receiving to `next`, unless it was discarded meanwhile.
     fn leave_receiving(&self, next: Phase) -> Result<(), StoreError> {
         let mut state = self.state();
         match &state.phase {
@@ -398,12 +399,12 @@ impl Session {
         *self.ended.borrow()
     }
 
-    /// How long ago it was opened.
+    /// Returns the time since the session was opened.
     pub(super) fn age(&self) -> Duration {
         self.opened.elapsed()
     }
 
-    /// What was measured of it.
+    /// Calls `ask` with the session's measurements.
     pub(super) fn measured<T>(&self, ask: impl FnOnce(&mut Measured) -> T) -> T {
         ask(&mut self.state().measured)
     }
@@ -426,14 +427,14 @@ pub struct SessionSink {
     store: Arc<Store>,
     session: Arc<Session>,
     builder: Option<DumpBuilder>,
-    /// Its part of what anonymous dumps may take.
+    /// Its share of the limit for anonymous dumps.
     share: Option<Share>,
-    /// Why the session failed, if it does; what the client does wrong unless the store said otherwise.
+    /// Error code for the session's failure: an error of the client unless the store set another.
     failure: ErrorCode,
 }
 
 impl SessionSink {
-    /// What CLOSE asks for: the pages durable, and either waiting for their seal or parked.
+    /// Ends the dump at CLOSE: makes the pages durable, and keeps them for their seal or parks them.
     fn finish(&mut self, builder: DumpBuilder) -> Result<(), StoreError> {
         let dump = builder.finish()?;
         if let Some(share) = &mut self.share {
@@ -489,7 +490,7 @@ impl SessionSink {
         self.refused(taken)
     }
 
-    /// As the front end wants it; the session is going to end with this error.
+    /// Converts an error to the front end's type; the session is going to end with this error.
     fn refused<T>(&mut self, result: Result<T, StoreError>) -> Result<T, SinkError> {
         result.map_err(|error| {
             self.failure = error.code();
@@ -507,10 +508,11 @@ fn over() -> SinkError {
 }
 
 impl SessionSink {
-    /// Zero pages that are only named. Costs next to nothing, however many they are.
+    /// Appends zero pages that are announced and not sent. The cost does not depend on their number.
     ///
     /// # Errors
-    /// As for pages.
+    ///
+    /// Those of appending pages.
     pub fn zeros(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), SinkError> {
         let bytes = pages.saturating_mul(PAGE_SIZE as u64);
         self.session.zeros.fetch_add(bytes, Ordering::Relaxed);

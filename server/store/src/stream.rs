@@ -1,4 +1,4 @@
-//! Out of the store without a copy in between: a checkpoint as the images that `criu restore --stream` asks for.
+//! Streams a checkpoint, without a copy in between, as the images that `criu restore --stream` asks for.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ use super::anywhere::Anywhere;
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Progress, Store, StoreError};
 
-/// How long CRIU may take to connect once it has been promised its images.
+/// Longest time that CRIU may take to connect once it has been promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs of pages that are shorter are copied into the pipe, many at once: a splice of each would cost more, and wake
-/// CRIU up for it.
+/// Minimum size of a run of pages that is spliced. Shorter runs are copied into the pipe together: a splice of
+/// each would cost more, and wake CRIU up each time.
 const SPLICED_BYTES: u64 = 64 << 10;
 
 impl Store {
@@ -114,7 +114,7 @@ impl Anywhere<'_> {
     }
 }
 
-/// Writes the pages of this node's copy; `next_index` is behind the last one that was written, damaged or not.
+/// Writes the pages of this node's copy; `next_index` is the index after the last page written, damaged or not.
 fn write_own(
     reader: &Reader,
     place: usize,

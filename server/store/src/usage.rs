@@ -1,4 +1,4 @@
-//! What namespaces use of this node, and may.
+//! Use and limits of namespaces on this node.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::{Store, StoreError};
 use crate::quotas::{QuotaError, Quotas, Usage};
 
 impl Store {
-    /// Limits what namespaces may use, once and for all. To be called before requests come. False if they are limited
+    /// Sets the quotas of namespaces, once. Must be called before requests come. Returns false if they are set
     /// already.
     pub fn limit(&self, quotas: Arc<Quotas>) -> bool {
         self.quotas.set(quotas).is_ok()
@@ -21,7 +21,7 @@ impl Store {
         self.quotas.get().filter(|quotas| quotas.are_set())
     }
 
-    /// Returns what a namespace uses; reservations are counted elsewhere.
+    /// Returns the use of a namespace, without reservations, which the queues count.
     pub fn usage_of(&self, namespace: &str) -> Usage {
         let stored = self.stored.stored(namespace);
         let sessions = self.sessions();
@@ -36,7 +36,7 @@ impl Store {
         }
     }
 
-    /// Returns the namespaces that have a line of their own, or store something, with what they use and may; none where
+    /// Returns the use and limits of the namespaces that have a line of their own, or store something; none where
     /// there are no quotas.
     pub fn namespace_usage(&self, reserved: &dyn Fn(&str) -> u64) -> Vec<NamespaceUsage> {
         let Some(quotas) = self.quotas() else {
@@ -62,8 +62,8 @@ impl Store {
         described.collect()
     }
 
-    /// Checks that a dump of `job` may be opened: its namespace has room for one more byte and checkpoint, and for one
-    /// more session. What it really takes is known, and checked, when it is sealed.
+    /// Checks that a dump of `job` may be opened: its namespace has room for one more byte and checkpoint, and for
+    /// one more session. Its real size is known, and checked, when it is sealed.
     ///
     /// # Errors
     /// A quota does not allow it.
@@ -77,7 +77,7 @@ impl Store {
         self.check_quota(job, &one)
     }
 
-    /// Checks that so much more may be stored for `job`.
+    /// Checks that `more` may be stored for `job`.
     ///
     /// # Errors
     /// A quota does not allow it.
@@ -95,7 +95,7 @@ impl Store {
         self.check_quota(job, &more)
     }
 
-    /// Checks that what is done for `job` may have this priority.
+    /// Checks that an operation for `job` may have this priority.
     ///
     /// # Errors
     /// A quota does not allow it.
@@ -107,7 +107,8 @@ impl Store {
         checked.map_err(refused)
     }
 
-    /// Pages without a job are in no namespace: they are counted once they are adopted.
+    /// Checks the quota of the job's namespace. Pages without a job are in no namespace: they are counted once they
+    /// are adopted.
     fn check_quota(&self, job: &str, more: &Usage) -> Result<(), StoreError> {
         let (Some(quotas), Ok(namespace)) = (self.quotas(), namespace_of(job)) else {
             return Ok(());

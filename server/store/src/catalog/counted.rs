@@ -1,4 +1,4 @@
-//! A catalog that also knows how much is stored in each namespace.
+//! A catalog that also counts the stored bytes and checkpoints of each namespace.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,20 +11,20 @@ use super::{Catalog, CatalogError, RegionPosition};
 /// Checkpoints of a namespace on this node, parked ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Bytes that storing them took, each beyond what its parent had.
+    /// Bytes that the checkpoints take, each beyond what it shares with its parent.
     pub bytes: u64,
-    /// How many they are.
+    /// Number of checkpoints.
     pub checkpoints: u64,
 }
 
-/// Keeps the sums up with what is put in and removed. Each of these asks the index once more; writers of one record must
-/// not run at the same time.
+/// Updates the sums of the namespaces with each put and remove. Each of these reads the index one more time;
+/// two threads must not write the same record at the same time.
 pub(crate) struct Counted {
     inner: Box<dyn Catalog>,
     sums: Arc<NamespaceSums>,
 }
 
-/// How much is stored in each namespace.
+/// Amount that is stored in each namespace.
 #[derive(Debug, Default)]
 pub(crate) struct NamespaceSums(Mutex<HashMap<String, Stored>>);
 
@@ -57,12 +57,12 @@ impl Counted {
         })
     }
 
-    /// Returns the sums that it keeps up.
+    /// Returns the sums, which this catalog keeps up to date.
     pub(crate) fn sums(&self) -> Arc<NamespaceSums> {
         Arc::clone(&self.sums)
     }
 
-    /// The record that stands where `record` goes.
+    /// Returns the record that `record` replaces.
     fn in_place_of(&self, record: &Checkpoint) -> Result<Option<Checkpoint>, CatalogError> {
         if record.generation == 0 {
             self.inner.parked(&record.session)
@@ -72,7 +72,7 @@ impl Counted {
     }
 }
 
-/// Parked pages without a job are in no namespace.
+/// Adds a record to the sums. Parked pages without a job are in no namespace.
 fn add(stored: &mut HashMap<String, Stored>, record: &Checkpoint) {
     if let Ok(namespace) = namespace_of(&record.job) {
         let sum = stored.entry(namespace.to_owned()).or_default();

@@ -26,56 +26,58 @@ pub trait Catalog: Send + Sync {
     /// The index cannot be written.
     fn put(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError>;
 
-    /// Removes a checkpoint; one that is not there is removed already.
+    /// Removes a checkpoint; removing a missing one succeeds.
     ///
     /// # Errors
     /// The index cannot be written.
     fn remove(&self, checkpoint: &Checkpoint) -> Result<(), CatalogError>;
 
-    /// A job's checkpoint of that generation.
+    /// Returns a job's checkpoint of that generation.
     ///
     /// # Errors
     /// The index cannot be read.
     fn find(&self, job: &str, generation: u64) -> Result<Option<Checkpoint>, CatalogError>;
 
-    /// A job's newest checkpoint.
+    /// Returns a job's newest checkpoint.
     ///
     /// # Errors
     /// The index cannot be read.
     fn head(&self, job: &str) -> Result<Option<Checkpoint>, CatalogError>;
 
-    /// The parked checkpoint of that session.
+    /// Returns the parked checkpoint of that session.
     ///
     /// # Errors
     /// The index cannot be read.
     fn parked(&self, session: &str) -> Result<Option<Checkpoint>, CatalogError>;
 
-    /// A job's checkpoints, or all with `None`, by job and generation, parked ones last.
+    /// Lists a job's checkpoints, or all with `None`, by job and generation, parked ones last.
     ///
     /// # Errors
     /// The index cannot be read.
     fn list(&self, job: Option<&str>) -> Result<Vec<Checkpoint>, CatalogError>;
 
-    /// The number the job's next checkpoint gets: above every number the job ever used, as far as the index
+    /// Returns the number for the job's next checkpoint: above every number the job ever used, as far as the index
     /// remembers; a rebuilt one remembers what is still there.
     ///
     /// # Errors
     /// The index cannot be read.
     fn next_generation(&self, job: &str) -> Result<u64, CatalogError>;
 
-    /// Remembers how far the region was when the index last agreed with it.
+    /// Records the region's position at which the index last agreed with the region.
     ///
     /// # Errors
+    ///
     /// The index cannot be written.
     fn note(&self, position: &RegionPosition) -> Result<(), CatalogError>;
 
-    /// The position that was noted last, if any ever was.
+    /// Returns the position that was recorded last, if any.
     ///
     /// # Errors
     /// The index cannot be read.
     fn noted(&self) -> Result<Option<RegionPosition>, CatalogError>;
 
-    /// Makes what was written durable. Done when the daemon stops; after a crash the region is asked.
+    /// Makes all earlier writes durable. Called when the daemon stops; after a crash the index is reconciled with
+    /// the region instead.
     ///
     /// # Errors
     /// The index cannot be written.
@@ -85,9 +87,9 @@ pub trait Catalog: Send + Sync {
 /// Progress of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionPosition {
-    /// Its uuid.
+    /// UUID of the region.
     pub region: String,
-    /// Ascends with each of its changes.
+    /// Number that ascends with each change of the region.
     pub position: u64,
 }
 
@@ -97,10 +99,10 @@ pub enum CatalogError {
     /// The embedded database failed.
     #[error("catalog database: {0}")]
     Database(#[from] ::sled::Error),
-    /// Another process has it open.
+    /// Another process has the database open.
     #[error("catalog {path} is in use by another process")]
     InUse {
-        /// The catalog.
+        /// Path of the catalog.
         path: PathBuf,
     },
     /// A record does not decode.
@@ -108,7 +110,7 @@ pub enum CatalogError {
     Record {
         /// Key of the record.
         key: String,
-        /// What the decoder says.
+        /// Error of the decoder.
         #[source]
         source: prost::DecodeError,
     },

@@ -1,4 +1,4 @@
-//! A catalog that remembers how far its region was.
+//! A catalog that records the position of its region.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use permafrost_protocol::control::Checkpoint;
 
 use super::{Catalog, CatalogError, RegionPosition};
 
-/// Notes the region's position after each change, so that the next start finds a region that is older than its catalog.
+/// Records the region's position after each change, so that the next start finds a region that is older than
+/// its catalog.
 ///
 /// What is noted is durable in the region before, so after a crash the region may be ahead of it, and never behind.
 pub struct Positioned {
@@ -16,7 +17,7 @@ pub struct Positioned {
 }
 
 impl Positioned {
-    /// Over the catalog of a region.
+    /// Wraps the catalog of a region.
     #[must_use]
     pub fn new(inner: Box<dyn Catalog>, region: Arc<Region>) -> Self {
         Self { inner, region }

@@ -1,4 +1,4 @@
-//! Making the index say what the region says.
+//! Makes the index agree with the region.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use permafrost_protocol::control::Checkpoint;
 
 use super::{Catalog, CatalogError};
 
-/// What [`reconcile`] did, and what it could not list.
+/// Result of [`reconcile`]: the changes made, and the checkpoints that could not be listed.
 #[derive(Debug)]
 pub struct Reconciled<E> {
     /// Records that had to be changed.
@@ -22,16 +22,16 @@ pub struct Reconciled<E> {
 pub struct Hidden {
     /// The checkpoint that is not listed.
     pub id: String,
-    /// The one that is.
+    /// Id of the checkpoint that is listed instead.
     pub by: String,
-    /// The job that both name; empty if they are parked.
+    /// Job that both checkpoints name; empty if they are parked.
     pub job: String,
-    /// The generation that both name.
+    /// Generation that both checkpoints name.
     pub generation: u64,
 }
 
-/// Makes the index say what the region says: `truth` are the region's checkpoints in the order of their seals, by
-/// id and whether pinned, and `load` reads the summary of one that the index lacks or has differently.
+/// Makes the index agree with the region: `truth` are the region's checkpoints in the order of their seals, by
+/// id and whether pinned, and `load` reads the summary of one that the index lacks or has with other contents.
 ///
 /// A difference is what a crash between a region's journal record and the index leaves behind, or a lost index.
 /// A checkpoint that cannot be loaded, or not listed beside another, is left out; it stays in the region.
@@ -99,7 +99,7 @@ pub fn reconcile<E>(
     Ok(done)
 }
 
-/// What the index has where the checkpoint belongs.
+/// Returns the index's record in the place where the checkpoint belongs.
 fn in_place_of(
     catalog: &dyn Catalog,
     checkpoint: &Checkpoint,

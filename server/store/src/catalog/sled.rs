@@ -17,18 +17,18 @@ use super::{Catalog, CatalogError, RegionPosition};
 /// sled's page cache, bytes. Its default of 1 GiB is out of all proportion to an index of this size.
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// Where the catalog came from.
+/// How [`SledCatalog::open_or_replace`] obtained the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// It was there.
+    /// The catalog existed.
     Existing,
-    /// There was none.
+    /// There was no catalog; an empty one was created.
     Created,
-    /// It did not open, and was put aside.
+    /// The existing catalog did not open, and was renamed.
     Replaced {
-        /// Where the unusable one is now.
+        /// Path to which the unusable catalog was renamed.
         aside: PathBuf,
-        /// Why it did not open.
+        /// Error with which it did not open.
         reason: String,
     },
 }
@@ -41,12 +41,12 @@ pub struct SledCatalog {
     region: Tree,
     // Last but one, so that the trees go first.
     db: Db,
-    /// Of the directory that the database is in, for as long as it is open.
+    /// Lock on the database's directory, held as long as the database is open.
     _lock: Option<File>,
 }
 
 impl SledCatalog {
-    /// Opens the database at `path`. One that does not open, or whose records do not decode, is put aside and
+    /// Opens the database at `path`. One that does not open, or whose records do not decode, is renamed and
     /// replaced by an empty one: the caller reconciles it with the regions in any case.
     ///
     /// Its directory is locked as long as it is open: a database in another's hands does not open either, and
@@ -243,7 +243,7 @@ impl SledCatalog {
     }
 }
 
-/// A job name has no NUL, so no job's keys are a prefix of another's.
+/// Returns the prefix of a job's keys. A job name has no NUL, so no job's keys are a prefix of another's.
 fn job_prefix(job: &str) -> Vec<u8> {
     let mut key = job.as_bytes().to_vec();
     key.push(0);

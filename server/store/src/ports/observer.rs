@@ -1,4 +1,4 @@
-//! Measuring dumps and restores, for the cost model and for whoever listens to events.
+//! Measures dumps and restores, for the cost model and for event subscribers.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,42 +8,42 @@ use permafrost_protocol::control;
 use permafrost_scheduling::quantity::{Bytes, Seconds};
 use permafrost_scheduling::size::{DumpKind, Memory};
 
-/// Measures what the store does. No method waits for anything but a lock.
+/// Measures the store's operations. Methods block on nothing but a lock.
 pub trait Observer: Send + Sync {
-    /// A dump begins. It runs until what is returned is dropped.
+    /// Begins to observe a dump. It runs until what is returned is dropped.
     fn dump_begins(&self, beginning: &Beginning<'_>) -> Box<dyn Ongoing>;
 
-    /// A dump is a checkpoint now.
+    /// Records that a dump became a checkpoint.
     fn dumped(&self, done: &DumpDone<'_>);
 
-    /// Checkpoints are known whose dumps were not observed: an adopted one has only now a job.
+    /// Records checkpoints whose dumps were not observed: an adopted one has a job only now.
     fn learn_history(&self, checkpoints: &[control::Checkpoint]);
 
-    /// A restore of so many bytes begins. It runs until what is returned is dropped.
+    /// Begins to observe a restore of `bytes` bytes. It runs until the returned value is dropped.
     fn restore_begins(&self, bytes: u64) -> Box<dyn Ongoing>;
 
-    /// A restore was served to its end.
+    /// Records a restore that was served to its end.
     fn restored(&self, done: &RestoreDone<'_>);
 
-    /// So many bytes were read of another node's copy, as fast as its link goes.
+    /// Records a read of `bytes` from another node's copy, at the full rate of its link.
     fn copied(&self, node: &str, bytes: u64, elapsed: Duration);
 
-    /// So many bytes were read in order to be verified, without a pause.
+    /// Records a verification of `bytes`, read without a pause.
     fn scrubbed(&self, bytes: u64, elapsed: Duration);
 
-    /// Tells an event to whoever listens; `event` is called only where somebody does.
+    /// Publishes an event; `event` is called only if there is a subscriber.
     fn tell(&self, event: &dyn Fn() -> Event);
 }
 
 /// A dump or a restore under way.
 pub trait Ongoing: Send + Sync {
-    /// What is expected of it; `None` where nothing is known to go by.
+    /// Returns the expected size and duration; `None` where no estimate is possible.
     fn expected(&self) -> Option<Expected>;
 
-    /// A restore was given so many bytes by now.
+    /// Records the total bytes given to the restore so far.
     fn read_so_far(&self, bytes: u64);
 
-    /// Bytes that all restores were given since this one began.
+    /// Returns the bytes that all restores were given since this one began.
     fn all_read(&self) -> u64;
 }
 
@@ -56,39 +56,41 @@ pub struct Beginning<'a> {
     pub program: &'a str,
     /// Full, or compared with the checkpoint before it.
     pub kind: DumpKind,
-    /// Copies are made while it streams.
+    /// True if copies are made while the dump streams.
     pub copied: bool,
-    /// The task's memory, as far as anybody looked.
+    /// The task's memory, as far as it was measured.
     pub memory: Memory,
-    /// Counts its bytes as they come.
+    /// Counter of the dump's bytes as they come.
     pub moved: Arc<AtomicU64>,
 }
 
-/// What is expected of a dump or a restore, medians.
+/// Expected size and duration of a dump or a restore, as medians.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
-    /// Bytes that will be stored; of a restore those that will be read.
+    /// Bytes that will be stored; of a restore, bytes that will be read.
     pub stored: Bytes,
     /// Bytes that will be moved.
     pub moved: Bytes,
-    /// How long they will take, with what else is running. `None`: the bandwidth was never measured.
+    /// Expected duration of the transfer, with everything else that is running. `None`: the bandwidth was never
+    /// measured.
     pub transfer: Option<Seconds>,
-    /// The same and what it takes whatever its size. `None`: that was never measured.
+    /// Expected duration of the whole: the transfer and the fixed cost. `None`: the fixed cost was never measured.
     pub whole: Option<Seconds>,
 }
 
-/// The bytes of a dump on their way in.
+/// Measured transfer of a dump's bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transferred {
-    /// From the first byte to CLOSE answered: everything durable, here and where else it was asked for.
+    /// Time from the first byte until CLOSE is answered: everything is durable, here and wherever else it was
+    /// requested.
     pub elapsed: Duration,
-    /// Of that, spent waiting for copies on other nodes.
+    /// Part of `elapsed` that was spent waiting for copies on other nodes.
     pub waited: Duration,
     /// Bytes that all dumps and copies brought to this node meanwhile, this dump's included.
     pub all_bytes: u64,
 }
 
-/// A dump that is a checkpoint now.
+/// A dump that has become a checkpoint.
 #[derive(Clone, Debug)]
 pub struct DumpDone<'a> {
     /// Job; empty for a parked one.
@@ -97,7 +99,7 @@ pub struct DumpDone<'a> {
     pub program: &'a str,
     /// Generation; 0 for a parked one.
     pub generation: u64,
-    /// Checkpoint id.
+    /// Id of the checkpoint.
     pub id: &'a str,
     /// Full, or compared with the checkpoint before it.
     pub kind: DumpKind,
@@ -105,38 +107,39 @@ pub struct DumpDone<'a> {
     pub copied: bool,
     /// Bytes that came from the task.
     pub moved_bytes: u64,
-    /// Bytes that it takes of the region.
+    /// Bytes that the checkpoint takes of the region.
     pub stored_bytes: u64,
-    /// The task's memory just before, as far as anybody looked.
+    /// The task's memory just before the dump, as far as it was measured.
     pub memory: Memory,
-    /// How its bytes came.
+    /// Measured transfer of its bytes.
     pub transferred: Transferred,
-    /// From the opening of the session to the seal. `None` where nobody opened it before its first byte.
+    /// Time from the opening of the session to the seal. `None` where nobody opened it before its first byte.
     pub whole: Option<Duration>,
-    /// What was expected of it.
+    /// Estimate made when the dump began.
     pub expected: Option<Expected>,
 }
 
 /// A restore that was served to its end.
 #[derive(Clone, Debug)]
 pub struct RestoreDone<'a> {
-    /// What was read.
+    /// Checkpoint that was read.
     pub checkpoint: &'a control::Checkpoint,
     /// Bytes of images given.
     pub bytes: u64,
-    /// From the request to the first byte asked for: CRIU starts. `None` where nothing has to start.
+    /// Time from the request to the first byte asked for: CRIU starts. `None` where nothing has to start.
     pub start: Option<Duration>,
-    /// From then on to the end.
+    /// Time from then to the end.
     pub elapsed: Duration,
     /// Bytes that all restores were given meanwhile, this one's included.
     pub all_bytes: u64,
-    /// This node's own copy was read.
+    /// True if this node's own copy was read.
     pub here: bool,
-    /// What was expected of it.
+    /// Estimate made when the restore began.
     pub expected: Option<Expected>,
 }
 
-/// Something that is over. Told after it is durable; who does not listen fast enough misses the oldest.
+/// A completed operation. Published after it is durable; a subscriber that is too slow misses the oldest
+/// events.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A dump became a checkpoint.
@@ -149,29 +152,29 @@ pub enum Event {
         id: String,
         /// Bytes that went from the task to this node.
         bytes: u64,
-        /// From the opening of the session to its seal; of a parked one from the first byte.
+        /// Time from the opening of the session to its seal; for a parked one, from the first byte.
         elapsed: Duration,
     },
     /// A checkpoint was given to a restore.
     Restored {
-        /// Job.
+        /// Job of the checkpoint.
         job: String,
-        /// Generation.
+        /// Generation of the checkpoint.
         generation: u64,
         /// Checkpoint id, 32 hex digits.
         id: String,
         /// Bytes of images given.
         bytes: u64,
-        /// From the request to its end.
+        /// Time from the request to its end.
         elapsed: Duration,
     },
     /// A dump failed or was discarded.
     Failed {
         /// Job; empty if it had none.
         job: String,
-        /// Session.
+        /// Id of the session.
         session: String,
-        /// Why.
+        /// Reason of the failure.
         reason: String,
     },
     /// A checkpoint is gone from this node.

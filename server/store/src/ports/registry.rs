@@ -1,4 +1,4 @@
-//! What exists in a cluster, and who holds it.
+//! Registry of the checkpoints that exist in a cluster, and of their holders.
 
 use std::any::Any;
 
@@ -9,31 +9,31 @@ use crate::{ContentDigest, StoreError};
 /// A checkpoint that the cluster lists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Registered {
-    /// Its line of the listing.
+    /// Line of the listing.
     pub checkpoint: Checkpoint,
-    /// What it holds, wherever it is stored.
+    /// Digest of the contents, independent of where they are stored.
     pub content_digest: ContentDigest,
     /// Nodes that hold a copy, by name.
     pub nodes: Vec<String>,
-    /// How many copies there should be.
+    /// Number of copies that there should be.
     pub wanted_copies: u32,
-    /// Those of the holders whose copy is known to be damaged. It counts for nothing until it is healed.
+    /// Holders whose copy is known to be damaged. Such a copy does not count until it is healed.
     pub damaged: Vec<String>,
 }
 
 impl Registered {
-    /// Whether the copy of a node is known to be damaged.
+    /// Returns true if the copy of a node is known to be damaged.
     #[must_use]
     pub fn is_damaged_on(&self, node: &str) -> bool {
         self.damaged.iter().any(|damaged| damaged == node)
     }
 
-    /// Holders whose copy is not known to be damaged.
+    /// Returns the holders whose copy is not known to be damaged.
     pub fn good(&self) -> impl Iterator<Item = &String> {
         self.nodes.iter().filter(|node| !self.is_damaged_on(node))
     }
 
-    /// Adds or removes a holder; whether that changes anything.
+    /// Adds or removes a holder. Returns true if that changes anything.
     pub fn set_holder(&mut self, node: &str, holds: bool) -> bool {
         if self.nodes.iter().any(|holder| holder == node) == holds {
             return false;
@@ -47,8 +47,8 @@ impl Registered {
         true
     }
 
-    /// Marks the copy of a holder as damaged, or as whole; whether that changes anything. Of a node that holds none
-    /// nothing is remembered.
+    /// Marks the copy of a holder as damaged, or as whole. Returns true if that changes anything. For a node that
+    /// holds no copy nothing is recorded.
     pub fn set_damaged(&mut self, node: &str, damaged: bool) -> bool {
         let holds = self.nodes.iter().any(|holder| holder == node);
         if self.is_damaged_on(node) == damaged || (damaged && !holds) {
@@ -63,19 +63,20 @@ impl Registered {
     }
 }
 
-/// Released when dropped.
+/// Lock on a job, released when dropped.
 pub type JobLock = Box<dyn Any + Send + Sync>;
 
-/// What exists in the cluster. All methods block, each for a bounded time; without the registry they fail with
-/// [`StoreError::Unavailable`], and nothing is half done.
+/// The registry of a cluster. All methods block, each for a bounded time. If the registry cannot be reached,
+/// they fail with [`StoreError::Unavailable`], and nothing is half done.
 pub trait Registry: Send + Sync {
-    /// Keeps other dumps of a job away, on every node, while the lock is held and this node's lease lives.
+    /// Locks a job against other dumps, on every node, while the lock is held and this node's lease lives.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] names who has it.
+    ///
+    /// [`StoreError::Conflict`] names the holder of the lock.
     fn lock_job(&self, job: &str) -> Result<JobLock, StoreError>;
 
-    /// A generation number of the job that was never used, and never will be by anybody else.
+    /// Returns a generation number of the job that was never used, and that no other node will get.
     ///
     /// # Errors
     /// Unavailable.
@@ -88,27 +89,27 @@ pub trait Registry: Send + Sync {
     /// Unavailable; then whether it was listed is unknown, and [`Registry::find`] tells once it is back.
     fn publish(&self, entry: &Registered, replaces: Option<&str>) -> Result<(), StoreError>;
 
-    /// Removes a checkpoint from the list, and says so for a month ([`Registry::is_withdrawn`]).
+    /// Removes a checkpoint from the list, and records that for a month ([`Registry::is_withdrawn`]).
     ///
     /// # Errors
     /// Unavailable.
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
 
-    /// Returns true if a node of the cluster has taken a checkpoint off the list: it was not merely lost with the
-    /// registry's data, nor deleted by somebody who can write there. Only so may a copy go that was published. Of a checkpoint whose manifest
-    /// cannot be read no more than the id is given.
+    /// Returns true if a node of the cluster has taken a checkpoint off the list. This excludes a checkpoint that
+    /// was merely lost with the registry's data, or deleted by somebody with write access to it. Only a withdrawn
+    /// checkpoint may be dropped once it was published. If its manifest cannot be read, only its id is given.
     ///
     /// # Errors
     /// Unavailable.
     fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError>;
 
-    /// One checkpoint; a job's newest when `generation` is 0.
+    /// Returns one checkpoint; a job's newest when `generation` is 0.
     ///
     /// # Errors
     /// Unavailable.
     fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError>;
 
-    /// All of a job's checkpoints, or all with an empty name.
+    /// Lists all of a job's checkpoints, or all checkpoints with an empty name.
     ///
     /// # Errors
     /// Unavailable.

@@ -1,4 +1,4 @@
-//! Copies of a dump on other nodes, while it streams.
+//! Copies of a dump on other nodes, made while it streams.
 //!
 //! [`Replicate`] begins the copies of a session, [`Copies`] takes what the session takes. A copy that fails is dropped or replaced
 //! behind them; what the session is told is only whether enough nodes hold the dump.
@@ -12,11 +12,11 @@ use permafrost_protocol::wire::message::Commit;
 
 use crate::StoreError;
 
-/// SHA-256 over what a dump holds, wherever and however it is stored.
+/// SHA-256 over the contents of a dump, independent of where and how they are stored.
 pub type ContentDigest = [u8; 32];
 
-/// On how many nodes a dump must be durable before it is acknowledged. Copies on transient nodes never count, and
-/// those on volatile media (tmpfs) only where the operator says so.
+/// Number of nodes on which a dump must be durable before it is acknowledged. Copies on transient nodes never
+/// count, and those on volatile media (tmpfs) only if the operator allows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
     /// On this node; repair makes the other copies later.
@@ -29,10 +29,11 @@ pub enum Durability {
 }
 
 impl Durability {
-    /// As the control protocol says it; `None` for the empty word, which leaves it to the node.
+    /// Parses the control protocol's word; `None` for the empty word, which selects the node's default.
     ///
     /// # Errors
-    /// Another word.
+    ///
+    /// The word is none of `local`, `quorum` and `all`.
     pub fn parse(word: &str) -> Result<Option<Self>, StoreError> {
         Ok(match word {
             "" => None,
@@ -49,32 +50,32 @@ impl Durability {
     }
 }
 
-/// What copies are begun for.
+/// Request to begin the copies of a session.
 pub struct CopiesRequest {
-    /// Session, 16 bytes.
+    /// Id of the session, 16 bytes.
     pub session: [u8; 16],
-    /// Job; empty while nobody knows.
+    /// Job; empty while unknown.
     pub job: String,
     /// Checkpoint id (32 hex digits) that the dump is compared with; empty for none.
     pub parent: String,
-    /// Processes that are compared with one of another pid there, and that pid.
+    /// Processes that are compared with one of another pid in the parent, and that pid.
     pub compared: HashMap<u64, u64>,
-    /// What must be reached.
+    /// Durability that must be reached.
     pub durability: Durability,
-    /// How long CLOSE and the seal may wait for it.
+    /// Longest time that CLOSE and the seal may wait for it.
     pub deadline: Duration,
 }
 
-/// Begins copies.
+/// Creates copies of dumps on other nodes.
 pub trait Replicate: Send + Sync {
-    /// Chooses nodes and begins.
+    /// Chooses nodes and begins the copies.
     ///
     /// # Errors
     /// There are not enough nodes for the durability: better now than when the task is frozen.
     fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError>;
 
-    /// The cluster no longer lists a checkpoint that these nodes hold: tells them to drop it, without waiting. A
-    /// node that is not reached finds out when it asks for what is listed.
+    /// Notifies nodes that hold a checkpoint that the cluster no longer lists it, so that they drop it. Does not
+    /// wait. A node that is not reached finds out when it asks for the listing.
     fn withdrawn(&self, checkpoint: &str, nodes: &[String]) {
         let _ = (checkpoint, nodes);
     }
@@ -84,42 +85,42 @@ pub trait Replicate: Send + Sync {
 /// fails shows at [`Copies::close`], [`Copies::prepare`] and [`Copies::commit`] as too few copies. Dropped, every
 /// copy that is not committed is free again.
 pub trait Copies: Send {
-    /// Whether every copy that is under way has the parent asked for. If not, pages in the parent are passed on as
-    /// pages, and [`Copies::parent`] is not called.
+    /// Returns true if every copy that is under way has the requested parent. If not, pages in the parent are sent
+    /// as pages, and [`Copies::parent`] is not called.
     fn takes_parent(&self) -> bool {
         true
     }
 
-    /// Whether there are any. There are none of a dump that need not outlast its node.
+    /// Returns true if there are copies. There are none of a dump that need not outlast its node.
     fn any(&self) -> bool {
         true
     }
 
-    /// How long the dump has waited for them so far, before [`Copies::close`].
+    /// Returns the time that the dump has waited for copies so far, before [`Copies::close`].
     fn waited(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// An address space begins.
+    /// Begins an address space.
     fn space(&mut self, space: SpaceId, pages_id: u32);
 
-    /// Whole pages, neither zero nor in the parent.
+    /// Sends whole pages, neither zero nor in the parent.
     fn pages(&mut self, first_index: u64, flags: u16, bytes: &[u8]);
 
-    /// Pages that are all zero.
+    /// Sends pages that are all zero.
     fn zero(&mut self, first_index: u64, flags: u16, pages: u64);
 
-    /// Pages that are in the parent at the same place.
+    /// Sends references to pages that are in the parent at the same place.
     fn parent(&mut self, first_index: u64, flags: u16, pages: u64);
 
-    /// All address spaces are in, and durable here with this digest. Waits until enough copies are durable and of
-    /// the same digest.
+    /// Ends the address spaces, which are durable here with the digest `own`. Waits until enough copies are durable
+    /// and of the same digest.
     ///
     /// # Errors
     /// The durability was not reached within the deadline.
     fn close(&mut self, own: ContentDigest) -> Result<(), StoreError>;
 
-    /// A small image.
+    /// Sends a small image.
     ///
     /// # Errors
     /// It cannot be read.
@@ -130,21 +131,21 @@ pub trait Copies: Send {
         contents: &mut dyn Read,
     ) -> Result<(), StoreError>;
 
-    /// All images are in, and the whole has this digest here. Waits as [`Copies::close`] does.
+    /// Ends the images; the whole has the digest `own` here. Waits as [`Copies::close`] does.
     ///
     /// # Errors
     /// The durability was not reached within the deadline.
     fn prepare(&mut self, own: ContentDigest) -> Result<(), StoreError>;
 
-    /// Seals every copy. The names of the nodes that hold one, without this node.
+    /// Seals every copy. Returns the names of the nodes that hold one, without this node.
     ///
     /// # Errors
     /// The durability was not reached within the deadline; those that had sealed were told to roll back.
     fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError>;
 
-    /// The cluster lists the checkpoint: tells the nodes, without waiting.
+    /// Notifies the nodes that the cluster lists the checkpoint, without waiting.
     fn published(&mut self, checkpoint: &str);
 
-    /// The cluster does not list it after all: the copies are to be dropped.
+    /// Notifies the nodes that the cluster does not list the checkpoint after all: they drop their copies.
     fn roll_back(&mut self, checkpoint: &str);
 }

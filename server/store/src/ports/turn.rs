@@ -1,10 +1,10 @@
-//! The right to run on the medium.
+//! Admission of a transfer to the medium.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The right to run. Dropped, it has run, and the next one starts.
+/// Right of a transfer to run on the medium. Dropping it ends the transfer, and the next one is admitted.
 pub trait Turn: Send {
-    /// `counter` counts the bytes that it has moved.
+    /// Sets the counter of the bytes that the transfer has moved.
     fn follow(&mut self, counter: Arc<AtomicU64>);
 }

@@ -1,36 +1,36 @@
-//! Refusals for a quota's sake.
+//! Errors of quota checks.
 
 use permafrost_protocol::control::{self, ErrorCode};
 
 /// A quota that does not allow what is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
-    /// It would use more than it may.
+    /// The namespace would exceed a limit.
     #[error("namespace {namespace} may have {limit} {what} on this node, and has {used}")]
     Exceeded {
-        /// The namespace.
+        /// Name of the namespace.
         namespace: String,
         /// `bytes`, `checkpoints`, `sessions` or `reservations`.
         what: &'static str,
-        /// How many it may have.
+        /// Limit of the namespace.
         limit: u64,
-        /// How many it has.
+        /// Current use of the namespace.
         used: u64,
     },
-    /// The priority is too high.
+    /// The requested priority is too high.
     #[error("namespace {namespace} may have priorities up to {limit}, not {priority}")]
     Priority {
-        /// The namespace.
+        /// Name of the namespace.
         namespace: String,
-        /// The highest that it may have.
+        /// Highest priority that the namespace may have.
         limit: u64,
-        /// The one that was asked for.
+        /// Requested priority.
         priority: u32,
     },
 }
 
 impl QuotaError {
-    /// Returns what kind of refusal it is.
+    /// Returns the error code of the refusal.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -43,7 +43,7 @@ impl QuotaError {
         }
     }
 
-    /// Returns what to do about it.
+    /// Returns advice for the caller.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl QuotaError {
         }
     }
 
-    /// Returns it as a reply.
+    /// Converts the error to a reply of the control protocol.
     #[must_use]
     pub fn to_reply(&self) -> control::Error {
         control::Error {

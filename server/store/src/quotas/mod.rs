@@ -16,39 +16,40 @@ use permafrost_identity::{ALL_NAMESPACES, Namespaces};
 pub use self::error::QuotaError;
 use crate::private_file::{FileKind, LOOK_EVERY, PrivateFile, PrivateFileError, Unusable, lines};
 
-/// Highest priority.
+/// Highest priority that a quota can allow.
 const MAX_PRIORITY: u64 = 11;
 
-/// Limits of a namespace; `None` for what is not limited.
+/// Limits of a namespace; `None` for an unlimited quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Bytes that its checkpoints take in this node's region, each beyond its parent.
+    /// Bytes that its checkpoints may take in this node's region, each beyond its parent.
     pub bytes: Option<u64>,
     /// Checkpoints on this node, parked ones included.
     pub checkpoints: Option<u64>,
-    /// Dumps that are open at once.
+    /// Dumps that may be open at once.
     pub sessions: Option<u64>,
-    /// Places that are kept in the queues at once.
+    /// Reservations that may be held in the queues at once.
     pub reservations: Option<u64>,
     /// Highest priority of a dump, a restore or a reservation.
     pub priority: Option<u64>,
 }
 
-/// What a namespace uses of this node.
+/// Resources of this node that a namespace uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// See [`Quota::bytes`].
+    /// Bytes used, counted as in [`Quota::bytes`].
     pub bytes: u64,
-    /// See [`Quota::checkpoints`].
+    /// Checkpoints, counted as in [`Quota::checkpoints`].
     pub checkpoints: u64,
-    /// See [`Quota::sessions`].
+    /// Open dumps, counted as in [`Quota::sessions`].
     pub sessions: u64,
-    /// See [`Quota::reservations`].
+    /// Reservations held, counted as in [`Quota::reservations`].
     pub reservations: u64,
 }
 
 impl Quota {
-    /// Checks that `more` may be added to what `namespace` uses. Only what `more` has is looked at.
+    /// Checks that `more` may be added to the use of `namespace`. Only quantities that are not zero in `more` are
+    /// checked.
     ///
     /// # Errors
     /// The first limit that would be exceeded.
@@ -101,7 +102,7 @@ impl Quota {
     }
 }
 
-/// Settings of a line: `None` for what it does not mention, `Some(None)` for `unlimited`.
+/// Settings of a line: `None` for a setting that it does not mention, `Some(None)` for `unlimited`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Line {
     limits: BTreeMap<&'static str, Option<u64>>,
@@ -144,13 +145,13 @@ static QUOTAS: FileKind<Table> = FileKind {
     unusable: Unusable::Keep,
 };
 
-/// The quotas of a node, as its file says them now.
+/// Quotas of a node, as its file currently sets them.
 #[derive(Debug, Default)]
 pub struct Quotas(Option<PrivateFile<Table>>);
 
 impl Quotas {
-    /// Reads the file at `path`, which is read again when it changes. While it is gone or open to others what was read
-    /// last stays.
+    /// Reads the file at `path`, which is read again when it changes. While it is missing or accessible to others,
+    /// the last quotas read stay in force.
     ///
     /// # Errors
     /// See [`PrivateFileError`].
@@ -158,7 +159,7 @@ impl Quotas {
         PrivateFile::load(&QUOTAS, path, LOOK_EVERY).map(|file| Self(Some(file)))
     }
 
-    /// Whether there is a file.
+    /// Returns true if there is a file.
     #[must_use]
     pub fn are_set(&self) -> bool {
         self.0.is_some()

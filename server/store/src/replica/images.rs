@@ -1,4 +1,4 @@
-//! The small images of a copy, piece by piece.
+//! Stores the small images of a copy, piece by piece.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::super::{StoreError, digest};
 use super::{invalid, out_of_order};
 use crate::ContentDigest;
 
-/// The spaces are in; images come.
+/// A copy whose address spaces are complete; its images follow.
 pub(super) struct Closed {
     pub(super) dump: Dump,
     pub(super) images: Vec<Image>,

@@ -1,12 +1,12 @@
-//! The seal of a session.
+//! Seals a session.
 
 use permafrost_protocol::control::ErrorCode;
 
 use super::super::StoreError;
 use super::{Phase, Session};
 
-/// A session that is being sealed. Dropped before [`Sealing::done`] (an error, a panic), the session has failed,
-/// and lets go of its job.
+/// A session that is being sealed. If it is dropped before [`Sealing::done`] (an error, a panic), the session
+/// has failed, and releases its job.
 pub(crate) struct Sealing<'a> {
     session: &'a Session,
     done: bool,
@@ -43,7 +43,7 @@ impl<'a> Sealing<'a> {
         }
     }
 
-    /// It is a checkpoint now; the next dump of the job may begin.
+    /// Marks the session as a checkpoint; the next dump of the job may begin.
     pub(crate) fn done(mut self) {
         self.done = true;
         // Unlocking asks the registry: not under the session's own lock.
@@ -54,7 +54,7 @@ impl<'a> Sealing<'a> {
         self.session.ended.send_replace(true);
     }
 
-    /// It did not become one.
+    /// Marks the session as failed.
     pub(crate) fn failed(mut self, error: &StoreError) {
         self.fail(error.code(), &error.to_string());
     }
