@@ -1,16 +1,16 @@
-//! What a request is to the audit log. Every request is named here: one that is new does not compile before it is.
+//! Names every request for the audit log. A new request does not compile before it is named here.
 
 use permafrost_protocol::control::{self, reply, request};
 use permafrost_protocol::wire::message;
 
-/// How much of a request is recorded.
+/// Decides how much of a request is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
-    /// It changes something: always.
+    /// The request changes something: always recorded.
     Change,
-    /// It gives memory images out: once a minute for each client and checkpoint.
+    /// The request returns memory images: recorded once a minute for each client and checkpoint.
     Read,
-    /// It asks how things stand: only that it was denied.
+    /// The request only reads state: recorded only if it is denied.
     Look,
 }
 
@@ -18,13 +18,13 @@ pub enum Weight {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub(super) action: &'static str,
-    /// The job, checkpoint, session or node concerned.
+    /// Job, checkpoint, session or node concerned.
     pub(super) on: String,
     pub(super) weight: Weight,
 }
 
 impl Event {
-    /// An action that changes something.
+    /// Returns the event of an action that changes something.
     #[must_use]
     pub fn change(action: &'static str, on: impl Into<String>) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Event {
         }
     }
 
-    /// An action that gives memory images out.
+    /// Returns the event of an action that returns memory images.
     #[must_use]
     pub fn read(action: &'static str, on: impl Into<String>) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl Event {
         }
     }
 
-    /// A question.
+    /// Returns the event of a request that only reads state.
     #[must_use]
     pub fn look(action: &'static str, on: impl Into<String>) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Event {
         }
     }
 
-    /// The same action on something whose name is known only now.
+    /// Returns the event with the name of its object, which is known only later.
     #[must_use]
     pub fn on(self, on: impl Into<String>) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Event {
         }
     }
 
-    /// A request of the control protocol, by a socket or by QUIC.
+    /// Returns the event of a request of the control protocol, over a socket or QUIC.
     #[must_use]
     pub fn of_control(body: &request::Body) -> Self {
         use request::Body;
@@ -124,7 +124,7 @@ impl Event {
         }
     }
 
-    /// A request of an agent, a person or another node, by QUIC.
+    /// Returns the event of a request of an agent, a person or another node, over QUIC.
     #[must_use]
     pub fn of_peer(body: &message::request::Body) -> Self {
         use message::request::Body;
@@ -145,13 +145,13 @@ impl Event {
         }
     }
 
-    /// A peer's connection to the API; what it asks there is recorded as any caller's.
+    /// Returns the event of a peer's connection to the API; the requests on it are recorded as any caller's.
     #[must_use]
     pub fn api_of_peer() -> Self {
         Self::look("api", "")
     }
 
-    /// A dump that a peer brings.
+    /// Returns the event of a dump that a peer sends.
     #[must_use]
     pub fn of_dump(dump: &message::request::Dump) -> Self {
         match &dump.adopt {
@@ -160,7 +160,7 @@ impl Event {
         }
     }
 
-    /// A checkpoint, or a part of one, that a peer reads.
+    /// Returns the event of a peer's read of a checkpoint, or of a part of one.
     #[must_use]
     pub fn of_fetch(fetch: &message::request::Fetch) -> Self {
         let name = if fetch.listed_as.is_empty() {
@@ -175,7 +175,7 @@ impl Event {
         }
     }
 
-    /// The event with the name that a reply gives it; `None` for a reply that ends nothing.
+    /// Returns the event with the name that a reply gives it; `None` for a reply that ends nothing.
     #[must_use]
     pub fn told_by(self, reply: &reply::Body) -> Option<Self> {
         use reply::Body;
@@ -193,7 +193,7 @@ impl Event {
     }
 }
 
-/// `JOB@GENERATION`, or the session of what is parked.
+/// Formats a checkpoint's name: `JOB@GENERATION`, or the session of a parked one.
 pub fn name_of(checkpoint: &control::Checkpoint) -> String {
     if checkpoint.generation > 0 {
         format!("{}@{}", checkpoint.job, checkpoint.generation)

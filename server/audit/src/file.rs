@@ -15,10 +15,11 @@ use std::thread::JoinHandle;
 use permafrost_store::clock::unix_ms;
 use rustix::fs::OFlags;
 
-/// Lines that wait for the disk. Some hundred bytes each; a disk that does not answer loses those behind them.
+/// Maximum number of lines that wait for the disk, some hundred bytes each. Further lines are lost while the
+/// disk does not answer.
 const QUEUE: usize = 8192;
 
-/// Bytes that are written, and synchronised, at once.
+/// Maximum bytes that are written and synchronised at once.
 const BATCH_BYTES: usize = 256 << 10;
 
 enum Message {
@@ -26,7 +27,7 @@ enum Message {
     Reopen,
 }
 
-/// The file, as requests see it.
+/// The file, as seen by requests.
 pub(super) struct Writer {
     lines: Option<SyncSender<Message>>,
     lost: Arc<AtomicU64>,
@@ -58,7 +59,7 @@ impl Writer {
         })
     }
 
-    /// Hands a line to the thread. One that finds the queue full is lost, and counted.
+    /// Passes a line to the thread. A line that finds the queue full is lost, and counted.
     pub(super) fn write(&self, line: Vec<u8>) {
         let Some(lines) = &self.lines else { return };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
@@ -90,15 +91,15 @@ impl Drop for Writer {
     }
 }
 
-/// The file, as its thread sees it.
+/// The file, as seen by its thread.
 struct Log {
     path: PathBuf,
     /// `None` while it cannot be opened.
     file: Option<File>,
-    /// The last write ended in the middle of a line.
+    /// True if the last write ended in the middle of a line.
     torn: bool,
     failing: bool,
-    /// Lost lines that the file says are missing.
+    /// Number of lost lines that the file records as missing.
     noted: u64,
     lost: Arc<AtomicU64>,
 }
@@ -130,7 +131,7 @@ impl Log {
         }
     }
 
-    /// Whether the path names another file than the open one: rotated away, or removed.
+    /// Returns true if the path names another file than the open one: it was rotated away, or removed.
     fn was_moved(&self) -> bool {
         let Some(open) = self.file.as_ref().and_then(|file| file.metadata().ok()) else {
             return true;
@@ -198,7 +199,7 @@ impl Log {
     }
 }
 
-/// Opens the file for appending; makes it, for its owner alone, if it is not there.
+/// Opens the file for appending; creates it, for its owner alone, if it is missing.
 fn open(path: &Path) -> io::Result<File> {
     let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or(0);
     OpenOptions::new()

@@ -1,4 +1,5 @@
-//! The audit log: who did what to which checkpoint, and what came of it, one JSON object a line (docs/security.md).
+//! The audit log: actor, action, object and outcome of each request, one JSON object per line
+//! (docs/security.md).
 //!
 //! Every way into the daemon has one place where requests enter and outcomes leave: the control socket and the page-server
 //! ports ([`crate::daemon`], over the host's `Backend`), connections of agents and nodes ([`crate::peers`]), and the HTTP
@@ -32,24 +33,24 @@ use permafrost_store::clock::unix_ms;
 /// Longest part of a name or message that a line repeats, characters.
 const MAX_TEXT_CHARS: usize = 300;
 
-/// The file's place.
+/// Location of the audit file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AuditFile {
     /// `audit.log` in the data directory.
     #[default]
     InDataDir,
-    /// Another file.
+    /// Another path.
     At(PathBuf),
-    /// None: the daemon's own log alone.
+    /// No file: the daemon's own log alone.
     Off,
 }
 
-/// Who asked.
+/// Client that made a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Who {
-    /// The way in: `control`, `page-server`, `peer` or `api`.
+    /// Entry point: `control`, `page-server`, `peer` or `api`.
     via: &'static str,
-    /// Name: `uid 0`, `agent c7`, `token slurm`, or an address.
+    /// Name of the client: `uid 0`, `agent c7`, `token slurm`, or an address.
     who: String,
     /// User of a socket's other end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,7 +64,7 @@ pub struct Who {
 }
 
 impl Who {
-    /// The client of a host's socket or port.
+    /// Returns the client of a host's socket or port.
     #[must_use]
     pub fn client(via: &'static str, client: &Client) -> Self {
         let named = |who: String| Self {
@@ -90,7 +91,7 @@ impl Who {
         }
     }
 
-    /// The holder of a certificate.
+    /// Returns the holder of a certificate.
     #[must_use]
     pub fn peer(peer: &Peer) -> Self {
         Self {
@@ -102,7 +103,7 @@ impl Who {
         }
     }
 
-    /// A caller of the HTTP API, as it names callers.
+    /// Returns a caller of the HTTP API, under the API's name for it.
     #[must_use]
     pub fn api(caller: &str) -> Self {
         Self {
@@ -115,7 +116,7 @@ impl Who {
     }
 }
 
-/// One line.
+/// One line of the log.
 #[derive(Serialize)]
 struct Line<'a> {
     time_unix_ms: u64,
@@ -123,14 +124,14 @@ struct Line<'a> {
     #[serde(flatten)]
     who: &'a Who,
     action: &'a str,
-    /// The job, checkpoint, session or node concerned.
+    /// Job, checkpoint, session or node concerned.
     on: &'a str,
     /// `done`, or the code of the refusal.
     outcome: &'a str,
-    /// Why it was refused.
+    /// Reason of the refusal.
     #[serde(skip_serializing_if = "str::is_empty")]
     message: &'a str,
-    /// Lines like this one that were left out before it.
+    /// Number of similar lines that were left out before this one.
     #[serde(skip_serializing_if = "is_zero")]
     left_out: u64,
 }
@@ -165,7 +166,7 @@ impl Audit {
         })
     }
 
-    /// Without a file: the daemon's log alone.
+    /// Creates an audit log without a file: the daemon's log alone.
     #[must_use]
     pub fn off() -> Self {
         Self {
@@ -175,7 +176,7 @@ impl Audit {
         }
     }
 
-    /// Records what came of a request. Costs some microseconds, and never waits for the disk.
+    /// Records the outcome of a request. Costs some microseconds, and never waits for the disk.
     pub fn record(&self, who: &Who, event: &Event, outcome: Result<(), &control::Error>) {
         let left_out = {
             let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
@@ -220,14 +221,14 @@ impl Audit {
         }
     }
 
-    /// Opens the file anew, after it was moved away. (The writer also notices by itself, with the next line.)
+    /// Reopens the file after it was moved away. (The writer also notices by itself, with the next line.)
     pub fn reopen(&self) {
         if let Some(writer) = &self.writer {
             writer.reopen();
         }
     }
 
-    /// Lines that are not in the file: it could not be written, or the disk was too slow.
+    /// Returns the number of lines that are not in the file: it could not be written, or the disk was too slow.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.writer.as_ref().map_or(0, Writer::lost)
@@ -244,7 +245,7 @@ fn shortened(text: &str) -> String {
     text.chars().take(MAX_TEXT_CHARS).collect()
 }
 
-/// A refusal's code, as `--json` of the commands spells it.
+/// Returns a refusal's code, as `--json` of the commands spells it.
 fn code_name(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::Internal => "internal",

@@ -1,4 +1,4 @@
-//! Keeps what repeats from filling the log.
+//! Keeps repeated lines from filling the log.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,24 +7,25 @@ use permafrost_protocol::control::ErrorCode;
 
 use super::event::{Event, Weight};
 
-/// Reads of one checkpoint by one client are one line in so long; a restore reads several files a process.
+/// Time window in which reads of one checkpoint by one client make one line; a restore reads several files for
+/// each process.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Refusals of one client that are written in a window: enough to see what it tries.
+/// Maximum number of refusals of one client that are written in a window: enough to see its attempts.
 const REFUSALS: u64 = 100;
 
-/// Clients and checkpoints that are remembered. Some 100 bytes each.
+/// Maximum number of clients and checkpoints that are remembered. Some 100 bytes each.
 const MOST_KEYS: usize = 4096;
 
-/// Whether a line is written.
+/// Decision about a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Yes, and so many like it were left out before.
+    /// Write the line.
     Write {
-        /// How many.
+        /// Number of similar lines that were left out before.
         left_out: u64,
     },
-    /// No: it is counted.
+    /// Leave the line out and count it.
     LeaveOut,
 }
 
@@ -35,7 +36,7 @@ struct Seen {
     left_out: u64,
 }
 
-/// What was written lately.
+/// Recently written lines.
 #[derive(Debug, Default)]
 pub(super) struct Limiter {
     seen: HashMap<String, Seen>,

@@ -1,4 +1,4 @@
-//! The log over real files: what it holds, what follows a rotation, and what a full disk does.
+//! Tests of the log over real files: its contents, a rotation, and a full disk.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -43,7 +43,7 @@ fn lines(path: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// Waits for what the log's thread writes.
+/// Waits until the log's thread has written `count` lines.
 fn wait_for(path: &Path, count: usize) -> Vec<Value> {
     for _ in 0..6000 {
         let found = lines(path);

@@ -1,4 +1,5 @@
-//! Costs and queues: what this node measures of itself and predicts by that, and who may dump and restore when.
+//! Costs and queues: measures and predicts the performance of this node, and decides when dumps and restores
+//! may run.
 #![forbid(unsafe_code)]
 
 pub mod costs;

@@ -1,7 +1,7 @@
 //! Checks that an images directory and parked pages are of one dump.
 //!
-//! CRIU gives neither of them a name that the other has. What both tell: the processes, their mappings, how many pages
-//! were written, and when: all images are written between the first page and CLOSE.
+//! CRIU gives neither of them a name that the other has. Both contain the processes, their mappings, the number
+//! of pages written, and the time: all images are written between the first page and CLOSE.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;

@@ -338,7 +338,7 @@ impl<'a> Source<'a> {
     }
 
     /// Compares pages that were read with the parent's: returns how many pages at the front are equal, or else how
-    /// many bytes differ.
+    /// many bytes at the front differ.
     fn compare(&mut self, first_index: u64, bytes: &[u8]) -> (u64, usize) {
         let Some((map, cursor)) = self.parent.as_mut() else {
             return (0, bytes.len());

@@ -9,7 +9,8 @@ use std::path::Path;
 /// read it.
 ///
 /// # Errors
-/// The file system's.
+///
+/// The file system fails.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     const OWNER_ONLY: u32 = 0o600;
     let aside = path.with_extension("new");

@@ -1,4 +1,4 @@
-//! What has begun: what is expected of it, and how it is told apart from what else is running.
+//! Estimates a dump or a restore when it begins, and distinguishes it from what else is running.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,22 +12,23 @@ use permafrost_store::{Beginning, Expected};
 use super::channels::Lane;
 use super::measure::Costs;
 
-/// What was opened and brings no byte for so long holds nobody up.
+/// Time without a byte after which an open session is ignored in the estimates of others.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Something under way.
+/// A dump or a restore under way.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) number: u64,
     pub(super) direction: Direction,
-    /// `None`: nobody knows.
+    /// Expected bytes. `None`: unknown.
     pub(super) expected: Option<Bytes>,
     pub(super) moved: Arc<AtomicU64>,
     since: Instant,
 }
 
 impl Running {
-    /// Bytes that are still to come, as far as that is known; none of what was only announced.
+    /// Returns the bytes that are still to come, as far as that is known; bytes that were only announced do not
+    /// count.
     pub(super) fn left(&self) -> u64 {
         let moved = self.moved.load(Ordering::Relaxed);
         if moved == 0 && self.since.elapsed() > QUIET {
@@ -38,20 +39,20 @@ impl Running {
     }
 }
 
-/// Something under way, until dropped.
+/// A registered dump or restore: it is under way until this is dropped.
 #[derive(Debug)]
 pub struct Ticket {
     costs: Arc<Costs>,
     number: u64,
-    /// What is expected of it; `None` where nothing is known to go by.
+    /// Expected size and duration; `None` where no estimate is possible.
     pub expected: Option<Expected>,
     moved: Arc<AtomicU64>,
-    /// Bytes that restores were given before it.
+    /// Bytes that all restores were given before this one.
     read_before: u64,
 }
 
 impl Costs {
-    /// A dump begins. Costs a lock, and the reading of a few hundred figures.
+    /// Registers a dump that begins. Costs a lock, and the reading of a few hundred figures.
     #[must_use]
     pub fn begin_dump(self: &Arc<Self>, beginning: &Beginning<'_>) -> Ticket {
         let predicted = self.predict(
@@ -68,7 +69,7 @@ impl Costs {
         self.begin(Direction::Write, expected, Arc::clone(&beginning.moved))
     }
 
-    /// A restore of so many bytes begins.
+    /// Registers a restore of `bytes` that begins.
     #[must_use]
     pub fn begin_restore(self: &Arc<Self>, bytes: u64) -> Ticket {
         let size = Bytes::new(bytes);
@@ -105,14 +106,14 @@ impl Costs {
 }
 
 impl Ticket {
-    /// A restore was given so many bytes by now.
+    /// Records the total bytes that the restore was given so far.
     pub fn read_so_far(&self, bytes: u64) {
         let before = self.moved.fetch_max(bytes, Ordering::Relaxed);
         let more = bytes.saturating_sub(before);
         self.costs.read_bytes.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// What all restores were given since this one began.
+    /// Returns the bytes that all restores were given since this one began.
     #[must_use]
     pub fn all_read(&self) -> u64 {
         let now = self.costs.read_bytes.load(Ordering::Relaxed);

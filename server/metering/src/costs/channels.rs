@@ -1,24 +1,25 @@
-//! The channels that a node measures of itself, as the estimator numbers them.
+//! Channels that a node measures of itself, as the estimator numbers them.
 
 use std::collections::BTreeMap;
 
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::estimator::{Channel, Direction, Tier};
 
-/// Transfers that are not compared with each other, as other things rule their speed.
+/// Class of transfers whose speed has the same limits. Transfers of different lanes are not compared with each
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Lane {
-    /// By itself: a restore, or a dump that stores what it moves, as the medium takes it.
+    /// A transfer that runs alone: a restore, or a dump that stores everything it moves, limited by the medium.
     Whole,
-    /// By itself: a dump that is compared with the checkpoint before it.
+    /// A dump that runs alone and is compared with the checkpoint before it.
     Compared,
-    /// As `Whole`, until the copies on other nodes were durable, too.
+    /// Transfers of `Whole` with copies on other nodes, measured until the copies were durable, too.
     WholeCopied,
-    /// As `Compared`, until the copies were durable, too.
+    /// Transfers of `Compared` with copies on other nodes, measured until the copies were durable, too.
     ComparedCopied,
-    /// What all transfers came to that ran at the same time: what the node can do at most.
+    /// The sum of all transfers that ran at the same time: the maximum rate of the node.
     Together,
-    /// The medium alone: what a probe wrote, what a scrub read. Counts where no dump or restore does.
+    /// The medium alone: bytes that a probe wrote, or a scrub read. Used where no dump or restore was measured.
     Probed,
 }
 
@@ -37,7 +38,7 @@ impl Lane {
     #[cfg(test)]
     pub(super) const READ: [Self; 3] = [Self::Whole, Self::Together, Self::Probed];
 
-    /// Of dumps of this kind.
+    /// Returns the lane of a dump of this kind.
     pub(super) const fn of_dump(compared: bool, copied: bool) -> Self {
         match (compared, copied) {
             (false, false) => Self::Whole,
@@ -47,7 +48,8 @@ impl Lane {
         }
     }
 
-    /// The channel. Within this node the estimator's number of the node tells the lanes apart.
+    /// Returns the estimator's channel. Within this node the estimator's number of the node distinguishes the
+    /// lanes.
     pub(super) const fn channel(self, direction: Direction) -> Channel {
         let number = match self {
             Self::Whole => 0,
@@ -65,7 +67,7 @@ impl Lane {
     }
 }
 
-/// Most peers whose links are measured: a cluster has fewer nodes.
+/// Maximum number of peers whose links are measured: a cluster has fewer nodes.
 const MAX_PEERS: usize = 1024;
 
 /// Numbers of peers.
@@ -75,7 +77,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// The link between this node and a peer, either way; `None` when there are too many.
+    /// Returns the link between this node and a peer, for both directions; `None` when there are too many.
     pub(super) fn link(&mut self, peer: &str) -> Option<Channel> {
         if let Some(number) = self.by_name.get(peer) {
             return Some(link_to(*number));
@@ -88,13 +90,13 @@ impl Peers {
         Some(link_to(number))
     }
 
-    /// All that were ever measured, by name.
+    /// Returns all links that were ever measured, by the peer's name.
     pub(super) fn links(&self) -> impl Iterator<Item = (&str, Channel)> {
         let links = self.by_name.iter();
         links.map(|(name, number)| (name.as_str(), link_to(*number)))
     }
 
-    /// The link, if it was ever measured.
+    /// Returns the link to a peer, if it was ever measured.
     pub(super) fn known(&self, peer: &str) -> Option<Channel> {
         self.by_name.get(peer).map(|number| link_to(*number))
     }

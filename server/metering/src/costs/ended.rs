@@ -1,4 +1,4 @@
-//! What has just ended: whoever ran it may still say how long it took in all.
+//! Recently ended dumps and restores: the client that ran one may still report its total duration.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use permafrost_scheduling::estimator::{Channel, Transfer};
 
 use super::measure::seconds;
 
-/// How many are remembered: the word comes within milliseconds.
+/// Number of ended operations that are remembered: a client reports within milliseconds.
 const REMEMBERED: usize = 64;
 
-/// Nobody takes so much longer than the daemon saw. Processes of terabytes are killed in less.
+/// Maximum by which a client's duration may exceed the daemon's. Processes of terabytes are killed in less.
 const LONGEST_MORE: Duration = Duration::from_secs(60);
 
 /// A dump or a restore from its first preparation to its end, as the daemon saw it.
 pub(super) struct Whole<'a> {
-    /// Checkpoint id.
+    /// Id of the checkpoint.
     pub(super) id: &'a str,
     pub(super) restored: bool,
     pub(super) bytes: u64,
     pub(super) elapsed: Duration,
-    /// Of that, what does not count: it has figures of its own.
+    /// Part of the duration that does not count, because other figures measure it.
     pub(super) apart: Duration,
 }
 
@@ -29,13 +29,13 @@ struct One {
     id: String,
     restored: bool,
     channel: Channel,
-    /// As it was taken in.
+    /// Sample as it was recorded.
     transfer: Transfer,
     elapsed: Duration,
     apart: Duration,
 }
 
-/// The last ones.
+/// The last dumps and restores that ended.
 #[derive(Debug, Default)]
 pub(super) struct Ended(VecDeque<One>);
 
@@ -54,8 +54,8 @@ impl Ended {
         });
     }
 
-    /// What is to stand in the place of what was taken in; once. Nothing of one that is not known, or of a time that
-    /// cannot be: the daemon saw a part of it.
+    /// Returns the corrected sample that replaces the recorded one; at most once. Returns `None` if the operation
+    /// is unknown, or if the time is impossible: the daemon saw a part of it.
     pub(super) fn corrected(
         &mut self,
         id: &str,

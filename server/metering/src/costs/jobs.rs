@@ -1,21 +1,21 @@
-//! Names of jobs and programs, numbered; and what was last seen of each job.
+//! Numbers for the names of jobs and programs, and the last observation of each job.
 
 use std::collections::HashMap;
 
 use permafrost_scheduling::quantity::{Bytes, Moment};
 use permafrost_scheduling::size::{JobId, KindId, SizePredictor};
 
-/// What is known of a job.
+/// Last observation of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) id: JobId,
-    /// When it was last dumped.
+    /// Time of its last dump.
     dumped: Moment,
-    /// Its memory when it was last dumped: what there is to go by when nobody says what it is now.
+    /// Its memory at its last dump: used when a caller does not give the current memory.
     pub(super) resident: Option<Bytes>,
 }
 
-/// Jobs and programs that were dumped, the last so many of each.
+/// Jobs and programs that were dumped, up to a maximum number of each.
 #[derive(Debug)]
 pub(super) struct Jobs {
     jobs: HashMap<String, Job>,
@@ -24,7 +24,7 @@ pub(super) struct Jobs {
     limit: usize,
 }
 
-/// Whom nobody has dumped.
+/// Numbers of a job and a program that were never dumped.
 const NOBODY: (JobId, KindId) = (JobId(u64::MAX), KindId(u32::MAX));
 
 impl Jobs {
@@ -37,15 +37,15 @@ impl Jobs {
         }
     }
 
-    /// The numbers of a job and a program; those of nobody where they were never dumped.
+    /// Returns the numbers of a job and a program; [`NOBODY`]'s where they were never dumped.
     pub(super) fn known(&self, job: &str, program: &str) -> (Option<Job>, JobId, KindId) {
         let known = self.jobs.get(job).copied();
         let kind = self.programs.get(program).copied().unwrap_or(NOBODY.1);
         (known, known.map_or(NOBODY.0, |job| job.id), kind)
     }
 
-    /// The numbers of a job that was dumped at `at` with this memory. Where there are too many jobs the one that was
-    /// not dumped for longest is forgotten, by `sizes`, too.
+    /// Returns the numbers of a job that was dumped at `at` with this memory. Where there are too many jobs, the
+    /// one with the oldest dump is forgotten, by `sizes`, too.
     pub(super) fn dumped(
         &mut self,
         job: &str,

@@ -1,4 +1,4 @@
-//! What transfers took, kept as figures.
+//! Measures transfers and keeps the measurements as figures.
 //!
 //! A dump's time, as its client sees it, is taken apart: from the first byte to CLOSE answered is its *transfer*, which
 //! goes by the bytes moved; the rest, from the opening of the session (CRIU starts, finds and stops the task) to the
@@ -29,27 +29,28 @@ use super::jobs::Jobs;
 use super::report::QueueReport;
 use super::start::Starting;
 
-/// The daemon's beginning, as the figures count time: figures of earlier runs lie before it. Ten years, microseconds.
+/// Start of the daemon on the figures' time scale, so that figures of earlier runs lie before it. Ten years,
+/// microseconds.
 const BEGINNING_US: u64 = 315_360_000_000_000;
 
-/// Events kept for a listener that is behind.
+/// Number of events kept for a slow subscriber.
 const EVENTS: usize = 1024;
 
-/// A transfer that brought this part of all bytes of its time, or more, had the node to itself: 4/5.
+/// Share of all bytes of its time from which on a transfer counts as having had the node to itself: 4/5.
 const ALONE: (u64, u64) = (4, 5);
 
-/// Fewest bytes from which anything follows for a link: below, its latency is measured.
+/// Minimum bytes for a bandwidth sample of a link: below, its latency is measured.
 const LINK_LEAST_BYTES: u64 = 1 << 20;
 
-/// How a node's figures are kept.
+/// Configuration of the measurements of a node.
 #[derive(Clone, Debug)]
 pub struct CostsConfig {
-    /// Where figures are written down for the next start. Default: nowhere.
+    /// File to which figures are saved for the next start. Default: none.
     pub figures: Option<PathBuf>,
-    /// What kind of medium the node pretends to have; its figures are marked with it. Default: none.
+    /// Kind of medium that the node emulates; its figures are marked with it. Default: none.
     pub emulated: Option<String>,
-    /// Jobs whose dumps are remembered; each takes up to 6 KiB. Default 10,000: with more, those that were not dumped
-    /// for longest are predicted by their program.
+    /// Maximum number of jobs whose dumps are remembered; each takes up to 6 KiB. Default 10,000: beyond it, the
+    /// jobs with the oldest dumps are predicted by their program.
     pub jobs: usize,
 }
 
@@ -63,38 +64,38 @@ impl Default for CostsConfig {
     }
 }
 
-/// Something read in order to be verified.
+/// A completed verification read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubDone {
-    /// Bytes read.
+    /// Number of bytes read.
     pub bytes: u64,
-    /// How long that took, without a pause.
+    /// Duration of the read, without a pause.
     pub elapsed: Duration,
 }
 
-/// Predictions against what then happened, the last 200 of each.
+/// Accuracy of predictions against measurements, over the last 200 of each.
 #[derive(Clone, Debug, Default)]
 pub struct Comparisons {
-    /// Bytes that dumps stored.
+    /// Accuracy for bytes that dumps stored.
     pub stored: Accuracy,
-    /// Bytes that dumps moved.
+    /// Accuracy for bytes that dumps moved.
     pub moved: Accuracy,
-    /// Time that dumps took.
+    /// Accuracy for the duration of dumps.
     pub dump_time: Accuracy,
-    /// Time that restores took.
+    /// Accuracy for the duration of restores.
     pub restore_time: Accuracy,
 }
 
-/// Things counted since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// Transfers taken in as samples.
+    /// Transfers recorded as samples.
     pub samples: u64,
-    /// Transfers that cannot be true, and were not taken in.
+    /// Transfers refused as samples because they cannot be true.
     pub refused: u64,
-    /// Times that this node probed itself or a link.
+    /// Probes that this node made of itself or of a link.
     pub probes: u64,
-    /// Reports of other nodes that were not believed as they were.
+    /// Figures in reports of other nodes that were not believed.
     pub doubts: u64,
 }
 
@@ -108,11 +109,11 @@ pub(super) struct Counted {
 
 pub(super) type AskQueues = Box<dyn Fn() -> [QueueReport; 2] + Send + Sync>;
 
-/// What this node measures of itself. One for a daemon.
+/// Measurements and predictions of this node. A daemon has one.
 pub struct Costs {
     pub(super) config: CostsConfig,
     began: Instant,
-    /// The wall clock's word for the start: tells this run from others.
+    /// Wall-clock time of the start, which distinguishes this run from others.
     pub(super) started_unix_ms: u64,
     pub(super) reports: AtomicU64,
     pub(super) queues: OnceLock<AskQueues>,
@@ -144,7 +145,8 @@ impl std::fmt::Debug for Costs {
 }
 
 impl Costs {
-    /// With the figures of the last run, if they can be read; what cannot is logged and left where it is.
+    /// Creates the measurements with the figures of the last run, if they can be read. An unreadable file is logged
+    /// and left in place.
     #[must_use]
     pub fn new(config: CostsConfig) -> Arc<Self> {
         let jobs = config.jobs;
@@ -175,7 +177,7 @@ impl Costs {
         Arc::new(costs)
     }
 
-    /// Takes in a dump that was made.
+    /// Records a completed dump.
     pub fn dumped(&self, done: &DumpDone<'_>) {
         let elapsed = done.whole.unwrap_or(done.transferred.elapsed);
         let now = self.now();
@@ -277,8 +279,8 @@ impl Costs {
         state.ended.remember(channel, transfer, whole);
     }
 
-    /// Takes in how long a dump or a restore took whoever ran it. Whether it was measured here, a moment ago, and can have
-    /// taken so long.
+    /// Records the total duration of a dump or a restore, as its client measured it. Returns true if it was
+    /// measured here a moment ago, and the duration is possible.
     pub fn took(&self, id: &str, restored: bool, elapsed: Duration) -> bool {
         let mut state = self.state();
         let Some((channel, corrected)) = state.ended.corrected(id, restored, elapsed) else {
@@ -287,7 +289,7 @@ impl Costs {
         state.estimator.correct(channel, corrected)
     }
 
-    /// Takes in a restore that was served.
+    /// Records a restore that was served.
     pub fn restored(&self, done: &RestoreDone<'_>) {
         let now = self.now();
         let mut state = self.state();
@@ -333,7 +335,7 @@ impl Costs {
         });
     }
 
-    /// Takes in that `bytes` of pages went over the link between this node and `peer` as fast as it took them.
+    /// Records that `bytes` of pages were sent over the link between this node and `peer`, limited by the link.
     pub fn copied(&self, peer: &str, bytes: u64, elapsed: Duration) {
         if bytes < LINK_LEAST_BYTES {
             return;
@@ -345,8 +347,8 @@ impl Costs {
         }
     }
 
-    /// Takes in that they went over it as fast as they came, which it may well be faster than: counts where nothing
-    /// better is known.
+    /// Records a lower bound for the link's bandwidth: the sender, not the link, was the bottleneck. Used where
+    /// nothing better is known.
     pub fn copied_at_least(&self, peer: &str, bytes: u64, elapsed: Duration) {
         let now = self.now();
         let size = Bytes::new(bytes);
@@ -361,8 +363,8 @@ impl Costs {
         }
     }
 
-    /// Takes in what was read to verify it, at full speed. That is the medium alone, with one thread: it counts only
-    /// where no restore does.
+    /// Records a verification read at full speed. It measures the medium alone, with one thread, and is used only
+    /// where no restore was measured.
     pub fn scrubbed(&self, done: &ScrubDone) {
         let now = self.now();
         let mut state = self.state();
@@ -370,8 +372,8 @@ impl Costs {
         self.sample(&mut state.estimator, channel, now, done.bytes, done.elapsed);
     }
 
-    /// Learns the sizes of dumps that were made before the start, from their lines of the listing. The memory of their
-    /// tasks is not known any more: what came of each stands for it.
+    /// Records the sizes of dumps that were made before the start, from their lines of the listing. The memory of
+    /// their tasks is no longer known: the bytes that each dump moved stand for it.
     pub fn learn_history(&self, records: &[control::Checkpoint]) {
         let (now, today) = (self.now(), unix_ms());
         let mut state = self.state();
@@ -405,31 +407,31 @@ impl Costs {
         }
     }
 
-    /// Who says how long the queues are, writing first. Without it a report counts what is running, as far as this node
-    /// knows it. False if it is known already.
+    /// Sets the function that reports the queues' lengths, writes first, once. Without it a report counts the
+    /// transfers that are running, as far as this node knows them. Returns false if it is set already.
     pub fn set_queues(&self, ask: impl Fn() -> [QueueReport; 2] + Send + Sync + 'static) -> bool {
         self.queues.set(Box::new(ask)).is_ok()
     }
 
-    /// Whether a dump or a restore is under way. Costs a load.
+    /// Returns true if a dump or a restore is under way. Costs a load.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.under_way.load(Ordering::Relaxed) > 0
     }
 
-    /// Everything that happens from now on.
+    /// Subscribes to all events from now on.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
     }
 
-    /// How far predictions were off so far.
+    /// Returns the accuracy of the predictions so far.
     #[must_use]
     pub fn accuracy(&self) -> Comparisons {
         self.state().comparisons.clone()
     }
 
-    /// What was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         let value = |number: &AtomicU64| number.load(Ordering::Relaxed);
@@ -441,12 +443,12 @@ impl Costs {
         }
     }
 
-    /// So many things in another node's report were not believed.
+    /// Counts figures in another node's report that were not believed.
     pub(super) fn doubted(&self, doubts: u64) {
         self.counted.doubts.fetch_add(doubts, Ordering::Relaxed);
     }
 
-    /// Tells whoever listens; made only where somebody does.
+    /// Publishes an event; it is made only if there is a subscriber.
     pub fn tell(&self, event: impl FnOnce() -> Event) {
         if self.events.receiver_count() > 0 {
             // The last one has just gone.
@@ -511,13 +513,13 @@ impl Comparisons {
     }
 }
 
-/// Whether a transfer had the node to itself, or nearly so.
+/// Returns true if a transfer had the node to itself, or nearly so.
 fn is_alone(own_bytes: u64, all_bytes: u64) -> bool {
     let (part, whole) = ALONE;
     u128::from(own_bytes) * u128::from(whole) >= u128::from(all_bytes) * u128::from(part)
 }
 
-/// The part of `elapsed` that is `own` of `all` bytes: at the rate of all.
+/// Returns the part of `elapsed` in which `own` of `all` bytes move, at the rate of all.
 fn share(elapsed: Duration, own: u64, all: u64) -> Duration {
     if all == 0 {
         return elapsed;
@@ -525,7 +527,7 @@ fn share(elapsed: Duration, own: u64, all: u64) -> Duration {
     elapsed.mul_f64((own as f64 / all as f64).min(1.0))
 }
 
-/// A time as the figures have it. What the clock of a machine says is always one.
+/// Converts a duration to the figures' type. A machine's clock always gives a valid one.
 pub(super) fn seconds(time: Duration) -> Seconds {
     Seconds::new(time.as_secs_f64()).unwrap_or(Seconds::MAX)
 }

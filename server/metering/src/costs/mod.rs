@@ -1,4 +1,4 @@
-//! What this node measures of itself, what it predicts by that, and what it tells others.
+//! Measures this node, predicts from the measurements, and reports them to other nodes.
 //!
 //! ```text
 //!  dumps, restores, copies, pulls ─┐                    ┌─▶ report ──▶ NodeFacts in the registry ──▶ believe, elsewhere

@@ -1,4 +1,4 @@
-//! The costs, as the store sees them.
+//! Implements the store's observer with the costs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use permafrost_store::{Beginning, DumpDone, Event, Expected, Observer, Ongoing, 
 use super::begin::Ticket;
 use super::measure::{Costs, ScrubDone};
 
-/// Has the costs learn from what a store does.
+/// Observer that records a store's operations in the costs.
 #[derive(Debug)]
 pub struct Learning(pub Arc<Costs>);
 

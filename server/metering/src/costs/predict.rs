@@ -1,4 +1,4 @@
-//! The size of a task's next dump, and the time that a transfer takes.
+//! Predicts the size of a task's next dump, and the duration of a transfer.
 
 use permafrost_scheduling::estimator::{Direction, SizedRates};
 use permafrost_scheduling::figure::{Figure, Missing};
@@ -11,10 +11,11 @@ use super::channels::Lane;
 use super::measure::{Costs, State};
 
 impl Costs {
-    /// What the next dump of `job` moves and stores. Memory that is not given is taken to be what it was at the job's
-    /// last dump.
+    /// Predicts the bytes that the next dump of `job` moves and stores. Memory that is not given is taken to be
+    /// that of the job's last dump.
     ///
     /// # Errors
+    ///
     /// [`Missing`] when neither is known.
     pub fn predict(
         &self,
@@ -33,7 +34,7 @@ impl Costs {
         state.sizes.predict(job, kind, dump, &memory, now)
     }
 
-    /// What is expected of a transfer that begins now, beside what is running.
+    /// Returns the expected size and duration of a transfer that begins now, beside the transfers that are running.
     pub(super) fn expected(
         &self,
         direction: Direction,
@@ -57,8 +58,8 @@ impl Costs {
     }
 }
 
-/// Bytes that come in beside a transfer of `own`, while it lasts. Transfers share a node evenly: of each other one that
-/// is left to do counts as far as the transfer lasts, so at most as much as its own.
+/// Returns the bytes that other transfers move while a transfer of `own` bytes lasts. Transfers share a node
+/// evenly: each other one counts with its remaining bytes, but at most with as many as `own`.
 fn ahead(running: &[Running], direction: Direction, own: Bytes) -> Bytes {
     let others = running.iter().filter(|other| other.direction == direction);
     Bytes::new(
@@ -69,8 +70,8 @@ fn ahead(running: &[Running], direction: Direction, own: Bytes) -> Bytes {
 }
 
 impl State {
-    /// How long `own` bytes take with `ahead` beside them: no less than alone, no less than all of them at the rate of
-    /// all together.
+    /// Returns the duration of a transfer of `own` bytes with `ahead` bytes beside them: no less than alone, and no
+    /// less than all of them take at the combined rate.
     fn time(
         &self,
         direction: Direction,
@@ -92,7 +93,7 @@ impl State {
         Ok(by_itself.max(own.plus(ahead).at(together)))
     }
 
-    /// Bandwidth of a lane; of one that was never used that of the nearest that was.
+    /// Returns the bandwidth of a lane; for one that was never used, that of the nearest measured lane.
     fn rate(
         &self,
         direction: Direction,
@@ -118,14 +119,14 @@ impl State {
         self.estimator.rates(lane.channel(direction), now)
     }
 
-    /// What a transfer takes whatever its size.
+    /// Returns the fixed time of a transfer, which does not depend on its size.
     pub(super) fn start(&self, direction: Direction, lane: Lane, now: Moment) -> Figure<Seconds> {
         let of = |lane: Lane| self.estimator.latency(lane.channel(direction), now);
         first_known(of(lane), of(Lane::Together))
     }
 }
 
-/// The first, unless only the other is known.
+/// Returns the first figure, unless only the other is known.
 pub(super) fn first_known<T: Copy>(one: Figure<T>, other: Figure<T>) -> Figure<T> {
     match (one, other) {
         (Figure::Unknown { .. }, Figure::Known(_)) => other,

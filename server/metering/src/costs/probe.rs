@@ -1,4 +1,4 @@
-//! An idle node probes itself, gently: figures that nothing renews are told as old, and then not at all.
+//! An idle node probes itself, gently: figures that nothing renews are reported as old, and later not at all.
 //!
 //! Of a channel that was not measured for a while one small transfer is made, while nothing else runs: pages into free
 //! segments, which are given back; pages of a checkpoint, read and verified; a small dump to another node, given up before
@@ -24,44 +24,45 @@ use super::channels::Lane;
 use super::measure::{Costs, ScrubDone};
 use super::report::NodeReport;
 
-/// What is written or read: enough that its rate is not its latency, and a tenth of a second on a disk.
+/// Bytes that a probe writes or reads: enough that its rate is not its latency, and a tenth of a second on a
+/// disk.
 pub const PROBE_BYTES: u64 = 16 << 20;
 
-/// What is sent to another node.
+/// Bytes that a probe sends to another node.
 pub const LINK_PROBE_BYTES: u64 = 8 << 20;
 
-/// Written at a time; in between is looked whether a dump has come.
+/// Bytes written at a time; between two writes the probe checks whether a dump has come.
 const STEP: usize = 1 << 20;
 
-/// A region that has no more than this part free is not written to for nothing: an eighth.
+/// Divisor for the free part of a region below which no probe writes to it: an eighth.
 const ROOM: u64 = 8;
 
-/// How often is looked whether something is due: so many times a period, but not more often than each [`LOOK`].
+/// Checks for a due probe per period; the interval is at least [`LOOK`].
 const LOOKS: u32 = 10;
 
-/// How often at most.
+/// Shortest interval between two checks for a due probe.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A medium that was never measured is probed when the daemon has run for so long: until then nothing can be said but what
-/// a kill costs.
+/// Uptime of the daemon after which a medium that was never measured is probed: until then only the cost of a
+/// kill can be estimated.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// How long the end of the thread is waited for: it may be writing to a disk.
+/// Longest wait for the end of the thread, which may be writing to a disk.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The links to other nodes, as far as they can be probed.
 pub trait Links: Send + Sync {
-    /// Nodes that live and have room, without this one.
+    /// Returns the nodes that live and have room, without this one.
     fn peers(&self) -> Vec<String>;
 
-    /// Sends [`LINK_PROBE_BYTES`] to a node, and has it forget them; how long that took. Blocks.
+    /// Sends [`LINK_PROBE_BYTES`] to a node, which discards them; returns the elapsed time. Blocks.
     ///
     /// # Errors
     /// Why not, in words.
     fn probe(&self, peer: &str) -> Result<Duration, String>;
 }
 
-/// What can be probed.
+/// A channel that can be probed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Probe {
     Write,
@@ -69,7 +70,7 @@ enum Probe {
     Link(String),
 }
 
-/// Why a probe gave no figure.
+/// Reason why a probe gave no figure.
 #[derive(Debug, thiserror::Error)]
 enum NoProbe {
     #[error("a dump has come")]
@@ -86,21 +87,21 @@ enum NoProbe {
     Catalog(String),
 }
 
-/// Probes what was not measured for a period.
+/// Probes channels that were not measured for a period.
 pub struct Prober {
     store: Arc<Store>,
     costs: Arc<Costs>,
     links: Option<Arc<dyn Links>>,
     period: Duration,
     began: Instant,
-    /// When each was last tried, whatever came of it.
+    /// Time of the last attempt for each channel, successful or not.
     tried: Mutex<HashMap<Probe, Instant>>,
     stopped: Mutex<bool>,
     woken: Condvar,
 }
 
 impl Prober {
-    /// For the store's own medium, and the `links` of a node of a cluster.
+    /// Creates a prober for the store's own medium, and the `links` of a node of a cluster.
     #[must_use]
     pub fn new(
         store: &Arc<Store>,
@@ -120,7 +121,7 @@ impl Prober {
         })
     }
 
-    /// Works in the background until what comes back is dropped.
+    /// Probes in the background until the returned value is dropped.
     ///
     /// # Errors
     /// There is no thread.
@@ -146,7 +147,7 @@ impl Prober {
         }
     }
 
-    /// Probes what is due for longest, if anything is and the node is idle: at most one thing. Whether it has.
+    /// Makes the most overdue probe, if one is due and the node is idle. Returns true if it made one.
     pub fn turn(&self) -> bool {
         let report = self.costs.report();
         if self.is_busy() || !is_idle(&report) {
@@ -175,7 +176,7 @@ impl Prober {
         false
     }
 
-    /// What is due, for longest first.
+    /// Returns the probes that are due, the most overdue first.
     fn due(&self, report: &NodeReport) -> Vec<Probe> {
         let mut all = Vec::from(medium(report));
         for peer in self.links.iter().flat_map(|links| links.peers()) {
@@ -222,7 +223,8 @@ impl Prober {
         Ok(())
     }
 
-    /// Writes into segments that nothing refers to, as a dump does. They are free again when this returns.
+    /// Writes into segments that nothing references, as a dump does, and returns the elapsed time. The segments are
+    /// free again afterwards.
     fn write(&self) -> Result<Duration, NoProbe> {
         let usage = self.store.region().usage();
         if usage.free_bytes < PROBE_BYTES.saturating_add(usage.capacity_bytes / ROOM) {
@@ -272,7 +274,7 @@ impl Prober {
         *self.stopped() || self.store.is_receiving()
     }
 
-    /// Whether it was stopped meanwhile.
+    /// Sleeps for `time`. Returns true if the prober was stopped meanwhile.
     fn nap(&self, time: Duration) -> bool {
         let stopped = self.stopped();
         let (stopped, _) = self
@@ -291,7 +293,7 @@ impl Prober {
     }
 }
 
-/// The probes of this node's own medium, and how long ago each was measured.
+/// Returns the probes of this node's own medium, and the age of each measurement.
 fn medium(report: &NodeReport) -> [(Probe, Option<Duration>); 2] {
     let size = Bytes::new(PROBE_BYTES);
     [
@@ -300,7 +302,7 @@ fn medium(report: &NodeReport) -> [(Probe, Option<Duration>); 2] {
     ]
 }
 
-/// How long ago something was measured; none if never, or too long ago to be told.
+/// Returns the age of a measurement; `None` if there is none, or it is too old.
 fn age_of<T: Copy>(figure: &Figure<T>) -> Option<Duration> {
     let known = figure.known().ok()?;
     Duration::try_from_secs_f64(known.age.value()).ok()
@@ -313,7 +315,7 @@ fn is_idle(report: &NodeReport) -> bool {
         .all(|queue| queue.running == 0 && queue.waiting == 0 && queue.bytes == 0)
 }
 
-/// Bytes that neither compress nor repeat: what dumps are made of at worst.
+/// Returns bytes that neither compress nor repeat: the worst case for the contents of a dump.
 pub fn noise(len_bytes: usize) -> Vec<u8> {
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     let mut noise = vec![0; len_bytes];
@@ -329,7 +331,7 @@ pub fn noise(len_bytes: usize) -> Vec<u8> {
     noise
 }
 
-/// The background work. Dropped, it ends.
+/// The background thread. It ends when this is dropped.
 pub struct Probing {
     prober: Arc<Prober>,
     thread: JoinHandle<()>,
@@ -347,12 +349,12 @@ impl Drop for Probing {
 }
 
 impl Costs {
-    /// A probe was made.
+    /// Counts a probe.
     fn probed(&self) {
         self.counted.probes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes in what a probe wrote; `elapsed` until it was durable.
+    /// Records the bytes that a probe wrote; `elapsed` until they were durable.
     pub(super) fn probed_write(&self, bytes: u64, elapsed: Duration) {
         let channel = Lane::Probed.channel(Direction::Write);
         let now = self.now();

@@ -1,24 +1,24 @@
-//! When a report is worth telling the others: etcd is not written each second for nothing.
+//! Decides when a report is published to other nodes: etcd must not be written each second without need.
 
 use std::time::{Duration, Instant};
 
 use super::report::NodeReport;
 
-/// Changed figures are told this often at most: they change with every dump.
+/// Shortest interval between two publications of changed figures: they change with every dump.
 const FIGURES: Duration = Duration::from_secs(5);
 
-/// What has not changed is told this often, so that its age is known.
+/// Interval at which an unchanged report is published, so that its age is known.
 const UNCHANGED: Duration = Duration::from_secs(30);
 
-/// What was told last.
+/// The last published report.
 #[derive(Debug, Default)]
 pub struct Publication {
     last: Option<(NodeReport, Instant)>,
 }
 
 impl Publication {
-    /// The report, if it is to be told now: at once when a queue has changed, after 5 s when a figure has changed by
-    /// 5 %, else every half minute.
+    /// Returns the report if it is to be published now: at once when a queue has changed, after 5 s when a figure
+    /// has changed by 5 %, else every half minute.
     pub fn next(&mut self, report: NodeReport, now: Instant) -> Option<NodeReport> {
         if let Some((last, when)) = &self.last {
             let since = now.saturating_duration_since(*when);

@@ -1,4 +1,4 @@
-//! What a node says of itself to the others, and what they make of it.
+//! Report of a node to the others, and its evaluation by them.
 //!
 //! Reports travel as JSON in the node's facts. A figure that cannot be read (a rate of 0 or 10^18, a negative time) is
 //! one that is not believed; the rest of the report, and of the facts, is read all the same.
@@ -21,67 +21,68 @@ use super::predict::first_known;
 pub use believe::{Believed, Reports, believe};
 pub use lenient::report as lenient_report;
 
-/// Change of a figure that is worth telling: 5 %.
+/// Relative change of a figure that is worth publishing: 5 %.
 const WORTH_TELLING: f64 = 0.05;
 
-/// How long a queue is.
+/// Length and drain rate of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueReport {
-    /// Bytes still to be moved: of what runs, waits and is reserved. Those that a newcomer waits for are fewer, where
-    /// several run at once.
+    /// Bytes still to be moved by running, waiting and reserved transfers. A newcomer waits for fewer bytes where
+    /// several transfers run at once.
     pub bytes: u64,
-    /// Transfers that run.
+    /// Number of running transfers.
     pub running: u32,
-    /// Transfers that wait.
+    /// Number of waiting transfers.
     pub waiting: u32,
-    /// Places kept for what has not come yet.
+    /// Number of reservations that are not taken up.
     pub reserved: u32,
-    /// How many may run at once; 0 where nothing limits them.
+    /// Maximum number of transfers that run at once; 0 for no limit.
     pub slots: u32,
-    /// What empties it, bytes a second: what those that run at once move together; none before that was measured.
+    /// Drain rate of the queue, bytes per second: that of all running transfers together; `None` before it was
+    /// measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
 }
 
-/// What a node says of itself.
+/// Figures that a node reports about itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeReport {
-    /// Grows with every report of this run of the daemon.
+    /// Number that grows with every report of this run of the daemon.
     #[serde(deserialize_with = "lenient::field")]
     pub sequence: u64,
-    /// When this run began, milliseconds since the Unix epoch by the node's clock: tells runs apart, no more.
+    /// Start of this run, milliseconds since the Unix epoch by the node's clock. Only distinguishes runs.
     #[serde(deserialize_with = "lenient::field")]
     pub started_unix_ms: u64,
     /// Bandwidth of full dumps, bytes moved.
     #[serde(deserialize_with = "lenient::field")]
     pub write: SizedRates,
-    /// Bandwidth of dumps that are compared with the one before, bytes moved.
+    /// Bandwidth of dumps that are compared with the checkpoint before, bytes moved.
     #[serde(deserialize_with = "lenient::field")]
     pub compare: SizedRates,
     /// Bandwidth of restores.
     #[serde(deserialize_with = "lenient::field")]
     pub read: SizedRates,
-    /// What a dump takes whatever its size.
+    /// Fixed time of a dump, which does not depend on its size.
     #[serde(deserialize_with = "lenient::field")]
     pub dump_start: Figure<Seconds>,
-    /// What a restore takes whatever its size.
+    /// Fixed time of a restore, which does not depend on its size.
     #[serde(deserialize_with = "lenient::field")]
     pub restore_start: Figure<Seconds>,
-    /// Dumps.
+    /// Queue of dumps.
     #[serde(deserialize_with = "lenient::field")]
     pub write_queue: QueueReport,
-    /// Restores.
+    /// Queue of restores.
     #[serde(deserialize_with = "lenient::field")]
     pub read_queue: QueueReport,
     /// Bandwidth of the links between this node and others, by name.
     #[serde(deserialize_with = "lenient::field")]
     pub links: BTreeMap<String, SizedRates>,
-    /// What kind of medium the node pretends to have.
+    /// Kind of medium that the node emulates.
     #[serde(deserialize_with = "lenient::field")]
     pub emulated: Option<String>,
-    /// It could not be read at all.
+    /// True if the report could not be read at all.
     #[serde(skip)]
     pub unreadable: bool,
 }
@@ -93,7 +94,7 @@ const fn not_measured(what: What) -> SizedRates {
 }
 
 impl Default for NodeReport {
-    /// Of a node that has measured nothing.
+    /// Returns the report of a node that has measured nothing.
     fn default() -> Self {
         let no_time = Figure::Unknown {
             why: Missing::NotMeasured {
@@ -118,8 +119,8 @@ impl Default for NodeReport {
 }
 
 impl Costs {
-    /// What this node says of itself now. Sorts the samples of its channels: to be taken once a second, not once an
-    /// answer.
+    /// Returns this node's current report. Sorts the samples of its channels: to be called once a second, not for
+    /// every request.
     #[must_use]
     pub fn report(&self) -> NodeReport {
         let now = self.now();
@@ -189,7 +190,8 @@ fn line(
     state.estimator.line(channel, now, start, unless_told)
 }
 
-/// What full dumps took, and those that were compared: they start alike, as the one says of which there are more.
+/// Returns the measurements of full dumps and of compared ones. Both have the same fixed time: that of the kind
+/// with more samples.
 fn dump_lines(state: &State, now: Moment) -> (Option<Line>, Option<Line>) {
     let of = |lane, start| line(state, Direction::Write, lane, now, start);
     let (full, compared) = (of(Lane::Whole, None), of(Lane::Compared, None));
@@ -202,7 +204,7 @@ fn dump_lines(state: &State, now: Moment) -> (Option<Line>, Option<Line>) {
     }
 }
 
-/// The queue of a node on which nothing waits: what is running.
+/// Returns the queue of a node without waiting transfers: the running ones.
 fn under_way(state: &State, direction: Direction) -> QueueReport {
     let running = state.running.iter();
     let mut report = QueueReport::default();
@@ -214,7 +216,7 @@ fn under_way(state: &State, direction: Direction) -> QueueReport {
 }
 
 impl NodeReport {
-    /// Whether the queues differ by what is worth telling.
+    /// Returns true if the queues differ by enough to be worth publishing.
     #[must_use]
     pub fn queues_differ(&self, other: &Self) -> bool {
         let differ = |one: &QueueReport, other: &QueueReport| {
@@ -225,7 +227,8 @@ impl NodeReport {
         differ(&self.write_queue, &other.write_queue) || differ(&self.read_queue, &other.read_queue)
     }
 
-    /// Whether the figures differ by what is worth telling; ages and numbers of samples do not count.
+    /// Returns true if the figures differ by enough to be worth publishing; ages and numbers of samples do not
+    /// count.
     #[must_use]
     pub fn figures_differ(&self, other: &Self) -> bool {
         let rates = |one: &SizedRates, other: &SizedRates| {
@@ -249,8 +252,8 @@ impl NodeReport {
                 .any(|(one, other)| rates(one, other))
     }
 
-    /// The four numbers that the placement of copies goes by, bytes and bytes a second: writing, reading, network (the
-    /// median of its links), queued. 0 where a figure is not known.
+    /// Returns the four numbers that the placement of copies uses, bytes and bytes a second: writing, reading,
+    /// network (the median of its links), queued. 0 where a figure is not known.
     #[must_use]
     pub fn in_brief(&self) -> [u64; 4] {
         let rate = |rates: &SizedRates| {
@@ -269,7 +272,7 @@ impl NodeReport {
     }
 }
 
-/// Whole bytes a second.
+/// Returns the rate in whole bytes per second.
 fn whole(rate: BytesPerSecond) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,

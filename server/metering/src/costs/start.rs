@@ -1,4 +1,5 @@
-//! Figures of earlier runs, and those that a benchmark measured before the first: written down beside the region.
+//! Figures of earlier runs, and those that a benchmark measured before the first: written down beside the
+//! region.
 //!
 //! They are samples, not results: what was transferred in how long, and how long ago. So they are judged as those are
 //! that the daemon measures, weigh less the older they are, and do not hold any more after an hour.
@@ -19,13 +20,13 @@ use super::measure::{Costs, State};
 /// Version of the file.
 const VERSION: u32 = 1;
 
-/// A file that is longer is none of ours.
+/// Maximum size of the file. A longer one was not written by this module.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Most samples that are taken in at once: all windows of a thousand links.
+/// Maximum number of samples that are recorded at once: all windows of a thousand links.
 const MAX_SAMPLES: usize = 1 << 19;
 
-/// What was measured.
+/// Kind of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartWhat {
@@ -47,70 +48,70 @@ pub enum StartWhat {
     ReadTogether,
     /// Pages that were read to verify them.
     ReadProbed,
-    /// A full dump, from the first preparation to the last clean-up.
+    /// A full dump as its client measures it, from the first preparation to the last clean-up.
     FullDump,
-    /// A dump that was compared, in the same way.
+    /// A compared dump as its client measures it.
     ComparedDump,
-    /// A restore, in the same way.
+    /// A restore as its client measures it.
     Restore,
     /// Pages sent to a node, or fetched from it.
     Link(String),
 }
 
-/// One measurement.
+/// A measurement with its age.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartSample {
-    /// Of what.
+    /// Kind of the measurement.
     pub what: StartWhat,
-    /// Bytes moved; 0 for what took `elapsed` whatever its size.
+    /// Bytes moved; 0 for a fixed time that does not depend on the size.
     pub bytes: u64,
-    /// How long that took.
+    /// Duration of the transfer.
     pub elapsed: Seconds,
-    /// How long ago it was over.
+    /// Time since the transfer ended.
     pub age: Seconds,
 }
 
-/// Measurements to begin with.
+/// Measurements of earlier runs or of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartFigures {
-    /// In the order in which they were made.
+    /// Measurements in the order in which they were made.
     pub samples: Vec<StartSample>,
-    /// What kind of medium they were made on, if it pretends to be one.
+    /// Kind of medium that was emulated during the measurements, if any.
     #[serde(default)]
     pub emulated: Option<String>,
 }
 
-/// Figures that cannot be begun with.
+/// Reason why figures cannot be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// More than there can be.
+    /// There are more samples than the maximum.
     #[error("{samples} samples are more than {MAX_SAMPLES}")]
     TooMany {
-        /// How many.
+        /// Number of samples.
         samples: usize,
     },
-    /// One that cannot be true; nothing was changed.
+    /// A sample cannot be true; nothing was changed.
     #[error("sample {place} cannot be true: {why}")]
     Implausible {
-        /// Which, from 0.
+        /// Index of the sample, from 0.
         place: usize,
-        /// Why not.
+        /// Reason why it cannot be true.
         why: String,
     },
-    /// They hold now, and will not after a restart.
+    /// The figures are in use, but could not be saved: they are lost at a restart.
     #[error("write {path}")]
     Write {
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// What is known of where the figures come from.
+/// Facts about the origin of the figures.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Starting {
     pub(super) emulated: Option<String>,
@@ -119,12 +120,12 @@ pub(super) struct Starting {
 #[derive(Serialize, Deserialize)]
 struct File {
     v: u32,
-    /// By the wall clock: only says how long the daemon was away.
+    /// Wall-clock time at which the file was written: only used to compute how long the daemon was away.
     written_unix_ms: u64,
     figures: StartFigures,
 }
 
-/// The lane of what was measured; none of a link.
+/// Returns the lane of a measurement; `None` for a link.
 fn lane(what: &StartWhat) -> Option<(Direction, Lane)> {
     let write = |lane| Some((Direction::Write, lane));
     match what {
@@ -157,8 +158,8 @@ const LANES: [StartWhat; 9] = [
 ];
 
 impl Costs {
-    /// Takes in measurements that were made elsewhere, in the place of those that this node has made of the same
-    /// things, and writes everything down for the next start.
+    /// Records measurements that were made elsewhere, replaces those that this node has made of the same kinds, and
+    /// saves everything for the next start.
     ///
     /// # Errors
     /// [`StartError`]; if one of them cannot be true none is taken in.
@@ -194,7 +195,7 @@ impl Costs {
         self.save()
     }
 
-    /// Writes down what was measured, in one step; nothing where no place for it is configured.
+    /// Saves the measurements atomically; does nothing if no file is configured.
     ///
     /// # Errors
     /// [`StartError::Write`].
@@ -216,7 +217,7 @@ impl Costs {
             })
     }
 
-    /// Everything measured that still counts.
+    /// Returns all measurements that still count.
     #[must_use]
     pub fn kept(&self) -> StartFigures {
         let now = self.now();
@@ -237,7 +238,8 @@ impl Costs {
         }
     }
 
-    /// Takes in what the last run wrote down. A clock that was set back makes it no younger than it was then.
+    /// Reads the measurements that the last run saved. If the clock was set back, they keep at least the age that
+    /// they had then.
     pub(super) fn load(&self) {
         let Some(path) = &self.config.figures else {
             return;
@@ -272,7 +274,7 @@ impl Costs {
     }
 }
 
-/// The oldest first, each with its place.
+/// Returns the samples with the oldest first, each with its index.
 fn in_order(samples: &[StartSample]) -> Vec<(usize, StartSample)> {
     let mut ordered: Vec<_> = samples
         .iter()
@@ -305,7 +307,7 @@ fn take(
     }
 }
 
-/// What whole transfers of a lane are called.
+/// Returns the kind under which whole transfers of a lane are saved.
 const fn whole_of(what: &StartWhat) -> Option<StartWhat> {
     match what {
         StartWhat::Write => Some(StartWhat::FullDump),

@@ -1,4 +1,4 @@
-//! What the modules here do together.
+//! Tests of measuring, predicting and reporting together.
 
 mod believing;
 mod measuring;
@@ -22,7 +22,8 @@ fn memory(mib: u64) -> Memory {
     }
 }
 
-/// A dump of so many MiB that had the node to itself, at 1 MiB a millisecond, and took half a second besides.
+/// Returns a dump of `mib` MiB that had the node to itself, at 1 MiB per millisecond, and took half a second
+/// besides.
 fn dump(job: &str, mib: u64) -> DumpDone<'_> {
     let elapsed = Duration::from_millis(mib);
     DumpDone {
@@ -64,7 +65,7 @@ fn measured() -> Arc<Costs> {
     costs
 }
 
-/// Whether two numbers are the same but for rounding.
+/// Returns true if two numbers are equal but for rounding.
 fn close(one: f64, other: f64) -> bool {
     (one / other - 1.0).abs() < 1e-3
 }

@@ -1,53 +1,53 @@
-//! Why there is no turn.
+//! Errors of the queues.
 
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_scheduling::queue::QueueError;
 
 use super::Direction;
 
-/// Why a dump or a restore does not get a turn, or a place is not kept.
+/// Reason why a dump or a restore is not admitted, or a reservation is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum QueuesError {
-    /// As many wait as may.
+    /// The maximum number of requests is waiting.
     #[error("{limit} {} wait already or have reserved places", direction.many())]
     Full {
-        /// For what.
+        /// Queue that is full.
         direction: Direction,
-        /// How many may.
+        /// Maximum number of waiting requests.
         limit: usize,
     },
-    /// The token is no token.
+    /// The token is malformed.
     #[error("{token:?} is no reservation: one has 32 hexadecimal digits")]
     BadToken {
-        /// As it was given.
+        /// Token as it was given.
         token: String,
     },
-    /// No such place: it has lapsed, was taken up or given up, or is another queue's.
+    /// There is no such reservation: it has lapsed, was taken up or cancelled, or belongs to the other queue.
     #[error("there is no reservation {token} for {} here", direction.many())]
     NoReservation {
-        /// For what.
+        /// Queue in which it was looked up.
         direction: Direction,
-        /// Its token.
+        /// Token of the reservation.
         token: String,
     },
-    /// It can never be moved.
+    /// The transfer is larger than the region.
     #[error("{bytes} bytes are more than the region holds, {capacity_bytes}")]
     TooLarge {
-        /// Wanted.
+        /// Requested bytes.
         bytes: u64,
         /// Size of the region.
         capacity_bytes: u64,
     },
-    /// The direction is none.
+    /// The direction is neither `write` nor `read`.
     #[error("{direction:?} is no queue: there are write, for dumps, and read, for restores")]
     BadDirection {
-        /// As it was given.
+        /// Direction as it was given.
         direction: String,
     },
-    /// Whoever waited does not wait any more.
+    /// The caller disconnected while it waited.
     #[error("the caller has gone while it waited for its turn")]
     Gone,
-    /// Nothing starts any more.
+    /// The daemon is stopping: nothing starts any more.
     #[error("permafrostd is stopping")]
     Stopping,
 }
@@ -65,7 +65,7 @@ impl QueuesError {
         }
     }
 
-    /// What kind of refusal it is.
+    /// Returns the error code of the refusal.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -77,7 +77,7 @@ impl QueuesError {
         }
     }
 
-    /// What to do about it.
+    /// Returns advice for the caller.
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {
@@ -94,7 +94,7 @@ impl QueuesError {
         }
     }
 
-    /// As a reply.
+    /// Converts the error to a reply of the control protocol.
     #[must_use]
     pub fn to_reply(&self) -> control::Error {
         control::Error {

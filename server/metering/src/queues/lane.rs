@@ -1,4 +1,4 @@
-//! One queue and those who wait in it, each a parked thread.
+//! One queue, and the threads that wait in it, each parked.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,23 +19,24 @@ use super::{
     new_token, token_text,
 };
 
-/// How often one who waits looks whether its caller is there.
+/// Interval at which a waiting request checks that its caller is still connected.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How often it is told how it stands, and turns are looked at.
+/// Interval at which a waiting request reports its position, and running transfers are checked.
 const TELL: Duration = Duration::from_secs(1);
 
-/// How long the place of one who was set aside is kept: many times what it is to pause for.
+/// Time for which the place of a request is kept that was set aside: many times the pause that its caller is to
+/// make.
 const SET_ASIDE: Duration = Duration::from_secs(30);
 
-/// What the last turn counts in what turns move: those before fade.
+/// Weight of the last transfer in the average size of transfers; earlier ones fade.
 const LAST_COUNTS: f64 = 0.2;
 
 /// A queue in use.
 #[derive(Debug)]
 pub(super) struct Lane {
     direction: Direction,
-    /// An operator's word; `None`: what is measured.
+    /// Concurrency limit set by the operator. `None`: use the measured optimum.
     at_once: Option<usize>,
     arrival: Duration,
     stall: Duration,
@@ -51,29 +52,29 @@ struct Inner {
     pace: Pace,
     turns: HashMap<Ticket, Running>,
     waiting: HashMap<Ticket, Thread>,
-    /// What goes before each that waits, as of the last look.
+    /// Requests and bytes ahead of each waiting request, as of the last check.
     before: HashMap<Ticket, (usize, u64)>,
-    /// How many ran, times for how long, since the beginning.
+    /// Integral of the number of running transfers over time since the start, in transfer-seconds.
     run_s: f64,
     changed: Instant,
     looked: Option<Instant>,
-    /// What a turn moves, on average of late.
+    /// Recent average size of a transfer, in bytes.
     typical_bytes: f64,
     stopped: bool,
 }
 
-/// What is known of a turn.
+/// An admitted transfer and its progress.
 #[derive(Debug)]
 struct Running {
     expected: u64,
     moved: Arc<AtomicU64>,
     began: Instant,
-    /// [`Inner::run_s`] when it began.
+    /// [`Inner::run_s`] at the transfer's beginning.
     run_s: f64,
     seen: u64,
     seen_at: Instant,
     idle: bool,
-    /// It was idle once, so its time says nothing of the medium.
+    /// True if the transfer was idle once, so that its duration says nothing about the medium.
     paused: bool,
 }
 
@@ -116,7 +117,7 @@ impl Lane {
         &self.counters
     }
 
-    /// Waits for a turn, for `patience` at most if there is one.
+    /// Waits for admission, for `patience` at most if it is given.
     pub(super) fn enter(
         lane: &Arc<Self>,
         admission: &Admission,
@@ -146,7 +147,7 @@ impl Lane {
         Ok(Entered::Turn(Turn::new(Arc::clone(lane), ticket, moved)))
     }
 
-    /// Takes its place; what it moves is counted there if it has its turn at once.
+    /// Puts a request into the queue. Returns its byte counter if it is admitted at once.
     fn submit(
         &self,
         admission: &Admission,
@@ -215,7 +216,7 @@ impl Lane {
         }
     }
 
-    /// How one that waits stands.
+    /// Returns the position of a waiting request.
     fn waiting(&self, ticket: Ticket, now: Instant) -> control::Waiting {
         let mut inner = self.inner();
         if !inner.before.contains_key(&ticket) {
@@ -295,7 +296,7 @@ impl Lane {
         })
     }
 
-    /// Whether there was such a reservation.
+    /// Cancels a reservation. Returns true if there was one.
     pub(super) fn cancel(&self, token: Token) -> bool {
         self.inner().queue.cancel(token).is_ok()
     }
@@ -346,7 +347,7 @@ impl Lane {
         }
     }
 
-    /// Ends a request, whether it ran or waited.
+    /// Ends a request, whether it was running or waiting.
     pub(super) fn finish(&self, ticket: Ticket) {
         let now = Instant::now();
         let mut inner = self.inner();
@@ -401,7 +402,7 @@ impl Inner {
         Bytes::new(typical)
     }
 
-    /// Lets start what may.
+    /// Admits the requests that may run.
     fn start_next(&mut self, lane: &Lane, now: Instant) {
         self.count_until(now);
         self.queue.allow_running(lane.slots(self));
@@ -436,14 +437,14 @@ impl Inner {
         moved
     }
 
-    /// Brings [`Self::run_s`] up to date: before how many run changes.
+    /// Brings [`Self::run_s`] up to date. Must be called before the number of running transfers changes.
     fn count_until(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.changed).as_secs_f64();
         self.run_s += self.queue.lengths().0 as f64 * passed;
         self.changed = self.changed.max(now);
     }
 
-    /// What a turn tells of the medium.
+    /// Learns the size and the rate of transfers from one that has ended.
     fn learn(&mut self, turn: &Running, now: Instant) {
         let moved = turn.moved.load(Ordering::Relaxed);
         if moved == 0 {
@@ -468,7 +469,8 @@ impl Inner {
         self.concurrency.finished(&turn);
     }
 
-    /// What empties the queue: by the whole size of what is in it, which is not what is left of those that run.
+    /// Returns the drain rate of the queue, by the full sizes of the transfers in it, not by the bytes that are
+    /// left of the running ones.
     fn drain(&self, slots: usize) -> Option<BytesPerSecond> {
         let left = self.queue.queued_bytes();
         let moved = (self.turns.values()).map(|turn| turn.seen.min(turn.expected));
@@ -480,8 +482,8 @@ impl Inner {
         self.pace.drain(each.map(Bytes::new), slots)
     }
 
-    /// Looks at all turns, unless that was done within `period`: what is left of each, who gives way and who goes on;
-    /// and at what goes before those that wait.
+    /// Checks all transfers, unless that was done within `period`: updates the bytes left of each, which of them
+    /// yield or resume, and the requests and bytes ahead of those that wait.
     fn look(&mut self, lane: &Lane, now: Instant, period: Duration) {
         let looked = self.looked.map(|at| now.saturating_duration_since(at));
         if looked.is_some_and(|passed| passed < period) {
@@ -516,7 +518,7 @@ impl Inner {
             .collect();
     }
 
-    /// As of the last look.
+    /// Returns the position of a waiting request as of the last check.
     fn standing(&self, lane: &Lane, ticket: Ticket) -> control::Waiting {
         let (before, bytes_before) = self.before.get(&ticket).copied().unwrap_or_default();
         control::Waiting {
@@ -539,15 +541,15 @@ impl Inner {
     }
 }
 
-/// What came of waiting.
+/// Outcome of waiting.
 enum Waited {
-    /// What it moves is counted there.
+    /// The request was admitted; the counter is for the bytes that it moves.
     Started(Arc<AtomicU64>),
-    /// For one who has to come again.
+    /// The request was set aside: its caller has to come again.
     SetAside(control::Waiting),
 }
 
-/// A place in the queue that is left when the one who waits goes.
+/// Place of a request in the queue, given up if the waiting thread leaves.
 struct Place<'a> {
     lane: &'a Lane,
     ticket: Option<Ticket>,

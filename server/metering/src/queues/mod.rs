@@ -39,21 +39,21 @@ pub use error::QueuesError;
 pub use reservations::{Others, Owner, Reservations};
 pub use turn::{Entered, Turn};
 
-/// What a queue is for.
+/// Queue of a region, by the direction of its transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
-    /// Dumps.
+    /// Queue of dumps.
     Write,
-    /// Restores.
+    /// Queue of restores.
     Read,
 }
 
 impl Direction {
-    /// Both, in the order in which they are listed.
+    /// Both directions, in the order in which they are listed.
     pub const ALL: [Self; 2] = [Self::Write, Self::Read];
 
-    /// `write` or `read`.
+    /// Returns `write` or `read`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Direction {
         }
     }
 
-    /// What waits in it.
+    /// Returns the plural name of the queued operations, `dumps` or `restores`.
     #[must_use]
     pub const fn many(self) -> &'static str {
         match self {
@@ -89,22 +89,25 @@ impl FromStr for Direction {
     }
 }
 
-/// How the queues behave.
+/// Options of the queues.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuesOptions {
-    /// How many dumps run at once; `None`: as many as are found to raise what is moved. Default `None`.
+    /// Number of dumps that run at once; `None`: the number that is found to maximize the throughput. Default
+    /// `None`.
     pub dumps_at_once: Option<usize>,
-    /// The same of restores. Default `None`.
+    /// Number of restores that run at once; `None`: the number that is found to maximize the throughput. Default
+    /// `None`.
     pub restores_at_once: Option<usize>,
-    /// How many wait or are reserved in a queue at most: each that waits here is a thread. Default 1024.
+    /// Maximum number of requests that wait or are reserved in a queue: each that waits here is a thread. Default
+    /// 1024.
     pub waiting: usize,
-    /// Of these, how many are reserved. Default 256.
+    /// Maximum number of reservations among them. Default 256.
     pub reserved: usize,
-    /// A turn that has moved nothing yet gives its place to the next after so long. Longer than CRIU mostly needs from
-    /// its start to the first page. Default 2 s.
+    /// Time after which an admitted transfer that has moved nothing yet gives its slot to the next one. Longer than
+    /// CRIU mostly needs from its start to the first page. Default 2 s.
     pub arrival: Duration,
-    /// One that moves nothing any more gives its place to the next after so long: longer than a slow medium needs to
-    /// make the last of it durable. Default 10 s.
+    /// Time after which an admitted transfer that has stopped moving bytes gives its slot to the next one: longer
+    /// than a slow medium needs to make the last bytes durable. Default 10 s.
     pub stall: Duration,
 }
 
@@ -121,7 +124,7 @@ impl Default for QueuesOptions {
     }
 }
 
-/// About how much the dump will move that is opened, bytes: what its client says, or the memory that its task has.
+/// Returns the approximate bytes that a dump will move: its client's figure, or the size of its task's memory.
 #[must_use]
 pub fn expected_bytes(open: &request::Open) -> u64 {
     match (open.expected_bytes, &open.origin) {
@@ -130,23 +133,24 @@ pub fn expected_bytes(open: &request::Open) -> u64 {
     }
 }
 
-/// What wants a turn.
+/// Request for admission.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
-    /// About how much it will move, bytes; 0 while nobody knows: then what turns have moved of late is taken.
+    /// Approximate bytes that it will move; 0 if unknown: then the recent average of transfers is used.
     pub bytes: u64,
-    /// Who goes first where several wait.
+    /// Priority among waiting requests.
     pub priority: Priority,
-    /// It should start within this time.
+    /// Time within which it should start.
     pub start_within: Option<Duration>,
-    /// The place that was reserved for it.
+    /// Token of the reservation that was made for it.
     pub token: Option<Token>,
 }
 
 impl Admission {
-    /// As a request says it.
+    /// Builds an admission from the fields of a request.
     ///
     /// # Errors
+    ///
     /// [`QueuesError::BadToken`].
     pub fn new(
         bytes: u64,
@@ -164,36 +168,36 @@ impl Admission {
     }
 }
 
-/// How a queue stands.
+/// Length and drain rate of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct QueueReport {
-    /// Bytes that all of them still have to move.
+    /// Bytes that all of its transfers still have to move.
     pub bytes: u64,
-    /// How many run.
+    /// Number of running transfers.
     pub running: u32,
-    /// How many wait.
+    /// Number of waiting requests.
     pub waiting: u32,
-    /// Places that are reserved and not taken up.
+    /// Number of reservations that are not taken up.
     pub reserved: u32,
-    /// How many may run at once.
+    /// Maximum number of transfers that run at once.
     pub slots: u32,
-    /// That many was found best; otherwise an operator has said so.
+    /// True if that maximum was measured; false if an operator has set it.
     pub automatic: bool,
-    /// What empties it, bytes a second: what those that run at once move together, by what turns of their size have
-    /// taken of late, starts included.
+    /// Drain rate of the queue, bytes per second: that of all running transfers together, estimated from the recent
+    /// durations of transfers of their size, starts included.
     pub bytes_per_s: Option<f64>,
 }
 
-/// What a queue has counted since the start.
+/// Counters of a queue since the start.
 #[derive(Debug, Default)]
 pub struct QueueCounters {
-    /// From the request to its turn; those that did not wait too.
+    /// Time from the request to its admission, for requests that did not wait, too.
     pub waits: Timings,
-    /// Turns that have begun.
+    /// Transfers that were admitted.
     pub turns: Count,
-    /// Requests refused as too many waited.
+    /// Requests that were refused because too many waited.
     pub refused: Count,
-    /// Callers that went while they waited.
+    /// Callers that disconnected while they waited.
     pub gone: Count,
     /// Reservations that were not taken up.
     pub lapsed: Count,
@@ -206,7 +210,7 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Empty ones.
+    /// Creates empty queues.
     #[must_use]
     pub fn new(options: QueuesOptions) -> Arc<Self> {
         let fixed = [options.dumps_at_once, options.restores_at_once];
@@ -223,8 +227,8 @@ impl Queues {
         }
     }
 
-    /// Waits for a turn. Blocks; `waits` is told how it stands about once a second, and asked whether it still wants to.
-    /// With nobody before it this is a few microseconds.
+    /// Waits for admission. Blocks; about once a second `waits` is given the position of the request, and is asked
+    /// whether it still wants to wait. If nothing is ahead of it this takes a few microseconds.
     ///
     /// # Errors
     /// [`QueuesError`]: too many wait; there is no such reservation; the caller has gone; the daemon stops.
@@ -241,11 +245,12 @@ impl Queues {
         }
     }
 
-    /// The same for one who cannot be told anything on the way: after `patience` its place is kept under a token, with
-    /// which it has to come again.
+    /// Waits for admission as [`Self::enter`] does, for a caller that cannot receive progress: after `patience` its
+    /// place is kept under a token, with which it has to come again.
     ///
     /// # Errors
-    /// As [`Self::enter`].
+    ///
+    /// Those of [`Self::enter`].
     pub fn enter_within(
         &self,
         direction: Direction,
@@ -261,13 +266,14 @@ impl Queues {
         )
     }
 
-    /// A turn for what cannot be made to wait: it counts among those that run, and in what is before the others.
+    /// Admits a transfer that cannot be made to wait: it counts among the running ones, and in the bytes ahead of
+    /// others.
     #[must_use]
     pub fn run(&self, direction: Direction, bytes: u64) -> Turn {
         Lane::run(self.lane(direction), bytes)
     }
 
-    /// Keeps a place for one to come. The node is the caller's to fill in.
+    /// Reserves a place in a queue. The node is the caller's to fill in.
     ///
     /// # Errors
     /// [`QueuesError::Full`], [`QueuesError::BadDirection`].
@@ -281,7 +287,7 @@ impl Queues {
         self.lane(direction).reserve(&admission, lifetime)
     }
 
-    /// Gives a reserved place up.
+    /// Cancels a reservation.
     ///
     /// # Errors
     /// [`QueuesError::BadToken`], [`QueuesError::NoReservation`].
@@ -294,19 +300,19 @@ impl Queues {
         })
     }
 
-    /// Returns whether a place is kept under this token.
+    /// Returns true if there is a reservation with this token.
     #[must_use]
     pub fn holds(&self, token: &str) -> bool {
         parse_token(token).is_ok_and(|token| self.lanes.iter().any(|lane| lane.holds(token)))
     }
 
-    /// How the queues stand: writes, then reads. O(requests).
+    /// Returns the state of the queues: writes, then reads. O(requests).
     #[must_use]
     pub fn report(&self) -> [QueueReport; 2] {
         [self.lanes[0].report(), self.lanes[1].report()]
     }
 
-    /// The same for `permafrost status`.
+    /// Returns the state of the queues for `permafrost status`.
     #[must_use]
     pub fn status(&self) -> Vec<control::QueueStatus> {
         let reports = Direction::ALL.into_iter().zip(self.report());
@@ -324,13 +330,13 @@ impl Queues {
             .collect()
     }
 
-    /// What was counted: of writes, then of reads.
+    /// Returns the counters: of writes, then of reads.
     #[must_use]
     pub fn counters(&self) -> [&QueueCounters; 2] {
         [self.lanes[0].counters(), self.lanes[1].counters()]
     }
 
-    /// Refuses all that wait, and whoever comes from now on. Those that have their turns go on.
+    /// Refuses all waiting requests, and all later ones. Admitted transfers go on.
     pub fn stop(&self) {
         for lane in &self.lanes {
             lane.stop();
@@ -338,7 +344,7 @@ impl Queues {
     }
 }
 
-/// A token as it is written.
+/// Formats a token.
 pub fn token_text(token: Token) -> String {
     format!("{:032x}", token.0)
 }
@@ -351,7 +357,7 @@ fn parse_token(text: &str) -> Result<Token, QueuesError> {
     })
 }
 
-/// 128 random bits: what can be guessed can be stolen.
+/// Returns 128 random bits: a token that can be guessed can be stolen.
 fn new_token() -> Token {
     // Six bits of such an id are fixed; turned by a quarter, others of the second one cover them.
     let (one, other) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());

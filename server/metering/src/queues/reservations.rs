@@ -1,4 +1,4 @@
-//! Places in the queues of this node, and those it has got for others in the queues of other nodes.
+//! Reservations in the queues of this node, and those made through it in the queues of other nodes.
 //!
 //! One caller keeps at most a share of the places of a queue, and a namespace as many as its quota says.
 
@@ -11,19 +11,19 @@ use permafrost_store::quotas::{Quotas, Usage};
 
 use super::{Direction, Queues, QueuesError};
 
-/// Places that one caller keeps at a time: a quarter of what a queue reserves by default.
+/// Maximum number of reservations of one caller: a quarter of a queue's default maximum.
 const MAX_OF_ONE: usize = 64;
 
-/// The way to the other nodes of a cluster.
+/// Connection to the other nodes of a cluster.
 pub trait Others: Send + Sync {
-    /// Asks a node. Blocks.
+    /// Sends a request to a node. Blocks.
     ///
     /// # Errors
     /// It is not there, or refuses.
     fn ask(&self, node: &str, body: request::Body) -> Result<reply::Body, control::Error>;
 }
 
-/// Keeps places.
+/// Makes and cancels reservations.
 pub struct Reservations {
     queues: Arc<Queues>,
     /// This node's name; empty on a single machine.
@@ -31,32 +31,32 @@ pub struct Reservations {
     others: Option<Box<dyn Others>>,
     /// Size of this node's region, bytes: no larger dump fits.
     capacity_bytes: u64,
-    /// Places that were reserved through this node, by token.
+    /// Reservations that were made through this node, by token.
     kept: Mutex<HashMap<String, Kept>>,
     quotas: Arc<Quotas>,
 }
 
-/// A place that was reserved through this node.
+/// A reservation that was made through this node.
 struct Kept {
-    /// Node that it is on; empty for this one.
+    /// Node with the queue; empty for this one.
     node: String,
     lapses: Instant,
     owner: Option<String>,
     namespace: String,
 }
 
-/// Who reserves a place.
+/// Caller that makes a reservation.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a>(Option<&'a str>);
 
 impl<'a> Owner<'a> {
-    /// Somebody whose places are bounded; two of one name are one.
+    /// Returns an owner whose reservations are limited; two owners with one name are the same.
     #[must_use]
     pub const fn named(name: &'a str) -> Self {
         Self(Some(name))
     }
 
-    /// Root on this node, or another node, which bounds its own callers.
+    /// Returns an owner without a limit: root on this node, or another node, which limits its own callers.
     #[must_use]
     pub const fn trusted() -> Self {
         Self(None)
@@ -64,7 +64,7 @@ impl<'a> Owner<'a> {
 }
 
 impl Reservations {
-    /// On a single machine.
+    /// Creates the reservations of a single machine.
     #[must_use]
     pub fn here(queues: Arc<Queues>, capacity_bytes: u64) -> Self {
         Self {
@@ -77,13 +77,13 @@ impl Reservations {
         }
     }
 
-    /// Bounds what namespaces reserve.
+    /// Sets the quotas that limit the reservations of namespaces.
     #[must_use]
     pub fn within(self, quotas: Arc<Quotas>) -> Self {
         Self { quotas, ..self }
     }
 
-    /// Returns how many places are kept for a namespace.
+    /// Returns the number of reservations of a namespace.
     #[must_use]
     pub fn kept_for(&self, namespace: &str) -> u64 {
         let kept = self.kept();
@@ -91,7 +91,7 @@ impl Reservations {
         own.count() as u64
     }
 
-    /// On a node of a cluster.
+    /// Creates the reservations of a node of a cluster.
     #[must_use]
     pub fn of_cluster(
         queues: Arc<Queues>,
@@ -106,7 +106,7 @@ impl Reservations {
         }
     }
 
-    /// Keeps a place, here or on the node that is named.
+    /// Makes a reservation, here or on the named node.
     ///
     /// # Errors
     /// No such node; it is not there; too many places are kept there, or for this caller or namespace.
@@ -128,7 +128,7 @@ impl Reservations {
         Ok(reserved)
     }
 
-    /// Checks that one more place may be kept for this caller and this namespace.
+    /// Checks that this caller and this namespace may have one more reservation.
     fn check(&self, owner: Owner<'_>, reserve: &request::Reserve) -> Result<(), control::Error> {
         let kept = self.kept();
         if let Some(name) = owner.0 {
@@ -182,7 +182,7 @@ impl Reservations {
         self.kept().insert(reserved.token.clone(), kept);
     }
 
-    /// Keeps a place in this node's own queue, whoever asks.
+    /// Makes a reservation in this node's own queue, for any caller.
     ///
     /// # Errors
     /// The request names another node; no such queue; more than the region holds; too many places are kept.
@@ -206,7 +206,7 @@ impl Reservations {
         })
     }
 
-    /// Gives a place up, here or where it is.
+    /// Cancels a reservation, here or on its node.
     ///
     /// # Errors
     /// There is none with that token; its node is not there.
@@ -250,7 +250,8 @@ impl Reservations {
         self.others.as_deref().ok_or_else(|| no_node(node))
     }
 
-    /// Places that are still kept: those that have lapsed, and on this node those that were taken up, are forgotten.
+    /// Returns the current reservations: those that have lapsed, and on this node those that were taken up, are
+    /// forgotten.
     fn kept(&self) -> MutexGuard<'_, HashMap<String, Kept>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -1,4 +1,5 @@
-//! Threads that wait. Nothing here is timed: what must happen is waited for, what must not is seen by its order.
+//! Tests of waiting threads. Nothing here is timed: required events are waited for, and the order of events
+//! shows that others did not happen.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -27,14 +28,14 @@ fn write(queues: &Queues) -> QueueReport {
     queues.report()[0]
 }
 
-/// Until `so` holds.
+/// Waits until `so` holds.
 fn wait_until(so: impl Fn() -> bool) {
     while !so() {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// One who can leave, and remembers what it was told.
+/// A caller that can disconnect, and records the reports that it gets.
 #[derive(Default)]
 struct Waiter {
     gone: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! A turn: as long as it is there, it runs.
+//! An admitted transfer: it runs as long as its value lives.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use permafrost_scheduling::queue::Ticket;
 
 use super::lane::Lane;
 
-/// What came of waiting for so long and no longer.
+/// Result of a wait that is limited in time.
 #[derive(Debug)]
 pub enum Entered {
-    /// It may begin.
+    /// The transfer is admitted.
     Turn(Turn),
-    /// Not yet. Its place is kept under the token for half a minute.
+    /// The transfer is not admitted yet. Its place is kept under the token for half a minute.
     Later(control::Waiting),
 }
 
-/// The right to run. Dropped, it has run, and the next one starts.
+/// Right of a transfer to run. Dropping it ends the transfer, and the next one is admitted.
 pub struct Turn {
     lane: Arc<Lane>,
     ticket: Ticket,
@@ -34,12 +34,12 @@ impl Turn {
         }
     }
 
-    /// It has moved so many bytes so far. Costs a store; to be called as often as one likes.
+    /// Records the total bytes moved so far. Costs a store; may be called at any rate.
     pub fn moved(&self, bytes: u64) {
         self.moved.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Tells what was moved of all on to `progress`, and takes note.
+    /// Returns a callback that records the bytes moved, and passes the progress on to `progress`.
     pub fn tells<'a>(&'a self, progress: &'a mut dyn FnMut(u64, u64)) -> impl FnMut(u64, u64) + 'a {
         move |done_bytes, total_bytes| {
             self.moved(done_bytes);
@@ -47,7 +47,7 @@ impl Turn {
         }
     }
 
-    /// It turned out that there is so much to move, bytes.
+    /// Sets the total bytes to move, once they are known.
     pub fn expect(&self, bytes: u64) {
         self.lane.expect(self.ticket, bytes);
     }

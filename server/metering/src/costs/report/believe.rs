@@ -1,4 +1,4 @@
-//! What is made of a report that may lie.
+//! Evaluates another node's report, which may be false.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,43 +14,43 @@ use permafrost_scheduling::queue::Ahead;
 use super::super::measure::{Costs, seconds};
 use super::{NodeReport, QueueReport};
 
-/// Longest start of a dump or restore that is believed: an hour.
+/// Longest fixed time of a dump or restore that is believed: an hour.
 const LONGEST_START_S: f64 = 3600.0;
 
 /// Longest queue that is believed: a pebibyte, days for any node.
 const LONGEST_QUEUE_BYTES: u64 = 1 << 50;
 
-/// Most transfers that are believed to run, wait or be reserved.
+/// Maximum number of transfers that are believed to run, wait or be reserved.
 const MOST_TRANSFERS: u32 = 1_000_000;
 
-/// How long the length of a queue holds: reports come every half minute at the least.
+/// Age up to which the reported length of a queue is used: reports come at least every half minute.
 const QUEUE_HOLDS: Duration = Duration::from_secs(120);
 
-/// Most links of one node that are looked at.
+/// Maximum number of links of one node that are read.
 const MOST_LINKS: usize = 4096;
 
-/// Doubts that are said in words; more of them say nothing more.
+/// Maximum number of doubts that are described in words; more of them add no information.
 const MOST_DOUBTS: usize = 8;
 
-/// What is believed of a node.
+/// Part of a node's report that is believed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Believed {
-    /// Its figures; what is not believed is unknown, and says so.
+    /// Figures of the node; one that is not believed is unknown, with that reason.
     pub figures: NodeFigures,
-    /// Its links to others, by name.
+    /// Links of the node to others, by name.
     pub links: BTreeMap<String, SizedRates>,
-    /// Queue of dumps, as it was told; nothing where that is not believed.
+    /// Queue of dumps, as reported; empty where the report is not believed.
     pub write_queue: QueueReport,
-    /// Queue of restores.
+    /// Queue of restores, as reported; empty where the report is not believed.
     pub read_queue: QueueReport,
-    /// What kind of medium it pretends to have.
+    /// Kind of medium that the node emulates.
     pub emulated: Option<String>,
-    /// What is not believed, in words; at most eight.
+    /// Descriptions of the figures that are not believed; at most eight.
     pub doubts: Vec<String>,
 }
 
 impl Believed {
-    /// Of a node that reports nothing.
+    /// Returns the result for a node that reports nothing.
     #[must_use]
     pub fn nothing(id: NodeId) -> Self {
         Self {
@@ -64,10 +64,10 @@ impl Believed {
     }
 }
 
-/// What to believe of `report`, which came `age` ago, after `previous`. Costs a look at each figure.
+/// Evaluates `report`, which came `age` ago, after `previous`. Costs a check of each figure.
 ///
-/// A report of the same run of the daemon that is older than the one before is not believed at all, and that one is
-/// gone by.
+/// A report that is older than the previous one of the same run of the daemon is not believed at all, and the
+/// previous one stays in use.
 #[must_use]
 pub fn believe(
     previous: Option<&NodeReport>,
@@ -124,7 +124,7 @@ fn is_backwards(previous: &NodeReport, report: &NodeReport) -> bool {
 }
 
 struct Judge {
-    /// Of the report.
+    /// Age of the report.
     age: Seconds,
     doubts: Vec<String>,
 }
@@ -209,7 +209,8 @@ impl Judge {
         })
     }
 
-    /// What empties a queue: one number, spread as wide as what one transfer `alone` does.
+    /// Returns the drain rate of a queue: one number, with the relative spread of what one transfer `alone`
+    /// achieves.
     fn drain(
         &mut self,
         name: &str,
@@ -251,7 +252,7 @@ impl Judge {
             .collect()
     }
 
-    /// A figure is as old as it was when it was reported, and as the report.
+    /// Returns a figure with the age of the report added to its own; unknown if that is too old.
     fn aged<T: Copy>(&self, what: What, known: Estimate<T>) -> Figure<T> {
         let age = known.age.plus(self.age);
         let limit = EstimatorConfig::default().stale_after;
@@ -261,7 +262,7 @@ impl Judge {
         Figure::Known(Estimate { age, ..known })
     }
 
-    /// The node's own reason stands, in the words for this figure; what could not be read is a doubt.
+    /// Keeps the node's own reason for an unknown figure. A figure that could not be read is recorded as a doubt.
     fn unknown<T>(&mut self, name: &str, what: What, why: Missing) -> Figure<T> {
         if let Missing::NotBelieved { .. } = why {
             return self.refuse(what, format!("its {name} makes no sense"));
@@ -270,7 +271,7 @@ impl Judge {
     }
 }
 
-/// Bytes that are moved before whoever comes last begins.
+/// Returns the bytes that are moved before a newcomer begins.
 fn before_a_newcomer(queue: &QueueReport) -> Bytes {
     let bytes = Bytes::new(queue.bytes);
     let [running, waiting, reserved, slots] =
@@ -287,13 +288,13 @@ fn before_a_newcomer(queue: &QueueReport) -> Bytes {
     bytes.times(ahead.share_before(slots))
 }
 
-/// Whether anything moves so many bytes a second.
+/// Returns true if the rate is one that a medium or link can have.
 fn is_plausible(rate: BytesPerSecond) -> bool {
     let limits = EstimatorConfig::default();
     rate >= limits.slowest && rate <= limits.fastest
 }
 
-/// The last report of each node, and when it came.
+/// The last report of each node, and the time at which it came.
 #[derive(Debug, Default)]
 pub struct Reports {
     nodes: HashMap<String, Last>,
@@ -303,15 +304,15 @@ pub struct Reports {
 
 #[derive(Debug)]
 struct Last {
-    /// The last one that was gone by.
+    /// Last report that was used.
     report: NodeReport,
-    /// The last one that was looked at.
+    /// Last report that was evaluated.
     judged: NodeReport,
     came: Instant,
 }
 
 impl Reports {
-    /// None yet; doubts are counted by `costs`, once a report.
+    /// Creates an empty collection; `costs` counts the doubts, once for each report.
     #[must_use]
     pub fn counted_by(costs: Arc<Costs>) -> Self {
         Self {
@@ -320,8 +321,8 @@ impl Reports {
         }
     }
 
-    /// What to believe of the node `name` now, of which its facts say `report`. A report that was there before is as
-    /// much older as it was there.
+    /// Evaluates the report in the facts of the node `name` at `now`. An unchanged report has aged by the time
+    /// since it was first seen.
     pub fn take(
         &mut self,
         name: &str,

@@ -1,4 +1,5 @@
-//! Reading what may be nonsense: each field by itself, and what makes no sense as what is not believed.
+//! Reads reports that may be malformed: each field by itself; one that cannot be read becomes a figure that is
+//! not believed.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +12,17 @@ use serde_json::Value;
 
 use super::{NodeReport, QueueReport};
 
-/// What stands for what cannot be read.
+/// A value that has a substitute where it cannot be read.
 pub(super) trait Readable: Sized {
     fn read(value: Value) -> Self;
 }
 
-/// A field of a report.
+/// Deserializes one field of a report.
 pub(super) fn field<'de, D: Deserializer<'de>, T: Readable>(from: D) -> Result<T, D::Error> {
     Ok(T::read(Value::deserialize(from)?))
 }
 
-/// A node's report, if there is one.
+/// Deserializes a node's report, if there is one.
 pub fn report<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NodeReport>, D::Error> {
     let value = Value::deserialize(from)?;
     if value.is_null() {
@@ -43,7 +44,7 @@ fn read_or<T: DeserializeOwned>(value: Value, otherwise: impl FnOnce() -> T) -> 
     serde_json::from_value(value).unwrap_or_else(|_| otherwise())
 }
 
-/// Refused as soon as it was read.
+/// Returns the figure for a value that cannot be read.
 fn nonsense<T>(what: What) -> Figure<T> {
     Figure::Unknown {
         why: Missing::NotBelieved { what, refused: 1 },

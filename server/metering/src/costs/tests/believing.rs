@@ -15,7 +15,7 @@ fn rate(value: f64) -> SizedRates {
     SizedRates::uniform(Figure::given(BytesPerSecond::new(value).unwrap()))
 }
 
-/// As it comes out of the registry after `change`.
+/// Returns the report as it is read from the registry after `change`.
 fn changed(report: &NodeReport, change: impl FnOnce(&mut Value)) -> NodeReport {
     let mut value = serde_json::to_value(report).unwrap();
     change(&mut value);
