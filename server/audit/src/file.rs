@@ -1,7 +1,8 @@
 //! The file of the audit log, and the thread that writes it.
 //!
-//! Lines are written in the order of their requests, and synchronised with the disk after each batch, so that what the disk
-//! keeps up with is there within moments; a crash of the machine loses at most the batch under way. No request waits for it.
+//! Lines are written in the order of their requests, and synchronised with the disk after each batch, so that
+//! lines are on the disk within moments if it keeps up; a crash of the machine loses at most the batch under
+//! way. No request waits for it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -1,4 +1,5 @@
-//! A request's body: read up to a limit, parsed with the place of what is wrong, and answered where there is time for it.
+//! Reads a request's body up to a limit, parses it with the place of each error, and has it answered on a
+//! suitable thread.
 
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,23 +21,23 @@ use super::problem::Failure;
 use super::world::{Jobs, World};
 use super::{Api, limits};
 
-/// What an answer is made from.
+/// Request context from which an answer is made.
 pub(super) struct Asked<'a> {
     pub(super) api: &'a Api,
     pub(super) world: &'a World,
     pub(super) caller: &'a Caller,
-    /// There is time: it is not one of the runtime's threads.
+    /// True on a thread that may take long, which is not one of the runtime's.
     pub(super) has_time: bool,
-    /// When it was asked.
+    /// Time at which the request came.
     pub(super) since: Instant,
 }
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 pub(super) enum Stop {
     Failed(Failure),
-    /// It takes too long for this thread.
+    /// The answer takes too long for this thread.
     Long,
-    /// What is not among the checkpoints may have come since they were listed.
+    /// A checkpoint that is not in the snapshot may have come since the checkpoints were listed.
     Unlisted,
 }
 
@@ -47,7 +48,7 @@ impl From<Failure> for Stop {
 }
 
 impl Asked<'_> {
-    /// Checks the number of answers that this comes to.
+    /// Checks the number of answers that the request leads to.
     pub(super) fn answers(&self, pointer: &str, count: usize) -> Result<(), Stop> {
         if count > limits::ANSWERS {
             let most = limits::ANSWERS;
@@ -60,7 +61,7 @@ impl Asked<'_> {
         Ok(())
     }
 
-    /// All checkpoints that there were when it was asked.
+    /// Returns the checkpoints, listed after the request came.
     pub(super) fn jobs(&self) -> Result<&Jobs, Stop> {
         let jobs = self.world.jobs();
         let jobs = jobs.filter(|jobs| self.api.shows(jobs, self.since));
@@ -68,10 +69,10 @@ impl Asked<'_> {
     }
 }
 
-/// Makes an answer out of a body.
+/// Function that makes an answer from a body.
 pub(super) type Answer = fn(&Asked<'_>, &[u8]) -> Result<Vec<u8>, Stop>;
 
-/// Reads the body and has it answered: here if it is short, else on another thread.
+/// Reads the body and makes the answer: here if the body is short, else on another thread.
 pub(super) async fn answered(
     api: Arc<Api>,
     caller: Caller,
@@ -160,7 +161,7 @@ fn not_made() -> Failure {
     Failure::new(Kind::Internal, "the answer could not be made")
 }
 
-/// Before the first snapshot there is nothing to say.
+/// Returns the failure for requests before the first snapshot.
 pub(super) fn no_world() -> Failure {
     Failure::for_now(
         "the node has just started, and has not looked around yet",
@@ -168,13 +169,14 @@ pub(super) fn no_world() -> Failure {
     )
 }
 
-/// A JSON answer.
+/// Returns a JSON response.
 pub(super) fn json_response(json: Vec<u8>) -> Response {
     let json_type = HeaderValue::from_static("application/json");
     ([(CONTENT_TYPE, json_type)], json).into_response()
 }
 
-/// An answer as JSON. Structs of strings and numbers always serialize; room for one of `expected_bytes` is made at once.
+/// Serializes an answer to JSON, into a buffer of `expected_bytes`. Structs of strings and numbers always
+/// serialize.
 pub(super) fn to_json(answer: &impl Serialize, expected_bytes: usize) -> Result<Vec<u8>, Failure> {
     let mut json = Vec::with_capacity(expected_bytes);
     match serde_json::to_writer(&mut json, answer) {
@@ -183,7 +185,7 @@ pub(super) fn to_json(answer: &impl Serialize, expected_bytes: usize) -> Result<
     }
 }
 
-/// Reads a body that says it is JSON.
+/// Reads a body whose content type is JSON.
 pub(super) async fn read(request: Request) -> Result<Bytes, Failure> {
     check_media_type(request.headers())?;
     let too_large = || {
@@ -238,8 +240,8 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
     ))
 }
 
-/// Parses a body. Only if that fails it is parsed once more, with the places of all fields, to say where it is wrong:
-/// to keep track of them takes longer than the parsing.
+/// Parses a body. Only if that fails, it is parsed once more with the places of all fields, to report the place
+/// of the error: to keep track of them takes longer than the parsing.
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
     // To see once that all of it is UTF-8 is quicker than to see it of each name.
     let read = match std::str::from_utf8(body) {
@@ -288,7 +290,8 @@ fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Erro
     }
 }
 
-/// What some languages write for floats that are no numbers, if it stands where the parser stopped.
+/// Returns the word that some languages write for floats that are no numbers, if it stands where the parser
+/// stopped.
 fn no_number<'a>(body: &'a [u8], error: &serde_json::Error) -> Option<&'a str> {
     let line = body
         .split(|&byte| byte == b'\n')
@@ -314,7 +317,7 @@ fn no_number<'a>(body: &'a [u8], error: &serde_json::Error) -> Option<&'a str> {
     None
 }
 
-/// A JSON pointer (RFC 6901).
+/// Formats a path as a JSON pointer (RFC 6901).
 fn pointer(path: &serde_path_to_error::Path) -> String {
     let mut pointer = String::new();
     for segment in path {

@@ -1,22 +1,23 @@
-//! Who asks, and what they may ask for. `serve` finds it out and puts it into the request's extensions.
+//! Identity and permissions of a caller. `serve` determines them and puts them into the request's extensions.
 
 use permafrost_identity::{ALL_NAMESPACES, Namespaces, Peer, Role};
 pub use permafrost_identity::{NoScope, Scope, Scopes};
 use permafrost_protocol::manifest::namespace_of;
 
-/// Who asks.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// For the log and for limits: `root`, `uid 1000`, `agent c7`, `token slurm`. Two callers of one name are one.
+    /// Name for the log and for limits: `root`, `uid 1000`, `agent c7`, `token slurm`. Two callers with one name
+    /// are the same.
     pub name: String,
-    /// What they may ask for.
+    /// Kinds of requests that the caller may make.
     pub scopes: Scopes,
-    /// Whose jobs they may see and ask about.
+    /// Namespaces whose jobs the caller may see and ask about.
     pub namespaces: Namespaces,
 }
 
 impl Caller {
-    /// Root, or the user that the daemon runs as.
+    /// Returns the caller for root, or for the user that the daemon runs as.
     #[must_use]
     pub fn local(name: impl Into<String>) -> Self {
         Self {
@@ -26,7 +27,8 @@ impl Caller {
         }
     }
 
-    /// Who showed a certificate that was verified. A node holds everybody's copies and acts for others, so it sees all.
+    /// Returns the caller with a verified certificate. A node holds everybody's copies and acts for others, so it
+    /// sees all namespaces.
     #[must_use]
     pub fn certified(peer: &Peer) -> Self {
         Self {
@@ -39,14 +41,14 @@ impl Caller {
         }
     }
 
-    /// Whether they may make requests of this kind.
+    /// Returns true if the caller may make requests of this kind.
     #[must_use]
     pub const fn may(&self, scope: Scope) -> bool {
         self.scopes.contains(scope)
     }
 
-    /// Returns whether they may see and ask about `job`. Parked checkpoints without a job, and what is no job name, are in
-    /// no namespace: only those see them who see all.
+    /// Returns true if the caller may see and ask about `job`. Parked checkpoints without a job, and strings that
+    /// are no job name, are in no namespace: only callers who see all namespaces see them.
     #[must_use]
     pub fn sees(&self, job: &str) -> bool {
         match namespace_of(job) {
@@ -56,7 +58,7 @@ impl Caller {
     }
 }
 
-/// `*`.
+/// Returns the set of all namespaces, `*`.
 pub(super) fn every_namespace() -> Namespaces {
     Namespaces::new([ALL_NAMESPACES]).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! The HTTP API: what dumps, restores, waiting and killing cost, who is best preempted, and where checkpoints are best
-//! kept and resumed.
+//! The HTTP API: answers schedulers' questions about the cost of dumps, restores, waiting and killing, about
+//! the best task to preempt, and about the best nodes to keep and resume checkpoints.
 //!
 //! ```text
 //!  daemon ── Source ──▶ refresh: once a second, and after an event ──▶ World ◀── routes ◀── serve (sockets, TLS, who asks)
@@ -7,9 +7,9 @@
 //!                                                    scheduling: costs, Algorithms 1 and 2, placement
 //! ```
 //!
-//! Answers are made from a [`World`](world::World), which never changes once it is there, and say how old it is. So no
-//! answer waits for a node, a disk or a lock that a dump holds. Only reservations and starting estimates are passed on,
-//! on threads of their own.
+//! Answers are made from a [`World`](world::World), which is immutable, and contain its age. So no answer waits
+//! for a node, a disk or a lock that a dump holds. Only reservations and starting estimates are passed on, on
+//! threads of their own.
 
 pub mod caller;
 pub mod kubernetes;
@@ -42,16 +42,17 @@ use shares::{Booked, Shares};
 use source::Source;
 use world::{Builder, Jobs, World};
 
-/// How the API keeps up with the daemon.
+/// Refresh intervals of the API's snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct ApiConfig {
-    /// How often the nodes are looked at anew. Shorter follows queues more closely, and costs a look at each node. 1 s.
+    /// Interval between two snapshots of the nodes. A shorter one follows queues more closely, and costs a check of
+    /// each node. 1 s.
     pub refresh: Duration,
-    /// How often the checkpoints are listed anew when nothing is heard of a change. In a cluster this is how late those
-    /// of other nodes are seen. 5 s.
+    /// Interval between two listings of the checkpoints while no change is reported. In a cluster, checkpoints of
+    /// other nodes are seen with this delay. 5 s.
     pub list: Duration,
-    /// After how long without a new snapshot the lengths of queues do not hold any more. 1 minute: as long as most
-    /// dumps take.
+    /// Age of a snapshot after which its lengths of queues are no longer used. 1 minute: as long as most dumps
+    /// take.
     pub stale_after: Duration,
 }
 
@@ -65,24 +66,24 @@ impl Default for ApiConfig {
     }
 }
 
-/// What all routes share.
+/// State that all routes share.
 pub struct Api {
     source: Arc<dyn Source>,
     world: RwLock<Option<Arc<World>>>,
-    /// Told of each new snapshot by [`refresh`].
+    /// Channel that [`refresh`] notifies of each new snapshot.
     published: watch::Sender<()>,
-    /// Somebody waits for checkpoints to be listed anew.
+    /// Notified when a request waits for a new listing of the checkpoints.
     wanted: Arc<Notify>,
-    /// Nobody keeps it up: it has looked once.
+    /// True if the snapshot is never refreshed after the first one.
     looks_no_more: bool,
     events: broadcast::Sender<Event>,
-    /// While something moves here.
+    /// Limits the rate of answers while a dump or a restore runs here.
     pace: Pace,
-    /// Long batches at once.
+    /// Limits the long batches that run at once.
     long: Arc<Semaphore>,
-    /// Requests that are with the source.
+    /// Limits the requests that the source is handling.
     asking: Arc<Semaphore>,
-    /// Readers of events.
+    /// Limits the readers of events.
     readers: Arc<Shares>,
     /// Reservations of each caller.
     booked: Booked,
@@ -95,7 +96,7 @@ impl std::fmt::Debug for Api {
 }
 
 impl Api {
-    /// One that has seen nothing yet: [`refresh::start`] keeps it up.
+    /// Creates an API without a snapshot: [`refresh::start`] makes and refreshes it.
     #[must_use]
     pub fn new(source: Arc<dyn Source>) -> Arc<Self> {
         Arc::new(Self::unseeing(source))
@@ -117,7 +118,7 @@ impl Api {
         }
     }
 
-    /// One that has looked once, and looks no more: for tests and benches. Blocks as the source does.
+    /// Creates an API with one snapshot that is never refreshed, for tests and benches. Blocks as the source does.
     #[must_use]
     pub fn looked_once(source: Arc<dyn Source>) -> Arc<Self> {
         let api = Self {
@@ -130,14 +131,14 @@ impl Api {
         Arc::new(api)
     }
 
-    /// The newest snapshot; none before the first.
+    /// Returns the newest snapshot; `None` before the first.
     #[must_use]
     pub fn world(&self) -> Option<Arc<World>> {
         let world = self.world.read().unwrap_or_else(PoisonError::into_inner);
         world.clone()
     }
 
-    /// Waits for the first snapshot, but no longer than that. Whether there is one.
+    /// Waits for the first snapshot, for `time` at most. Returns true if there is one.
     pub async fn looked_within(&self, time: Duration) -> bool {
         let mut published = self.published.subscribe();
         let looked = async {
@@ -149,8 +150,8 @@ impl Api {
         tokio::time::timeout(time, looked).await.is_ok()
     }
 
-    /// A snapshot whose checkpoints were listed after `since`: only such a one tells that there is no checkpoint of a
-    /// name. Lists them if need be, which takes milliseconds and as long as the daemon.
+    /// Returns a snapshot whose checkpoints were listed after `since`: only such a one proves that there is no
+    /// checkpoint of a name. Has them listed if necessary, which takes milliseconds and as long as the daemon.
     ///
     /// # Errors
     /// They were not listed within [`limits::LISTING_PATIENCE`].
@@ -176,12 +177,12 @@ impl Api {
         })
     }
 
-    /// Whether a checkpoint that was there at that time is among them.
+    /// Returns true if every checkpoint that existed at `at` is among `jobs`.
     fn shows(&self, jobs: &Jobs, at: Instant) -> bool {
         self.looks_no_more || jobs.listed_since(at)
     }
 
-    /// Replaces a snapshot by what is left of it, unless there is a new one.
+    /// Replaces a snapshot by the part of it that is still valid, unless there is a new one.
     fn publish_instead_of(&self, of: &Arc<World>, world: World) {
         let mut current = self.world.write().unwrap_or_else(PoisonError::into_inner);
         if current

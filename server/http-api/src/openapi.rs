@@ -11,17 +11,17 @@ use utoipa::{Modify, OpenApi};
 
 use super::routes;
 
-/// What any request may be answered that needs a scope.
+/// Responses of any request that needs a scope.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "it describes what is answered, and is never made")]
 pub(super) enum Unasked {
-    /// Nobody knows who asks.
+    /// The caller is not authenticated.
     #[response(status = 401, content_type = "application/problem+json")]
     Unauthenticated(Problem),
-    /// Who asks may not.
+    /// The caller lacks the permission.
     #[response(status = 403, content_type = "application/problem+json")]
     Forbidden(Problem),
-    /// Asked too often; `Retry-After` says when to come again.
+    /// The caller makes too many requests; `Retry-After` says when to come again.
     #[response(status = 429, content_type = "application/problem+json")]
     TooOften(Problem),
     /// The node has just started, or has too much to do; `Retry-After` says when to come again.
@@ -29,29 +29,29 @@ pub(super) enum Unasked {
     Unavailable(Problem),
 }
 
-/// What any request with a body may be answered.
+/// Responses of any request with a body.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "it describes what is answered, and is never made")]
 pub(super) enum Unread {
     /// The body is not JSON.
     #[response(status = 400, content_type = "application/problem+json")]
     NotJson(Problem),
-    /// Nobody knows who asks.
+    /// The caller is not authenticated.
     #[response(status = 401, content_type = "application/problem+json")]
     Unauthenticated(Problem),
-    /// Who asks may not.
+    /// The caller lacks the permission.
     #[response(status = 403, content_type = "application/problem+json")]
     Forbidden(Problem),
     /// The body is larger than 8 MiB.
     #[response(status = 413, content_type = "application/problem+json")]
     TooLarge(Problem),
-    /// The body is not said to be JSON.
+    /// The content type of the body is not JSON.
     #[response(status = 415, content_type = "application/problem+json")]
     MediaType(Problem),
-    /// A field is wrong: `errors` says which. Or the batch is too large, or names a node that nobody knows.
+    /// A field is wrong: `errors` says which. Or the batch is too large, or names an unknown node.
     #[response(status = 422, content_type = "application/problem+json")]
     Invalid(Problem),
-    /// Asked too often; `Retry-After` says when to come again.
+    /// The caller makes too many requests; `Retry-After` says when to come again.
     #[response(status = 429, content_type = "application/problem+json")]
     TooOften(Problem),
     /// The node has just started, or has too much to do; `Retry-After` says when to come again.
@@ -116,13 +116,13 @@ impl Modify for Securities {
     }
 }
 
-/// The document, as the server is built.
+/// Returns the document that describes the API of this server.
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
     Document::openapi()
 }
 
-/// This document.
+/// The OpenAPI document of this API.
 #[utoipa::path(
     get,
     path = "/openapi.json",

@@ -1,21 +1,22 @@
-//! How answers give way to dumps and restores.
+//! Slows answers down while dumps and restores run.
 //!
-//! A priority does not do it: schedulers of processors that weigh sessions or services against each other rank a thread
-//! only among those of its own daemon, and CRIU is another. So while something moves here, answers are made one at a time,
-//! with pauses between them. Nobody is refused, and who asks now and then does not notice.
+//! A thread priority is not enough: schedulers of processors that weigh sessions or services against each other
+//! rank a thread only among those of its own daemon, and CRIU is another. So while something moves here,
+//! answers are made one at a time, with pauses between them. No request is refused, and a caller with few
+//! requests does not notice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// The part of one processor that answers take meanwhile: a quarter.
+/// Divisor for the share of one processor that answers take meanwhile: a quarter.
 const PART: u32 = 4;
 
-/// Longest pause: an answer that took as long as this was long in coming anyway.
+/// Longest pause: an answer that took as long as this was slow anyway.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// When the next answer may be made.
+/// Time at which the next answer may be made.
 #[derive(Debug)]
 pub(super) struct Pace {
     next: Arc<Mutex<Instant>>,
@@ -29,12 +30,12 @@ impl Default for Pace {
     }
 }
 
-/// The turn of an answer: no other is made meanwhile.
+/// Slot of an answer: no other answer is made meanwhile.
 #[derive(Debug)]
 pub(super) struct Turn(OwnedMutexGuard<Instant>);
 
 impl Pace {
-    /// Waits for a turn, in the order of asking.
+    /// Waits for the slot, in the order of the calls.
     pub(super) async fn turn(&self) -> Turn {
         let next = Arc::clone(&self.next).lock_owned().await;
         tokio::time::sleep_until((*next).into()).await;
@@ -43,7 +44,7 @@ impl Pace {
 }
 
 impl Turn {
-    /// The answer was made by `now`, and took so long.
+    /// Ends the slot of an answer that was made by `now` and took `took`.
     pub(super) fn over(mut self, now: Instant, took: Duration) {
         *self.0 = now + pause(took);
     }

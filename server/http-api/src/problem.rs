@@ -1,4 +1,4 @@
-//! Problems as answers.
+//! Problems (RFC 9457) as responses.
 
 use axum::extract::Request;
 use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -9,17 +9,17 @@ use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem};
 
 use super::source::Refusal;
 
-/// A problem on its way out.
+/// A problem that a request ends with.
 #[derive(Clone, Debug)]
 pub struct Failure(Box<Problem>);
 
 impl Failure {
-    /// One of a kind.
+    /// Returns a problem of a kind.
     pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
         Self(Box::new(Problem::new(kind, detail)))
     }
 
-    /// One of a kind, about one field.
+    /// Returns a problem of a kind, about one field.
     pub(super) fn at(kind: Kind, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let (pointer, detail) = (pointer.into(), detail.into());
         let about = if pointer.is_empty() {
@@ -30,7 +30,7 @@ impl Failure {
         Self(Box::new(Problem::new(kind, about).at(pointer, detail)))
     }
 
-    /// One that may be gone in a moment.
+    /// Returns a problem that may be gone after `retry_after_s`.
     pub(super) fn for_now(detail: impl Into<String>, retry_after_s: u64) -> Self {
         let mut problem = Problem::new(Kind::Unavailable, detail);
         problem.retry_after_s = Some(retry_after_s);
@@ -79,7 +79,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The answer that says so, with the headers that belong to it. What asked for it is added by [`named`].
+/// Returns the response for a problem, with its headers. [`named`] adds the path of the request.
 pub fn respond(problem: &Problem) -> Response {
     // Strings and numbers always serialize.
     let body = serde_json::to_vec(problem).unwrap_or_default();
@@ -103,11 +103,11 @@ pub fn respond(problem: &Problem) -> Response {
     response
 }
 
-/// The problem that an answer says.
+/// The problem that a response contains.
 #[derive(Clone, Debug)]
 struct Said(Problem);
 
-/// Adds to a problem which path it is about, and makes problems of what the router itself refuses.
+/// Adds the path of the request to a problem, and makes problems of the router's own refusals.
 pub(super) async fn named(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let response = next.run(request).await;

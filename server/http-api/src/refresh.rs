@@ -1,7 +1,8 @@
-//! Keeps the snapshot up.
+//! Refreshes the snapshot.
 //!
-//! The daemon is looked at by a thread of its own, one look after another: if one does not come back, answers go on with
-//! the snapshot there is, whose age they say; if one panics, the next begins anew. A task on the runtime says when.
+//! A thread of its own polls the daemon, one poll after another. If a poll does not return, answers go on with
+//! the last snapshot and report its age; if one panics, the next begins anew. A task on the runtime decides
+//! when to poll.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,10 +24,10 @@ use super::source::QueueLength;
 use super::world::{Builder, Jobs, World};
 use super::{Api, ApiConfig, limits};
 
-/// How often what is stale is said anew, with its age.
+/// Interval at which a stale snapshot is published again, with its age.
 const SAY_STALE: Duration = Duration::from_secs(10);
 
-/// Keeps an [`Api`] up until it is dropped.
+/// Keeps an [`Api`] refreshed until it is dropped.
 #[derive(Debug)]
 pub struct Refresher {
     driver: JoinHandle<()>,
@@ -39,14 +40,14 @@ impl Drop for Refresher {
     }
 }
 
-/// A look at the daemon.
+/// One poll of the daemon.
 #[derive(Clone, Copy, Debug)]
 struct Look {
-    /// At the checkpoints, too.
+    /// True if the checkpoints are listed, too.
     list: bool,
 }
 
-/// Looks at the daemon now, and from now on. Called on a tokio runtime.
+/// Polls the daemon now, and repeatedly from now on. Called on a tokio runtime.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -73,7 +74,7 @@ pub fn start(api: &Arc<Api>, config: ApiConfig) -> io::Result<Refresher> {
     })
 }
 
-/// Says when to look.
+/// Decides when to poll the daemon.
 struct Driver {
     api: Weak<Api>,
     wanted: Arc<Notify>,
@@ -81,7 +82,7 @@ struct Driver {
     looks: SyncSender<Look>,
     looked: Option<Instant>,
     listed: Option<Instant>,
-    /// Checkpoints have come or gone since they were listed, or may have.
+    /// True if checkpoints have come or gone since they were listed, or may have.
     changed: bool,
     said_stale: Option<Instant>,
 }
@@ -183,7 +184,7 @@ fn look_when_asked(api: &Weak<Api>, asked: &Receiver<Look>) {
     }
 }
 
-/// Tells what has changed of nodes and queues.
+/// Publishes the changes of nodes and queues.
 fn tell_changes(api: &Api, new: &World) {
     if api.events.receiver_count() == 0 {
         return;

@@ -1,4 +1,4 @@
-//! Figures and costs in the words of the API.
+//! Converts figures and costs to the types of the API.
 
 use std::fmt::{self, Write as _};
 
@@ -7,7 +7,7 @@ use permafrost_scheduling::cost::{self, Cost, Dump, Mechanism, Part, Spread};
 use permafrost_scheduling::figure;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
-/// Seconds to a nanosecond: what lies behind is no more than rounding, and would have to be sent.
+/// Rounds seconds to a nanosecond: further digits are only rounding errors, and would have to be sent.
 pub(super) fn rounded(seconds: f64) -> f64 {
     const NANOS: f64 = 1e9;
     if seconds < 1e6 {
@@ -17,7 +17,7 @@ pub(super) fn rounded(seconds: f64) -> f64 {
     }
 }
 
-/// A figure, as old as it was when the snapshot was taken and the snapshot is now.
+/// Converts a figure; its age is the age in the snapshot plus that of the snapshot.
 fn figure<T: Copy, U>(
     figure: &figure::Figure<T>,
     world_age_s: f64,
@@ -53,7 +53,7 @@ fn spread(of: Spread) -> permafrost_api_types::cost::Spread {
     }
 }
 
-/// A cost, as much of it as is wanted.
+/// Converts a cost, in the requested detail.
 pub(super) fn cost(
     of: &Cost,
     detail: permafrost_api_types::cost::Detail,
@@ -65,7 +65,7 @@ pub(super) fn cost(
     }
 }
 
-/// Something in words, unless only sums are wanted.
+/// Returns an explanation, unless only sums are requested.
 pub(super) fn reason(
     of: &impl fmt::Display,
     detail: permafrost_api_types::cost::Detail,
@@ -80,7 +80,7 @@ pub(super) fn reason(
     Some(words)
 }
 
-/// A cost without its reason.
+/// Converts a cost without its reason.
 pub(super) fn cost_alone(
     of: &Cost,
     detail: permafrost_api_types::cost::Detail,

@@ -1,4 +1,4 @@
-//! Bounds what one caller may hold of what all of them share.
+//! Limits the share of a common resource that one caller may hold.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 pub(super) use permafrost_transport::shares::{Share, Shares};
 
-/// Reservations of each caller that have not lapsed. One that was taken up counts until it would have lapsed: the API
-/// does not see that it was.
+/// Reservations of each caller that have not lapsed. One that was taken up counts until it would have lapsed,
+/// because the API does not see it being taken up.
 #[derive(Debug, Default)]
 pub(super) struct Booked(Mutex<HashMap<String, Vec<(String, Instant)>>>);
 
 impl Booked {
-    /// Counts those of a caller.
+    /// Counts the reservations of a caller.
     pub(super) fn count(&self, caller: &str) -> usize {
         let now = Instant::now();
         let mut booked = self.booked();
@@ -23,7 +23,7 @@ impl Booked {
         booked.get(caller).map_or(0, Vec::len)
     }
 
-    /// Remembers one that lapses in `lapses_in`.
+    /// Records a reservation that lapses in `lapses_in`.
     pub(super) fn add(&self, caller: &str, token: &str, lapses_in: Duration) {
         let Some(lapses) = Instant::now().checked_add(lapses_in) else {
             return;
@@ -33,7 +33,7 @@ impl Booked {
         places.push((token.to_owned(), lapses));
     }
 
-    /// Forgets one that was given back, whoever had it.
+    /// Forgets a cancelled reservation of any caller.
     pub(super) fn remove(&self, token: &str) {
         for places in self.booked().values_mut() {
             places.retain(|(known, _)| known != token);

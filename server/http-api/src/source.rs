@@ -1,4 +1,5 @@
-//! What the API knows of the rest of the daemon. A bench puts ten thousand nodes behind it that are not there.
+//! Interface between the API and the rest of the daemon. A bench implements it with ten thousand simulated
+//! nodes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,53 +19,53 @@ use tokio::sync::broadcast;
 
 use crate::caller::Caller;
 
-/// A node as it is now, with what is believed of its report.
+/// Current state of a node, with the part of its report that is believed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeEntry {
-    /// Its name, unique.
+    /// Unique name of the node.
     pub name: String,
-    /// Where other nodes reach it, `host:port`; empty if unknown.
+    /// Address at which other nodes reach it, `host:port`; empty if unknown.
     pub address: String,
-    /// What an operator has said of it.
+    /// Membership status set by an operator.
     pub state: NodeState,
-    /// It is there.
+    /// True if the node is live.
     pub live: bool,
-    /// It is stopping.
+    /// True if the node is stopping.
     pub stopping: bool,
-    /// Whether its copies count.
+    /// Class that decides whether its copies count.
     pub class: NodeClass,
-    /// Zone that it fails with; empty if unknown.
+    /// Zone of its failure domain; empty if unknown.
     pub zone: String,
-    /// Rack that it fails with; empty if unknown.
+    /// Rack of its failure domain; empty if unknown.
     pub rack: String,
-    /// Machine that it fails with; empty: its own.
+    /// Machine of its failure domain; empty: its own.
     pub host: String,
     /// Version of its software.
     pub version: String,
-    /// Since its last report.
+    /// Time since its last report.
     pub age: Option<Duration>,
-    /// Its medium, in a word.
+    /// Kind of its medium, in a word.
     pub tier: String,
-    /// What the medium is slowed down to behave like.
+    /// Medium that is emulated by slowing this one down.
     pub emulated: Option<String>,
     /// Size of its region, bytes.
     pub capacity_bytes: u64,
-    /// Free in its region, bytes.
+    /// Free bytes in its region.
     pub free_bytes: u64,
-    /// How fast it is. The number in it is not looked at: the API has its own.
+    /// Measured figures. The node number in them is ignored: the API has its own.
     pub figures: NodeFigures,
-    /// Its dumps.
+    /// Queue of dumps.
     pub write_queue: Option<QueueLength>,
-    /// Its restores.
+    /// Queue of restores.
     pub read_queue: Option<QueueLength>,
-    /// Bandwidth to other nodes, by their names.
+    /// Bandwidth of the links to other nodes, by name.
     pub links: BTreeMap<String, SizedRates>,
-    /// What of its report is not believed.
+    /// Descriptions of the parts of its report that are not believed.
     pub doubts: Vec<String>,
 }
 
 impl NodeEntry {
-    /// A live node of which nothing else is known.
+    /// Returns a live node of which nothing else is known.
     #[must_use]
     pub fn unknown(name: impl Into<String>) -> Self {
         Self {
@@ -92,75 +93,76 @@ impl NodeEntry {
     }
 }
 
-/// How many are in a queue; the bytes are among the figures.
+/// Number of transfers in a queue; the bytes are among the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLength {
-    /// Under way.
+    /// Number of running transfers.
     pub running: u32,
-    /// Waiting.
+    /// Number of waiting transfers.
     pub waiting: u32,
-    /// Reserved, and not taken yet.
+    /// Number of reservations that are not taken up.
     pub reserved: u32,
-    /// How many may run at once.
+    /// Maximum number of transfers that run at once.
     pub slots: u32,
 }
 
-/// Why the daemon does not do what it is asked.
+/// Reason why the daemon refuses a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// A field makes no sense, which only the daemon can tell.
+    /// A field is invalid, which only the daemon can tell.
     #[error("{detail}")]
     Invalid {
         /// JSON pointer of the field.
         pointer: String,
-        /// What is wrong with it.
+        /// Description of the defect.
         detail: String,
     },
-    /// There is no such reservation: it was taken, has lapsed, or never was.
+    /// There is no such reservation: it was taken up, has lapsed, or never existed.
     #[error("there is no such reservation")]
     NoReservation,
-    /// There is no room, or no way.
+    /// There is no room, or the operation is impossible.
     #[error("{message}")]
     Conflict {
-        /// What is in the way.
+        /// Description of the conflict.
         message: String,
     },
     /// Another node does not answer, or the daemon is stopping.
     #[error("{message}")]
     Unavailable {
-        /// What is missing.
+        /// Description of the missing resource.
         message: String,
     },
-    /// The store fails.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 /// The daemon, as the API sees it.
 ///
-/// [`nodes`](Self::nodes), [`own_name`](Self::own_name) and [`checkpoints`](Self::checkpoints) are asked on a thread of
-/// their own, and may block or panic: answers then go on with what was seen last. [`predict`](Self::predict) and
-/// [`ready`](Self::ready) are asked while an answer is made, and must not wait for anything but short locks. All others
-/// are asked on threads that may block.
+/// [`nodes`](Self::nodes), [`own_name`](Self::own_name) and [`checkpoints`](Self::checkpoints) are called on a
+/// thread of their own, and may block or panic: answers then go on with the last snapshot.
+/// [`predict`](Self::predict) and [`ready`](Self::ready) are called while an answer is made, and must not wait
+/// for anything but short locks. All others are called on threads that may block.
 pub trait Source: Send + Sync + 'static {
-    /// Name of this node.
+    /// Returns the name of this node.
     fn own_name(&self) -> String;
 
-    /// Whether a dump or a restore runs here, to which answers give way. Asked before each batch: must not wait.
+    /// Returns true if a dump or a restore runs here, to which answers give way. Called before each batch: must not
+    /// wait.
     fn is_moving(&self) -> bool {
         false
     }
 
-    /// All nodes, this one included.
+    /// Returns all nodes, this one included.
     fn nodes(&self) -> Vec<NodeEntry>;
 
-    /// All checkpoints that are listed; parked ones are passed over.
+    /// Returns all listed checkpoints, without parked ones.
     ///
     /// # Errors
     /// As the store says.
     fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError>;
 
-    /// Size of a job's next dump. Job and program are empty if nobody said.
+    /// Predicts the size of a job's next dump. Job and program are empty if nobody said.
     ///
     /// # Errors
     /// [`Missing`] if nothing can be said.
@@ -172,31 +174,32 @@ pub trait Source: Send + Sync + 'static {
         memory: &Memory,
     ) -> Result<Prediction, Missing>;
 
-    /// Books a place in a queue of a node that is there, for `caller`, whose places are counted.
+    /// Reserves a place in a queue of a live node, for `caller`, whose reservations are counted.
     ///
     /// # Errors
     /// [`Refusal`].
     fn reserve(&self, caller: &Caller, wanted: &Reserve) -> Result<Reservation, Refusal>;
 
-    /// Gives a place back.
+    /// Cancels a reservation.
     ///
     /// # Errors
     /// [`Refusal::NoReservation`], or what keeps it from being done.
     fn cancel(&self, token: &str) -> Result<(), Refusal>;
 
-    /// Takes starting estimates for this node.
+    /// Installs starting estimates for this node.
     ///
     /// # Errors
     /// [`Refusal`].
     fn install(&self, figures: &StartFigures) -> Result<(), Refusal>;
 
-    /// Checkpoints that come and go, as it happens. Nodes and queues need not be told: they are seen.
+    /// Subscribes to checkpoints that come and go. Changes of nodes and queues need no event: polling sees them.
     fn events(&self) -> broadcast::Receiver<Event>;
 
-    /// Whether the daemon does its work.
+    /// Checks that the daemon does its work.
     ///
     /// # Errors
-    /// Why not, in words.
+    ///
+    /// The reason why it does not, in words.
     fn ready(&self) -> Result<(), String> {
         Ok(())
     }

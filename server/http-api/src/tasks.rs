@@ -1,4 +1,4 @@
-//! Tasks as they are asked about, with what the store knows of their jobs filled in.
+//! Completes the tasks of a request with the store's knowledge of their jobs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -45,11 +45,11 @@ fn given<T, U: Copy>(value: Option<T>, as_figure: impl Fn(T) -> U, what: What) -
     }
 }
 
-/// What is known of `task`, which is number `index` of the request.
+/// Returns the known facts of `task`, which is number `index` of the request.
 ///
-/// Its job tells whether there is a checkpoint to build on, and its past and memory how large its dumps will be. Without
-/// a job a caller who gives the size of an incremental dump, or the work since the last, says that there is one. What is
-/// left out of its memory is taken as it was at the last checkpoint.
+/// Its job tells if there is a checkpoint to build on; the job's past and memory give the expected size of its
+/// dumps. A caller that names no job and gives the size of an incremental dump, or the work since the last,
+/// states that there is a checkpoint. Omitted parts of its memory are taken from the last checkpoint.
 pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::Task {
     let job = task.job.as_deref().filter(|job| asked.caller.sees(job));
     let last = last_checkpoint(asked, job);
@@ -111,7 +111,8 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
     }
 }
 
-/// Work that a task did before this run of it, which has done `this_run`: what the checkpoint holds that it was restored from.
+/// Returns the work that a task did before this run of it, which has done `this_run`: the work in the
+/// checkpoint that it was restored from.
 fn carried(task: &Task<'_>, this_run: Seconds, last: Option<(&Checkpoint, Seconds)>) -> Seconds {
     let work = last.and_then(|(checkpoint, age)| Some((checkpoint.work.as_ref()?, age)));
     let (true, Some((work, age))) = (task.progress_of_this_run, work) else {
@@ -125,14 +126,14 @@ fn carried(task: &Task<'_>, this_run: Seconds, last: Option<(&Checkpoint, Second
     Seconds::new(Duration::from_micros(carried_us).as_secs_f64()).unwrap_or(Seconds::MAX)
 }
 
-/// A job's newest checkpoint that can be resumed, and its age.
+/// Returns a job's newest checkpoint that can be resumed, and its age.
 fn last_checkpoint<'a>(asked: &Asked<'a>, job: Option<&str>) -> Option<(&'a Checkpoint, Seconds)> {
     let jobs = asked.world.jobs()?;
     let last = jobs.get(job?)?.last()?;
     Some((last, seconds(jobs.age_of(last))))
 }
 
-/// The node of a task: the one that it names, or the only one there is.
+/// Returns the node of a task: the one that it names, or the only one there is.
 pub(super) fn node_of(asked: &Asked<'_>, task: &Task<'_>) -> Option<NodeId> {
     match &task.node {
         Some(name) => asked.world.names().id(name),
@@ -140,7 +141,11 @@ pub(super) fn node_of(asked: &Asked<'_>, task: &Task<'_>) -> Option<NodeId> {
     }
 }
 
-/// A node that the request names, or a problem about the field.
+/// Returns a node that the request names.
+///
+/// # Errors
+///
+/// A problem about the field.
 pub(super) fn named(asked: &Asked<'_>, pointer: &str, name: &str) -> Result<NodeId, Failure> {
     asked.world.names().id(name).ok_or_else(|| {
         Failure::at(
@@ -151,7 +156,7 @@ pub(super) fn named(asked: &Asked<'_>, pointer: &str, name: &str) -> Result<Node
     })
 }
 
-/// The swaps of machines, by the nodes that their tasks name.
+/// Swaps of machines, by the nodes that their tasks name.
 pub(super) type Swaps = HashMap<NodeId, cost::Swap>;
 
 pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps, Failure> {
@@ -176,7 +181,7 @@ pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps
     Ok(swaps)
 }
 
-/// A node, the one that would take copies from it, and the swap of the machine.
+/// Returns a node as a site: with the node that would take its copies, and the swap of the machine.
 pub(super) fn site<'a>(
     asked: &Asked<'a>,
     node: NodeId,
@@ -195,7 +200,7 @@ pub(super) fn site<'a>(
     })
 }
 
-/// Those of the nodes that are named, and of no others.
+/// Returns the sites of the named nodes, and of no others.
 pub(super) fn sites<'a>(
     asked: &Asked<'a>,
     nodes: impl Iterator<Item = NodeId>,

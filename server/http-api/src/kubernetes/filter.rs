@@ -1,8 +1,8 @@
-//! `filter`: leaves out nodes on which a pod cannot be what it has to be.
+//! `filter`: leaves out nodes on which a pod cannot run as required.
 //!
-//! A checkpoint can be read on any node, so nothing excludes a single one. Only a pod that is no good without its
-//! checkpoint waits, by its own annotation, while no node that is there holds it: then no node will do, and preempting
-//! somebody changes nothing.
+//! A checkpoint can be read on any node, so nothing excludes a single one. Only a pod that requires its
+//! checkpoint, by its own annotation, waits while no live node holds it: then no node will do, and preempting
+//! another pod changes nothing.
 
 use permafrost_api_types::jobs::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
@@ -41,7 +41,7 @@ pub(super) async fn filter(
     })
 }
 
-/// Why `job`, a job or a checkpoint, cannot be resumed anywhere now; none if it can.
+/// Returns the reason why `job`, a job or a checkpoint, cannot be resumed anywhere now; `None` if it can.
 async fn hindrance(inner: &Inner, job: &str) -> Result<Option<String>, Refused> {
     let Ok(name) = job.parse::<CheckpointRef>() else {
         return Ok(Some(format!("{job:?} is no job and no checkpoint")));

@@ -1,4 +1,4 @@
-//! The API's own routes, asked from within: an extender says nothing that the API does not know.
+//! Calls the API's own routes from within: the extender uses nothing that the API does not return.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -16,16 +16,16 @@ use serde::de::DeserializeOwned;
 use crate::caller::Caller;
 use crate::problem::respond;
 
-/// Nodes of a page: as many as there may be.
+/// Nodes per page: the maximum.
 const PAGE: &str = "10000";
 
-/// Who asks, and whom.
+/// The router that is called, and the caller whose permissions apply.
 pub(super) struct Inner {
     service: TowerToHyperService<Router>,
     caller: Caller,
 }
 
-/// A refusal of the API's, on its way to the scheduler.
+/// A refusal of the API, to be returned to the scheduler.
 pub(super) struct Refused(Box<Response<Body>>);
 
 impl From<Refused> for Response<Body> {
@@ -49,7 +49,7 @@ impl Inner {
         Self { service, caller }
     }
 
-    /// All nodes, and the name of the one that answers.
+    /// Returns all nodes, and the name of the one that answers.
     pub(super) async fn nodes(&self) -> Result<(Vec<Node>, String), Refused> {
         let mut nodes = Vec::new();
         let mut path = format!("/v1/nodes?limit={PAGE}");
@@ -64,13 +64,13 @@ impl Inner {
         }
     }
 
-    /// A job, if there is one that the caller sees.
+    /// Returns a job, if there is one that the caller sees.
     pub(super) async fn job(&self, job: &str) -> Result<Option<JobsAnswer>, Refused> {
         let job = permafrost_transport::api::encoded(job);
         unless_missing(self.get(&format!("/v1/jobs?job={job}")).await)
     }
 
-    /// A job's checkpoints, if there is such a job that the caller sees.
+    /// Returns a job's checkpoints, if there is such a job that the caller sees.
     pub(super) async fn checkpoints(
         &self,
         job: &str,
@@ -87,7 +87,7 @@ impl Inner {
         read(&answer)
     }
 
-    /// What is answered to a question; texts may be borrowed from it.
+    /// Posts a request and returns the body of the answer; the answer's texts may be borrowed from it.
     pub(super) async fn post<T: Serialize>(&self, path: &str, body: &T) -> Result<Bytes, Refused> {
         // Structs of texts and numbers always serialize.
         let body = serde_json::to_vec(body).unwrap_or_default();
@@ -124,7 +124,7 @@ fn unless_missing<T>(answer: Result<T, Refused>) -> Result<Option<T>, Refused> {
     }
 }
 
-/// An answer of our own routes.
+/// Parses an answer of the API's own routes.
 pub(super) fn read<'a, T: serde::Deserialize<'a>>(answer: &'a [u8]) -> Result<T, Refused> {
     serde_json::from_slice(answer)
         .map_err(|error| Refused::new(Kind::Internal, format!("read an answer: {error}")))

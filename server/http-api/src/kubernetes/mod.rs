@@ -4,9 +4,9 @@
 //!  kube-scheduler ── filter, prioritize, preempt ──▶ here ── /v1/nodes, /v1/jobs, /v1/resume, /v1/preempt ──▶ the API
 //! ```
 //!
-//! A pod names its job in the annotation `permafrost.io/job`. What has no job, what is not known, and nodes that keep no
-//! images are left to the scheduler: an extender that guessed would be worse than none. docs/kubernetes.md says how it is
-//! set up.
+//! A pod names its job in the annotation `permafrost.io/job`. Pods without a job, unknown jobs, and nodes that
+//! keep no images are left to the scheduler: an extender that guessed would be worse than none.
+//! docs/kubernetes.md says how it is set up.
 
 mod filter;
 mod inner;
@@ -37,7 +37,7 @@ use inner::{Inner, Refused};
 
 type Service = TowerToHyperService<Router>;
 
-/// The routes of `api`, and beside them those of the extender, which ask `api`. It takes the scope `read`.
+/// Adds the routes of the extender, which call `api`, beside those of `api`. They require the scope `read`.
 pub fn beside(api: Router) -> Router {
     let extender = Router::new()
         .route("/v1/kubernetes/filter", post(filter))

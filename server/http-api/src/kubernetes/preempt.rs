@@ -1,9 +1,9 @@
-//! `preempt`: of the nodes where others could be preempted for a pod, those where least would be lost.
+//! `preempt`: of the nodes where others could be preempted for a pod, keeps those where least would be lost.
 //!
-//! kube-scheduler has chosen the victims of each node, and of the nodes takes one by itself: the fewest violated
-//! disruption budgets, then the least important victim, then sums and counts of priorities and starting times. The first
-//! two are kept; in place of the others is what the victims lose. So only among nodes that are equal in the first two are
-//! dearer ones left out.
+//! kube-scheduler has chosen the victims of each node, and of the nodes takes one by itself: the fewest
+//! violated disruption budgets, then the least important victim, then sums and counts of priorities and
+//! starting times. The first two criteria are kept; the victims' losses replace the others. So dearer nodes are
+//! left out only among nodes that are equal in the first two.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::inner::{Inner, Refused, read};
 use super::sites::Sites;
 use super::types::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVictims, Pod, Victims};
 
-/// Nodes are as good as the cheapest if they cost no more than this times as much: predictions are no better.
+/// Factor up to which a node's cost counts as equal to that of the cheapest: predictions are no more precise.
 const AS_GOOD: f64 = 1.1;
 
 pub(super) async fn preempt(
@@ -41,7 +41,8 @@ pub(super) async fn preempt(
     })
 }
 
-/// What the victims of each machine lose together, seconds; machines with one of whom nothing is known are not there.
+/// Returns the total loss of the victims of each machine, seconds. Machines with a victim of unknown loss are
+/// left out.
 async fn losses<'a>(
     inner: &Inner,
     victims: &'a BTreeMap<String, Victims>,
@@ -78,7 +79,7 @@ async fn losses<'a>(
     Ok(losses)
 }
 
-/// A pod as a task of `node`. What is not known of its memory is predicted by its job's past.
+/// Returns a pod as a task of `node`. Unknown memory is predicted from its job's past.
 fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
     // A checkpoint is named by its job, too.
     let job = pod.job().map(|job| job.split('@').next().unwrap_or(job));
@@ -98,7 +99,7 @@ fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
     }
 }
 
-/// The best that can be done to each.
+/// Returns the cost of the best mechanism for each task.
 async fn of_dumped(
     inner: &Inner,
     candidates: Vec<Task<'_>>,
@@ -119,7 +120,7 @@ async fn of_dumped(
         .collect())
 }
 
-/// What a kill costs each.
+/// Returns the cost of a kill for each task.
 async fn of_killed(inner: &Inner, tasks: Vec<Task<'_>>) -> Result<HashMap<String, f64>, Refused> {
     if tasks.is_empty() {
         return Ok(HashMap::new());
@@ -138,7 +139,7 @@ async fn of_killed(inner: &Inner, tasks: Vec<Task<'_>>) -> Result<HashMap<String
         .collect())
 }
 
-/// Without the nodes that cost more than others which are as good to the scheduler.
+/// Leaves out the nodes that cost more than others which the scheduler ranks as equal.
 fn spared(
     victims: &BTreeMap<String, Victims>,
     losses: &HashMap<&str, f64>,

@@ -9,8 +9,8 @@ use super::inner::{Inner, Refused, read};
 use super::sites::Sites;
 use super::types::{ExtenderArgs, HostPriority, MAX_PRIORITY};
 
-/// The best node has 10, one that takes twice as long 5. Nodes that keep no images, and those of which nothing is known,
-/// have 0; so have all where there is nothing to resume.
+/// Scores the nodes: the best has 10, one that takes twice as long 5. Nodes that keep no images, and those of
+/// which nothing is known, have 0; if there is nothing to resume, all nodes have 0.
 pub(super) async fn prioritize(
     inner: &Inner,
     arguments: &ExtenderArgs,
@@ -24,7 +24,7 @@ pub(super) async fn prioritize(
     Ok(scores(&machines, &times))
 }
 
-/// When the job would run on each machine, seconds.
+/// Returns the time until the job would run on each machine, seconds.
 async fn times<'a>(
     inner: &Inner,
     job: &str,
@@ -74,7 +74,7 @@ fn scores(machines: &[&str], times: &HashMap<&str, f64>) -> Vec<HostPriority> {
     machines.iter().map(score).collect()
 }
 
-/// The best time as a part of this one, in tenths.
+/// Returns the best time as a part of this one, in tenths.
 fn of_best(best: f64, time: f64) -> i64 {
     if time <= best {
         return MAX_PRIORITY;

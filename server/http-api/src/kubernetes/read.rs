@@ -1,4 +1,5 @@
-//! What a pod says that matters here: its job, whether it must go on from a checkpoint, its memory, when it began.
+//! Reads the relevant facts of a pod: its job, whether it requires a checkpoint, its memory, and its start
+//! time.
 
 use std::time::Duration;
 
@@ -7,16 +8,17 @@ use serde_json::Value;
 
 use super::types::Pod;
 
-/// The pod's job, or one checkpoint of it.
+/// Annotation that names the pod's job, or one checkpoint of it.
 pub(super) const JOB: &str = "permafrost.io/job";
 
-/// Kind of the job: jobs of a kind have dumps that are alike.
+/// Annotation that names the kind of the job: jobs of a kind have similar dumps.
 pub(super) const PROGRAM: &str = "permafrost.io/program";
 
-/// `required`: the pod is not started where its checkpoint cannot be read.
+/// Annotation that can be `required`: the pod is not started where its checkpoint cannot be read.
 pub(super) const RESUME: &str = "permafrost.io/resume";
 
-/// Seconds that a pod has to end when it does not say: what the API server fills in (`DefaultTerminationGracePeriodSeconds`).
+/// Grace period of a pod that sets none, seconds: the default of the API server
+/// (`DefaultTerminationGracePeriodSeconds`).
 const GRACE_S: i64 = 30;
 
 impl Pod {
@@ -25,14 +27,15 @@ impl Pod {
         (!value.is_empty()).then_some(value)
     }
 
-    /// Returns `JOB` or `JOB@GENERATION`, if the annotation names a job of the pod's own namespace. Whoever may make pods
-    /// in one namespace of Kubernetes writes annotations as they like, and must learn nothing of other tenants' jobs.
+    /// Returns `JOB` or `JOB@GENERATION`, if the annotation names a job of the pod's own namespace. A user who may
+    /// create pods in one namespace of Kubernetes can write any annotation, and must learn nothing of other
+    /// tenants' jobs.
     pub(super) fn job(&self) -> Option<&str> {
         let name = self.annotation(JOB)?;
         self.check_job(name).is_ok().then_some(name)
     }
 
-    /// Returns why the annotation names no job that the pod may name, if that is so.
+    /// Returns the reason why the annotation names no job that the pod may name, if that is so.
     pub(super) fn wrong_job(&self) -> Option<String> {
         self.check_job(self.annotation(JOB)?).err()
     }
@@ -54,12 +57,13 @@ impl Pod {
         self.annotation(PROGRAM)
     }
 
-    /// It is no good without its checkpoint.
+    /// Returns true if the pod must not start without its checkpoint.
     pub(super) fn must_resume(&self) -> bool {
         self.annotation(RESUME) == Some("required")
     }
 
-    /// Memory that its containers request, bytes; none if one of them requests none, or in words that nobody knows.
+    /// Returns the memory that the pod's containers request, bytes; `None` if one of them requests none, or in an
+    /// unknown notation.
     pub(super) fn requested_bytes(&self) -> Option<u64> {
         let containers = self.spec.containers.as_deref()?;
         let mut sum = 0_u64;
@@ -70,21 +74,23 @@ impl Pod {
         (sum > 0).then_some(sum)
     }
 
-    /// How long it is left to end when it is preempted, seconds. A negative time is one second, as for the API server.
+    /// Returns the time that the pod has to end when it is preempted, seconds. A negative time is one second, as
+    /// for the API server.
     pub(super) fn grace_s(&self) -> f64 {
         let told = self.spec.termination_grace_period_seconds;
         let seconds = told.unwrap_or(GRACE_S);
         if seconds < 0 { 1.0 } else { seconds as f64 }
     }
 
-    /// Time since it was started, by this machine's clock; 0 if that is behind.
+    /// Returns the time since the pod was started, by this machine's clock; 0 if that clock is behind.
     pub(super) fn age(&self, now: Duration) -> Option<Duration> {
         let started = unix_time(self.status.start_time.as_deref()?)?;
         Some(now.saturating_sub(started))
     }
 }
 
-/// A quantity of Kubernetes (`resource.Quantity`), rounded to whole units: a number, and a suffix or an exponent.
+/// Parses a quantity of Kubernetes (`resource.Quantity`), rounded to whole units: a number, and a suffix or an
+/// exponent.
 fn quantity(value: &Value) -> Option<u64> {
     let text = match value {
         Value::String(text) => text.trim(),
@@ -128,7 +134,8 @@ fn quantity(value: &Value) -> Option<u64> {
     (0.0..1.8e19).contains(&value).then_some(value as u64)
 }
 
-/// A time of RFC 3339 in UTC, as Kubernetes writes all of its times, since the Unix epoch. None for others.
+/// Parses a time of RFC 3339 in UTC, as Kubernetes writes all of its times, to the time since the Unix epoch.
+/// `None` for others.
 fn unix_time(text: &str) -> Option<Duration> {
     let text = text.strip_suffix('Z')?;
     let (date, time) = text.split_once('T')?;

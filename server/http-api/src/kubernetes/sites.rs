@@ -1,11 +1,11 @@
-//! Which of the scheduler's nodes are nodes that keep images.
+//! Maps the scheduler's nodes to the nodes that keep images.
 
 use std::collections::HashMap;
 
 use permafrost_api_types::nodes::{Node, NodeState};
 
-/// Nodes of Permafrost by what Kubernetes may call their machines: by their own names, and by the host of their failure
-/// domains.
+/// Nodes of Permafrost by the names that Kubernetes may have for their machines: their own names, and the host
+/// of their failure domains.
 pub(super) struct Sites<'a> {
     by_name: HashMap<&'a str, &'a Node>,
     by_host: HashMap<&'a str, &'a Node>,
@@ -30,13 +30,13 @@ impl<'a> Sites<'a> {
         }
     }
 
-    /// The node on the machine that Kubernetes calls so.
+    /// Returns the node on the machine with this name in Kubernetes.
     pub(super) fn on(&self, machine: &str) -> Option<&'a Node> {
         let named = self.by_name.get(machine);
         named.or_else(|| self.by_host.get(machine)).copied()
     }
 
-    /// Whether a node of this name is there, and can be read from.
+    /// Returns true if a node with this name is live, and can be read from.
     pub(super) fn reads(&self, name: &str) -> bool {
         self.by_name.get(name).is_some_and(|node| is_there(node))
     }

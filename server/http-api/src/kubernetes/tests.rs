@@ -23,7 +23,8 @@ use crate::{Api, router};
 
 const GIB: u64 = 1 << 30;
 
-/// Three nodes: two that hold the one checkpoint, of which one is slow and one is gone if `lost`.
+/// A cluster of three nodes: two of them hold the one checkpoint; of these one is slow, and one is gone if
+/// `lost`.
 struct Three {
     lost: bool,
 }
@@ -289,7 +290,7 @@ async fn whole_nodes_come_back_as_they_went() {
     );
 }
 
-/// A victim that was started long ago.
+/// Returns a victim that was started long ago.
 fn victim(uid: &str, started: &str, priority: i64, job: Option<&str>) -> Value {
     let annotations = job.map_or(json!({}), |job| json!({"permafrost.io/job": job}));
     json!({

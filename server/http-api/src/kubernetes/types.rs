@@ -1,13 +1,14 @@
-//! What kube-scheduler sends to an extender and takes from it: `k8s.io/kube-scheduler/extender/v1`, as Go marshals it.
-//! The types there have no JSON tags, so their fields are called as in Go; a pod's and a node's have tags. Nothing that
-//! is absent is an error, and what is not needed is passed over.
+//! Messages between kube-scheduler and an extender: `k8s.io/kube-scheduler/extender/v1`, as Go marshals it. The
+//! types there have no JSON tags, so their fields are called as in Go; a pod's and a node's have tags. A
+//! missing field is no error, and unneeded fields are ignored.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// `ExtenderArgs`: of filter and prioritize. One of `nodes` and `node_names` is there, by `nodeCacheCapable`.
+/// Arguments of filter and prioritize, `ExtenderArgs`. One of `nodes` and `node_names` is present, by
+/// `nodeCacheCapable`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct ExtenderArgs {
@@ -17,7 +18,7 @@ pub(super) struct ExtenderArgs {
 }
 
 impl ExtenderArgs {
-    /// Names of the candidates, in their order.
+    /// Returns the names of the candidates, in their order.
     pub(super) fn names(&self) -> Vec<&str> {
         match (&self.node_names, &self.nodes) {
             (Some(names), _) => names.iter().map(String::as_str).collect(),
@@ -27,18 +28,18 @@ impl ExtenderArgs {
     }
 }
 
-/// `v1.NodeList`; the nodes themselves go back as they came.
+/// List of nodes, `v1.NodeList`; the nodes themselves are returned as they came.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct NodeList {
-    /// `null` of a nil slice.
+    /// Nodes of the list; `null` for a nil slice.
     #[serde(default)]
     pub(super) items: Option<Vec<Value>>,
-    /// Kind, version and metadata.
+    /// Kind, version and metadata of the list.
     #[serde(flatten)]
     pub(super) rest: BTreeMap<String, Value>,
 }
 
-/// `metadata.name`; empty for a node without.
+/// Returns a node's `metadata.name`; empty for a node without.
 pub(super) fn node_name(node: &Value) -> &str {
     let name = node
         .get("metadata")
@@ -46,7 +47,7 @@ pub(super) fn node_name(node: &Value) -> &str {
     name.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// `v1.Pod`, as far as it is looked at.
+/// The fields of `v1.Pod` that are used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Pod {
@@ -68,7 +69,7 @@ pub(super) struct Metadata {
 pub(super) struct PodSpec {
     pub(super) priority: Option<i64>,
     pub(super) containers: Option<Vec<Container>>,
-    /// Seconds.
+    /// Time that the pod has to end, seconds.
     pub(super) termination_grace_period_seconds: Option<i64>,
 }
 
@@ -81,18 +82,18 @@ pub(super) struct Container {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Requirements {
-    /// Quantities, as texts.
+    /// Requested quantities, as texts.
     pub(super) requests: Option<BTreeMap<String, Value>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodStatus {
-    /// RFC 3339.
+    /// Start time, RFC 3339.
     pub(super) start_time: Option<String>,
 }
 
-/// `ExtenderFilterResult`.
+/// Result of filter, `ExtenderFilterResult`.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct ExtenderFilterResult {
@@ -103,19 +104,20 @@ pub(super) struct ExtenderFilterResult {
     pub(super) error: String,
 }
 
-/// `HostPriority`.
+/// Score of one node, `HostPriority`.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct HostPriority {
     pub(super) host: String,
-    /// 0 to [`MAX_PRIORITY`].
+    /// Score from 0 to [`MAX_PRIORITY`].
     pub(super) score: i64,
 }
 
-/// `MaxExtenderPriority`.
+/// Highest score, `MaxExtenderPriority`.
 pub(super) const MAX_PRIORITY: i64 = 10;
 
-/// `ExtenderPreemptionArgs`. With `nodeCacheCapable` only the second map is there, which tells pods by UID alone.
+/// Arguments of preempt, `ExtenderPreemptionArgs`. With `nodeCacheCapable` only the second map is present,
+/// which identifies pods by UID alone.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct ExtenderPreemptionArgs {
@@ -123,7 +125,7 @@ pub(super) struct ExtenderPreemptionArgs {
     pub(super) node_name_to_meta_victims: Option<BTreeMap<String, MetaVictims>>,
 }
 
-/// `Victims`.
+/// Victims on a node, `Victims`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Victims {
@@ -133,7 +135,7 @@ pub(super) struct Victims {
     pub(super) pdb_violations: i64,
 }
 
-/// `MetaVictims`.
+/// Victims on a node by UID, `MetaVictims`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct MetaVictims {
@@ -143,7 +145,7 @@ pub(super) struct MetaVictims {
     pub(super) pdb_violations: i64,
 }
 
-/// `MetaPod`.
+/// A pod by UID, `MetaPod`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct MetaPod {
@@ -152,7 +154,7 @@ pub(super) struct MetaPod {
 }
 
 impl Victims {
-    /// The same pods, told by UID.
+    /// Returns the victims identified by UID.
     pub(super) fn meta(&self) -> MetaVictims {
         let pods = self.pods.iter().flatten().map(|pod| MetaPod {
             uid: pod.metadata.uid.clone(),
@@ -163,7 +165,7 @@ impl Victims {
         }
     }
 
-    /// The highest priority among them; pods without one have 0.
+    /// Returns the highest priority among the victims; pods without one have 0.
     pub(super) fn highest_priority(&self) -> i64 {
         let pods = self.pods.iter().flatten();
         let priorities = pods.map(|pod| pod.spec.priority.unwrap_or_default());
@@ -171,7 +173,7 @@ impl Victims {
     }
 }
 
-/// `ExtenderPreemptionResult`.
+/// Result of preempt, `ExtenderPreemptionResult`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct ExtenderPreemptionResult {

@@ -1,4 +1,4 @@
-//! Requests that the daemon itself has to answer: on a thread that may wait, and for a bounded time.
+//! Requests that the daemon itself has to answer: each on a thread that may block, and for a bounded time.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use crate::problem::Failure;
 use crate::source::{Refusal, Source};
 use crate::{Api, limits};
 
-/// Asks the daemon. A thread that does not come back keeps its turn: there is a bounded number of them.
+/// Passes a request to the daemon. A thread that does not return keeps its slot: the number of slots is
+/// limited.
 pub(super) async fn ask<T: Send + 'static>(
     api: &Api,
     question: impl FnOnce(&dyn Source) -> Result<T, Refusal> + Send + 'static,

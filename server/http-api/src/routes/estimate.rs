@@ -1,4 +1,4 @@
-//! `POST /v1/estimate`.
+//! Route `POST /v1/estimate`.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::problem::Failure;
 use crate::tasks::{self, Swaps};
 use crate::{Api, say};
 
-/// What each way of preempting each task would cost on each node.
+/// Estimates the cost of each way of preempting each task on each node.
 #[utoipa::path(
     post,
     path = "/v1/estimate",
@@ -96,15 +96,15 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     Ok(to_json(&answer, 256 + count * each)?)
 }
 
-/// What is known of a node that nobody has named.
+/// Figures of a node for tasks that name none: all unknown.
 static NOWHERE: NodeFigures = NodeFigures::unknown(NodeId(u32::MAX));
 
-/// Where a task would be dumped.
+/// Place where a task would be dumped.
 struct Place<'a> {
-    /// None if nobody said.
+    /// Name of the node; `None` if the request names none.
     name: Option<Text<'a>>,
     site: Site<'a>,
-    /// Why there is no such place.
+    /// Reason why there is no such place.
     missing: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! `GET /v1/events`.
+//! Route `GET /v1/events`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::problem::Failure;
 use crate::shares::Share;
 use crate::{Api, limits};
 
-/// What changes, as it changes. Only what comes after the connection; a reader that is too slow is told how many it has
-/// missed.
+/// Streams changes as they happen. Only those after the connection; a reader that is too slow gets the number
+/// of missed events.
 #[utoipa::path(
     get,
     path = "/v1/events",

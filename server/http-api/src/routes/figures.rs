@@ -1,4 +1,4 @@
-//! `PUT /v1/figures`.
+//! Route `PUT /v1/figures`.
 
 use std::sync::Arc;
 

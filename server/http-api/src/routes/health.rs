@@ -1,4 +1,4 @@
-//! `GET /healthz`, `GET /readyz`.
+//! Routes `GET /healthz` and `GET /readyz`.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// The node takes dumps, and has looked around.
+/// The node takes dumps, and has made its first snapshot.
 #[utoipa::path(
     get,
     path = "/readyz",

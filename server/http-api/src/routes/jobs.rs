@@ -1,4 +1,4 @@
-//! `GET /v1/jobs`, `GET /v1/checkpoints`.
+//! Routes `GET /v1/jobs` and `GET /v1/checkpoints`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::problem::Failure;
 use crate::world::{Job, Jobs, World};
 use crate::{Api, say};
 
-/// Jobs: how old and how large the last checkpoint of each is, who holds it, and how large the next will be.
+/// Lists jobs: the age, size and holders of the last checkpoint of each, and the expected size of the next.
 #[utoipa::path(
     get,
     path = "/v1/jobs",
@@ -66,7 +66,7 @@ pub(crate) async fn jobs(
     }))
 }
 
-/// Checkpoints, by job and generation.
+/// Lists checkpoints, by job and generation.
 #[utoipa::path(
     get,
     path = "/v1/checkpoints",
@@ -128,7 +128,8 @@ pub(crate) async fn checkpoints(
     }))
 }
 
-/// The snapshot; one in which a `job` that is asked for is missing only if there is none.
+/// Returns the snapshot. If the requested `job` is missing from it, waits for a new listing, so that it is
+/// missing only if it does not exist.
 async fn seen(api: &Api, caller: &Caller, job: Option<&str>) -> Result<Arc<World>, Failure> {
     let since = Instant::now();
     let world = api.world().ok_or_else(no_world)?;

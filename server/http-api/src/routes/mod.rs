@@ -1,4 +1,4 @@
-//! The routes: what each is asked, and how its answer is made.
+//! The routes of the API: parameters, answers and permissions.
 
 pub mod estimate;
 pub mod events;
@@ -27,7 +27,8 @@ use super::caller::{Caller, Scope};
 use super::problem::{self, Failure};
 use super::{Api, openapi};
 
-/// All routes. Who asks has to be in the extensions of each request, as a [`Caller`]; only health is told to anyone.
+/// Returns the router with all routes. Each request must have its caller in the extensions, as a [`Caller`];
+/// only health is open to everyone.
 pub fn router(api: Arc<Api>) -> Router {
     let read = Router::new()
         .route("/v1/nodes", get(nodes::nodes))
@@ -69,8 +70,8 @@ async fn may_operate(request: Request, next: Next) -> Response {
     checked(Scope::Operate, request, next).await
 }
 
-/// Lets those pass who may, and marks the answer with the scope for the audit log. Public for what stands beside these
-/// routes.
+/// Lets permitted requests pass, and marks the answer with the scope for the audit log. Public for the routes
+/// beside these.
 pub async fn checked(scope: Scope, request: Request, next: Next) -> Response {
     let mut response = match request.extensions().get::<Caller>() {
         Some(caller) if caller.may(scope) => next.run(request).await,

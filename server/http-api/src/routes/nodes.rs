@@ -1,4 +1,4 @@
-//! `GET /v1/nodes`.
+//! Route `GET /v1/nodes`.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::source::{NodeEntry, QueueLength};
 use crate::world::{self, World};
 use crate::{Api, say};
 
-/// The nodes that keep images: how fast they are, how long their queues are, and how fresh that is.
+/// Lists the nodes that keep images: their rates, the lengths of their queues, and the age of both.
 #[utoipa::path(
     get,
     path = "/v1/nodes",

@@ -8,7 +8,11 @@ use serde::de::DeserializeOwned;
 use crate::limits;
 use crate::problem::Failure;
 
-/// The parameters of a query, or a problem that names the one which is wrong.
+/// Parses the parameters of a query.
+///
+/// # Errors
+///
+/// A problem that names the wrong parameter.
 pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
     let parsed = Query::<T>::try_from_uri(uri);
     parsed.map(|Query(query)| query).map_err(|refused| {
@@ -30,7 +34,7 @@ pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
     })
 }
 
-/// How many are answered.
+/// Returns the number of entries per page.
 pub(super) fn limit(limit: Option<u32>) -> Result<usize, Failure> {
     let limit = limit.unwrap_or(limits::PAGE);
     if !(1..=limits::LONGEST_PAGE).contains(&limit) {
@@ -41,7 +45,7 @@ pub(super) fn limit(limit: Option<u32>) -> Result<usize, Failure> {
     Ok(limit as usize)
 }
 
-/// The first of them, and the last one's name if there are more.
+/// Returns the first entries, and the name of the last one if there are more.
 pub(super) fn page<T>(
     all: impl Iterator<Item = T>,
     limit: usize,

@@ -1,4 +1,4 @@
-//! `POST /v1/place`.
+//! Route `POST /v1/place`.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::openapi::Unread;
 use crate::problem::Failure;
 use crate::{Api, limits, say, tasks};
 
-/// Where dumps of a size, or of jobs, and their copies go.
+/// Chooses the nodes for dumps of a size, or of jobs, and for their copies.
 #[utoipa::path(
     post,
     path = "/v1/place",
@@ -155,7 +155,7 @@ fn placed<'a>(
     })
 }
 
-/// What the dump will store.
+/// Returns the bytes that the dump is expected to store.
 fn size(asked: &Asked<'_>, placement: &Placement<'_>) -> figure::Figure<Bytes> {
     if let Some(size) = placement.size_bytes {
         return figure::Figure::given(tasks::bytes(size));

@@ -1,4 +1,4 @@
-//! `POST /v1/preempt`.
+//! Route `POST /v1/preempt`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use crate::openapi::Unread;
 use crate::problem::Failure;
 use crate::{Api, say, tasks};
 
-/// Whom to preempt for resources that are wanted, and how; or how each of the candidates would be preempted.
+/// Chooses the tasks to preempt for wanted resources, and the way; or the way in which to preempt each of the
+/// candidates.
 #[utoipa::path(
     post,
     path = "/v1/preempt",
@@ -106,7 +107,7 @@ fn terms(request: &Preempt<'_>) -> Terms {
     }
 }
 
-/// How each would be preempted, were it alone.
+/// Returns the choice for each candidate, as if it were the only one.
 fn each(candidates: &[Candidate], sites: &BTreeMap<NodeId, Site<'_>>, terms: &Terms) -> Plan {
     let mut plan = Plan::default();
     for candidate in candidates {
@@ -130,7 +131,7 @@ fn each(candidates: &[Candidate], sites: &BTreeMap<NodeId, Site<'_>>, terms: &Te
     plan
 }
 
-/// A plan in the words of the request.
+/// Formats a plan with the names of the request.
 struct Said<'a> {
     asked: &'a Asked<'a>,
     candidates: &'a [Task<'a>],

@@ -1,4 +1,4 @@
-//! `POST /v1/reserve`, `DELETE /v1/reserve/{token}`.
+//! Routes `POST /v1/reserve` and `DELETE /v1/reserve/{token}`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::{Api, limits};
 /// Longest token that is passed on, bytes.
 const TOKEN_BYTES: usize = 200;
 
-/// Books a place in a node's queue, for a dump or a restore that will come and present the token.
+/// Reserves a place in a node's queue, for a dump or a restore that will come and present the token.
 #[utoipa::path(
     post,
     path = "/v1/reserve",
@@ -88,7 +88,7 @@ fn charged(caller: &Caller, named: Option<String>) -> Result<Option<String>, Fai
     }
 }
 
-/// Gives a place back.
+/// Cancels a reservation.
 #[utoipa::path(
     delete,
     path = "/v1/reserve/{token}",

@@ -1,4 +1,4 @@
-//! `POST /v1/resume`.
+//! Route `POST /v1/resume`.
 
 use std::sync::Arc;
 
@@ -28,15 +28,16 @@ use crate::problem::Failure;
 use crate::world::{Jobs, is_resumable};
 use crate::{Api, limits, say, tasks};
 
-/// Nodes that are looked at beyond those that are answered: how fast an image comes to them is not in their order.
+/// Number of candidates that are evaluated beyond those that are answered: their order does not include the
+/// time that an image takes to reach them.
 const MORE: usize = 8;
 
-/// The way from nowhere.
+/// Bandwidth of a link where there is no holder.
 static NO_HOLDER: SizedRates = SizedRates::uniform(Figure::Unknown {
     why: Missing::NodeGone,
 });
 
-/// Where each checkpoint is best resumed: the nodes that hold it, and the quickest of the others.
+/// Ranks the nodes to resume each checkpoint on: those that hold it, and the quickest of the others.
 #[utoipa::path(
     post,
     path = "/v1/resume",
@@ -129,7 +130,8 @@ impl<'a> Ranking<'a> {
         })
     }
 
-    /// A checkpoint, or why it is none. What was sealed before the question came is found: else work would be lost.
+    /// Returns a checkpoint, or the reason why the name is none. A checkpoint sealed before the request came is
+    /// found: otherwise work would be lost.
     fn find(&self, name: &str) -> Result<Result<(&'a Checkpoint, &'a Jobs), String>, Stop> {
         let reference: CheckpointRef = match name.parse() {
             Ok(reference) => reference,
@@ -220,7 +222,8 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Those that hold a copy, those that hold the parent, and the quickest of the others, without a look at all.
+    /// Returns the nodes that hold a copy or the parent, and the quickest of the others, without evaluating all
+    /// nodes.
     fn likely(&self, image: &Image) -> Vec<NodeId> {
         let mut nodes: Vec<NodeId> = image.holders.clone();
         nodes.extend(
@@ -240,15 +243,15 @@ impl<'a> Ranking<'a> {
     }
 }
 
-/// An image, and where it is.
+/// An image and its holders.
 struct Image {
     /// Bytes that a restore reads.
     size: Bytes,
-    /// Of these, zero pages, and pages that are the parent's: the first need not be sent, the others not to a node that
-    /// holds the parent.
+    /// Bytes of zero pages, and of pages that are the parent's: the first need not be sent, the others not to a
+    /// node that holds the parent.
     zero: Bytes,
     of_parent_bytes: Bytes,
-    /// Nodes that hold all of it.
+    /// Nodes that hold the whole image.
     holders: Vec<NodeId>,
     /// Nodes that hold its parent.
     of_parent: Vec<NodeId>,
@@ -273,7 +276,7 @@ impl Image {
         }
     }
 
-    /// What a node lacks, over the way from the holder that it comes from soonest.
+    /// Returns the bytes that a node lacks, and the fastest link to it from a live holder. `None` for a holder.
     fn lacks<'a>(&self, asked: &Asked<'a>, node: NodeId) -> Option<MissingPages<'a>> {
         if self.holders.contains(&node) {
             return None;
@@ -308,7 +311,8 @@ impl Image {
     }
 }
 
-/// Nodes with a copy that is not known to be damaged; a store without a cluster names none, and holds all itself.
+/// Returns the nodes with a copy that is not known to be damaged; a store without a cluster names none, and is
+/// the only holder.
 fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
     let world = asked.world;
     let own = world.names().id(world.own_name());
@@ -325,7 +329,8 @@ fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
     holders
 }
 
-/// Pages that are waited for come one by one: at the rate of the smallest transfers, the slower of medium and link.
+/// Returns the rate for pages that come one by one on demand: that of the smallest transfers, the slower of
+/// medium and link.
 fn lazy(
     how: permafrost_api_types::resume::Lazy,
     read: &SizedRates,

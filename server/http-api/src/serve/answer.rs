@@ -1,4 +1,4 @@
-//! One request, from its head to the router and back: who asks, how often, and with how large a body.
+//! One request, from its head to the router and back: authentication, rate limit, and size of the body.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,57 +27,57 @@ use super::tokens::Tokens;
 use crate::caller::{Caller, Scope};
 use crate::shares::Shares;
 
-/// Named in the log and in the answer, so that one is found by the other.
+/// Header with the request's id, which stands in the log and in the answer, so that one is found by the other.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest id that is taken from a caller, bytes.
+/// Longest id that is accepted from a caller, bytes.
 const MAX_ID_BYTES: usize = 128;
 
-/// Bodies are counted in these: a semaphore counts to 2^32.
+/// Unit in which bodies are counted: a semaphore counts to 2^32.
 const BODY_UNIT_BYTES: usize = 1 << 10;
 
-/// Bodies up to this size take no room of others': all connections' together are 32 MiB.
+/// Size up to which a body takes no shared room, bytes: those of all connections together are 32 MiB.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
-/// Most that is read of a body that was refused, in bodies of the largest size allowed. Who is still sending when the
-/// connection ends loses the answer (RFC 9112, section 9.6).
+/// Maximum that is read of a refused body, in bodies of the largest allowed size. A sender that is still
+/// sending when the connection ends loses the answer (RFC 9112, section 9.6).
 const DRAINED: usize = 4;
 
-/// The same of who is not let in, bytes.
+/// Maximum that is read of the body of an unauthenticated caller, bytes.
 const DRAINED_OF_STRANGERS: usize = 256 << 10;
 
-/// What all connections share.
+/// State that all connections share.
 pub(super) struct Shared {
     pub(super) router: TowerToHyperService<Router>,
     pub(super) limits: Limits,
     pub(super) tokens: Option<Tokens>,
     pub(super) buckets: Buckets,
-    /// Connections to the port of callers who are known.
+    /// Connections of authenticated callers to the port.
     pub(super) seats: Arc<Shares>,
     /// Room for bodies, in units.
     pub(super) bodies: Semaphore,
-    /// True once the server is to stop.
+    /// Turns true when the server is to stop.
     pub(super) stop: watch::Receiver<bool>,
-    /// What ids of requests begin with, so that those of two runs differ.
+    /// Prefix of the ids of requests, which distinguishes two runs.
     pub(super) run: String,
     pub(super) requests: AtomicU64,
     pub(super) audit: Option<Arc<Audit>>,
 }
 
-/// Who is at the other end of a connection, before a request says more.
+/// Identity of the other end of a connection, before a request says more.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
-    /// By the socket's credentials.
+    /// Caller identified by the socket's credentials.
     Local(Arc<Caller>),
-    /// From elsewhere, perhaps with a certificate.
+    /// Caller from another machine, perhaps with a certificate.
     Remote(Option<Arc<Caller>>),
 }
 
-/// One connection.
+/// One connection and its identity.
 pub(super) struct Conversation {
     pub(super) shared: Arc<Shared>,
     pub(super) known: Known,
-    /// Told when somebody known has asked something.
+    /// Notified when an authenticated caller has made a request.
     pub(super) introduced: Notify,
     /// Its place among the connections.
     pub(super) place: Mutex<Place>,
@@ -126,7 +126,7 @@ impl Conversation {
         Ok(self.ending(response))
     }
 
-    /// Records what changed something, and who was denied. What takes a scope that changes something is marked with it
+    /// Records requests that changed something, and denied ones. A request whose scope allows changes is marked
     /// where the scope is checked.
     fn record(&self, method: &Method, path: &str, caller: Option<&str>, response: &Response<Body>) {
         let Some(audit) = &self.shared.audit else {
@@ -163,7 +163,7 @@ impl Conversation {
         audit.record(&who, &event, refused.as_ref().map_or(Ok(()), Err));
     }
 
-    /// The caller's own, if it is one that fits a log, or a new one.
+    /// Returns the caller's request id if it fits the log, or a new one.
     fn id<B>(&self, request: &Request<B>) -> HeaderValue {
         let given = request.headers().get(REQUEST_ID);
         let plain = |id: &&HeaderValue| {
@@ -176,7 +176,7 @@ impl Conversation {
         })
     }
 
-    /// Who asks, if they may ask now.
+    /// Returns the caller of a request, if it may make one now.
     fn admit<B>(
         &self,
         request: &Request<B>,
@@ -201,7 +201,7 @@ impl Conversation {
         }
     }
 
-    /// Gives the connection a place among those of callers who are known.
+    /// Gives the connection a place among those of authenticated callers.
     fn seat(&self, caller: &Caller) -> Result<(), Refusal> {
         let limit = self.shared.limits.connections;
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,7 +218,8 @@ impl Conversation {
         }
     }
 
-    /// Whose token stands in the header (RFC 6750, section 2.1; the scheme's case does not matter, RFC 9110, 11.1).
+    /// Returns the caller whose token is in the header (RFC 6750, section 2.1; the scheme's case does not matter,
+    /// RFC 9110, 11.1).
     fn token(&self, shown: &HeaderValue) -> Option<Arc<Caller>> {
         let (scheme, token) = shown.to_str().ok()?.split_once(' ')?;
         if !scheme.eq_ignore_ascii_case("bearer") {
@@ -227,7 +228,7 @@ impl Conversation {
         self.shared.tokens.as_ref()?.caller(token.trim())
     }
 
-    /// Reads the body, and lets the router answer.
+    /// Reads the body, and passes the request to the router.
     async fn pass(&self, request: Request<Incoming>, caller: Arc<Caller>) -> Response<Body> {
         let limits = &self.shared.limits;
         let (mut head, body) = request.into_parts();
@@ -266,7 +267,7 @@ impl Conversation {
         }
     }
 
-    /// Room for a body. Waits while others take all of it; small ones need not wait for large ones.
+    /// Reserves room for a body. Waits while other bodies take all of it; small ones need not wait for large ones.
     async fn room(&self, body: &Incoming) -> Result<Option<SemaphorePermit<'_>>, Refusal> {
         let limits = &self.shared.limits;
         let upper = body.size_hint().upper();
@@ -286,7 +287,7 @@ impl Conversation {
         }
     }
 
-    /// All of a body.
+    /// Reads a whole body.
     async fn collect(&self, mut body: Incoming) -> Result<Bytes, Refusal> {
         let limit_bytes = self.shared.limits.body_bytes;
         match Limited::new(&mut body, limit_bytes).collect().await {
@@ -300,7 +301,7 @@ impl Conversation {
         }
     }
 
-    /// Reads on for a while, so that the sender comes to read its answer.
+    /// Reads and discards up to `most_bytes`, so that the sender reads its answer.
     async fn drain(&self, mut body: Incoming, most_bytes: usize) {
         let mut left = most_bytes;
         let reading = async {
@@ -316,7 +317,7 @@ impl Conversation {
         let _ = tokio::time::timeout(self.shared.limits.drain, reading).await;
     }
 
-    /// A stream of events ends when the server stops; whoever reads it may read from another node.
+    /// Ends a stream of events when the server stops; its reader can read from another node.
     fn ending(&self, response: Response<Body>) -> Response<Body> {
         let streams = response
             .headers()
@@ -338,13 +339,14 @@ impl Conversation {
     }
 }
 
-/// Permits for all bodies at once.
+/// Returns the permits for all bodies at once.
 pub(super) fn body_units(limits: &Limits) -> usize {
     let units = limits.bodies_bytes.max(limits.body_bytes) / BODY_UNIT_BYTES;
     units.clamp(1, Semaphore::MAX_PERMITS)
 }
 
-/// Path of a request for the log, without a reservation's token: whoever has it can take the place.
+/// Returns the path of a request for the log, without a reservation's token: with the token anyone can take the
+/// reservation.
 fn logged(path: &str) -> &str {
     const RESERVATIONS: &str = "/v1/reserve/";
     match path.starts_with(RESERVATIONS) {
@@ -360,7 +362,7 @@ fn as_u64(number: usize) -> u64 {
 /// A body that ends when the server stops.
 struct UntilStopped {
     body: Body,
-    /// `None` once it came.
+    /// Future that resolves when the server stops; `None` once it has.
     stop: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 

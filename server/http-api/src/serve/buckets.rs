@@ -1,4 +1,4 @@
-//! Who asks too often: a bucket of tokens for each caller.
+//! Rate limiter for requests: a bucket of tokens for each caller.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use super::Rate;
 
-/// Callers remembered, before those that have been quiet are forgotten. Only known callers get a bucket, so it takes
-/// as many certificates or tokens of ours to come here.
+/// Number of callers that are remembered before idle ones are forgotten. Only authenticated callers get a
+/// bucket, so that many certificates or tokens are needed to reach it.
 const REMEMBERED: usize = 4_096;
 
-/// The callers' buckets.
+/// Buckets of all callers.
 #[derive(Debug)]
 pub(super) struct Buckets {
     rate: Rate,
     of: Mutex<HashMap<String, Bucket>>,
 }
 
-/// Full when it is made.
+/// A bucket of tokens, full when it is made.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     tokens: f64,

@@ -1,4 +1,4 @@
-//! One socket or port: who comes is let in, shaken hands with, and served until they go.
+//! A listener: accepts connections on one socket or port, makes the handshake, and serves them.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -27,10 +27,10 @@ use super::strangers::{Stranger, Strangers};
 use crate::caller::Caller;
 use crate::shares::Share;
 
-/// After there was no descriptor for a connection.
+/// Pause after an accept that failed for lack of a descriptor.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Connections that are told that there are too many; others are closed without a word.
+/// Maximum number of surplus connections that get an answer; further ones are closed without one.
 const TURNED_AWAY: usize = 64;
 
 /// Largest head of a request, bytes: a token, a name, and whatever proxies add.
@@ -39,11 +39,11 @@ const HEAD_BYTES: usize = 64 << 10;
 /// First byte of a TLS connection: a handshake record (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// For who speaks HTTP to a port that speaks TLS.
+/// Answer to a client that speaks HTTP to a port that speaks TLS.
 const SPEAK_TLS: &str = "{\"type\":\"urn:permafrost:problem:tls\",\"title\":\"This port speaks TLS\",\"status\":400,\
 \"detail\":\"use https://, and trust the CA of the cluster\"}";
 
-/// Where somebody may come in.
+/// Listener for connections.
 pub(super) enum Door {
     Socket(UnixListener),
     Port {
@@ -52,41 +52,41 @@ pub(super) enum Door {
     },
 }
 
-/// Guards a port with certificates.
+/// TLS configuration of a port.
 #[derive(Clone)]
 pub(super) struct Guard {
     pub(super) acceptor: TlsAcceptor,
-    /// Says when a certificate counts no longer.
+    /// Identity that reports when a certificate is no longer valid.
     pub(super) identity: ReloadingIdentity,
 }
 
-/// A caller's certificate, while it counts.
+/// A caller's certificate, while it is valid.
 struct Admission {
-    /// Answered when it does not.
+    /// Resolves when the certificate is no longer valid.
     ended: oneshot::Receiver<()>,
     _tenure: Tenure,
 }
 
-/// The place of a connection.
+/// Place of a connection among all connections.
 pub(super) enum Place {
-    /// Of the socket.
+    /// A connection to the socket.
     Local(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit),
-    /// Of the port, until it is known whose it is.
+    /// A connection to the port, before its caller is authenticated.
     Stranger(#[expect(dead_code, reason = "held for its drop")] Stranger),
-    /// Of the port.
+    /// A connection of an authenticated caller to the port.
     Known(#[expect(dead_code, reason = "held for its drop")] Share),
-    /// None: there are too many.
+    /// A surplus connection: there are too many.
     Crowded(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit),
 }
 
-/// Somebody at the door.
+/// An accepted connection.
 enum Arrival {
     Local(UnixStream, Arc<Caller>),
     Remote(TcpStream, SocketAddr),
 }
 
 impl Door {
-    /// Binds a socket that only its owner may connect to. One left behind by a daemon that is gone is replaced.
+    /// Binds a socket that only its owner may connect to. A socket that a dead daemon left behind is replaced.
     pub(super) fn socket(path: &Path) -> io::Result<Self> {
         remove_socket(path);
         let listener = UnixListener::bind(path)?;
@@ -98,7 +98,7 @@ impl Door {
         Self::Port { listener, tls }
     }
 
-    /// Serves who comes until the server stops, and then those that are being served, for a while.
+    /// Serves connections until the server stops; then finishes the current requests, for a limited time.
     pub(super) async fn attend(self, shared: Arc<Shared>) {
         let places = Arc::new(Semaphore::new(shared.limits.connections));
         let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
@@ -175,7 +175,7 @@ impl Door {
     }
 }
 
-/// Root or the daemon's own user; nobody else is let in, whatever the file's mode says.
+/// Returns the caller for root or the daemon's own user; all others are refused, whatever the file's mode.
 fn owner(stream: &UnixStream) -> io::Result<Caller> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?;
     if peer.uid.is_root() {
@@ -189,7 +189,7 @@ fn owner(stream: &UnixStream) -> io::Result<Caller> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Serves one connection, with the place that it has.
+/// Serves one connection, which keeps its place until it ends.
 async fn welcome(shared: Arc<Shared>, arrival: Arrival, tls: Option<Guard>, place: Place) {
     match arrival {
         Arrival::Local(stream, caller) => {
@@ -219,7 +219,7 @@ async fn welcome(shared: Arc<Shared>, arrival: Arrival, tls: Option<Guard>, plac
 
 type Encrypted = tokio_rustls::server::TlsStream<TcpStream>;
 
-/// The encrypted stream, and who showed a certificate.
+/// Makes the TLS handshake. Returns the encrypted stream, and the caller if it has shown a certificate.
 async fn shake_hands(
     mut stream: TcpStream,
     tls: &Guard,
@@ -260,17 +260,17 @@ async fn speak_tls(stream: &mut TcpStream) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// Until the server is to stop.
+/// Waits until the server is to stop.
 async fn stopped(shared: &Shared) {
     // The server gone is a stop, too.
     let _ = shared.stop.clone().wait_for(|stop| *stop).await;
 }
 
-/// The way in for peers, whose certificates were verified when they connected.
+/// Entry point for peers, whose certificates were verified when they connected.
 pub(super) struct PeerDoor {
     pub(super) shared: Arc<Shared>,
     pub(super) places: Arc<Semaphore>,
-    /// Of the API's own threads.
+    /// Handle of the API's own runtime.
     pub(super) runtime: Handle,
 }
 

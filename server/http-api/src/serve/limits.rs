@@ -1,38 +1,40 @@
-//! How much of the daemon callers may use.
+//! Limits on the resources of the daemon that callers may use.
 
 use std::time::Duration;
 
-/// Limits of what listens for the API.
+/// Limits of the API's listeners.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once, on the socket and on the port apart: callers from elsewhere leave those of this machine
-    /// their room. Whoever comes then is told so, and may come again.
+    /// Maximum number of connections at once, for the socket and for the port separately, so that remote callers
+    /// leave room for those of this machine. Surplus connections get an answer, and may retry.
     pub connections: usize,
-    /// Of those to the port, as many as one caller may have.
+    /// Maximum number of connections to the port of one caller.
     pub caller_connections: usize,
-    /// Connections to the port that have not shown who they are, beside those. When one more comes the oldest goes.
+    /// Maximum number of unauthenticated connections to the port, in addition. When one more comes, the oldest is
+    /// closed.
     pub strangers: usize,
     /// Time for a TLS handshake.
     pub handshake: Duration,
-    /// From the connection to the first request of someone known: a stranger does not keep one of the connections.
+    /// Time from the connection to the first request of an authenticated caller: a stranger does not keep a
+    /// connection.
     pub introduction: Duration,
-    /// Between requests, and for the head of a request.
+    /// Time between requests, and for the head of a request.
     pub idle: Duration,
     /// Largest body, bytes.
     pub body_bytes: usize,
-    /// All bodies at once, bytes. More waits until others were answered.
+    /// Maximum size of all bodies at once, bytes. Further bodies wait until others were answered.
     pub bodies_bytes: usize,
-    /// For a body to come in.
+    /// Time for a body to come in.
     pub body: Duration,
-    /// For reading on what was refused, so that its sender comes to read why.
+    /// Time to read on from a refused sender, so that it reads the reason.
     pub drain: Duration,
-    /// For an answer to begin. A stream of events goes on.
+    /// Time for an answer to begin. A stream of events goes on.
     pub request: Duration,
-    /// For a reader who takes nothing of an answer, before the connection is ended.
+    /// Time without progress after which the connection of a reader is closed.
     pub stall: Duration,
-    /// Requests of one caller from elsewhere.
+    /// Rate limit for the requests of one remote caller.
     pub rate: Rate,
-    /// When the server stops, for requests that are being answered.
+    /// Time for current requests to finish when the server stops.
     pub grace: Duration,
 }
 
@@ -57,7 +59,7 @@ impl Default for Limits {
     }
 }
 
-/// A bucket of tokens: `burst` at once, and `per_s` each second.
+/// Rate of a bucket of tokens: `burst` at once, and `per_s` each second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Requests each second, in the long run; at least 1.
@@ -67,7 +69,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `per_s`, and twice that at once.
+    /// Returns a rate of `per_s`, with a burst of twice that.
     #[must_use]
     pub const fn of(per_s: u32) -> Self {
         Self {

@@ -1,8 +1,9 @@
-//! What listens for the HTTP API: an AF_UNIX socket for this machine, and a TCP port where one is asked for.
+//! Serves the HTTP API: on an AF_UNIX socket for this machine, and on a TCP port if one is configured.
 //!
-//! Here it is found out who asks (credentials of the socket, a certificate, a token), and how often and how much they
-//! may. The router behind it reads the [`Caller`](super::caller::Caller) out of the request's extensions and decides
-//! what they may ask for. Nothing is answered to strangers, and TCP without TLS is for the loopback interface alone.
+//! This module authenticates callers (credentials of the socket, a certificate, a token), and applies the
+//! limits on rate and size. The router behind it reads the [`Caller`](super::caller::Caller) out of the
+//! request's extensions and decides which requests are permitted. Unauthenticated requests are refused, and TCP
+//! without TLS is for the loopback interface alone.
 
 mod answer;
 mod buckets;
@@ -45,52 +46,52 @@ pub use permafrost_store::private_file::PrivateFileError;
 /// Name of the socket, which lies beside the control socket.
 pub const SOCKET: &str = "api.sock";
 
-/// Where the API is served, and to whom.
+/// Addresses, credentials and limits of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The socket is made here, 0600: a directory that is ours alone, and locked by us.
+    /// Directory in which the socket is made, with mode 0600: it is accessible to us alone, and locked by us.
     pub run_dir: PathBuf,
-    /// A port besides; port 0 takes any.
+    /// Additional TCP port; port 0 selects any free one.
     pub listen: Option<SocketAddr>,
-    /// Makes the port TLS, and takes certificates of its CA.
+    /// Identity that makes the port TLS, and accepts certificates of its CA.
     pub identity: Option<ReloadingIdentity>,
     /// File of tokens.
     pub tokens: Option<PathBuf>,
-    /// How much callers may use.
+    /// Limits on the callers.
     pub limits: Limits,
-    /// Who asked for what is recorded here.
+    /// Log in which requests and their callers are recorded.
     pub audit: Option<Arc<Audit>>,
 }
 
-/// Why the API is not served.
+/// Reason why the API is not served.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiServeError {
     /// The socket cannot be bound.
     #[error("listen for the API on {}", path.display())]
     Socket {
-        /// Which.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The port cannot be bound.
     #[error("listen for the API on {address}")]
     Port {
-        /// Which.
+        /// Address of the port.
         address: SocketAddr,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Nobody could be told from a stranger.
+    /// The port has neither tokens nor certificates, so that no caller could be authenticated.
     #[error("the API on {address} has neither certificates nor tokens to know its callers by")]
     Unguarded {
-        /// The port.
+        /// Address of the port.
         address: SocketAddr,
     },
     /// Tokens would go over the network in clear text.
     #[error("the API on {address} would be reached from elsewhere without TLS")]
     Plain {
-        /// The port.
+        /// Address of the port.
         address: SocketAddr,
     },
     /// The file of tokens cannot be used.
@@ -102,7 +103,7 @@ pub enum ApiServeError {
 }
 
 impl ApiServeError {
-    /// What to do about it; empty where the message says it.
+    /// Returns advice for the operator; empty if the message contains it.
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {
@@ -118,7 +119,7 @@ impl ApiServeError {
     }
 }
 
-/// A server. Dropped, it ends at once.
+/// A running server. Dropped, it ends at once.
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
@@ -129,19 +130,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// Where this machine's callers connect.
+    /// Returns the path of the socket for callers of this machine.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Where the port is, if there is one.
+    /// Returns the address of the port, if there is one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// The API for peers, who come by QUIC.
+    /// Returns the entry point to the API for peers, who come over QUIC.
     #[must_use]
     pub fn for_peers(&self) -> Arc<dyn ApiServer> {
         Arc::<PeerDoor>::clone(&self.peers)
@@ -167,7 +168,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves `router` until it is told to stop. Called on a tokio runtime.
+/// Serves `router` until the server is stopped. Called on a tokio runtime.
 ///
 /// # Errors
 /// See [`ApiServeError`].
@@ -175,7 +176,7 @@ pub async fn serve(options: Options, router: Router) -> Result<Server, ApiServeE
     serve_looking(options, router, LOOK_EVERY).await
 }
 
-/// As [`serve`], with an interval of one's own for looks at the file of tokens.
+/// Serves as [`serve`] does, with the given interval between checks of the file of tokens.
 async fn serve_looking(
     options: Options,
     router: Router,
@@ -233,7 +234,7 @@ async fn serve_looking(
     })
 }
 
-/// How the port is guarded.
+/// Returns the TLS configuration of the port, if it has one; refuses an unprotected port.
 fn acceptor(options: &Options) -> Result<Option<Guard>, ApiServeError> {
     let Some(address) = options.listen else {
         return Ok(None);

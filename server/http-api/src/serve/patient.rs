@@ -1,6 +1,7 @@
-//! A connection whose reader may not take forever: what was written has to move on within a time.
+//! A connection with a time limit for writes: bytes written have to be accepted within a time.
 //!
-//! Without it a reader of events that stops reading holds a connection, and what is buffered for it, until it goes.
+//! Without it, a reader of events that stops reading holds a connection, and the buffered bytes, until it
+//! disconnects.
 
 use std::io;
 use std::pin::Pin;
@@ -17,7 +18,7 @@ pub(super) struct Patient<S> {
 }
 
 impl<S> Patient<S> {
-    /// Gives up a write that does not move on for `stall`.
+    /// Wraps a stream; a write that makes no progress for `stall` fails.
     pub(super) const fn new(stream: S, stall: Duration) -> Self {
         Self {
             stream,
@@ -26,7 +27,7 @@ impl<S> Patient<S> {
         }
     }
 
-    /// What a write ended with, or how long it has been waiting.
+    /// Returns the result of a write, or an error if it has been pending for too long.
     fn judge<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -76,7 +77,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.judge(context, polled)
     }
 
-    /// If it were not, hyper would copy each answer behind its head.
+    /// Forwards to the stream: without vectored writes hyper would copy each answer behind its head.
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }

@@ -1,4 +1,4 @@
-//! What is answered before the router is asked: problems of RFC 9457.
+//! Responses that are made before the router is called: problems of RFC 9457.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTH
 use hyper::{Response, StatusCode};
 use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem, URN};
 
-/// Why a request does not come to the router.
+/// Reason why a request is refused before the router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Nobody said who asks.
+    /// The request has no credentials.
     Nameless,
-    /// A token that is none of ours, or no token at all.
+    /// The token is unknown, or malformed.
     BadToken,
-    /// This caller asks too often.
+    /// The caller makes too many requests.
     TooOften { again_in: Duration },
     /// The body is over the limit.
     TooLarge { limit_bytes: usize },
     /// The body did not come in time.
     SlowBody { limit: Duration },
-    /// Others' bodies took all the room there is.
+    /// Other bodies take all the room.
     NoRoom,
-    /// The body broke off, or is none.
+    /// The body broke off, or is malformed.
     BrokenBody,
-    /// No answer in time.
+    /// The answer did not begin in time.
     SlowAnswer { limit: Duration },
-    /// Too many connections.
+    /// There are too many connections.
     Crowded { limit: usize },
 }
 
@@ -93,12 +93,13 @@ impl Refusal {
         }
     }
 
-    /// Whether the connection is of no more use: its body was not read to the end, or nobody known uses it.
+    /// Returns true if the connection cannot be used any further: its body was not read to the end, or its caller
+    /// is not authenticated.
     const fn ends_connection(&self) -> bool {
         !matches!(self, Self::TooOften { .. } | Self::SlowAnswer { .. })
     }
 
-    /// The answer.
+    /// Returns the response for the refusal.
     pub(super) fn response(&self) -> Response<Body> {
         let problem = self.problem();
         // Texts and numbers always have a JSON form.
@@ -129,7 +130,7 @@ impl Refusal {
     }
 }
 
-/// Whole seconds, as the header has them (RFC 9110, section 10.2.3): never too early.
+/// Rounds up to whole seconds, as the header has them (RFC 9110, section 10.2.3): never too early.
 fn whole_s(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }

@@ -1,8 +1,9 @@
-//! Connections from elsewhere that have not shown yet who they are: few, and the oldest goes when one more comes.
+//! Unauthenticated connections from other machines: their number is small, and the oldest is closed when one
+//! more comes.
 //!
-//! So nobody is kept out by connections that say nothing: whoever sends a request with a token, or a certificate, at
-//! once is known long before its turn to go comes. The oldest connection of the address that has most of them goes, so
-//! that a flood from one address displaces itself.
+//! So silent connections keep nobody out: a caller that sends a token or a certificate at once is authenticated
+//! long before its connection is the oldest. The oldest connection of the address with the most of them is
+//! closed, so that a flood from one address displaces itself.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// The strangers of one port.
+/// Unauthenticated connections of one port.
 pub(super) struct Strangers {
     most: usize,
     here: Mutex<Here>,
@@ -18,13 +19,13 @@ pub(super) struct Strangers {
 
 #[derive(Default)]
 struct Here {
-    /// By address and order of arrival.
+    /// Connections by address and order of arrival.
     by_address: HashMap<IpAddr, BTreeMap<u64, Option<AbortHandle>>>,
     count: usize,
     next: u64,
 }
 
-/// One of them. Dropped, it is none any more: gone, or known.
+/// One unauthenticated connection. Dropped when it is closed, or authenticated.
 pub(super) struct Stranger {
     strangers: Arc<Strangers>,
     address: IpAddr,
@@ -39,7 +40,7 @@ impl Strangers {
         })
     }
 
-    /// One more; another has to go if there are too many.
+    /// Registers a connection; another one is closed if there are too many.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Stranger {
         let mut here = self.here();
         while here.count >= self.most && here.displace() {}
@@ -58,7 +59,7 @@ impl Strangers {
         }
     }
 
-    /// Says how to end a connection that has entered.
+    /// Sets the handle that closes a registered connection.
     pub(super) fn ended_by(&self, address: IpAddr, number: u64, end: AbortHandle) {
         let mut here = self.here();
         let there = here.by_address.get_mut(&address);
@@ -73,7 +74,7 @@ impl Strangers {
 }
 
 impl Here {
-    /// Ends the oldest connection of the address that has most. False if there is none.
+    /// Closes the oldest connection of the address with the most. Returns false if there is none.
     fn displace(&mut self) -> bool {
         let most = self.by_address.iter().max_by_key(|(_, there)| there.len());
         let Some(address) = most.map(|(address, _)| *address) else {
@@ -105,7 +106,7 @@ impl Here {
 }
 
 impl Stranger {
-    /// Its address and number, for [`Strangers::ended_by`].
+    /// Returns the connection's address and number, for [`Strangers::ended_by`].
     pub(super) fn place(&self) -> (IpAddr, u64) {
         (self.address, self.number)
     }

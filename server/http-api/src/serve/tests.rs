@@ -1,4 +1,4 @@
-//! A small router behind the real thing: sockets, TLS, tokens, limits.
+//! Tests of a small router behind the real server: sockets, TLS, tokens, limits.
 
 mod audited;
 mod client;
@@ -34,7 +34,7 @@ use crate::caller::Caller;
 
 const LOCALHOST: &str = "127.0.0.1:0";
 
-/// Says who asked, takes bodies, streams, and takes its time.
+/// Returns a router that names its caller, takes bodies, streams, and answers slowly.
 fn router() -> Router {
     Router::new()
         .route("/who", get(who))
@@ -49,7 +49,7 @@ async fn who(Extension(caller): Extension<Caller>) -> String {
     format!("{} {} {}", caller.name, caller.scopes, namespaces.join(","))
 }
 
-/// Never ends by itself.
+/// Streams events without end.
 async fn events() -> impl IntoResponse {
     let (kind, body) = ("text/event-stream", Body::new(Endless(0)));
     ([("content-type", kind)], body)
@@ -74,7 +74,7 @@ impl axum::body::HttpBody for Endless {
     }
 }
 
-/// A directory with whatever a server needs.
+/// A directory with everything that a server needs.
 struct Place {
     dir: TempDir,
     authority: Authority,
@@ -99,7 +99,7 @@ impl Place {
         }
     }
 
-    /// On the loopback interface, with this file of tokens.
+    /// Returns options for the loopback interface, with this file of tokens.
     fn with_tokens(&self, lines: &[(&str, &str, &str)]) -> Options {
         let path = self.path("tokens");
         let mut text = String::new();
@@ -125,7 +125,7 @@ impl Place {
         place
     }
 
-    /// A node that follows its files at once.
+    /// Returns the identity of a node that reloads its files at once.
     fn node(&self) -> ReloadingIdentity {
         let place = self.issue("n1", Role::Node, &[]);
         ReloadingIdentity::load_every(place, Duration::ZERO).unwrap()
@@ -175,7 +175,7 @@ async fn at_port(server: &Server) -> Client {
     over(TcpStream::connect(server.address().unwrap()).await.unwrap()).await
 }
 
-/// Shakes hands as whoever is in the directory, or as nobody who trusts the CA of `place`.
+/// Makes a TLS handshake with the certificate in the directory, or without one; trusts the CA of `place`.
 async fn by_tls(
     server: &Server,
     place: &Place,

@@ -1,7 +1,7 @@
 //! The file of tokens: `NAME SCOPE[,SCOPE] SHA256 [NAMESPACE[,NAMESPACE]]` a line.
 //!
-//! It is read again when it changes. With a line that makes no sense the tokens before stay, so that a slip of the
-//! editor locks nobody out; a file that is gone, or that others can write or read, lets nobody in.
+//! It is read again when it changes. If a line does not parse, the previous tokens stay valid, so that a typing
+//! error locks nobody out; if the file is missing, or others can read or write it, no token is valid.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::caller::{Caller, every_namespace};
 
 pub(super) use permafrost_store::private_file::LOOK_EVERY;
 
-/// Longest name.
+/// Longest name, bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The kind of file.
+/// Messages and parser for the file of tokens.
 static TOKENS: FileKind<Callers> = FileKind {
     name: "tokens",
     line_hint: "a line is NAME SCOPE[,SCOPE] SHA256 [NAMESPACE[,NAMESPACE]], as `permafrost token new` prints it",
@@ -29,24 +29,31 @@ static TOKENS: FileKind<Callers> = FileKind {
 
 type Callers = HashMap<TokenHash, Arc<Caller>>;
 
-/// The tokens of a file, at this moment.
+/// Tokens of a file, as it currently is.
 #[derive(Debug)]
 pub(super) struct Tokens(PrivateFile<Callers>);
 
 impl Tokens {
+    /// Reads the file of tokens.
+    ///
     /// # Errors
+    ///
     /// See [`PrivateFileError`].
     pub(super) fn load(path: &Path, look_every: Duration) -> Result<Self, PrivateFileError> {
         PrivateFile::load(&TOKENS, path, look_every).map(Self)
     }
 
-    /// Whose token this is.
+    /// Returns the caller that a token belongs to.
     pub(super) fn caller(&self, token: &str) -> Option<Arc<Caller>> {
         self.0.contents().get(&TokenHash::of(token)).cloned()
     }
 }
 
-/// The line that makes no sense, and why.
+/// Parses the file.
+///
+/// # Errors
+///
+/// The number of the line that does not parse, and the reason.
 fn parse(text: &str) -> Result<Callers, (usize, String)> {
     let mut callers = Callers::new();
     for (number, line) in lines(text) {

@@ -1,4 +1,4 @@
-//! Makes snapshots, each out of the one before as far as nothing has changed.
+//! Builds snapshots; each reuses the unchanged parts of the one before.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -17,10 +17,10 @@ use super::names::{Names, Numbers};
 use super::{Jobs, Links, Node, World};
 use crate::source::{NodeEntry, Source};
 
-/// Numbers of names that are gone are kept until there are so many more than are in use.
+/// Number of unused numbers of removed names that are kept, beyond those in use.
 const SPARE_NUMBERS: usize = 4096;
 
-/// What lasts from one snapshot to the next.
+/// State that is kept from one snapshot to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     nodes: Numbers<String>,
@@ -29,12 +29,12 @@ pub(crate) struct Builder {
     hosts: Numbers<String>,
     places: Places,
     readers: Readers,
-    /// What the indexes have of each node.
+    /// Indexed facts of each node.
     indexed: HashMap<NodeId, Indexed>,
     names: Arc<Names>,
 }
 
-/// What a node's place in the indexes depends on.
+/// Facts that a node's place in the indexes depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Indexed {
     write: Option<(f64, f64)>,
@@ -53,7 +53,7 @@ impl Builder {
         Ok(Jobs::new(taken, source.checkpoints()?))
     }
 
-    /// Looks at all nodes. Blocks as the source does.
+    /// Makes a snapshot of all nodes. Blocks as the source does.
     pub(crate) fn world(&mut self, source: &dyn Source, jobs: Option<Arc<Jobs>>) -> World {
         let taken = Instant::now();
         let entries = source.nodes();
@@ -108,7 +108,8 @@ impl Builder {
         nodes
     }
 
-    /// As the server's own placement has it: what is not known is the same for all, but for the machine.
+    /// Returns a node's failure domain as the server's own placement does: unknown parts are equal for all nodes,
+    /// but for the machine.
     fn domain(&mut self, entry: &NodeEntry) -> Domain {
         let host = if entry.host.is_empty() {
             &entry.name
@@ -122,7 +123,7 @@ impl Builder {
         }
     }
 
-    /// Puts a node into the indexes if it has changed there: most have not.
+    /// Updates the indexes for a node that has changed: most have not.
     fn update(&mut self, node: &Node, domain: Domain) {
         let figures = &node.entry.figures;
         type Wait = Result<Estimate<Seconds>, Missing>;
@@ -172,7 +173,7 @@ impl Builder {
     }
 }
 
-/// What holds of a node's figures: nothing of those of one that is gone.
+/// Returns a node's figures: all unknown if the node is not live.
 fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
     if entry.live {
         return NodeFigures {
@@ -195,7 +196,7 @@ fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
     }
 }
 
-/// Puts a node into the indexes, or out of those in which it has no place.
+/// Puts a node into the indexes, or removes it from those in which it has no place.
 pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &mut Readers) {
     let figures = &node.entry.figures;
     if node.takes_dumps() {
@@ -216,7 +217,7 @@ pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &
     }
 }
 
-/// For nodes that have no place in an index anyway.
+/// Returns a domain for nodes that have no place in an index anyway.
 pub(super) const fn domain_of_nothing() -> Domain {
     Domain {
         zone: 0,

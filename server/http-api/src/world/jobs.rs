@@ -16,23 +16,23 @@ const RESUMABLE: &str = "full";
 pub(crate) struct Jobs {
     taken: Instant,
     taken_unix_ms: u64,
-    /// By name.
+    /// Jobs, sorted by name.
     jobs: Vec<(Arc<str>, Job)>,
-    /// Where each is among them: a batch looks for thousands.
+    /// Index of each job in `jobs`: a batch looks up thousands.
     places: HashMap<Arc<str>, usize>,
 }
 
-/// A job.
+/// A job's checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Job {
-    /// By generation.
+    /// Checkpoints, sorted by generation.
     pub(crate) checkpoints: Vec<Checkpoint>,
-    /// The place of the newest that can be resumed.
+    /// Index of the newest checkpoint that can be resumed.
     last: Option<usize>,
 }
 
 impl Job {
-    /// The newest that can be resumed.
+    /// Returns the newest checkpoint that can be resumed.
     pub(crate) fn last(&self) -> Option<&Checkpoint> {
         self.checkpoints.get(self.last?)
     }
@@ -45,7 +45,7 @@ impl Job {
     }
 }
 
-/// Whether a task can be resumed from it.
+/// Returns true if a task can be resumed from the checkpoint.
 pub(crate) fn is_resumable(checkpoint: &Checkpoint) -> bool {
     checkpoint.kind == RESUMABLE
 }
@@ -85,17 +85,18 @@ impl Jobs {
         }
     }
 
-    /// Since they were listed.
+    /// Returns the time since the checkpoints were listed.
     pub(crate) fn age(&self) -> Duration {
         self.taken.elapsed()
     }
 
-    /// Whether all that was listed is as it was then or later.
+    /// Returns true if the checkpoints were listed at `time` or later.
     pub(crate) fn listed_since(&self, time: Instant) -> bool {
         self.taken >= time
     }
 
-    /// Since a checkpoint was sealed: by the clocks on the walls until it was listed, by our own since then.
+    /// Returns the time since a checkpoint was sealed: by the wall clocks until it was listed, by our monotonic
+    /// clock since then.
     pub(crate) fn age_of(&self, checkpoint: &Checkpoint) -> Duration {
         let then = self
             .taken_unix_ms
@@ -108,7 +109,7 @@ impl Jobs {
         Some(job)
     }
 
-    /// A checkpoint by its name; without a generation the newest that can be resumed.
+    /// Returns a checkpoint by its name; without a generation the newest that can be resumed.
     pub(crate) fn find(&self, name: &CheckpointRef) -> Option<&Checkpoint> {
         let job = self.get(name.job.as_str())?;
         match name.generation {
@@ -117,13 +118,13 @@ impl Jobs {
         }
     }
 
-    /// By name, those after one.
+    /// Returns the jobs after a name, by name.
     pub(crate) fn after(&self, name: Option<&str>) -> impl Iterator<Item = (&str, &Job)> {
         let first = name.map_or(0, |name| self.behind(|other| other <= name));
         self.at_place(first)
     }
 
-    /// By name, from one on.
+    /// Returns the jobs from a name on, by name.
     pub(crate) fn from(&self, name: &str) -> impl Iterator<Item = (&str, &Job)> {
         self.at_place(self.behind(|other| other < name))
     }

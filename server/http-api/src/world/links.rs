@@ -1,4 +1,4 @@
-//! What a node tells of its ways to others, found by number.
+//! Bandwidths of a node's links to others, looked up by the other node's number.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,15 @@ use permafrost_scheduling::estimator::SizedRates;
 /// Bandwidths of one node's links.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Links {
-    /// By name.
+    /// Bandwidths, sorted by the other node's name.
     named: Vec<(String, SizedRates)>,
-    /// Places of those among them that are nodes of the snapshot and have been measured, by number.
+    /// Node numbers and indexes into `named` of the links to nodes of the snapshot that have been measured, sorted
+    /// by number.
     numbered: Vec<(NodeId, usize)>,
 }
 
 impl Links {
-    /// `number` knows the nodes of the snapshot.
+    /// Creates the links; `number` returns the number of a node of the snapshot.
     pub(super) fn new(
         links: BTreeMap<String, SizedRates>,
         number: impl Fn(&str) -> Option<NodeId>,
@@ -30,7 +31,7 @@ impl Links {
         Self { named, numbered }
     }
 
-    /// To one node, if that was measured. O(log links).
+    /// Returns the bandwidth to one node, if it was measured. O(log links).
     pub(super) fn to(&self, node: NodeId) -> Option<&SizedRates> {
         let by_number = |(number, _): &(NodeId, usize)| *number;
         let found = self.numbered.binary_search_by_key(&node, by_number).ok()?;
@@ -38,7 +39,7 @@ impl Links {
         self.named.get(*place).map(|(_, rates)| rates)
     }
 
-    /// All, by name.
+    /// Returns all links, by name.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&str, &SizedRates)> {
         self.named
             .iter()

@@ -1,4 +1,4 @@
-//! What the API knows, as it was at one moment.
+//! A snapshot of everything that the API knows.
 
 mod builder;
 mod jobs;
@@ -24,24 +24,25 @@ pub(super) use names::Names;
 use self::links::Links;
 use super::source::NodeEntry;
 
-/// A copy goes to the node that would have one of this size soonest, whatever the size of the dump is: one choice for
-/// each node, made when it is first asked for. 1 GiB: where bandwidth rules, and most tasks lie.
+/// Size of the copy for which a node's replica is chosen: a copy goes to the node that would have one of this
+/// size soonest, whatever the size of the dump. One choice for each node, made when it is first needed. 1 GiB:
+/// where bandwidth dominates, and most tasks lie.
 const TYPICAL_COPY: Bytes = Bytes::mib(1024);
 
-/// A link that nobody has told of.
+/// Bandwidth of a link that no node has reported.
 static UNKNOWN_LINK: SizedRates = SizedRates::uniform(Figure::Unknown {
     why: Missing::NotMeasured {
         what: What::LinkBandwidth,
     },
 });
 
-/// A snapshot. Nothing in it changes.
+/// An immutable snapshot.
 #[derive(Debug)]
 pub struct World {
     taken: Instant,
     own: Arc<str>,
     names: Arc<Names>,
-    /// At the places of their numbers.
+    /// Nodes, indexed by their numbers.
     nodes: Vec<Option<Node>>,
     places: Places,
     readers: Readers,
@@ -53,50 +54,50 @@ pub struct World {
 /// A node of a snapshot.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// What was told of it; the figures have its number, and say so if they do not hold.
+    /// Reported facts; the figures have this node's number, and are unknown if they are no longer valid.
     pub(super) entry: NodeEntry,
-    /// Taken out of the entry.
+    /// Links, taken out of the entry.
     pub(super) links: Links,
 }
 
 impl Node {
-    /// Takes new dumps and copies.
+    /// Returns true if the node takes new dumps and copies.
     pub(super) fn takes_dumps(&self) -> bool {
         self.entry.live && !self.entry.stopping && self.entry.state == NodeState::Active
     }
 
-    /// Can restore.
+    /// Returns true if the node can restore.
     pub(super) fn restores(&self) -> bool {
         self.entry.live && !self.entry.stopping && self.entry.state != NodeState::Removed
     }
 }
 
 impl World {
-    /// Since it was taken.
+    /// Returns the time since the snapshot was taken.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.taken.elapsed()
     }
 
-    /// Since it was taken, seconds.
+    /// Returns the time since the snapshot was taken, seconds.
     #[must_use]
     pub fn age_s(&self) -> f64 {
         super::say::rounded(self.age().as_secs_f64())
     }
 
-    /// The node that answers.
+    /// Returns the name of the node that answers.
     #[must_use]
     pub fn own_name(&self) -> &str {
         &self.own
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Whether there is no node.
+    /// Returns true if there is no node.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -114,12 +115,12 @@ impl World {
         Some(&self.node(id)?.entry.figures)
     }
 
-    /// Name of a node, empty for a number that is nobody's.
+    /// Returns the name of a node; empty for an unused number.
     pub(super) fn name(&self, id: NodeId) -> &str {
         self.node(id).map_or("", |node| &node.entry.name)
     }
 
-    /// The node that takes dumps when nobody says which: there is only one.
+    /// Returns the node that takes dumps when a request names none: there is only one.
     pub(super) fn only_node(&self) -> Option<NodeId> {
         let mut all = self.names.in_order();
         match (all.next(), all.next()) {
@@ -136,12 +137,12 @@ impl World {
         &self.readers
     }
 
-    /// Checkpoints; none while the store has not listed them once.
+    /// Returns the checkpoints; `None` before the store has listed them once.
     pub(super) fn jobs(&self) -> Option<&Jobs> {
         self.jobs.as_deref()
     }
 
-    /// Bandwidth from one node to another, by the report of either.
+    /// Returns the bandwidth from one node to another, by the report of either.
     pub(super) fn link(&self, from: NodeId, to: NodeId) -> &SizedRates {
         let measured = |by: NodeId, other: NodeId| self.node(by)?.links.to(other);
         measured(from, to)
@@ -149,7 +150,7 @@ impl World {
             .unwrap_or(&UNKNOWN_LINK)
     }
 
-    /// The node that takes copies of what is dumped on `node`.
+    /// Returns the node that takes copies of dumps on `node`.
     pub(super) fn replica(&self, node: NodeId) -> Option<Replica<'_>> {
         let choose = || {
             let wanted = Wanted {
@@ -170,7 +171,7 @@ impl World {
         })
     }
 
-    /// The same after so long without a new one that queues are not what they were: their lengths are unknown.
+    /// Returns the snapshot with unknown lengths of queues: it is older than `limit`, so that they have changed.
     pub(super) fn stale(&self, limit: Duration) -> Self {
         let too_old = |what| Missing::TooOld {
             what,
@@ -213,7 +214,7 @@ impl World {
     }
 }
 
-/// A time of the clock as a quantity; the longest if it is longer.
+/// Converts a duration to a quantity; the longest one if it is longer.
 pub(super) fn seconds(time: Duration) -> Seconds {
     Seconds::new(time.as_secs_f64()).unwrap_or(Seconds::MAX)
 }

@@ -9,7 +9,7 @@ use permafrost_scheduling::NodeId;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     ids: HashMap<Arc<str>, NodeId>,
-    /// By name.
+    /// Names and numbers, sorted by name.
     order: Vec<(Arc<str>, NodeId)>,
 }
 
@@ -35,7 +35,7 @@ impl Names {
         self.order.iter().map(|(name, id)| (name.as_ref(), *id))
     }
 
-    /// Those whose names come after this one.
+    /// Returns the nodes whose names come after this one.
     pub(crate) fn after(&self, name: &str) -> impl Iterator<Item = (&str, NodeId)> {
         let first = self
             .order
@@ -44,7 +44,7 @@ impl Names {
     }
 }
 
-/// Numbers for names: the same as long as a name is there, from one snapshot to the next.
+/// Numbers for names: a name keeps its number as long as it exists, from one snapshot to the next.
 #[derive(Debug)]
 pub(super) struct Numbers<K> {
     of: HashMap<K, u32>,
@@ -71,7 +71,7 @@ impl<K: std::hash::Hash + Eq + Clone> Numbers<K> {
         number
     }
 
-    /// The number of a name that has one.
+    /// Returns the number of a name that has one.
     pub(super) fn get<Q>(&self, name: &Q) -> Option<u32>
     where
         K: std::borrow::Borrow<Q>,

@@ -1,10 +1,12 @@
 //! An idle node probes itself, gently: figures that nothing renews are reported as old, and later not at all.
 //!
-//! Of a channel that was not measured for a while one small transfer is made, while nothing else runs: pages into free
-//! segments, which are given back; pages of a checkpoint, read and verified; a small dump to another node, given up before
-//! it is sealed. Whatever interrupts a probe leaves what a dump leaves that fails: segments that nothing refers to.
+//! For each channel that was not measured for a while, the prober makes one small transfer while nothing else
+//! runs: pages into free segments, which are given back; pages of a checkpoint, read and verified; a small dump
+//! to another node, given up before it is sealed. An interrupted probe leaves what a failed dump leaves:
+//! segments that nothing references.
 //!
-//! A probe says how fast the medium is, and a dump is ruled by CRIU as well: so a probe counts where nothing else does.
+//! A probe measures the medium's rate, and a dump's rate is limited by CRIU as well. So probes are used only
+//! where nothing else was measured.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

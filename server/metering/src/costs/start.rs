@@ -1,8 +1,8 @@
 //! Figures of earlier runs, and those that a benchmark measured before the first: written down beside the
 //! region.
 //!
-//! They are samples, not results: what was transferred in how long, and how long ago. So they are judged as those are
-//! that the daemon measures, weigh less the older they are, and do not hold any more after an hour.
+//! They are samples, not results: bytes, duration and age of a transfer. So they are checked as the daemon's
+//! own measurements are, weigh less the older they are, and do not hold any more after an hour.
 
 use std::collections::BTreeSet;
 use std::io;

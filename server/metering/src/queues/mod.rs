@@ -6,14 +6,15 @@
 //!             └ the task runs on meanwhile                bytes, time, how many ran ─▶ Concurrency: how many may
 //! ```
 //!
-//! A region has one of each direction: dumps write, restores read. All that waits, waits before anything is frozen. A
-//! bare `criu --page-server` arrives with its task frozen: it [runs](Queues::run) at once and is counted.
+//! A region has one of each direction: dumps write, restores read. Every request waits before anything is
+//! frozen. A bare `criu --page-server` arrives with its task frozen: it [runs](Queues::run) at once and is
+//! counted.
 //!
-//! **A turn that moves nothing** gives its place to the next: a session whose dump does not come within
-//! [`arrival`](QueuesOptions::arrival), a CRIU that is stopped for [`stall`](QueuesOptions::stall). It is counted again,
-//! at once, when it goes on: so nobody who opens and never comes holds up the others, and nobody who comes late is
-//! frozen in vain. Turns are looked at by whoever waits, and by
-//! [`report`](Queues::report): while nobody asks nothing runs here.
+//! **An admitted transfer that moves nothing** gives its slot to the next one: a session whose dump does not
+//! come within [`arrival`](QueuesOptions::arrival), a CRIU that is stopped for [`stall`](QueuesOptions::stall).
+//! It is counted again, at once, when it goes on: so a client that opens a session and never sends does not
+//! hold up others, and a late one is not frozen in vain. Waiting threads and [`report`](Queues::report) check
+//! the admitted transfers: without either, nothing runs here.
 
 mod error;
 mod lane;

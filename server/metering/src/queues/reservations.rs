@@ -1,6 +1,7 @@
 //! Reservations in the queues of this node, and those made through it in the queues of other nodes.
 //!
-//! One caller keeps at most a share of the places of a queue, and a namespace as many as its quota says.
+//! One caller holds at most a share of the reservations of a queue, and a namespace as many as its quota
+//! allows.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

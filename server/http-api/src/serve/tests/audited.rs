@@ -1,4 +1,4 @@
-//! What the audit log gets of requests.
+//! Tests of the requests that are recorded in the audit log.
 
 use axum::middleware::{Next, from_fn};
 use axum::routing::delete;

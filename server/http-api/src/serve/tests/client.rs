@@ -1,10 +1,10 @@
-//! The client that `permafrost` has, against the real thing.
+//! Tests of the `permafrost` client against the real server.
 
 use permafrost_transport::api::{ApiClient, ApiError, ApiOptions};
 
 use super::*;
 
-/// As who `options` say; the client's calls block.
+/// Sends a request with the credentials in `options`; the client's calls block.
 async fn asks(options: ApiOptions, path: &'static str) -> Result<String, ApiError> {
     let asking = tokio::task::spawn_blocking(move || {
         let answer = ApiClient::new(&options)?.get(path, &[])?;

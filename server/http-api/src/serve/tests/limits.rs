@@ -1,4 +1,4 @@
-//! How much a caller may use.
+//! Tests of the limits on a caller.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -1,4 +1,4 @@
-//! Who is let in, and as whom.
+//! Tests of authentication: which callers are accepted, and under which name.
 
 use super::*;
 
@@ -149,7 +149,7 @@ async fn a_certificate_of_another_ca_is_refused() {
     assert!(error.unwrap_err().to_string().contains("UnknownIssuer"));
 }
 
-/// As the other side has it: its own CA.
+/// Returns a place with the other side's CA.
 fn other_with(other: &Place) -> Place {
     Place {
         dir: tempfile::tempdir().unwrap(),
@@ -157,7 +157,7 @@ fn other_with(other: &Place) -> Place {
     }
 }
 
-/// Trusts the CA of `place`, shows the certificate in `shown`.
+/// Makes a TLS handshake that trusts the CA of `place` and shows the certificate in `shown`.
 async fn by_tls_showing(
     server: &Server,
     place: &Place,

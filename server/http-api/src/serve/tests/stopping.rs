@@ -1,10 +1,10 @@
-//! How it ends.
+//! Tests of stopping the server.
 
 use tokio::sync::Notify;
 
 use super::*;
 
-/// A request that is answered when the test says so.
+/// A request that is answered when the test releases it.
 #[derive(Default)]
 struct Gate {
     entered: Notify,

@@ -1,4 +1,4 @@
-//! What an answer says beside its body.
+//! Tests of the headers of an answer.
 
 use super::*;
 
