@@ -1,4 +1,4 @@
-//! Running `permafrost` itself, as a user would.
+//! Runs `permafrost` itself, as a user would.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -15,23 +15,24 @@ use serde_json::Value;
 
 use super::machine;
 
-/// How often an interrupt is looked for.
+/// Interval at which interrupts are polled.
 const TICK: Duration = Duration::from_millis(100);
 
-/// This program.
+/// Returns the path of this program.
 pub(super) fn own_program() -> Result<PathBuf, Failure> {
     std::env::current_exe()
         .map_err(|error| Failure::new(Code::Internal, format!("find this program: {error}")))
 }
 
-/// A command in a process group of its own: a terminal's Ctrl-C reaches only the benchmark, which ends things in order.
+/// Returns a command in a process group of its own: a terminal's Ctrl-C reaches only the benchmark, which ends
+/// its processes in order.
 pub(super) fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.process_group(0).stdin(Stdio::null());
     command
 }
 
-/// The same for a program that is to end with the benchmark, however that ends.
+/// Returns a command like [`command`] for a program that ends with the benchmark, however the benchmark ends.
 pub(super) fn guarded(program: &Path) -> Result<Command, Failure> {
     let mut command = command(&own_program()?);
     command
@@ -42,8 +43,8 @@ pub(super) fn guarded(program: &Path) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// Runs `permafrost --json` with these arguments and gives its object. Interrupted, it is asked to end, and waited for:
-/// a dump then rolls back.
+/// Runs `permafrost --json` with these arguments and returns its JSON object. On an interrupt the command is
+/// told to end and waited for: a dump then rolls back.
 pub(super) fn permafrost<A: AsRef<OsStr>>(
     interrupts: &Interrupts,
     socket: &Path,
@@ -99,7 +100,7 @@ fn wait(mut command: Command, interrupts: &Interrupts) -> Result<Output, Failure
     }
 }
 
-/// What a `permafrost --json` that failed has said.
+/// Returns the failure that a `permafrost --json` has reported.
 fn failure_of(output: &Output) -> Failure {
     let said = String::from_utf8_lossy(&output.stderr);
     let error = said
@@ -136,7 +137,7 @@ fn failure_of(output: &Output) -> Failure {
     failure
 }
 
-/// The last lines of a log, for a message.
+/// Returns the last lines of a log, for a message.
 pub(super) fn tail(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::child;
 
-/// Where to.
+/// Node and job of the dumps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target<'a> {
     /// Control socket of the node.
@@ -18,29 +18,29 @@ pub(super) struct Target<'a> {
     pub(super) criu: Option<&'a Path>,
 }
 
-/// How a dump is to be made.
+/// Options of a dump.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct How {
-    /// Where it must be durable: `all`, `local`; what the node does by itself if nothing is said.
+    /// Durability of the dump: `all`, `local`; the node's default if `None`.
     pub(super) durability: Option<&'static str>,
-    /// With soft-dirty bits, which the kernel must have.
+    /// True to use soft-dirty bits, which the kernel must support.
     pub(super) track: bool,
 }
 
-/// A dump that was made.
+/// A finished dump and its measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspended {
-    /// From the start to the end of the command.
+    /// Time from the start to the end of the command.
     pub(super) total: Duration,
-    /// While the task was frozen, by CRIU.
+    /// Time for which the task was frozen, as CRIU measured it.
     pub(super) frozen: Duration,
-    /// Memory of the task.
+    /// Memory of the task, bytes.
     pub(super) memory_bytes: u64,
-    /// What was stored of it.
+    /// Bytes of that memory that were stored.
     pub(super) stored_bytes: u64,
 }
 
-/// Dumps process `pid`, which ends.
+/// Dumps process `pid`, which ends with the dump.
 pub(super) fn suspend(
     target: &Target<'_>,
     pid: u32,
@@ -69,7 +69,7 @@ pub(super) fn suspend(
     })
 }
 
-/// Brings the job's newest checkpoint back; how long the command took.
+/// Restores the job's newest checkpoint. Returns the duration of the command.
 pub(super) fn resume(target: &Target<'_>, interrupts: &Interrupts) -> Result<Duration, Failure> {
     let mut arguments = vec!["restore", target.job];
     let criu = target.criu.map(|criu| criu.to_string_lossy());
@@ -81,7 +81,7 @@ pub(super) fn resume(target: &Target<'_>, interrupts: &Interrupts) -> Result<Dur
     micros(&report, "/total_us")
 }
 
-/// Removes everything of the job.
+/// Removes all checkpoints of the job.
 pub(super) fn remove(target: &Target<'_>, interrupts: &Interrupts) -> Result<(), Failure> {
     let arguments = ["rm", "--all", "--force", target.job];
     child::permafrost(interrupts, target.socket, arguments).map(drop)

@@ -1,4 +1,4 @@
-//! A registry of the benchmark's own, for copies on a second node.
+//! An etcd of the benchmark's own, as the registry for copies on a second node.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
@@ -12,10 +12,10 @@ use permafrost_terminal::interrupt::Interrupts;
 
 use super::child;
 
-/// How long it may take to begin.
+/// Time limit for etcd to become ready.
 const READY: Duration = Duration::from_secs(60);
 
-/// Where etcd is: `PERMAFROST_ETCD`, or on PATH.
+/// Returns the path of etcd: `PERMAFROST_ETCD`, or the program on PATH.
 pub(super) fn find() -> Result<PathBuf, String> {
     if let Some(named) = std::env::var_os("PERMAFROST_ETCD") {
         return Ok(named.into());
@@ -30,7 +30,7 @@ pub(super) fn find() -> Result<PathBuf, String> {
         })
 }
 
-/// A running etcd of one member on loopback; killed when dropped. Its data is worth nothing.
+/// A running etcd of one member on loopback; killed when dropped, and its data is discarded.
 pub(super) struct Etcd {
     child: Child,
     port: u16,
@@ -104,7 +104,7 @@ impl Etcd {
         }
     }
 
-    /// What `permafrostd --catalog` takes.
+    /// Returns the registry's URL for `permafrostd --catalog`.
     pub(super) fn url(&self) -> String {
         format!("etcd://127.0.0.1:{}", self.port)
     }

@@ -1,20 +1,20 @@
-//! A straight line through points, by least squares.
+//! Least-squares fit of a straight line to points.
 
 use serde::Serialize;
 
 /// Time against memory: `fixed_s + s_per_gb · size`, after Figure 2 of Li et al., where it is linear.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Fit {
-    /// What it takes at no size at all. Below 0 where small ones are faster than the line.
+    /// Time for a size of 0, seconds. Below 0 where small sizes are faster than the line.
     pub(crate) fixed_s: f64,
-    /// Seconds for each 10^9 bytes.
+    /// Time for each 10^9 bytes, seconds.
     pub(crate) s_per_gb: f64,
     /// Part of the variance that the line explains; 1 when all points are on it.
     pub(crate) r_squared: f64,
 }
 
 impl Fit {
-    /// Through (bytes, seconds); `None` for fewer than two different sizes.
+    /// Fits a line to points (bytes, seconds); `None` for fewer than two different sizes.
     pub(crate) fn through(points: &[(u64, f64)]) -> Option<Self> {
         let count = points.len() as f64;
         let xs: Vec<f64> = points
@@ -43,13 +43,13 @@ impl Fit {
         })
     }
 
-    /// Seconds at a size.
+    /// Returns the line's time at a size, seconds.
     pub(crate) fn at(&self, bytes: u64) -> f64 {
         self.fixed_s + self.s_per_gb * bytes as f64 / 1e9
     }
 }
 
-/// The middle value; of an even number the mean of the two. 0 of none.
+/// Returns the middle value; the mean of the two middle ones for an even number of values, and 0 for none.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

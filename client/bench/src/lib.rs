@@ -1,10 +1,11 @@
-//! `permafrost bench`: what suspending and resuming takes here.
+//! `permafrost bench`: measures the duration of suspending and resuming on this machine.
 //!
 //! - `tiers`: on each storage tier that one might buy, for whoever chooses hardware or a policy;
 //! - `node`: on a node that runs, for its own estimates.
 //!
-//! Both freeze real processes with the real CRIU: `bench workload`, which fills memory and can tell whether it is still
-//! what it was. Whatever they start ends with them: `bench guard` has the kernel see to it even when they are killed.
+//! Both freeze real processes with the real CRIU: `bench workload`, which fills memory and can check whether
+//! its contents are unchanged. All processes that they start end with them: `bench guard` makes the kernel end
+//! them even if the benchmark is killed.
 
 #![forbid(unsafe_code)]
 
@@ -49,7 +50,7 @@ enum BenchCommand {
 /// Runs one of the benchmarks.
 ///
 /// # Errors
-/// A bad option; the machine, CRIU, or a daemon that is needed does not do what a benchmark needs.
+/// A bad option; a machine, CRIU or daemon that lacks what the benchmark needs.
 pub fn bench(context: &Context, arguments: &BenchArguments) -> Result<(), Failure> {
     match &arguments.command {
         BenchCommand::Tiers(arguments) => tiers::tiers(context, arguments),

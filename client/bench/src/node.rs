@@ -1,7 +1,7 @@
-//! `permafrost bench node`: how fast a running permafrostd takes dumps and gives them back.
+//! `permafrost bench node`: measures how fast a running permafrostd takes dumps and serves restores.
 //!
-//! Real dumps of a process of the benchmark's own, into a job of its own that is removed afterwards. What comes of it are
-//! figures for a node to start from: they are put to its API.
+//! Makes real dumps of a process of the benchmark's own, into a job of its own that is removed afterwards. The
+//! results are the figures with which a node starts; they are sent to its API.
 
 use std::fs;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ Examples:
     permafrost bench node --sizes 64M,1G --runs 5 --out figures.json
 ";
 
-/// Memory that is left to everything else.
+/// Memory that is left to other programs, bytes.
 const OTHERS_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
@@ -69,25 +69,25 @@ pub(crate) struct NodeArguments {
     criu: Option<PathBuf>,
 }
 
-/// One suspend and resume.
+/// Measurement of one suspend and resume.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Sample {
-    /// Bytes moved.
+    /// Number of bytes moved.
     bytes: u64,
     suspend_s: f64,
     resume_s: f64,
 }
 
-/// What is printed.
+/// Report that the command prints.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// What the node says of its medium: it tells when it is emulated.
+    /// Guarantee of the medium as the node reports it, including whether it is emulated.
     medium: String,
     emulated: bool,
-    /// Sizes that were left out, and why.
+    /// Sizes that were left out, with the reasons.
     skipped: Vec<String>,
     samples: Vec<Sample>,
-    /// As `PUT /v1/figures` takes them.
+    /// Figures in the format of `PUT /v1/figures`.
     figures: StartFigures,
 }
 
@@ -147,7 +147,7 @@ pub(super) fn node(context: &Context, arguments: &NodeArguments) -> Result<(), F
     install(context, &report.figures)
 }
 
-/// Has the node start from the figures.
+/// Sends the figures to the node, which then starts its estimates from them.
 fn install(context: &Context, figures: &StartFigures) -> Result<(), Failure> {
     let api = ApiClient::new(&ApiOptions::beside(&context.socket))?;
     api.put("/v1/figures", figures).map_err(|error| {
@@ -177,7 +177,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The samples, and what was left out.
+    /// Measures all sizes. Returns the samples, and the sizes that were left out.
     fn measure(&self, status: &ServerStatus) -> Result<(Vec<Sample>, Vec<String>), Failure> {
         let free_bytes = status.regions.iter().map(|region| region.free_bytes).sum();
         let mut sizes = self.arguments.sizes.clone();
@@ -210,7 +210,7 @@ impl Bench<'_> {
         Ok((samples, skipped))
     }
 
-    /// A dump, whole, and the restore after it.
+    /// Makes one full dump and the restore after it.
     fn once(&self, task: &mut Task) -> Result<Sample, Failure> {
         let how = How {
             durability: self.in_cluster.then_some("local"),
@@ -229,7 +229,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Removes what a run that failed has left.
+    /// Removes what a failed run has left.
     fn clear(&self) {
         let request = request::Remove {
             checkpoint: self.job.clone(),
@@ -263,7 +263,8 @@ fn room(size_bytes: u64, free_bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Fixed times from the line through the sizes' medians, bandwidths from what is left of each sample without them.
+/// Computes the figures: fixed times from the line through the sizes' medians, and bandwidths from the
+/// remaining time of each sample.
 fn figures_of(samples: &[Sample]) -> Result<StartFigures, Failure> {
     let (dump_start, write) = one_way(samples, |sample| sample.suspend_s)?;
     let (restore_start, read) = one_way(samples, |sample| sample.resume_s)?;

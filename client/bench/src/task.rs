@@ -1,4 +1,4 @@
-//! A workload, seen from the benchmark.
+//! Controls a workload process from the benchmark.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -13,23 +13,23 @@ use rustix::process::Signal;
 use super::workload::{Contents, REPORT, Report};
 use super::{child, machine};
 
-/// How often a report is looked for.
+/// Interval at which a report is polled.
 const POLL: Duration = Duration::from_millis(2);
 
-/// What a task is to do.
+/// Work of a task.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     pub(super) size_bytes: u64,
     pub(super) contents: Contents,
     pub(super) seed: u64,
-    /// Steps to compute, after which it ends.
+    /// Number of steps to compute, after which the task ends.
     pub(super) steps: Option<u64>,
-    /// Computes for so long and ends.
+    /// Time for which the task computes before it ends.
     pub(super) calibrate: Option<Duration>,
 }
 
 impl Work {
-    /// Only holds memory.
+    /// Returns the work of a task that only holds memory.
     pub(super) fn idle(size_bytes: u64, contents: Contents, seed: u64) -> Self {
         Self {
             size_bytes,
@@ -41,7 +41,7 @@ impl Work {
     }
 }
 
-/// A workload that runs, or was dumped; killed when dropped, wherever it was restored to in between.
+/// A workload that runs, or was dumped; killed when dropped, also if it was restored in between.
 #[derive(Debug)]
 pub(super) struct Task {
     dir: PathBuf,
@@ -50,7 +50,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Starts one, without waiting for its memory to be filled. `dir` is its own.
+    /// Starts a task, without waiting for its memory to be filled. `dir` is the task's own directory.
     pub(super) fn start(dir: &Path, work: &Work) -> Result<Self, Failure> {
         fs::create_dir_all(dir).map_err(|error| Failure::io("create", dir, &error))?;
         // A restored process is given to us, and not to init: a dead one would hold its pid until somebody waits for it.
@@ -119,7 +119,7 @@ impl Task {
         }
     }
 
-    /// The report that is there now, if one is.
+    /// Returns the current report, if there is one.
     fn report(&self) -> Result<Option<Report>, Failure> {
         let path = self.dir.join(REPORT);
         let bytes = match fs::read(&path) {
@@ -134,7 +134,7 @@ impl Task {
         }
     }
 
-    /// Waits until its computation is done; `None` if it went away before.
+    /// Waits until the task's computation is done; `None` if the task ended before.
     pub(super) fn await_end(&mut self, interrupts: &Interrupts) -> Result<Option<Report>, Failure> {
         loop {
             let there = self.is_there();
@@ -158,7 +158,7 @@ impl Task {
         self.await_report(interrupts)
     }
 
-    /// Has it write `percent` of its pages anew.
+    /// Makes the task rewrite `percent` of its pages.
     pub(super) fn dirty(&mut self, percent: u64, interrupts: &Interrupts) -> Result<(), Failure> {
         let path = self.dir.join("percent");
         fs::write(&path, percent.to_string())
@@ -166,7 +166,7 @@ impl Task {
         self.ask(Signal::USR1, interrupts).map(drop)
     }
 
-    /// Has it check its memory.
+    /// Makes the task check its memory.
     pub(super) fn check(&mut self, interrupts: &Interrupts) -> Result<(), Failure> {
         let report = self.ask(Signal::USR2, interrupts)?;
         if report.checked && report.bad_pages == 0 {
@@ -182,7 +182,7 @@ impl Task {
         .hint("this is an error of Permafrost's or of CRIU's: keep the log and report it"))
     }
 
-    /// Whether it is there; collected if it has ended.
+    /// Returns true if the task exists; reaps it if it has ended.
     fn is_there(&mut self) -> bool {
         // The first is our child by birth, restored ones by adoption.
         let _ = self.child.try_wait();
@@ -190,7 +190,7 @@ impl Task {
         machine::is_own_child(self.pid())
     }
 
-    /// Waits until its pid is free, as after a dump.
+    /// Waits until the task's pid is free, as after a dump.
     pub(super) fn await_gone(&mut self) -> Result<(), Failure> {
         let start = Instant::now();
         while self.is_there() {
@@ -206,7 +206,7 @@ impl Task {
         Ok(())
     }
 
-    /// Ends it.
+    /// Kills the task and waits for its end.
     pub(super) fn kill(&mut self) {
         if self.is_there() {
             machine::signal(self.pid(), Signal::KILL);

@@ -1,4 +1,4 @@
-//! What the tests that dump share: the daemon for them, the scripts, and what was asked and left behind.
+//! Shared parts of the tests that dump: the daemon for them, the scripts, and checks of requests and leftovers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ pub(crate) fn opened(daemon: &Daemon) -> request::Open {
         .unwrap()
 }
 
-/// Where scratch directories of the test's dumps lie.
+/// Returns the scratch directories that dumps of the test have left.
 pub(crate) fn left_behind(daemon: &Daemon) -> Vec<PathBuf> {
     let job = job_of(daemon);
     let uid = rustix::process::geteuid().as_raw();

@@ -1,4 +1,4 @@
-//! What a command prints, in words and in JSON, and what it exits with.
+//! Output of commands, as text and as JSON, and their exit codes.
 
 use std::fs;
 use std::io::Read;

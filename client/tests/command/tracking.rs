@@ -9,7 +9,7 @@ use permafrost_protocol::manifest::Origin;
 use crate::fake::{Victim, assert_exit, json, stderr};
 use crate::for_dumps::{DUMPS, SEALS, for_dumps, names, opened, sealed};
 
-/// Whether soft-dirty bits may be used here; if not, that they are refused.
+/// Returns true if the user may use soft-dirty bits; otherwise checks that they are refused.
 fn may_track() -> bool {
     if rustix::process::geteuid().is_root() {
         return true;

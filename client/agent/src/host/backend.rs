@@ -278,7 +278,7 @@ pub trait Backend: Send + Sync + 'static {
         let _ = (client, session, outcome);
     }
 
-    /// Records the duration of a dump or a restore that the client measured. Returns true if the node measured
-    /// the same operation and had not got its duration yet.
+    /// Records the duration of a dump or a restore that its caller measured. Returns true if the operation was measured
+    /// here too, a moment ago, and can have taken that long.
     fn took(&self, took: &request::Took) -> bool;
 }

@@ -92,7 +92,7 @@ pub(crate) struct TiersArguments {
     pub(super) permafrostd: Option<PathBuf>,
 }
 
-/// Where a dump has to be.
+/// Number of nodes on which a dump has to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Copies {
@@ -111,7 +111,7 @@ impl std::fmt::Display for Copies {
     }
 }
 
-/// A name that can be part of a file's.
+/// Parses a name that can be part of a file's name.
 fn parse_name(name: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {
@@ -137,14 +137,14 @@ fn parse_emulation(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `64M`, `5G`: in units of 1024.
+/// Parses a size like `64M` or `5G`, in units of 1024.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     scaled(text, 1024)
         .filter(|size| (1 << 20..=1 << 42).contains(size))
         .ok_or_else(|| format!("{text:?} is no size from 1M to 4T, such as 64M or 5G"))
 }
 
-/// `8M`, `2G`: in units of 1000.
+/// Parses a rate like `8M` or `2G`, in units of 1000.
 fn parse_rate(text: &str) -> Result<u64, String> {
     scaled(text, 1000)
         .filter(|rate| (1000..=1_000_000_000_000).contains(rate))

@@ -1,4 +1,4 @@
-//! Two jobs and one policy, for real.
+//! Runs two real jobs under one policy.
 
 use std::path::Path;
 use std::thread;
@@ -19,50 +19,50 @@ use crate::machine;
 use crate::task::{Task, Work};
 use crate::workload::Report;
 
-/// How the two jobs fared. A line of sensitivity.csv.
+/// Measurements of the two jobs. A line of sensitivity.csv.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct JobRun {
     pub(super) policy: Policy,
-    /// Of the checkpoints, emulated; none where none is made.
+    /// Emulated bandwidth of the checkpoints; `None` where no checkpoint is made.
     pub(super) bandwidth_bytes_per_s: Option<u64>,
-    /// What the node says of its medium; empty where there is none.
+    /// Guarantee of the medium as the node reports it; empty where there is no node.
     pub(super) medium: String,
     pub(super) emulated: bool,
-    /// What Algorithm 1 decided.
+    /// Decision of Algorithm 1.
     pub(super) decision: Option<Decision>,
-    /// From the arrival of the job of high priority to its end.
+    /// Time from the arrival of the job of high priority to its end.
     pub(super) high_response_s: f64,
-    /// From the start of the one of low priority to its end.
+    /// Time from the start of the job of low priority to its end.
     pub(super) low_response_s: f64,
-    /// Until both had ended.
+    /// Time until both jobs had ended.
     pub(super) makespan_s: f64,
     /// Processor time of the jobs, CRIU and the node.
     pub(super) busy_s: f64,
-    /// By the processors' power meter, where there is one.
+    /// Energy by the processors' power meter, if there is one.
     pub(super) energy_j: Option<f64>,
-    /// What the checkpoint took, if one was made.
+    /// Duration of the checkpoint's dump, if one was made.
     pub(super) suspend_s: Option<f64>,
     pub(super) resume_s: Option<f64>,
-    /// What the jobs computed: the same under every policy.
+    /// Result of the jobs' computation, which is the same under every policy.
     pub(super) result: u64,
 }
 
-/// What a run needs.
+/// Inputs of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Stage<'a> {
     pub(super) plan: &'a Plan,
     pub(super) jobs: &'a Sensitivity,
     /// Steps of computation of each job.
     pub(super) steps: u64,
-    /// Where reports of the jobs go.
+    /// Directory for the reports of the jobs.
     pub(super) directory: &'a Path,
-    /// Where checkpoints go; none are made without.
+    /// Nodes that keep the checkpoints; no checkpoints are made without.
     pub(super) site: Option<&'a Site>,
     pub(super) bandwidth: Option<u64>,
     pub(super) interrupts: &'a Interrupts,
 }
 
-/// What a dump and a restore took, of a process of the same size on the same medium.
+/// Durations of a dump and a restore of a process of the same size on the same medium.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     pub(super) suspend_s: f64,
@@ -70,7 +70,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// As bandwidths.
+    /// Converts the durations into bandwidths.
     fn storage(&self, size: Bytes) -> Result<Storage, Failure> {
         let rate = |seconds: f64| {
             Seconds::new(seconds)
@@ -86,7 +86,7 @@ impl Figures {
     }
 }
 
-/// What happened to the job of low priority.
+/// The job of low priority after its preemption, and the durations if it was dumped.
 struct Preempted {
     low: Task,
     taken: Option<Figures>,
@@ -101,7 +101,7 @@ impl Stage<'_> {
         Task::start(&self.directory.join(name), &work)
     }
 
-    /// Runs both jobs under `policy`. `figures` are what `Adaptive` decides by.
+    /// Runs both jobs under `policy`. `Adaptive` decides by `figures`.
     pub(super) fn run(&self, policy: Policy, figures: Option<Figures>) -> Result<JobRun, Failure> {
         let cpu_before = self.cpu_time();
         let mut meter = Meter::start();
@@ -158,7 +158,7 @@ impl Stage<'_> {
         Ok(job)
     }
 
-    /// What Algorithm 1 says, and which policy that makes it now.
+    /// Returns the decision of Algorithm 1, and the policy to apply now.
     fn decide(
         &self,
         policy: Policy,
@@ -200,7 +200,7 @@ impl Stage<'_> {
         self.end_of(&mut high)
     }
 
-    /// Waits for a job's end, and until it is collected, so that its time is counted.
+    /// Waits until a job has ended and is reaped, so that its processor time is counted.
     fn end_of(&self, task: &mut Task) -> Result<Report, Failure> {
         let report = task
             .await_end(self.interrupts)?

@@ -1,7 +1,7 @@
-//! What was measured so far, so that a run that is cut off goes on where it stopped.
+//! The journal of finished runs, from which an interrupted benchmark continues.
 //!
-//! `journal.jsonl` in --out: the parameters, then a line for each finished run, made durable one by one. A line that was
-//! being written when the power went is not whole, is no JSON, and counts as not there.
+//! `journal.jsonl` in --out: the parameters, then a line for each finished run, each made durable. A line that
+//! was being written when the power failed is incomplete, is not JSON, and is ignored.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -48,7 +48,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal in the plan's directory, or begins one.
+    /// Opens the journal in the plan's directory, or creates it.
     pub(super) fn open(plan: &Plan, machine: &Machine) -> Result<Self, Failure> {
         Self::open_in(&plan.out, plan.parameters(machine), plan.restart)
     }
@@ -110,7 +110,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Whether it was there before.
+    /// Returns true if the journal existed before.
     pub(super) fn is_resumed(&self) -> bool {
         self.resumed
     }
@@ -119,12 +119,12 @@ impl Journal {
         &self.parameters
     }
 
-    /// Finished runs of the tiers.
+    /// Returns the finished runs of the tiers.
     pub(super) fn runs(&self) -> &[(Case, Vec<Measurement>)] {
         &self.runs
     }
 
-    /// Steps of computation that make a job, once that is settled.
+    /// Returns the steps of computation that make a job, once they are determined.
     pub(super) fn steps(&self) -> Option<u64> {
         self.steps
     }
@@ -135,7 +135,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Finished runs of the two jobs.
+    /// Returns the finished runs of the two jobs.
     pub(super) fn jobs(&self) -> &[JobRun] {
         &self.jobs
     }
@@ -175,7 +175,7 @@ impl Journal {
     }
 }
 
-/// The lines up to the first that is not whole, and where they end.
+/// Returns the lines up to the first incomplete one, and the offset at which they end.
 fn read_lines(text: &[u8]) -> (Vec<Line>, u64) {
     let mut lines = Vec::new();
     let mut end = 0;
@@ -189,7 +189,7 @@ fn read_lines(text: &[u8]) -> (Vec<Line>, u64) {
     (lines, end)
 }
 
-/// Names what differs.
+/// Returns a failure that names the parameters that differ.
 fn other_parameters(path: &Path, there: &Value, here: &Value) -> Failure {
     let empty = serde_json::Map::new();
     let fields = |value: &Value| value.as_object().unwrap_or(&empty).clone();

@@ -1,4 +1,4 @@
-//! One run: a process's life on one tier.
+//! One run: a process that is dumped and restored on one tier.
 
 use permafrost_terminal::failure::Failure;
 use permafrost_terminal::human;
@@ -17,42 +17,42 @@ use crate::task::{Task, Work};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Measurement {
     pub(super) tier: String,
-    /// Whether the tier's speed is emulated.
+    /// True if the tier's speed is emulated.
     pub(super) emulated: bool,
-    /// What the node says of its medium.
+    /// Guarantee of the medium as the node reports it.
     pub(super) medium: String,
     pub(super) size_bytes: u64,
     pub(super) copies: Copies,
-    /// Part of the memory written since the last dump; none for the first dump, which is full.
+    /// Part of the memory written since the last dump; `None` for the first dump, which is full.
     pub(super) dirty_percent: Option<u64>,
-    /// From 1.
+    /// Number of the run, from 1.
     pub(super) run: u32,
-    /// `permafrost dump`, from its start to its end.
+    /// Duration of `permafrost dump`, from its start to its end.
     pub(super) suspend_s: f64,
-    /// Of that, while the task was frozen.
+    /// Part of that time for which the task was frozen.
     pub(super) frozen_s: f64,
-    /// `permafrost restore`, from its start to its end.
+    /// Duration of `permafrost restore`, from its start to its end.
     pub(super) resume_s: f64,
-    /// Memory in the dump, the program's own included.
+    /// Memory in the dump, including the program's own.
     pub(super) memory_bytes: u64,
-    /// What was stored of it.
+    /// Bytes of that memory that were stored.
     pub(super) stored_bytes: u64,
-    /// Whether the page cache had forgotten the dump before the resume, where there is one.
+    /// True if the medium has a page cache, and it had dropped the dump before the resume.
     pub(super) cold: bool,
-    /// Whether CRIU left clean pages out; otherwise they were compared with the last dump's.
+    /// True if CRIU left clean pages out; otherwise they were compared with the last dump's.
     pub(super) soft_dirty: bool,
-    /// Whether the process has checked every page after the resume. A run in which one was wrong is none.
+    /// True if the process has checked every page after the resume. A run with a wrong page is not recorded.
     pub(super) verified: bool,
 }
 
 impl Measurement {
-    /// `full`, or what was changed before.
+    /// Returns the name of the dump: `full`, or the percentage written before it.
     pub(super) fn dump(&self) -> String {
         dump(self.dirty_percent)
     }
 }
 
-/// What a dump is called.
+/// Returns the name of a dump with this percentage of written memory.
 pub(super) fn dump(dirty_percent: Option<u64>) -> String {
     match dirty_percent {
         None => "full".to_owned(),

@@ -77,7 +77,7 @@ pub(super) fn tiers(context: &Context, arguments: &TiersArguments) -> Result<(),
     context.print(&results, |results| report::human(&plan, results))
 }
 
-/// CRIU, and the machine, before anything is begun.
+/// Checks CRIU and returns the machine's properties, before anything is started.
 fn machine(plan: &Plan) -> Result<Machine, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::new(
@@ -93,7 +93,7 @@ fn machine(plan: &Plan) -> Result<Machine, Failure> {
     ))
 }
 
-/// Measures what the journal has not; what was left out, and why.
+/// Measures the cases that the journal lacks. Returns the cases that were left out, with the reasons.
 fn measure_all(
     context: &Context,
     plan: &Plan,

@@ -1,4 +1,5 @@
-//! The experiment of Figures 4 and 6 calculated at the paper's scale: a minute and 5 GB each. Nothing is measured.
+//! The experiment of Figures 4 and 6 calculated at the paper's scale: one minute and 5 GB for each job. Nothing
+//! is measured.
 
 use permafrost_scheduling::quantity::{BytesPerSecond, Ratio};
 use permafrost_scheduling::sensitivity::{Jobs, Outcome, Policy, Power, Storage, simulate};
@@ -9,14 +10,14 @@ use serde::Serialize;
 use super::paper::{TABLE_3, TABLE_3_GB};
 use super::plan::Plan;
 
-/// Bandwidths: from 10 MB/s to 10 GB/s, eight a decade.
+/// Decades of the bandwidths: from 10 MB/s to 10 GB/s, eight values a decade.
 const DECADES: std::ops::Range<u32> = 1..4;
 const A_DECADE: u32 = 8;
 
-/// A policy at a bandwidth. A line of model.csv.
+/// Result of a policy at a bandwidth. A line of model.csv.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
-    /// The paper's storage with that bandwidth; empty for those in between.
+    /// Storage of the paper with that bandwidth; empty for values in between.
     pub(super) storage: &'static str,
     pub(super) bandwidth_bytes_per_s: f64,
     pub(super) policy: Policy,
@@ -27,10 +28,10 @@ pub(super) struct Row {
     pub(super) energy: f64,
 }
 
-/// All of them.
+/// Results of all policies at all bandwidths.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Model {
-    /// That nothing was measured.
+    /// Remark that nothing was measured.
     note: &'static str,
     pub(super) energy_unit: &'static str,
     pub(super) rows: Vec<Row>,
@@ -66,7 +67,7 @@ impl Model {
         })
     }
 
-    /// The paper's devices, for people.
+    /// Formats the results for the paper's devices as text.
     pub(super) fn human(&self) -> String {
         let mut table = Table::new([
             ("STORAGE (THE PAPER'S)", Align::Left),
@@ -113,7 +114,7 @@ fn row(
     }
 }
 
-/// Evenly spread by magnitude, and those of Table 3 among them; slowest first.
+/// Returns bandwidths that are evenly spread by magnitude, and those of Table 3 among them; slowest first.
 fn bandwidths() -> Vec<(&'static str, f64)> {
     let steps = DECADES.start * A_DECADE..=DECADES.end * A_DECADE;
     let mut all: Vec<_> = steps

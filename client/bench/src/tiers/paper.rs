@@ -1,5 +1,5 @@
-//! What Li et al. measured (Middleware '15), to stand beside what was measured here. Theirs, on their machine: two Xeon
-//! 5650, 96 GB, a 500 GB hard disk, an OCZ Deneva 2 SSD, PMFS in DRAM (§3.3.1).
+//! Measurements of Li et al. (Middleware '15), for comparison with those of this benchmark. Their machine: two
+//! Xeon 5650, 96 GB, a 500 GB hard disk, an OCZ Deneva 2 SSD, PMFS in DRAM (§3.3.1).
 
 use serde::Serialize;
 
@@ -14,10 +14,10 @@ pub(super) struct Table3 {
 
 /// Memory of the program, GB.
 pub(super) const TABLE_3_GB: f64 = 5.0;
-/// Part of it that was modified.
+/// Part of the memory that was modified.
 pub(super) const TABLE_3_DIRTY_PERCENT: u64 = 10;
 
-/// Table 3.
+/// All lines of Table 3.
 pub(super) const TABLE_3: [Table3; 3] = [
     Table3 {
         tier: "hdd",
@@ -39,17 +39,17 @@ pub(super) const TABLE_3: [Table3; 3] = [
     },
 ];
 
-/// What Figure 2 shows, in the paper's words.
+/// Result of Figure 2, in the paper's words.
 pub(super) const FIGURE_2: &str =
     "linear in the memory; SSD 3-4 times faster than HDD, NVM 10-15 times faster than SSD";
 
 impl Table3 {
-    /// The paper's tier of that name.
+    /// Returns the paper's tier of that name.
     pub(super) fn of(tier: &str) -> Option<Self> {
         TABLE_3.into_iter().find(|line| line.tier == tier)
     }
 
-    /// How often the second is faster.
+    /// Returns the factor by which the second dump is faster.
     pub(super) fn ratio(&self) -> f64 {
         self.first_s / self.second_s
     }

@@ -1,4 +1,4 @@
-//! What is to be measured, and whether there is room for it.
+//! The plan of the measurements, and the check whether there is room for them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use super::arguments::{Copies, TiersArguments};
 use crate::workload::Contents;
 use crate::{child, etcd, machine};
 
-/// Room in a region beside pages: maps, small images, segments that are not full.
+/// Room in a region besides pages: maps, small images, segments that are not full.
 const SPARE_BYTES: u64 = 64 << 20;
-/// Memory that is left to everything else.
+/// Memory that is left to other programs, bytes.
 const OTHERS_BYTES: u64 = 256 << 20;
 
 /// A tier to be measured.
@@ -22,11 +22,11 @@ const OTHERS_BYTES: u64 = 256 << 20;
 pub(super) struct Tier {
     pub(super) name: String,
     pub(super) directory: PathBuf,
-    /// The device it is slowed down to.
+    /// Device whose speed is emulated, if any.
     pub(super) emulate: Option<String>,
 }
 
-/// Two jobs and policies.
+/// Parameters of the experiment with two jobs and several policies.
 #[derive(Clone, Debug)]
 pub(super) struct Sensitivity {
     pub(super) job_seconds: u64,
@@ -34,7 +34,7 @@ pub(super) struct Sensitivity {
     pub(super) bandwidths: Vec<u64>,
 }
 
-/// Everything that was asked for.
+/// Everything that the command line requests.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) tiers: Vec<Tier>,
@@ -54,18 +54,18 @@ pub(super) struct Plan {
     pub(super) etcd: Result<PathBuf, String>,
 }
 
-/// One process's life: dumped and restored once whole, and once after each share of changes.
+/// One process that is measured: dumped and restored once in full, and once after each share of changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Case {
     pub(super) tier: String,
     pub(super) size_bytes: u64,
     pub(super) copies: Copies,
-    /// From 1.
+    /// Number of the run, from 1.
     pub(super) run: u32,
 }
 
 impl Case {
-    /// The same but for the run.
+    /// Returns true if the cases differ in the run at most.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         (&self.tier, self.size_bytes, self.copies) == (&other.tier, other.size_bytes, other.copies)
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// What was left out, and why.
+/// A case that was left out, with the reason.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Skipped {
     tier: String,
@@ -171,7 +171,8 @@ impl Plan {
         })
     }
 
-    /// What makes results comparable: a journal with others is of another run.
+    /// Returns the parameters that make results comparable: a journal with other parameters belongs to another
+    /// benchmark.
     pub(super) fn parameters(&self, machine: &machine::Machine) -> Value {
         let tiers = self.tiers.iter().map(|tier| {
             json!({ "name": tier.name, "directory": tier.directory, "emulate": tier.emulate })
@@ -197,7 +198,7 @@ impl Plan {
         })
     }
 
-    /// All cases, what is cheap to know first.
+    /// Iterates over all cases, the cheapest first.
     pub(super) fn cases(&self) -> impl Iterator<Item = Case> + '_ {
         let copies_of = move |tier: &'_ Tier, size_bytes: u64| {
             let tier = tier.name.clone();
@@ -225,7 +226,7 @@ impl Plan {
             .ok_or_else(|| Failure::new(Code::Internal, format!("no tier {name}")))
     }
 
-    /// Size of a region that holds all dumps of one run.
+    /// Returns the size of a region that holds all dumps of one run, bytes.
     pub(super) fn region_bytes(&self, size_bytes: u64) -> u64 {
         let changed: u64 = self
             .dirty
@@ -236,15 +237,15 @@ impl Plan {
         pages.saturating_add(pages / 8).saturating_add(SPARE_BYTES)
     }
 
-    /// Memory that a case moves: what progress is counted in.
+    /// Returns the memory that a case moves, bytes: progress is counted in it.
     pub(super) fn moved_bytes(&self, case: &Case) -> u64 {
         case.size_bytes * (1 + self.dirty.len() as u64)
     }
 
-    /// Whether there is room for a case.
+    /// Checks that there is room for a case.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// There is no room; the error is a message with the reason.
     pub(super) fn room_for(&self, case: &Case) -> Result<(), String> {
         let tier = self.tiers.iter().find(|tier| tier.name == case.tier);
         let tier = tier.ok_or_else(|| format!("no tier {}", case.tier))?;
@@ -258,7 +259,7 @@ impl Plan {
     }
 }
 
-/// Whether a directory takes regions while there is memory for processes of so many bytes.
+/// Checks that a directory has room for regions while there is memory for processes of so many bytes.
 pub(super) fn room(
     directory: &Path,
     processes_bytes: u64,
@@ -294,7 +295,7 @@ pub(super) fn room(
     Ok(())
 }
 
-/// Each once, the first place counts.
+/// Returns each value once, in the order of the first occurrences.
 fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
     let mut seen = Vec::new();
     for &value in values {

@@ -1,4 +1,4 @@
-//! Pictures for a report, as SVG: text stays text, so that no fonts are needed here.
+//! Draws the plots of a report, as SVG: text stays text, so that no fonts are needed here.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,7 +19,7 @@ use super::results::{Results, SecondDump, TierFit, label};
 
 const SIZE: (u32, u32) = (860, 520);
 const FONT: &str = "sans-serif";
-/// Told apart by the colour-blind, too (Okabe and Ito 2008).
+/// Colours that the colour-blind can distinguish too (Okabe and Ito 2008).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -36,7 +36,7 @@ fn colour(index: usize) -> RGBColor {
     COLOURS.get(index % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
-/// Draws a picture and writes it whole.
+/// Draws a plot and writes the file atomically.
 fn draw(path: &Path, paint: impl FnOnce(&Canvas<'_>) -> Result<(), String>) -> Result<(), Failure> {
     let mut svg = String::new();
     {
@@ -57,20 +57,20 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// A curve: what it is called, its points, whether it is drawn as a line, too.
+/// A curve: its label, its points, and the points of its line, if one is drawn.
 struct Curve {
     name: String,
     points: Vec<(f64, f64)>,
     line: Vec<(f64, f64)>,
 }
 
-/// Room above the largest value.
+/// Returns an axis limit with room above the largest value.
 fn up_to(values: impl Iterator<Item = f64>) -> f64 {
     let largest = values.filter(|value| value.is_finite()).fold(0.0, f64::max);
     if largest > 0.0 { largest * 1.08 } else { 1.0 }
 }
 
-/// A range for a logarithmic axis around some values.
+/// Returns a range for a logarithmic axis around some values.
 fn around(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     let positive = values.filter(|value| value.is_finite() && *value > 0.0);
     let least = positive.clone().fold(f64::MAX, f64::min);
@@ -81,7 +81,7 @@ fn around(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     least / 2.0..most * 2.0
 }
 
-/// Figure 2 and Table 3.
+/// Draws Figure 2 and Table 3.
 pub(super) fn tiers(out: &Path, results: &Results) -> Result<(), Failure> {
     for copies in [Copies::Local, Copies::Replicated] {
         let of_copies = |fit: &&TierFit| fit.copies == copies;
@@ -181,7 +181,7 @@ fn figure_2(canvas: &Canvas<'_>, copies: Copies, fits: &[&TierFit]) -> Result<()
         .map_err(text)
 }
 
-/// A bar: what stands under it, its height, whether it is the paper's.
+/// A bar: its label, its height, and whether it is the paper's.
 struct Bar {
     name: String,
     s_per_gb: f64,
@@ -189,7 +189,7 @@ struct Bar {
     paper: bool,
 }
 
-/// First and further dumps, a GB: the paper's program is of another size.
+/// Draws first and further dumps, seconds for a GB: the paper's program has another size.
 fn table_3(canvas: &Canvas<'_>, copies: Copies, dumps: &[&SecondDump]) -> Result<(), String> {
     let mut bars: Vec<Bar> = Vec::new();
     let mut tiers: Vec<&str> = Vec::new();
@@ -236,7 +236,8 @@ fn table_3(canvas: &Canvas<'_>, copies: Copies, dumps: &[&SecondDump]) -> Result
     )
 }
 
-/// Lying, so that there is room for their names; logarithmic, as tiers differ by orders of magnitude.
+/// Draws horizontal bars, which leave room for their labels; the axis is logarithmic, as tiers differ by orders
+/// of magnitude.
 fn horizontal_bars(canvas: &Canvas<'_>, title: &str, bars: &[Bar]) -> Result<(), String> {
     let range = around(bars.iter().map(|bar| bar.s_per_gb));
     let (least, count) = (range.start, bars.len() as f64);
@@ -277,7 +278,8 @@ fn horizontal_bars(canvas: &Canvas<'_>, title: &str, bars: &[Bar]) -> Result<(),
     Ok(())
 }
 
-/// Joules of a run: by the machine's meter, or from the watts given and the processors' utilisation.
+/// Returns the joules of a run: by the machine's meter, or from the watts given and the processors'
+/// utilisation.
 pub(super) fn energy(plan: &Plan, job: &JobRun) -> Option<f64> {
     job.energy_j.or_else(|| {
         let (idle_w, busy_w) = plan.power?;
@@ -287,7 +289,7 @@ pub(super) fn energy(plan: &Plan, job: &JobRun) -> Option<f64> {
     })
 }
 
-/// Figures 4 and 6, measured.
+/// Draws Figures 4 and 6 from the measurements.
 pub(super) fn jobs(out: &Path, plan: &Plan, results: &Results) -> Result<(), Failure> {
     let jobs = &results.jobs;
     let bandwidths: Vec<f64> = jobs
@@ -353,7 +355,7 @@ pub(super) fn jobs(out: &Path, plan: &Plan, results: &Results) -> Result<(), Fai
     Ok(())
 }
 
-/// Figures 4 and 6, calculated.
+/// Draws Figures 4 and 6 from the model.
 pub(super) fn model(out: &Path, model: &Model) -> Result<(), Failure> {
     type Pick = fn(&super::model::Row) -> f64;
     let energy = format!("energy, {}", model.energy_unit);

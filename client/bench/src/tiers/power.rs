@@ -1,9 +1,9 @@
-//! The processors' own power meter (RAPL), where the machine lets it be read.
+//! The processors' own power meter (RAPL), where the machine allows reading it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the kernel shows it.
+/// Directory in which the kernel shows the counters.
 const POWERCAP: &str = "/sys/class/powercap";
 
 /// Energy counters of all packages.
@@ -15,14 +15,14 @@ pub(super) struct Meter {
 #[derive(Debug)]
 struct Package {
     counter: PathBuf,
-    /// Where the counter begins anew, microjoules.
+    /// Value at which the counter wraps around, microjoules.
     range_uj: u64,
     last_uj: u64,
     sum_uj: u64,
 }
 
 impl Meter {
-    /// Begins to count; `None` on a machine without a meter, as virtual machines are.
+    /// Starts counting; `None` on a machine without a meter, such as a virtual machine.
     pub(super) fn start() -> Option<Self> {
         Self::start_in(Path::new(POWERCAP))
     }
@@ -51,7 +51,7 @@ impl Meter {
         (!packages.is_empty()).then_some(Self { packages })
     }
 
-    /// Looks at the counters; more often than they come round, which is within minutes.
+    /// Reads the counters; must be called more often than they wrap around, which happens within minutes.
     pub(super) fn look(&mut self) {
         for package in &mut self.packages {
             if let Some(now_uj) = read(&package.counter) {
@@ -64,7 +64,7 @@ impl Meter {
         }
     }
 
-    /// Joules since the start.
+    /// Returns the joules since the start.
     pub(super) fn joules(&mut self) -> f64 {
         self.look();
         let sum_uj: u64 = self.packages.iter().map(|package| package.sum_uj).sum();

@@ -1,4 +1,4 @@
-//! How far the benchmark is, and how long it will still take.
+//! Progress display of the benchmark, with an estimate of the remaining time.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -9,7 +9,8 @@ use permafrost_terminal::human;
 
 use super::plan::{Case, Plan};
 
-/// A line under the measurements on a terminal; on anything else a line a measurement.
+/// Display of the progress: a line under the measurements on a terminal; elsewhere one line for each
+/// measurement.
 pub(super) struct Progress<'a> {
     context: &'a Context,
     bar: Option<ProgressBar>,
@@ -38,14 +39,14 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// What is being done.
+    /// Shows the current step.
     pub(super) fn doing(&self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());
         }
     }
 
-    /// `line` was measured, which moved so much memory.
+    /// Prints the measurement `line`, and counts the memory that it moved.
     pub(super) fn measured(&mut self, line: &str, bytes: u64) {
         self.done_bytes += bytes;
         match &self.bar {
@@ -64,7 +65,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// What is like `case` is left out.
+    /// Takes the cases like `case`, which are left out, out of the total.
     pub(super) fn skip(&mut self, plan: &Plan, case: &Case) {
         let bytes = plan.moved_bytes(case) * u64::from(plan.runs);
         self.total_bytes = self.total_bytes.saturating_sub(bytes).max(self.done_bytes);

@@ -1,4 +1,4 @@
-//! The table, and the files in --out.
+//! Prints the table, and writes the files in --out.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,7 +16,7 @@ use super::plan::Plan;
 use super::plots;
 use super::results::{Results, label};
 
-/// Writes everything there is into the plan's directory.
+/// Writes all result files into the plan's directory.
 pub(super) fn write(plan: &Plan, results: &Results) -> Result<(), Failure> {
     let json = serde_json::to_vec_pretty(results)
         .map_err(|error| Failure::new(Code::Internal, format!("write JSON: {error}")))?;
@@ -33,14 +33,14 @@ pub(super) fn write(plan: &Plan, results: &Results) -> Result<(), Failure> {
     }
 }
 
-/// Writes the model's.
+/// Writes the files of the model.
 pub(super) fn write_model(plan: &Plan, model: &Model) -> Result<(), Failure> {
     fs::create_dir_all(&plan.out).map_err(|error| Failure::io("create", &plan.out, &error))?;
     write_csv(&plan.out.join("model.csv"), &model.rows)?;
     plots::model(&plan.out, model)
 }
 
-/// A file is the old one or the new one, whenever the run is cut off.
+/// Replaces a file atomically: if the run is cut off, the file is the old one or the new one.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let new = path.with_extension("new");
     fs::write(&new, bytes)
@@ -62,7 +62,7 @@ fn csv_of<T: Serialize>(rows: &[T]) -> Result<Vec<u8>, Failure> {
     writer.into_inner().map_err(|error| failed(&error))
 }
 
-/// What is printed.
+/// Formats the results as text.
 pub(super) fn human(plan: &Plan, results: &Results) -> String {
     let mut text = medians(results);
     text.push_str(&second_dumps(results));

@@ -1,4 +1,4 @@
-//! What the measurements come to: medians, ratios, lines, and the paper's beside them.
+//! Results of the measurements: medians, ratios and fitted lines, with the paper's beside them.
 
 use permafrost_terminal::failure::Failure;
 use serde::Serialize;
@@ -14,15 +14,15 @@ use super::plan::{Plan, Skipped};
 use crate::fit::{Fit, median};
 use crate::machine::Machine;
 
-/// results.json, and what `--json` prints.
+/// Contents of results.json, which `--json` prints too.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Results {
     machine: Machine,
-    /// What was asked for.
+    /// Parameters of the benchmark.
     parameters: Value,
-    /// Whether any tier's speed is emulated.
+    /// True if any tier's speed is emulated.
     pub(super) emulated: bool,
-    /// Each tier, size and dump: medians of the runs.
+    /// Medians of the runs, for each tier, size and dump.
     pub(super) medians: Vec<Median>,
     /// First and further dumps of the largest size, as in the paper's Table 3.
     pub(super) second_dumps: Vec<SecondDump>,
@@ -37,7 +37,7 @@ pub(super) struct Results {
     pub(super) measurements: Vec<Measurement>,
 }
 
-/// Their numbers, on their machine.
+/// Measurements of the paper, on its authors' machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Paper {
     source: &'static str,
@@ -45,7 +45,7 @@ struct Paper {
     figure_2: &'static str,
 }
 
-/// Of all runs of one kind.
+/// Medians of all runs of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Median {
     pub(super) tier: String,
@@ -58,11 +58,11 @@ pub(super) struct Median {
     pub(super) frozen_s: f64,
     pub(super) resume_s: f64,
     pub(super) stored_bytes: f64,
-    /// The largest distance of a run's suspend from the median, seconds.
+    /// Largest distance of a run's suspend from the median, seconds.
     pub(super) suspend_spread_s: f64,
 }
 
-/// A line like the paper's Table 3.
+/// A comparison of first and further dumps, like a line of the paper's Table 3.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct SecondDump {
     pub(super) tier: String,
@@ -72,23 +72,23 @@ pub(super) struct SecondDump {
     pub(super) dirty_percent: u64,
     pub(super) first_s: f64,
     pub(super) second_s: f64,
-    /// First ÷ second.
+    /// Time of the first dump divided by that of the second.
     pub(super) ratio: f64,
-    /// The same for what was stored.
+    /// Stored bytes of the first dump divided by those of the second.
     pub(super) stored_ratio: f64,
-    /// The paper's, of 5 GB with 10 % modified, for a tier of that name.
+    /// Line of the paper for a tier of that name: 5 GB with 10 % modified.
     pub(super) paper: Option<Table3>,
 }
 
-/// A line through one tier's times.
+/// Lines fitted to one tier's times.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct TierFit {
     pub(super) tier: String,
     pub(super) emulated: bool,
     pub(super) copies: Copies,
-    /// Suspend and resume together; none for fewer than two sizes.
+    /// Line through suspend and resume together; `None` for fewer than two sizes.
     pub(super) suspend_and_resume: Option<Fit>,
-    /// (bytes, seconds), medians.
+    /// Medians as points (bytes, seconds).
     pub(super) points: Vec<(u64, f64)>,
 }
 
@@ -123,7 +123,7 @@ impl Results {
     }
 }
 
-/// In the order in which they were measured first.
+/// Returns the medians, in the order in which they were measured first.
 fn medians(measurements: &[Measurement]) -> Vec<Median> {
     let mut groups: Vec<Vec<&Measurement>> = Vec::new();
     let key = |m: &Measurement| (m.tier.clone(), m.size_bytes, m.copies, m.dirty_percent);
@@ -223,7 +223,7 @@ fn fits(medians: &[Median]) -> Vec<TierFit> {
     fits
 }
 
-/// The tier's name, with the word that must be beside it.
+/// Returns the tier's name, marked if its speed is emulated.
 pub(super) fn label(tier: &str, emulated: bool) -> String {
     if emulated {
         format!("{tier} (emulated)")
@@ -236,7 +236,8 @@ pub(super) fn label(tier: &str, emulated: bool) -> String {
 pub(super) mod tests {
     use super::*;
 
-    /// `suspend_s` for a full dump, a tenth of it for the second; resumes take half.
+    /// Returns measurements for tests: `suspend_s` for a full dump, a tenth of it for the second; resumes take
+    /// half.
     pub(in crate::tiers) fn measured(
         tier: &str,
         gib: u64,

@@ -15,10 +15,10 @@ use super::plan::{self, Plan, Sensitivity, Tier};
 use super::site::Site;
 use crate::task::{Task, Work};
 
-/// How long the speed of a job is measured: as long as a job of the shortest kind.
+/// Time for which the speed of a job is measured: the length of the shortest kind of job.
 const CALIBRATION: Duration = Duration::from_secs(2);
 
-/// Measures what the journal has not.
+/// Measures the runs that the journal lacks.
 pub(super) fn run(
     context: &Context,
     plan: &Plan,
@@ -83,7 +83,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The two policies that make checkpoints. The first is also what the second decides by.
+/// Runs the two policies that make checkpoints. The second decides by the measurements of the first.
 fn at_bandwidth(
     context: &Context,
     journal: &mut Journal,
@@ -108,7 +108,7 @@ fn at_bandwidth(
     Ok(())
 }
 
-/// Steps that take as long as a job is to take.
+/// Returns the number of steps that take as long as a job should take.
 fn calibrate(
     plan: &Plan,
     jobs: &Sensitivity,
@@ -134,7 +134,7 @@ fn find(journal: &Journal, policy: Policy, bandwidth: Option<u64>) -> Option<&Jo
     jobs.find(|job| job.policy == policy && job.bandwidth_bytes_per_s == bandwidth)
 }
 
-/// Takes a run into the journal, if it computed what the others did.
+/// Adds a run to the journal, if its computation has the same result as the others'.
 fn add(context: &Context, journal: &mut Journal, job: JobRun) -> Result<(), Failure> {
     if journal
         .jobs()

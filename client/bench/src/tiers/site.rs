@@ -21,25 +21,25 @@ use super::plan::{Case, Plan, Tier};
 use crate::etcd::Etcd;
 use crate::{child, machine};
 
-/// Where everything is, beneath a tier's directory.
+/// Name of the benchmark's directory, beneath a tier's directory.
 const DIRECTORY: &str = "permafrost-bench";
-/// How long a node may take to start, to see the other, to stop, to free a region.
+/// Time limit for a node to start, to see the other, to stop, and to free a region.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 
-/// Nodes, and where they are. Dropped, they are stopped and their data removed.
+/// Nodes with their directories. Dropping stops the nodes and removes their data.
 pub(super) struct Site {
     // In the order in which they are taken down.
     nodes: Vec<Node>,
     _etcd: Option<Etcd>,
     store: Store,
-    /// Sockets, certificates, reports of workloads: paths of sockets must be short.
+    /// Directory for sockets, certificates and reports of workloads: paths of sockets must be short.
     scratch: TempDir,
     permafrostd: PathBuf,
     emulate: Option<String>,
     region_bytes: u64,
     catalog: Option<String>,
-    /// What the first node says of its medium.
+    /// Status of the first node's region.
     region: RegionStatus,
 }
 
@@ -47,18 +47,18 @@ struct Node {
     child: Child,
     control: PathBuf,
     region: PathBuf,
-    /// What is free in a region that holds nothing.
+    /// Free bytes of an empty region.
     empty_bytes: u64,
 }
 
-/// The benchmark's directory on a tier, which nobody else uses meanwhile.
+/// The benchmark's directory on a tier, locked against other benchmarks.
 struct Store {
     path: PathBuf,
     _lock: File,
 }
 
 impl Store {
-    /// Takes the directory, and empties it of what a run left that was killed.
+    /// Locks the directory, and removes what a killed run has left in it.
     fn take(tier: &Path) -> Result<Self, Failure> {
         let path = tier.join(DIRECTORY);
         let failed = |error: std::io::Error| Failure::io("use", &path, &error);
@@ -97,7 +97,7 @@ impl Drop for Store {
 }
 
 impl Site {
-    /// Starts what a case needs.
+    /// Starts the nodes that a case needs.
     pub(super) fn start(
         plan: &Plan,
         case: &Case,
@@ -225,30 +225,30 @@ impl Site {
         })
     }
 
-    /// Control socket of the node that dumps and restores.
+    /// Returns the control socket of the node that dumps and restores.
     pub(super) fn control(&self) -> &Path {
         self.nodes
             .first()
             .map_or(Path::new(""), |node| node.control.as_path())
     }
 
-    /// A directory for the reports of a workload.
+    /// Returns a directory for the reports of a workload.
     pub(super) fn workload_dir(&self) -> PathBuf {
         self.scratch.path().join("workload")
     }
 
-    /// What the node says of its medium: it tells when it is emulated.
+    /// Returns the guarantee of the medium as the node reports it, including whether it is emulated.
     pub(super) fn guarantee(&self) -> &str {
         &self.region.guarantee
     }
 
-    /// Processor time of the nodes so far.
+    /// Returns the processor time of the nodes so far.
     pub(super) fn cpu_time(&self) -> Duration {
         let nodes = self.nodes.iter();
         nodes.map(|node| machine::cpu_time(node.child.id())).sum()
     }
 
-    /// Whether reads come out of a page cache, for as long as it has them.
+    /// Returns true if the medium has a page cache that may serve reads.
     pub(super) fn is_cached(&self) -> bool {
         if self.emulate.is_some() {
             return self.guarantee().contains("behind a page cache");
@@ -256,7 +256,7 @@ impl Site {
         self.region.medium == "file" && !machine::is_tmpfs(&self.store.path)
     }
 
-    /// Has the first node forget what its page cache holds, as if the dump were long ago: the node is started again.
+    /// Makes the first node drop its page cache, as if the dump were old: the node is restarted.
     pub(super) fn forget(&mut self, interrupts: &Interrupts) -> Result<(), Failure> {
         if self.nodes.is_empty() {
             return Ok(());
@@ -289,7 +289,7 @@ impl Site {
         })
     }
 
-    /// Waits until the regions in memory have all of it: dumps would wait for page faults otherwise.
+    /// Waits until regions in memory are fully populated: dumps would wait for page faults otherwise.
     fn await_populated(&self, interrupts: &Interrupts) -> Result<(), Failure> {
         if !machine::is_tmpfs(&self.store.path) {
             return Ok(());
@@ -311,7 +311,7 @@ impl Site {
         })
     }
 
-    /// Waits until what was removed is free.
+    /// Waits until the space of removed checkpoints is free.
     pub(super) fn await_freed(&self, interrupts: &Interrupts) -> Result<(), Failure> {
         wait_for("the removed checkpoints to be freed", interrupts, || {
             for node in &self.nodes {
@@ -325,7 +325,7 @@ impl Site {
         })
     }
 
-    /// Stops the nodes, and says so if they do not end well.
+    /// Stops the nodes, and fails if one does not end cleanly.
     pub(super) fn end(mut self) -> Result<(), Failure> {
         self.nodes.iter_mut().try_for_each(Node::stop)
     }
@@ -359,7 +359,7 @@ impl Node {
     }
 }
 
-/// Starts a permafrostd and waits until it says that it is ready.
+/// Starts a permafrostd and waits until it reports that it is ready.
 fn spawn_ready(
     mut command: Command,
     log: &Path,

@@ -1,13 +1,13 @@
-//! One-dimensional k-means over the memory, after the paper's job: it reads all of it, again and again.
+//! One-dimensional k-means over the memory, after the paper's job: it reads all of the memory again and again.
 
-/// Bytes that a step goes over: some tens of microseconds.
+/// Bytes that a step processes, in some tens of microseconds.
 const STEP_BYTES: usize = 64 << 10;
-/// Centres.
+/// Number of cluster centres.
 const K: usize = 4;
 
 pub(super) struct Compute {
     centres: [f64; K],
-    /// Whole numbers, which are exact: what is computed does not depend on how it is added up.
+    /// Sums of whole numbers, which are exact: the result does not depend on the order of addition.
     sums: [(f64, u32); K],
     steps: u64,
 }
@@ -25,7 +25,7 @@ impl Compute {
         self.steps
     }
 
-    /// A number that stands for all that was computed.
+    /// Returns a number that stands for the whole computation.
     pub(super) fn result(&self) -> u64 {
         self.centres.iter().fold(self.steps, |sum, centre| {
             sum.rotate_left(13) ^ centre.to_bits()

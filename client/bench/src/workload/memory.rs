@@ -1,21 +1,21 @@
-//! Memory whose every page can be made again from a seed.
+//! Memory whose every page can be generated again from a seed.
 
 use std::io;
 
 use super::Contents;
 
 const PAGE: usize = 4096;
-/// Pages that are written anew together: 64 KiB, as objects that change lie near each other.
+/// Number of pages that are rewritten together: 64 KiB, as objects that change lie near each other.
 const BLOCK_PAGES: u64 = 16;
 
 pub(super) struct Memory {
     bytes: Vec<u8>,
-    /// Where the first whole page begins.
+    /// Offset of the first whole page.
     start: usize,
     contents: Contents,
     seed: u64,
     generation: u32,
-    /// Per page, the generation in which it was last written.
+    /// Generation in which each page was last written.
     generations: Vec<u32>,
 }
 
@@ -43,7 +43,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// All of it.
+    /// Returns the whole memory.
     pub(super) fn bytes(&self) -> &[u8] {
         self.bytes
             .get(self.start..self.start + self.generations.len() * PAGE)
@@ -58,7 +58,7 @@ impl Memory {
         self.generation
     }
 
-    /// Writes `percent` of its blocks anew, spread evenly, others every time.
+    /// Rewrites `percent` of the blocks, spread evenly, and others every time.
     pub(super) fn dirty(&mut self, percent: u64) {
         self.generation += 1;
         let shift = u64::from(self.generation) * 37;
@@ -95,7 +95,7 @@ impl Memory {
     }
 }
 
-/// SplitMix64's finaliser (Steele, Lea, Flood 2014).
+/// Applies SplitMix64's finaliser (Steele, Lea, Flood 2014).
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

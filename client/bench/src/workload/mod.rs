@@ -1,16 +1,17 @@
-//! `permafrost bench workload`: a process worth freezing.
+//! `permafrost bench workload`: a process to be frozen.
 //!
-//! It fills memory with contents that it can make again from a seed, so that it can tell after a restore whether every
-//! page is what it was. On a signal it does something and then replaces its report:
+//! The process fills memory with contents that it can generate again from a seed, so that it can check after a
+//! restore whether every page is unchanged. On a signal it acts and then replaces its report:
 //!
 //! - SIGHUP: reports
 //! - SIGUSR1: writes some of its pages anew, reports
 //! - SIGUSR2: checks every page, reports
 //!
-//! With work to do it computes over its memory meanwhile, a fixed number of steps, and ends when they are done.
+//! With work to do, the process meanwhile computes over its memory, a fixed number of steps, and ends when they
+//! are done.
 //!
-//! It can be dumped as it is: a session of its own, standard streams on /dev/null, no file open between reports, no
-//! thread. It ends by itself when the benchmark that started it is gone.
+//! The process can be dumped as it is: it has a session of its own, standard streams on /dev/null, no open file
+//! between reports, and no further thread. It ends by itself when the benchmark that started it is gone.
 
 mod compute;
 mod memory;
@@ -32,12 +33,12 @@ use self::memory::Memory;
 
 /// Name of the report in the workload's directory.
 pub(super) const REPORT: &str = "workload.json";
-/// How often it looks whether it was told something, while it has nothing to do.
+/// Interval at which an idle workload checks for signals.
 const IDLE: Duration = Duration::from_millis(1);
-/// How often it looks whether the benchmark still lives.
+/// Interval at which the workload checks that the benchmark still lives.
 const GUARD_EVERY: Duration = Duration::from_millis(500);
 
-/// What fills the memory.
+/// Contents of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Contents {
@@ -71,26 +72,28 @@ pub(super) struct WorkloadArguments {
     calibrate_ms: Option<u64>,
 }
 
-/// What a workload says of itself.
+/// Report of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// What went wrong, if something did.
+    /// Description of an error, if one occurred.
     pub(super) error: Option<String>,
-    /// How often pages were written anew.
+    /// Number of times that pages were rewritten.
     pub(super) generation: u32,
-    /// Pages filled.
+    /// Number of pages filled.
     pub(super) pages: u64,
-    /// Whether this is the report of a check.
+    /// True if this is the report of a check.
     pub(super) checked: bool,
-    /// Pages that were not what they should be.
+    /// Number of pages with wrong contents.
     pub(super) bad_pages: u64,
-    /// Steps of computation done.
+    /// Number of steps of computation done.
     pub(super) steps: u64,
-    /// Whether they are all done.
+    /// True if all steps are done.
     pub(super) finished: bool,
-    /// What was computed: the same for the same memory and number of steps, however often it was frozen.
+    /// Result of the computation, which is the same for the same memory and number of steps, however often the
+    /// process was frozen.
     pub(super) result: u64,
-    /// Processor time of a calibration, nanoseconds: what it would have taken with the machine for itself.
+    /// Processor time of a calibration, nanoseconds: the time that it would have taken with the machine for
+    /// itself.
     pub(super) used_ns: u64,
 }
 
@@ -115,7 +118,7 @@ pub(super) fn workload(arguments: &WorkloadArguments) -> Result<(), Failure> {
     done.map_err(|error| Failure::new(Code::Internal, format!("workload: {error}")))
 }
 
-/// What this process has used of the processors.
+/// Returns the processor time that this process has used.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Pictures are XML, and say what they must.
+//! Checks that plots are well-formed XML and contain the required texts.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::fit::Fit;
 use crate::tiers::paper::Table3;
 
-/// Well-formed: every element is closed by its own name, in order. Gives all text.
+/// Checks that an SVG is well-formed: every element is closed by its own name, in order. Returns all text.
 fn text_of(svg: &str) -> String {
     let (mut open, mut words, mut rest) = (Vec::new(), String::new(), svg);
     while let Some(at) = rest.find('<') {
