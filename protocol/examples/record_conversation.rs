@@ -1,4 +1,4 @@
-//! Makes a recording of what a client and a page server sent each other, as a proxy between them saw it:
+//! Makes a recording of the bytes that a client and a page server sent each other, as a proxy between them saw them:
 //! `record_conversation CLIENT-BYTES SERVER-BYTES OUT-32 OUT-24`. Pages are replaced by made-up ones.
 
 use std::error::Error;

@@ -1,7 +1,8 @@
-//! Access that each request needs: one function from a request to what it does, and to which job.
+//! Access that each request needs: one function from a request to its effect and its job.
 //!
 //! Both matches name every variant, so that a request without a row does not compile. The control socket derives from
-//! it which names are valid, a node what its peers may do, and the tests which requests there are.
+//! this function which names are valid, a node derives which requests its peers may make, and the tests derive the
+//! list of requests.
 
 use crate::control::{self, ErrorCode, request as local};
 use crate::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
@@ -10,18 +11,18 @@ use crate::wire::message::request as wire;
 /// Effect of a request, with the job that it concerns. Job names in it are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Add a checkpoint to a job, or pin one of it.
+    /// Add a checkpoint to a job, or pin one of its checkpoints.
     Dump(JobName),
-    /// Store pages of which nobody knows the job yet: they stay parked until they are adopted.
+    /// Store pages whose job is not known yet: they stay parked until they are adopted.
     Park,
     /// Give a parked session a job.
     Adopt {
         /// The session; empty: the caller's own with the processes of the images.
         session: String,
-        /// Its job from then on.
+        /// Name of the job that adopts it.
         job: JobName,
     },
-    /// Bring the pages of a session: one that the caller has opened, or a copy from another node.
+    /// Send the pages of a session: one that the caller has opened, or a copy from another node.
     Pages,
     /// Seal a session of the caller's own.
     Seal {
@@ -37,11 +38,11 @@ pub enum Access {
     Read(JobName),
     /// Read of everything as much as the caller may read: other jobs are left out of the reply.
     ReadVisible,
-    /// Read checkpoints by their ids; their manifests say which jobs they are of.
+    /// Read checkpoints by their ids; their manifests name their jobs.
     ReadById {
         /// Id of the checkpoint, 32 hex digits.
         checkpoint: String,
-        /// Another one, that its pages are compared with; empty for none.
+        /// Id of the checkpoint that its pages are compared with; empty for none.
         compared_with: String,
         /// Name of the checkpoint, for a node that does not hold it.
         listed_as: Option<CheckpointRef>,
@@ -50,7 +51,7 @@ pub enum Access {
     Delete(JobName),
     /// Keep a place in a queue, or give one up.
     Reserve {
-        /// Namespace that it is kept for, if one is named.
+        /// Namespace that the reservation is for, if one is named.
         namespace: Option<String>,
     },
     /// See the nodes and how they are, and which certificates are denied.
@@ -59,16 +60,16 @@ pub enum Access {
     Operate,
     /// Exchange copies between nodes.
     Replicate,
-    /// Report how long a dump or a restore took on this host.
+    /// Report the duration of a dump or a restore on this host.
     Report,
-    /// Ask whether the node is there.
+    /// Check that the node is alive.
     Ping,
 }
 
 /// Reason why a request is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A job's name is none.
+    /// A text is not a job name.
     #[error("{name:?} is no job name: {source}")]
     Job {
         /// The first characters of the name.
@@ -76,7 +77,7 @@ pub enum RequestError {
         /// The rule that it breaks.
         source: JobNameError,
     },
-    /// A checkpoint's name is none.
+    /// A text is not a checkpoint name.
     #[error("{name:?} names no checkpoint: {source}")]
     Checkpoint {
         /// The first characters of the name.
@@ -84,7 +85,7 @@ pub enum RequestError {
         /// The rule that it breaks.
         source: CheckpointRefError,
     },
-    /// A namespace is none.
+    /// A text is not a namespace.
     #[error("{name:?} is no namespace: it has a slash")]
     Namespace {
         /// The first characters of the name.
@@ -120,7 +121,7 @@ impl From<RequestError> for control::Error {
 }
 
 impl Access {
-    /// Returns what a control request does.
+    /// Returns the access that a control request needs.
     ///
     /// # Errors
     /// A name in it is not valid.
@@ -155,7 +156,7 @@ impl Access {
                 }
                 Self::Operate
             }
-            // The list says what everybody is to go by: agents refuse nodes by it.
+            // All callers may read the list: agents refuse nodes by it.
             Body::Deny(deny) if deny.entries.is_empty() && !deny.take_back => Self::Inspect,
             Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) => Self::Operate,
             Body::Status(_) | Body::Nodes(_) => Self::Inspect,
@@ -170,7 +171,7 @@ impl Access {
         })
     }
 
-    /// Returns what a request between hosts does.
+    /// Returns the access that a request between hosts needs.
     ///
     /// # Errors
     /// A name in it is not valid, or it carries no control request of this version.
@@ -189,12 +190,12 @@ impl Access {
             | Body::Pull(_)
             | Body::Verify(_) => Self::Replicate,
             Body::Ping(_) => Self::Ping,
-            // What may be asked there is the API's to check, with the same certificate.
+            // The API checks the requests of this stream, with the same certificate.
             Body::Api(_) => Self::Inspect,
         })
     }
 
-    /// Returns what a dump does.
+    /// Returns the access that a dump needs.
     ///
     /// # Errors
     /// As for [`Self::of_wire`].
@@ -205,7 +206,7 @@ impl Access {
         dump.adopt.as_ref().map_or(Ok(Self::Pages), adopted)
     }
 
-    /// Returns what a fetch does.
+    /// Returns the access that a fetch needs.
     ///
     /// # Errors
     /// As for [`Self::of_wire`].
@@ -235,7 +236,7 @@ fn job(name: &str) -> Result<JobName, RequestError> {
     })
 }
 
-/// A namespace is a job name without a slash.
+/// Checks a namespace: a job name without a slash.
 fn namespace(name: &str) -> Result<String, RequestError> {
     let named = job(name)?;
     if name.contains('/') {
@@ -253,7 +254,7 @@ fn checkpoint(name: &str) -> Result<CheckpointRef, RequestError> {
     })
 }
 
-/// Bounds what a message and the log repeat of a peer's words.
+/// Returns the first 64 characters: bounds the part of a peer's text that messages and the log repeat.
 fn shortened(name: &str) -> String {
     name.chars().take(64).collect()
 }

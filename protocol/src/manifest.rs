@@ -1,4 +1,4 @@
-//! The manifest: what a checkpoint consists of.
+//! Manifest: the contents of a checkpoint.
 //!
 //! A manifest is a protobuf message stored as an opaque blob by the region (docs/format.md). It names
 //! the job and generation, the small images, and the address spaces; each refers to a page map in the
@@ -32,14 +32,14 @@ pub struct Manifest {
     /// Format version, [`VERSION`].
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// Job name; empty while the checkpoint is parked (closed by CRIU, adopted by nobody yet).
+    /// Job name; empty while the checkpoint is parked (closed by CRIU, not adopted yet).
     #[prost(string, tag = "2")]
     pub job: String,
     /// Number of the checkpoint in its job, from 1; 0 while parked.
     #[prost(uint64, tag = "3")]
     pub generation: u64,
-    /// Generation of the same job that pages were compared with, 0 for none. Informative: page maps
-    /// are flat, a restore never looks at the parent.
+    /// Generation of the checkpoint of this job that pages were compared with, 0 for none. Informative: page maps are
+    /// flat, a restore never looks at the parent.
     #[prost(uint64, tag = "4")]
     pub parent_generation: u64,
     /// Wall-clock time of the seal, milliseconds since the Unix epoch.
@@ -57,18 +57,19 @@ pub struct Manifest {
     /// Address spaces, in the order CRIU opened them.
     #[prost(message, repeated, tag = "9")]
     pub spaces: Vec<AddressSpace>,
-    /// The session that became this checkpoint (32 hex digits); names it while it is parked.
+    /// Session that became this checkpoint (32 hex digits); names the checkpoint while it is parked.
     #[prost(string, tag = "10")]
     pub session: String,
     /// Bytes of pages and metadata this checkpoint added to the region.
     #[prost(uint64, tag = "11")]
     pub added_bytes: u64,
-    /// SHA-256 over what it holds (docs/format.md, "Content digest"); empty in what was sealed before there was one.
+    /// SHA-256 over the contents (docs/format.md, "Content digest"); empty in checkpoints that were sealed before the
+    /// digest was introduced.
     #[prost(bytes = "vec", tag = "12")]
     #[serde(skip)]
     pub content_digest: Vec<u8>,
-    /// Time in which the node that took the dump must have it listed, milliseconds: until then a copy that is not
-    /// listed is not left over. 0 of what was sealed without a cluster.
+    /// Time within which the node that took the dump must list the checkpoint, milliseconds: until then a copy that
+    /// is not listed is not collected. 0 if it was sealed without a cluster.
     #[prost(uint64, tag = "30")]
     #[serde(skip)]
     pub commit_deadline_ms: u64,
@@ -79,7 +80,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Copies it without images and spaces, of which there may be a hundred thousand.
+    /// Copies the manifest without images and spaces, of which there may be a hundred thousand.
     #[must_use]
     pub fn without_lists(&self) -> Self {
         Self {
@@ -108,9 +109,9 @@ impl Manifest {
 pub enum Kind {
     /// A whole image: restorable.
     Full = 0,
-    /// From `criu pre-dump`: pages only, the parent of a later dump.
+    /// Pages from `criu pre-dump`: the parent of a later dump.
     PreDump = 1,
-    /// Pages that CRIU closed and nobody has adopted; not restorable before.
+    /// Pages that CRIU closed and that are not adopted yet; not restorable before.
     Parked = 2,
 }
 
@@ -126,14 +127,14 @@ pub struct Origin {
     /// Root process of the tree, in the dumping host's pid namespace.
     #[prost(uint32, tag = "3")]
     pub pid: u32,
-    /// Field 22 of `/proc/PID/stat`: start time in clock ticks since boot; tells a reused pid.
+    /// Field 22 of `/proc/PID/stat`: start time in clock ticks since boot; distinguishes processes with a reused pid.
     #[prost(uint64, tag = "4")]
     pub start_ticks: u64,
     /// The dump ran with `--track-mem`: the next one may leave out clean pages.
     #[prost(bool, tag = "5")]
     pub tracked: bool,
-    /// CRIU options of the dump that a restore must repeat (`--shell-job`, `--tcp-established`, …): those of
-    /// [`check_restore_options`] only.
+    /// CRIU options of the dump that a restore must repeat (`--shell-job`, `--tcp-established`, …): only options that
+    /// [`check_restore_options`] accepts.
     #[prost(string, repeated, tag = "6")]
     pub restore_options: Vec<String>,
     /// `criu --version` of the dump, for people.
@@ -144,23 +145,24 @@ pub struct Origin {
     #[prost(uint64, tag = "20")]
     pub resident_bytes: u64,
     /// Pages of the tree written since the checkpoint that the dump builds on. Absent where the kernel does not count
-    /// them, or counts them since another moment.
+    /// them, or counts them from another time.
     #[prost(uint64, optional, tag = "21")]
     pub dirty_pages: Option<u64>,
     /// Name of the root process's program (`comm`): dumps of one program are alike.
     #[prost(string, tag = "22")]
     pub program: String,
-    /// Work that the tree had done, microseconds: what it did before it was restored, too. 0 where nobody looked.
+    /// Work that the tree had done, microseconds, including the work before its last restore. 0 if it was not
+    /// measured.
     #[prost(uint64, tag = "23")]
     pub worked_us: u64,
-    /// Of that: done before it was restored. The process counts only the rest.
+    /// Part of `worked_us` that was done before the restore. The process itself counts only the rest.
     #[prost(uint64, tag = "24")]
     pub carried_us: u64,
-    /// Processes of the tree, as far as somebody looked at them.
+    /// Processes of the tree, as far as they were recorded.
     #[prost(message, repeated, tag = "40")]
     pub processes: Vec<DumpedProcess>,
-    /// Of a dump that was parked: when its pages began to come, milliseconds since the Unix epoch by the clock of the
-    /// node that took them; 0 if unknown.
+    /// Time at which the pages of a parked dump began to arrive, milliseconds since the Unix epoch by the clock of
+    /// the node that took them; 0 if unknown.
     #[prost(uint64, tag = "41")]
     pub pages_begun_unix_ms: u64,
     /// Time of CRIU's CLOSE, by the same clock and in the same unit; 0 if unknown. The images of the dump were
@@ -170,8 +172,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Tells the process from all others of its job: boot and start time. Its pid is left out, which is another one in each pid
-    /// namespace. Empty where neither is known.
+    /// Returns a text that distinguishes the process from all others of its job: boot and start time. Without its
+    /// pid, which differs between pid namespaces. Empty where neither is known.
     pub fn process(&self) -> String {
         if self.boot_id.is_empty() || self.start_ticks == 0 {
             return String::new();
@@ -192,28 +194,28 @@ pub struct DumpedProcess {
     /// Pid of its parent; 0 of the root's.
     #[prost(uint32, tag = "3")]
     pub parent: u32,
-    /// Path of its program; empty while nobody looked.
+    /// Path of its program; empty if it was not recorded.
     #[prost(string, tag = "4")]
     pub executable: String,
-    /// Its largest private writable mappings ([`Self::MAX_MAPPINGS`] at most), ascending: first page number and number
-    /// of pages, in turn.
+    /// Largest private writable mappings of the process ([`Self::MAX_MAPPINGS`] at most), ascending: first page
+    /// number and number of pages, in turn.
     #[prost(uint64, repeated, tag = "5")]
     pub mappings: Vec<u64>,
 }
 
 impl DumpedProcess {
-    /// Mappings that are kept of a process: enough to tell whether two have one layout, and few enough for trees of
-    /// thousands.
+    /// Maximum number of mappings recorded for a process: enough to tell whether two have one layout, and few enough
+    /// for trees of thousands.
     pub const MAX_MAPPINGS: usize = 12;
 
-    /// First and last page numbers, the latter not included.
+    /// Returns the first and last page numbers of the mappings, the latter not included.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let pairs = self.mappings.chunks_exact(2);
         pairs.map(|pair| (pair[0], pair[0].saturating_add(pair[1])))
     }
 }
 
-/// One CRIU image file other than a pagemap or pages file.
+/// CRIU image file other than a pagemap or pages file.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Image {
     /// File name, without a directory.
@@ -232,7 +234,7 @@ pub struct Image {
     pub map_digest: Vec<u8>,
 }
 
-/// One pagemap and its pages.
+/// Pagemap and its pages.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct AddressSpace {
     /// Process or shared memory.
@@ -251,13 +253,13 @@ pub struct AddressSpace {
     /// Pages present, whichever way they are kept.
     #[prost(uint64, tag = "5")]
     pub pages: u64,
-    /// Of these: stored by this checkpoint.
+    /// Pages among them that this checkpoint stored.
     #[prost(uint64, tag = "6")]
     pub stored_pages: u64,
-    /// Of these: all zero, not stored.
+    /// Pages among them that are all zero: not stored.
     #[prost(uint64, tag = "7")]
     pub zero_pages: u64,
-    /// Of these: equal to the parent's page at the same address (compared, or told by CRIU).
+    /// Pages among them that equal the parent's page at the same address (compared, or marked by CRIU).
     #[prost(uint64, tag = "8")]
     pub parent_pages: u64,
     /// Page runs in the map.

@@ -11,7 +11,7 @@ use prost::Message;
 /// Name of the socket that CRIU connects to, in its images directory.
 pub const SERVE_SOCKET: &str = "streamer-serve.sock";
 
-/// CRIU asks for a file.
+/// CRIU's request for a file.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileRequest {
     /// Name of the file.
@@ -22,7 +22,8 @@ pub struct FileRequest {
 /// Reply to a [`FileRequest`]: tells whether the file exists.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileReply {
-    /// There is. Required, in proto2's sense: CRIU does not take a "no" that is left out as the default.
+    /// True if the file exists. Required, in proto2's sense: CRIU does not take a "no" that is left out as the
+    /// default.
     #[prost(bool, required, tag = "1")]
     pub exists: bool,
 }

@@ -1,4 +1,5 @@
-//! CRIU's own image tool accepts what we write, and reads the same from it.
+//! Compares images with CRIU's own image tool: it accepts the images that we write, and reads equal content from
+//! them.
 //!
 //! Takes the tool from `PERMAFROST_CRIT`, else `crit` on PATH (Debian: package `python3-pycriu`; the `crit` on
 //! PyPI is something else). Skipped, loudly, where there is none; `PERMAFROST_REQUIRE_CRIT=1` makes that fail.
@@ -8,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use permafrost_protocol::images::{Inventory, Pagemap, PagemapEntry, Process, write_pstree};
 
-/// The tool, if it is there and is CRIU's.
+/// Returns the command of the tool, if it exists and is CRIU's.
 fn crit() -> Option<String> {
     let tool = std::env::var("PERMAFROST_CRIT").unwrap_or_else(|_| "crit".into());
     let help = Command::new(&tool).arg("--help").output();
@@ -41,7 +42,7 @@ fn run(tool: &str, verb: &str, input: &[u8]) -> Vec<u8> {
     output.stdout
 }
 
-/// crit's decoded form without spaces, so that it can be compared as text.
+/// Returns crit's decoded form without spaces, so that it can be compared as text.
 fn decoded(tool: &str, image: &[u8]) -> String {
     let text = String::from_utf8(run(tool, "decode", image)).expect("crit prints UTF-8");
     text.split_whitespace().collect()
@@ -78,7 +79,7 @@ fn crit_reads_our_pagemap_and_its_own_reads_back() {
         r#"{"vaddr":140733461823488,"compat_nr_pages":2,"flags":1,"nr_pages":2}]}"#,
     );
     assert_eq!(decoded(&tool, &image), expected);
-    // Encoded again by CRIU's library, it is the same file.
+    // CRIU's library encodes the decoded form to the original file.
     assert_eq!(run(&tool, "encode", &run(&tool, "decode", &image)), image);
 }
 

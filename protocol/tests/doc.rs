@@ -1,4 +1,4 @@
-//! docs/protocol.md says what the code does.
+//! Comparison of docs/protocol.md with the code.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn table(header: &[&str]) -> Vec<Vec<&'static str>> {
         .collect()
 }
 
-/// Two columns of a table, as name and number.
+/// Returns two columns of a table, as name and number.
 fn numbers(header: &[&str], name: usize, number: usize) -> BTreeMap<&'static str, u64> {
     let parse = |text: &str| match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).expect("a hexadecimal number"),

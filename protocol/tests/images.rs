@@ -156,7 +156,7 @@ fn a_flipped_bit_is_refused_or_changes_what_is_read() {
         bytes[bit / 8] ^= 1 << (bit % 8);
     }
     assert!(refused > 100, "only {refused} flipped bits were noticed");
-    // compat_nr_pages says nothing beside nr_pages, nor does its key become more if it is another known one.
+    // compat_nr_pages is ignored beside nr_pages, also when its key becomes that of another known field.
     for byte in same {
         let near_compat = (0..4)
             .any(|back| bytes[byte - back..].starts_with(&[0x10, 0]) || bytes[byte - back] == 0x10);

@@ -1,4 +1,4 @@
-//! Manifests: what is written reads back, what breaks a rule is refused on either side.
+//! Manifests: written ones are read back, and those that break a rule are refused when written and when read.
 
 use permafrost_protocol::manifest::{
     AddressSpace, DumpedProcess, Image, JobNameError, Kind, MAX_MANIFEST_BYTES, MAX_SMALL_IMAGES,
@@ -93,7 +93,8 @@ fn a_manifest_that_asks_for_an_option_that_runs_code_is_read_and_never_written()
         "{error:?}"
     );
     assert!(error.to_string().contains("--action-script=/tmp/evil"));
-    // An older build has written one: it can still be listed, removed, and restored by someone who says so.
+    // An older build has written such a manifest: its checkpoint can still be listed, removed, and restored by a user
+    // who gives the option.
     assert_eq!(Manifest::decode_checked(&odd.encode_to_vec()), Ok(odd));
 
     let client = Manifest {

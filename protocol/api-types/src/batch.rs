@@ -92,7 +92,7 @@ mod tests {
             read(r#"{"all":[],"some":[1]}"#).unwrap().some,
             Some(vec![1])
         );
-        // It stops there: what comes after is not even looked at.
+        // The reader stops at the limit: entries behind it are not even parsed.
         let error = read(r#"{"all":[1,2,3,"x"]}"#).unwrap_err().to_string();
         assert!(error.starts_with("more than 2"), "{error}");
         let error = read(r#"{"all":[],"some":[1,2]}"#).unwrap_err().to_string();

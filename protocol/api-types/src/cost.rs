@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 pub enum Mechanism {
     /// Wait for its end.
     Wait,
-    /// Kill it; it begins anew later.
+    /// Kill it; it restarts from the beginning later.
     Kill,
     /// Kill it; it goes on later from its last checkpoint.
     Rollback,
@@ -24,7 +24,7 @@ pub enum Mechanism {
 }
 
 impl Mechanism {
-    /// All, in the order in which they are preferred where they cost the same.
+    /// All mechanisms, in the order in which they are preferred where they cost the same.
     pub const ALL: [Self; 7] = [
         Self::Wait,
         Self::Kill,
@@ -40,10 +40,10 @@ impl Mechanism {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Copies {
-    /// On the task's node.
+    /// Stored on the task's node.
     #[default]
     Local,
-    /// On the task's node and another.
+    /// Stored on the task's node and on another node.
     Replicated,
 }
 
@@ -69,7 +69,7 @@ pub enum Detail {
     Totals,
 }
 
-/// A time and its bad end, seconds.
+/// Duration with its median and its 95th percentile, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Spread {
     /// Median, seconds.
@@ -95,7 +95,7 @@ pub struct Cost {
     /// Age of the oldest figure in it, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// A fixed part that is not in it as nobody has measured it, in words.
+    /// Fixed part that the cost does not include because it was never measured, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub omits: Option<String>,
     /// Explanation of the cost in words; missing with `totals`.
@@ -120,7 +120,7 @@ pub struct PartOfCost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Other dumps of the node come first.
+    /// Wait for earlier dumps of the node.
     WriteQueue,
     /// A dump's fixed time.
     DumpStart,
@@ -138,7 +138,7 @@ pub enum Part {
     LostWork,
     /// The task's own start-up.
     Start,
-    /// Other restores of the node come first.
+    /// Wait for earlier restores of the node.
     ReadQueue,
     /// A restore's fixed time.
     RestoreStart,

@@ -60,7 +60,7 @@ pub struct EstimateAnswer<'a> {
     /// Age of the snapshot that the answer is made from, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// By task, then node, then mechanism, each in the order asked.
+    /// Estimates by task, then node, then mechanism, each in the order of the request.
     #[serde(borrow)]
     pub answers: Vec<Estimated<'a>>,
 }

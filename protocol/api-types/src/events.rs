@@ -1,4 +1,5 @@
-//! `GET /v1/events`: what changes, as it changes. A `text/event-stream`: the event's name, and one of these as data.
+//! `GET /v1/events`: changes of the store, the nodes and the queues, as they happen. A `text/event-stream`: the
+//! event's name, and one of these as data.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -31,11 +32,11 @@ pub enum Event {
         /// Generation of the checkpoint in its job.
         generation: u64,
     },
-    /// A node came, went, or is as its operator said.
+    /// A node joined, left, or changed its administrative state.
     Node {
         /// Name of the node.
         node: String,
-        /// It is there.
+        /// True if the node's lease is alive.
         live: bool,
     },
     /// The length of a queue has changed.
@@ -59,7 +60,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The event's name in the stream.
+    /// Returns the event's name in the stream.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! A figure with its spread and age, or why there is none.
+//! Figure with its spread and age, or the reason why there is none.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -7,9 +7,9 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Figure<T> {
-    /// There is one.
+    /// The quantity has a figure.
     Known(Known<T>),
-    /// There is none.
+    /// The quantity has no figure.
     Unknown(Unknown),
 }
 
@@ -35,7 +35,7 @@ pub struct Unknown {
 }
 
 impl<T> Figure<T> {
-    /// The figure, if there is one.
+    /// Returns the figure, if there is one.
     pub const fn known(&self) -> Option<&Known<T>> {
         match self {
             Self::Known(known) => Some(known),
@@ -43,7 +43,7 @@ impl<T> Figure<T> {
         }
     }
 
-    /// There is none.
+    /// Makes an unknown figure with its reason.
     pub fn unknown(why: impl ToString) -> Self {
         Self::Unknown(Unknown {
             unknown: why.to_string(),

@@ -1,4 +1,4 @@
-//! `PUT /v1/figures`: figures to start from, until there are measured ones.
+//! `PUT /v1/figures`: initial figures, used until there are measured ones.
 
 use std::collections::BTreeMap;
 

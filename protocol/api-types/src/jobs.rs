@@ -1,4 +1,4 @@
-//! `GET /v1/jobs`, `GET /v1/checkpoints`: what is stored.
+//! `GET /v1/jobs`, `GET /v1/checkpoints`: the stored jobs and checkpoints.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -13,16 +13,16 @@ pub struct ListQuery {
     /// Only this job's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
-    /// Those after this one: `next` of the answer before.
+    /// Lists entries after this one: `next` of the previous reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// At most so many: 1 to 10,000; 1,000 if left out.
+    /// Maximum number of entries: 1 to 10,000; 1,000 if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 10000)]
     pub limit: Option<u32>,
 }
 
-/// One page of the list of jobs.
+/// Page of the list of jobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobsAnswer {
     /// The node that answers.
@@ -30,7 +30,7 @@ pub struct JobsAnswer {
     /// Age of the snapshot that the answer is made from, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// In the order of their names.
+    /// Jobs in the order of their names.
     pub jobs: Vec<Job>,
     /// Value of `after` for the next page; missing when there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,18 +42,18 @@ pub struct JobsAnswer {
 pub struct Job {
     /// Name of the job.
     pub job: String,
-    /// Checkpoints that it has, those of pre-dumps counted.
+    /// Number of its checkpoints, those of pre-dumps counted.
     pub checkpoints: u64,
     /// The newest that can be resumed; missing if it has pre-dumps only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<Checkpoint>,
-    /// Size of its next full dump, bytes, were its memory what it was at the last.
+    /// Size of its next full dump, bytes, if its memory were as at the last dump.
     pub next_full_bytes: Figure<u64>,
-    /// Size of its next incremental dump, bytes, were its memory what it was at the last.
+    /// Size of its next incremental dump, bytes, if its memory were as at the last dump.
     pub next_incremental_bytes: Figure<u64>,
 }
 
-/// One page of the list of checkpoints.
+/// Page of the list of checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CheckpointsAnswer {
     /// The node that answers.
@@ -61,7 +61,7 @@ pub struct CheckpointsAnswer {
     /// Age of the snapshot that the answer is made from, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// By job and generation.
+    /// Checkpoints by job and generation.
     pub checkpoints: Vec<Checkpoint>,
     /// Value of `after` for the next page; missing when there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ pub struct Checkpoint {
     pub job: String,
     /// Generation, from 1.
     pub generation: u64,
-    /// Its id, 32 hex digits.
+    /// Id of the checkpoint, 32 hex digits.
     pub id: String,
     /// `full` can be resumed, `pre-dump` is for others to build on.
     pub kind: String,
@@ -88,7 +88,7 @@ pub struct Checkpoint {
     pub age_s: f64,
     /// Size of the memory image, bytes.
     pub memory_bytes: u64,
-    /// Of these, zero pages: not stored, and not read.
+    /// Zero pages among them, bytes: not stored, and not read.
     pub zero_bytes: u64,
     /// Bytes that it added to the store.
     pub stored_bytes: u64,

@@ -1,4 +1,4 @@
-//! `GET /v1/nodes`: what is known of the nodes that keep images.
+//! `GET /v1/nodes`: the nodes that keep images, with their figures.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -10,19 +10,19 @@ use super::figure::Figure;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct NodesQuery {
-    /// Only this one.
+    /// Lists this node only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Those after this name, in the order of names: `next` of the answer before.
+    /// Lists nodes after this name, in the order of names: `next` of the previous reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// At most so many: 1 to 10,000; 1,000 if left out.
+    /// Maximum number of entries: 1 to 10,000; 1,000 if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 10000)]
     pub limit: Option<u32>,
 }
 
-/// One page of the list of nodes.
+/// Page of the list of nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodesAnswer {
     /// The node that answers.
@@ -30,7 +30,7 @@ pub struct NodesAnswer {
     /// Age of the snapshot that the answer is made from, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// In the order of their names.
+    /// Nodes in the order of their names.
     pub nodes: Vec<Node>,
     /// Name after which the rest follows; missing when there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,15 +46,15 @@ pub struct Node {
     pub address: String,
     /// Administrative state, set by an operator.
     pub state: NodeState,
-    /// It is there: its lease lives.
+    /// True if the node's lease is alive.
     pub live: bool,
-    /// It is stopping, and takes nothing new.
+    /// True if the node is stopping, and takes nothing new.
     pub stopping: bool,
     /// Class of the node: determines whether its copies count towards durability.
     pub class: NodeClass,
-    /// Zone that it fails with; empty if nobody said.
+    /// Zone that the node fails with; empty if none was configured.
     pub zone: String,
-    /// Rack that it fails with; empty if nobody said.
+    /// Rack that the node fails with; empty if none was configured.
     pub rack: String,
     /// Machine that it fails with.
     pub host: String,
@@ -89,7 +89,7 @@ pub enum NodeState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeClass {
-    /// They count towards durability.
+    /// Copies count towards durability.
     #[default]
     Reserved,
     /// The node may be taken away at any time.
@@ -132,14 +132,14 @@ pub struct RateOfSize {
     /// Transfers below this many bytes, and not of a class before; missing for the largest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below_bytes: Option<u64>,
-    /// Bandwidth of these.
+    /// Bandwidth of the transfers in this class.
     pub bytes_per_s: Figure<f64>,
 }
 
 /// A queue of dumps or of restores. Counts are missing while the node does not report them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Queue {
-    /// Bytes that are moved before whoever comes last begins: nothing while a place is free.
+    /// Bytes that are moved before a request that comes last begins: 0 while a slot is free.
     pub bytes: Figure<u64>,
     /// Drain rate of the queue: the sum of the rates of all active transfers, their starts included.
     pub bytes_per_s: Figure<f64>,
@@ -155,8 +155,8 @@ pub struct Queue {
     /// Number of transfers that may run at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
-    /// Time until whoever comes last begins, seconds: the one over the other, or over what a single transfer moves where
-    /// nobody has measured what several move together.
+    /// Time until a request that comes last begins, seconds: `bytes` over `bytes_per_s`, or over the bandwidth of a
+    /// single transfer where the drain rate was never measured.
     pub time_s: Figure<f64>,
 }
 

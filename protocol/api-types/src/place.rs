@@ -12,7 +12,7 @@ use super::text::Text;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Place<'a> {
-    /// At most 10,000. Each is answered as if it were alone.
+    /// Dumps to place, at most 10,000. Each is answered as if it were alone.
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub placements: Vec<Placement<'a>>,
@@ -25,7 +25,8 @@ pub struct Placement<'a> {
     /// Size of the dump, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<Bytes>,
-    /// Job whose next full dump it is, if no size is given: predicted from its past and `resident_bytes`.
+    /// Job whose next full dump is placed, if no size is given: its size is predicted from the job's past and
+    /// `resident_bytes`.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub job: Option<Text<'a>>,
@@ -73,7 +74,7 @@ pub struct PlaceAnswer<'a> {
     /// Age of the snapshot that the answer is made from, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// In the order asked.
+    /// Placements in the order of the request.
     #[serde(borrow)]
     pub answers: Vec<Placed<'a>>,
 }
@@ -81,7 +82,7 @@ pub struct PlaceAnswer<'a> {
 /// Chosen nodes for one dump.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Placed<'a> {
-    /// Its size, as given or as predicted. Where it is unknown no node is chosen.
+    /// Size of the dump, as given or as predicted. Where it is unknown no node is chosen.
     pub size_bytes: Figure<u64>,
     /// Chosen nodes, the best first; without those that had a copy already.
     #[serde(borrow)]

@@ -1,4 +1,4 @@
-//! `POST /v1/preempt`: what to do to whom.
+//! `POST /v1/preempt`: choice of victims and of the mechanism for each.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,14 +9,16 @@ use super::quantity::{Seconds, Weight};
 use super::task::{Resources, Swap, Task};
 use super::text::Text;
 
-/// Resources that are wanted, and whom they may be taken from. Without `wanted`, how each would be preempted.
+/// Resources that are wanted, and the tasks that they may be taken from. Without `wanted`, the reply gives the
+/// mechanism for each task.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Preempt<'a> {
     /// Resources that are wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<Resources>,
-    /// Tasks that may be preempted; at most 10,000. Whoever needs the resources on one node names the tasks of that node.
+    /// Tasks that may be preempted; at most 10,000. A caller that needs the resources on one node names the tasks of
+    /// that node.
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
     pub candidates: Vec<Task<'a>>,
@@ -61,8 +63,8 @@ pub struct PreemptAnswer<'a> {
     /// Age of the snapshot that the answer is made from, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// In the order of the decisions: dumps of one node are to be queued in this order. Without `wanted`, all that can
-    /// be decided on, in the order asked.
+    /// Victims in the order of the decisions: dumps of one node are to be queued in this order. Without `wanted`, all
+    /// candidates that can be decided on, in the order of the request.
     #[serde(borrow)]
     pub victims: Vec<Victim<'a>>,
     /// Resources that all victims free together.
@@ -71,10 +73,10 @@ pub struct PreemptAnswer<'a> {
     pub lacking: Total,
     /// Nothing is lacking.
     pub enough: bool,
-    /// Candidates that nothing could be said of, and were not taken.
+    /// Candidates for which no mechanism could be chosen; they are not taken.
     #[serde(borrow)]
     pub undecided: Vec<Undecided<'a>>,
-    /// Candidates on nodes that nobody knows, or that name none.
+    /// Candidates on unknown nodes, or without a node.
     #[serde(borrow)]
     pub unknown_node: Vec<OnUnknownNode<'a>>,
 }
@@ -111,7 +113,7 @@ pub struct Victim<'a> {
     /// The second best way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Next>,
-    /// The decision in words; not with `totals`.
+    /// Explanation of the decision in words; missing with `totals`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -121,12 +123,12 @@ pub struct Victim<'a> {
 pub struct Next {
     /// Mechanism of the second best way.
     pub mechanism: Mechanism,
-    /// Its score, seconds.
+    /// Score of the mechanism, seconds.
     #[schema(minimum = 0)]
     pub score_s: f64,
 }
 
-/// A candidate that nothing could be said of.
+/// Candidate for which no mechanism could be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Undecided<'a> {
     /// Id of the task, as in the request.

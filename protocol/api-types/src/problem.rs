@@ -17,19 +17,19 @@ pub struct Problem {
     /// Type of the problem: [`URN`] and a word; see [`Kind`].
     #[serde(rename = "type")]
     pub kind: String,
-    /// The kind in words.
+    /// Title of the kind, in words.
     pub title: String,
     /// HTTP status code.
     pub status: u16,
     /// Explanation of this occurrence of the problem.
     pub detail: String,
-    /// Path that was asked.
+    /// Path of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
     /// Fields of the request that are wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
-    /// After how many seconds the same may succeed.
+    /// Time after which the request may succeed, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u64>,
 }
@@ -57,28 +57,28 @@ pub enum Kind {
     Invalid,
     /// A batch, or its answer, is too large.
     TooMany,
-    /// A node that nobody knows.
+    /// The request names an unknown node.
     UnknownNode,
-    /// There is no such thing.
+    /// The thing that the request names does not exist.
     NotFound,
-    /// There is such a path, but not for this method.
+    /// The path exists, but not for this method.
     Method,
-    /// Nobody knows who asks.
+    /// The caller is not authenticated.
     Unauthenticated,
     /// The caller does not have the permission.
     Forbidden,
-    /// Asked too often.
+    /// The caller sends requests too often.
     TooOften,
     /// Something is in the way.
     Conflict,
-    /// It cannot be done just now.
+    /// The request cannot be served at present.
     Unavailable,
     /// A defect or a failure of the node that answers.
     Internal,
 }
 
 impl Kind {
-    /// Its word, its title and its status.
+    /// Returns the kind's word, title and status.
     const fn parts(self) -> (&'static str, &'static str, u16) {
         match self {
             Self::NotJson => ("not-json", "The body is not JSON", 400),
@@ -98,7 +98,7 @@ impl Kind {
         }
     }
 
-    /// The word after [`URN`].
+    /// Returns the word after [`URN`].
     #[must_use]
     pub const fn word(self) -> &'static str {
         self.parts().0
@@ -112,7 +112,7 @@ impl Kind {
 }
 
 impl Problem {
-    /// One of a kind.
+    /// Makes a problem of a kind.
     #[must_use]
     pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
         let (word, title, status) = kind.parts();
@@ -137,7 +137,7 @@ impl Problem {
         self
     }
 
-    /// The word after [`URN`]; all of the type if it is of somebody else's.
+    /// Returns the word after [`URN`]; the whole type if it does not begin with [`URN`].
     #[must_use]
     pub fn word(&self) -> &str {
         self.kind.strip_prefix(URN).unwrap_or(&self.kind)

@@ -48,10 +48,10 @@ pub struct Weight(f64);
 trait Number: Sized {
     const WHAT: &'static str;
 
-    /// None if it is out of range.
+    /// Converts an integer; `None` if it is out of range.
     fn of_integer(value: u64) -> Option<Self>;
 
-    /// None if it is out of range, or has a fraction where there is none.
+    /// Converts a float; `None` if it is out of range, or has a fraction where there is none.
     fn of_float(value: f64) -> Option<Self>;
 }
 
@@ -72,7 +72,7 @@ macro_rules! integer {
             /// Largest value of the type.
             pub const MAX: Self = Self($most);
 
-            /// The number `value`.
+            /// Makes the number `value`.
             ///
             /// # Errors
             /// [`OutOfRange`] above [`MAX`](Self::MAX).
@@ -122,7 +122,7 @@ macro_rules! float {
             /// Largest value of the type.
             pub const MAX: Self = Self($most);
 
-            /// The number `value`.
+            /// Makes the number `value`.
             ///
             /// # Errors
             /// [`OutOfRange`] unless it is between [`MIN`](Self::MIN) and [`MAX`](Self::MAX); NaN is not.
@@ -167,7 +167,7 @@ macro_rules! float {
     };
 }
 
-/// Its JSON, and the schema of that.
+/// Implements a number's JSON, and the schema of the JSON.
 macro_rules! described {
     ($name:ident, $type:expr, $least:expr, $most:expr) => {
         impl PartialSchema for $name {

@@ -10,14 +10,14 @@ use super::quantity::{Bytes, Seconds};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reserve {
-    /// Node; the one that is asked if left out.
+    /// Name of the node; default: the node that receives the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Queue that the reservation is for: dumps or restores.
     pub direction: Direction,
     /// Size of the transfer, bytes.
     pub bytes: Bytes,
-    /// From 0, the lowest, to 11.
+    /// Priority from 0, the lowest, to 11.
     #[serde(default)]
     #[schema(value_type = u8, minimum = 0, maximum = 11)]
     pub priority: Priority,
@@ -27,7 +27,8 @@ pub struct Reserve {
     /// Time for which the reservation is kept, seconds; at most what the node allows, which is also the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_s: Option<Seconds>,
-    /// Namespace of the job that it is for: its quota counts. The caller's only one if left out, or none for a caller of all.
+    /// Namespace whose quota the reservation counts in. Default: the caller's only one, or none for a caller with
+    /// access to all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
@@ -77,7 +78,7 @@ impl TryFrom<u8> for Priority {
 pub enum Direction {
     /// Into it: dumps.
     Write,
-    /// Out of it: restores.
+    /// Out of the medium: restores.
     Read,
 }
 

@@ -16,7 +16,7 @@ pub struct Resume<'a> {
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(value_type = Vec<String>, max_items = 10000)]
     pub checkpoints: Vec<Text<'a>>,
-    /// Nodes to rank. If left out: those that hold a copy, and the quickest of the others.
+    /// Nodes to rank. Default: those that hold a copy, and the quickest of the others.
     #[serde(
         default,
         borrow,
@@ -59,8 +59,8 @@ pub enum Preference {
 pub struct Lazy {
     /// Bytes that are there before the task runs.
     pub eager_bytes: Bytes,
-    /// Rate at which the others come while it runs, bytes a second. If left out, what the node (and the way to it)
-    /// does for the smallest transfers.
+    /// Rate at which the other bytes come while the task runs, bytes a second. Default: the rate of the node (and of
+    /// the link to it) for the smallest transfers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<BytesPerSecond>,
 }
@@ -75,7 +75,7 @@ pub struct ResumeAnswer<'a> {
     /// Age of the snapshot that the answer is made from, seconds.
     #[schema(minimum = 0)]
     pub age_s: f64,
-    /// In the order asked.
+    /// Rankings in the order of the request.
     #[serde(borrow)]
     pub answers: Vec<Resumption<'a>>,
 }
@@ -87,7 +87,7 @@ pub enum Resumption<'a> {
     /// Resume the checkpoint on one of these nodes.
     #[serde(borrow)]
     Ranked(Ranked<'a>),
-    /// Start the task anew.
+    /// Start the task from the beginning.
     #[serde(borrow)]
     Restart(Restart<'a>),
 }
@@ -106,7 +106,7 @@ pub struct Ranked<'a> {
     /// Nodes, the best first.
     #[serde(borrow)]
     pub nodes: Vec<RankedNode<'a>>,
-    /// Nodes of which too little is known, and what.
+    /// Nodes with missing figures, and the names of these figures.
     #[serde(borrow)]
     pub unknown: Vec<UnknownNode<'a>>,
 }
@@ -118,13 +118,13 @@ pub struct RankedNode<'a> {
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub node: Text<'a>,
-    /// It holds all of the image.
+    /// True if the node holds all of the image.
     pub local: bool,
     /// Cost of resuming on this node.
     pub cost: Cost,
 }
 
-/// A node of which too little is known.
+/// Node with missing figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UnknownNode<'a> {
     /// Name of the node.
@@ -135,14 +135,14 @@ pub struct UnknownNode<'a> {
     pub why: String,
 }
 
-/// There is nothing to resume from.
+/// Checkpoint that does not exist: there is nothing to resume from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Restart<'a> {
     /// Name of the checkpoint, as in the request.
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub checkpoint: Text<'a>,
-    /// Always true: the task begins anew.
+    /// Always true: the task starts from the beginning.
     pub restart: bool,
     /// Reason why there is nothing to resume from, in words.
     pub why: String,

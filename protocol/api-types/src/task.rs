@@ -1,4 +1,4 @@
-//! A task that may be preempted, as far as the one who asks knows it.
+//! Task that may be preempted, as far as the caller knows it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,8 +6,8 @@ use utoipa::ToSchema;
 use super::quantity::{Bytes, BytesPerSecond, Count, Seconds};
 use super::text::Text;
 
-/// A running task. Everything but its `id` may be left out: what the store knows of its job fills in what it can, and
-/// the answer says what was wanting.
+/// Running task. Everything but its `id` may be left out: figures that the store has of its job fill the gaps as far
+/// as possible, and the reply names those that are missing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Task<'a> {
@@ -19,7 +19,8 @@ pub struct Task<'a> {
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub node: Option<Text<'a>>,
-    /// Job that its dumps belong to. Tells whether it has a checkpoint, and how large its dumps were.
+    /// Job that its dumps belong to. From it the store knows whether there is a checkpoint, and how large the dumps
+    /// were.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub job: Option<Text<'a>>,
@@ -36,11 +37,11 @@ pub struct Task<'a> {
     /// Memory that it dirties, bytes a second. Needed for a pre-copied dump only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_per_s: Option<BytesPerSecond>,
-    /// Bytes that a full dump of it moves, if better known than by what the store predicts.
+    /// Bytes that a full dump of it moves, if the caller knows better than the store's prediction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_bytes: Option<Bytes>,
-    /// Bytes that an incremental dump of it moves, if better known than by what the store predicts: its dirty pages where
-    /// the kernel counts them, else nearly all.
+    /// Bytes that an incremental dump of it moves, if the caller knows better than the store's prediction: its dirty
+    /// pages where the kernel counts them, else nearly all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental_bytes: Option<Bytes>,
     /// Work it has done, seconds: what a kill loses.
@@ -50,13 +51,14 @@ pub struct Task<'a> {
     /// holds is added, if the task was started or restored after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub progress_of_this_run: bool,
-    /// The process that runs, as `BOOT_ID/START_TICKS` (field 22 of `/proc/PID/stat`). With it a task that goes on after a dump is
-    /// told from one that was restored; without it, the one whose progress is longer than the checkpoint is old goes on.
+    /// Process that runs, as `BOOT_ID/START_TICKS` (field 22 of `/proc/PID/stat`). With it a task that goes on after
+    /// a dump is told from one that was restored; without it, the one whose progress is longer than the checkpoint is
+    /// old goes on.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub process: Option<Text<'a>>,
-    /// Work it has done since its last checkpoint, seconds. If left out, the time since then, as far as it is not longer
-    /// than the progress.
+    /// Work it has done since its last checkpoint, seconds. Default: the time since that checkpoint, limited to the
+    /// progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_checkpoint_s: Option<Seconds>,
     /// Time to its end, seconds.
@@ -66,7 +68,7 @@ pub struct Task<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_s: Option<Seconds>,
     /// Time that the task is given to end before it is killed, seconds: mechanisms that take longer at the 95th
-    /// percentile are not offered. Any time if left out. An estimate does not look at it.
+    /// percentile are not offered. Default: any time. An estimate ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_s: Option<Seconds>,
     /// Resources that become free when it stops; none if left out.
@@ -94,12 +96,12 @@ pub struct Swap<'a> {
     pub node: Text<'a>,
     /// Memory that is free without anything being paged out, bytes.
     pub free_memory_bytes: Bytes,
-    /// Swap that is free, less what suspended tasks may still need of it, bytes.
+    /// Free swap, minus the part that suspended tasks may still need, bytes.
     pub free_swap_bytes: Bytes,
-    /// Bandwidth of paging out; left out if it is not known.
+    /// Bandwidth of paging out; missing if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bytes_per_s: Option<BytesPerSecond>,
-    /// Bandwidth of paging in; left out if it is not known.
+    /// Bandwidth of paging in; missing if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes_per_s: Option<BytesPerSecond>,
 }

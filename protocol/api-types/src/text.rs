@@ -7,7 +7,7 @@ use std::ops::Deref;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// A text, borrowed unless it has escapes. serde borrows a `Cow` only where it is a field itself, not in an `Option` or
+/// Text, borrowed unless it has escapes. serde borrows a `Cow` only where it is a field itself, not in an `Option` or
 /// a `Vec`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]

@@ -1,4 +1,4 @@
-//! Certificates: a daemon's own, and those that it refuses.
+//! Messages about certificates: a daemon's own, and those that it refuses.
 
 use prost::Message;
 use serde::Serialize;

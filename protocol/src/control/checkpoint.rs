@@ -15,7 +15,7 @@ pub struct Progress {
     /// Bytes in all, 0 when unknown.
     #[prost(uint64, tag = "2")]
     pub total_bytes: u64,
-    /// It has not begun.
+    /// Position in the queue, if the request has not begun.
     #[prost(message, optional, tag = "3")]
     pub waiting: Option<Waiting>,
 }
@@ -38,13 +38,13 @@ pub struct SessionOpened {
     /// Kind and origin of that parent.
     #[prost(message, optional, tag = "5")]
     pub parent_origin: Option<Origin>,
-    /// Endpoints that the daemon needs to take the dump, `host:port`: members of etcd, or storage nodes. A tree that serves one of
-    /// them must not be frozen.
+    /// Endpoints that the daemon needs to take the dump, `host:port`: members of etcd, or storage nodes. A tree that
+    /// serves one of these endpoints must not be frozen.
     #[prost(string, repeated, tag = "6")]
     pub depends_on: Vec<String>,
 }
 
-/// One line of a listing.
+/// Line of a listing.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Checkpoint {
     /// Job; empty while parked.
@@ -74,7 +74,7 @@ pub struct Checkpoint {
     /// Number of processes.
     #[prost(uint32, tag = "9")]
     pub processes: u32,
-    /// Session id; what `permafrost adopt` takes while it is parked.
+    /// Session id, which `permafrost adopt` takes while it is parked.
     #[prost(string, tag = "10")]
     pub session: String,
     /// Time at which a parked session is discarded, milliseconds since the Unix epoch; 0 for never.
@@ -83,10 +83,10 @@ pub struct Checkpoint {
     /// Generation compared with, 0 for none.
     #[prost(uint64, tag = "12")]
     pub parent_generation: u64,
-    /// Of the memory: pages equal to the parent's, bytes.
+    /// Part of the memory that equals the parent's pages, bytes.
     #[prost(uint64, tag = "13")]
     pub parent_bytes: u64,
-    /// Of the memory: zero pages, bytes.
+    /// Part of the memory that is zero pages, bytes.
     #[prost(uint64, tag = "14")]
     pub zero_bytes: u64,
     /// Nodes that hold a copy; empty on a single machine.
@@ -95,14 +95,14 @@ pub struct Checkpoint {
     /// Number of copies that there should be; 0 on a single machine.
     #[prost(uint32, tag = "16")]
     pub copies_wanted: u32,
-    /// Description of the damage in the copy of the node that was asked, by name and address; empty: no damage is
+    /// Description of the damage in the copy of the node that answers, by name and address; empty: no damage is
     /// known. It is determined when the checkpoint is listed, and never stored.
     #[prost(string, tag = "17")]
     pub damaged: String,
-    /// Work that the task had done. Absent where nobody looked.
+    /// Work that the task had done. Absent if it was not measured.
     #[prost(message, optional, boxed, tag = "18")]
     pub work: Option<Box<Work>>,
-    /// Of a parked session: its processes (16 at most), and their programs as far as they are known.
+    /// Processes of a parked session (16 at most), and their programs as far as they are known.
     #[prost(message, repeated, tag = "40")]
     pub parked_processes: Vec<DumpedProcess>,
 }
@@ -113,16 +113,16 @@ pub struct Work {
     /// Over all restores, microseconds.
     #[prost(uint64, tag = "1")]
     pub worked_us: u64,
-    /// Of that: done before the dumped process was restored.
+    /// Part of `worked_us` that was done before the dumped process was restored.
     #[prost(uint64, tag = "2")]
     pub carried_us: u64,
-    /// The dumped process, as `Origin::process` names it; empty where it is not known.
+    /// The dumped process, as `Origin::process` names it; empty if it is not known.
     #[prost(string, tag = "3")]
     pub process: String,
 }
 
 impl Work {
-    /// The work that an origin tells of. `None` where nobody looked.
+    /// Returns the work that an origin records; `None` if it was not measured.
     pub fn of(origin: &Origin) -> Option<Box<Self>> {
         (origin.worked_us > 0).then(|| {
             Box::new(Self {
@@ -133,9 +133,9 @@ impl Work {
         })
     }
 
-    /// Work that the task of `process` had done before that process was started or restored, microseconds. The dumped process
-    /// itself goes on after a dump that leaves it running; any other one was restored from here, or is taken as if it was: its job
-    /// can go back here.
+    /// Returns the work that the task of `process` had done before that process was started or restored,
+    /// microseconds. The dumped process itself continues after a dump that leaves it running. Any other process was
+    /// restored from here, or is treated as if it was: its job can return to this checkpoint.
     pub fn before(&self, process: &str) -> u64 {
         if !process.is_empty() && process == self.process {
             self.carried_us
@@ -148,7 +148,7 @@ impl Work {
 /// List of checkpoints.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Checkpoints {
-    /// Sorted by job and generation; parked ones last.
+    /// Checkpoints sorted by job and generation; parked ones last.
     #[prost(message, repeated, tag = "1")]
     pub checkpoints: Vec<Checkpoint>,
 }
@@ -162,7 +162,7 @@ pub struct Detail {
     /// Manifest of the checkpoint.
     #[prost(message, optional, tag = "2")]
     pub manifest: Option<Manifest>,
-    /// Segments it references, and of those the ones no other checkpoint does.
+    /// Segments that it references, shared ones included.
     #[prost(uint64, tag = "3")]
     pub segments: u64,
     /// Bytes that would be free if it were removed.
@@ -173,7 +173,7 @@ pub struct Detail {
     pub agent: String,
 }
 
-/// Done, with how many.
+/// Reply to a request that is done, with a count.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Done {
     /// Number of checkpoints that the request has changed.

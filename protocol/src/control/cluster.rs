@@ -14,10 +14,10 @@ pub struct NodeList {
     /// The node that answers.
     #[prost(string, tag = "2")]
     pub answered_by: String,
-    /// The node that works in the background for all; empty while there is none, or nobody knows.
+    /// Name of the leader, which does the cluster's background work; empty while there is none, or it is unknown.
     #[prost(string, tag = "3")]
     pub leader: String,
-    /// The registry's random id, made with its data; empty while nobody knows.
+    /// Random id of the registry, made with its data; empty while it is unknown.
     #[prost(string, tag = "4")]
     pub cluster: String,
     /// Time since the registry last confirmed which nodes there are, milliseconds; none if it never has.
@@ -26,18 +26,18 @@ pub struct NodeList {
     /// Checkpoints that are listed. Like all that is counted, none while the registry does not answer.
     #[prost(uint64, optional, tag = "6")]
     pub checkpoints: Option<u64>,
-    /// Of these, with fewer good copies on nodes that live and stay than there should be.
+    /// Listed checkpoints among them with fewer good copies on live nodes that stay than there should be.
     #[prost(uint64, optional, tag = "7")]
     pub under_replicated: Option<u64>,
-    /// Of these, without a good copy on any node that lives.
+    /// Listed checkpoints among them without a good copy on any live node.
     #[prost(uint64, optional, tag = "8")]
     pub stranded: Option<u64>,
-    /// Listed checkpoints of which some copy is known to be damaged.
+    /// Listed checkpoints with a copy that is known to be damaged.
     #[prost(uint64, optional, tag = "31")]
     pub damaged: Option<u64>,
 }
 
-/// One node of a cluster.
+/// Node of a cluster.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct NodeStatus {
     /// Name of the node.
@@ -46,10 +46,11 @@ pub struct NodeStatus {
     /// Administrative state, set by an operator: `active`, `drained` or `removed`.
     #[prost(string, tag = "2")]
     pub state: String,
-    /// Its lease lives. What follows is empty of a node that does not, but for the region and what is counted.
+    /// True if its lease is alive. For a node that is not live the following fields are empty, except for the region
+    /// and the counts.
     #[prost(bool, tag = "3")]
     pub live: bool,
-    /// It is stopping.
+    /// True if it is stopping.
     #[prost(bool, tag = "4")]
     pub stopping: bool,
     /// `reserved`, or `transient`: its copies do not count.
@@ -70,7 +71,7 @@ pub struct NodeStatus {
     /// Address at which it accepts QUIC connections, `host:port`.
     #[prost(string, tag = "10")]
     pub address: String,
-    /// Its region's uuid.
+    /// UUID of its region.
     #[prost(string, tag = "11")]
     pub region: String,
     /// Size of its region, bytes.
@@ -88,31 +89,32 @@ pub struct NodeStatus {
     /// Listed checkpoints that it holds.
     #[prost(uint64, optional, tag = "16")]
     pub checkpoints: Option<u64>,
-    /// Of these, with too few good copies on the other nodes that live and stay: it is needed until they are copied.
+    /// Listed checkpoints among them with too few good copies on the other live nodes that stay: the node is needed
+    /// until they are copied.
     #[prost(uint64, optional, tag = "17")]
     pub needed: Option<u64>,
-    /// Memory of those, bytes.
+    /// Memory of the checkpoints counted in `needed`, bytes.
     #[prost(uint64, optional, tag = "18")]
     pub needed_bytes: Option<u64>,
-    /// Of these, without a good copy on any other node that lives: lost, if this one is.
+    /// Listed checkpoints among them without a good copy on any other live node: lost, if this node is.
     #[prost(uint64, optional, tag = "19")]
     pub only_here: Option<u64>,
-    /// Names of some of those that are only here.
+    /// Names of some of the checkpoints counted in `only_here`.
     #[prost(string, repeated, tag = "20")]
     pub only_here_names: Vec<String>,
-    /// Its medium does not outlast a power failure or a reboot.
+    /// True if its medium does not outlast a power failure or a reboot.
     #[prost(bool, tag = "40")]
     pub volatile: bool,
     /// Copies there count towards durability.
     #[prost(bool, tag = "41")]
     pub copies_count: bool,
-    /// Of those that it holds, its copy is known to be damaged.
+    /// Checkpoints on the node whose copy there is known to be damaged.
     #[prost(uint64, optional, tag = "31")]
     pub damaged: Option<u64>,
-    /// Of those for which it is needed: no other node has room for them, or may hold them.
+    /// Checkpoints counted in `needed` for which no other node has room, or which no other node may hold.
     #[prost(uint64, optional, tag = "32")]
     pub stuck: Option<u64>,
-    /// Of a drained node: those that it holds whose other copies have not been read lately. They are being read.
+    /// Checkpoints on a drained node whose other copies have not been read lately. The nodes are reading them.
     #[prost(uint64, optional, tag = "33")]
     pub unverified: Option<u64>,
 }
@@ -129,7 +131,8 @@ pub struct Rebuilt {
     /// Nodes whose inventories were taken.
     #[prost(string, repeated, tag = "3")]
     pub nodes: Vec<String>,
-    /// Nodes that are not part of it, and why: what only they hold is not listed again.
+    /// Nodes that the rebuild does not include, and the reasons: checkpoints that only they hold are not listed
+    /// again.
     #[prost(message, repeated, tag = "4")]
     pub missing: Vec<MissingNode>,
     /// Checkpoints that were listed again.
@@ -163,7 +166,7 @@ pub struct Doubt {
     /// The node that holds it.
     #[prost(string, tag = "1")]
     pub node: String,
-    /// Its name, `JOB@GENERATION`.
+    /// Name of the checkpoint, `JOB@GENERATION`.
     #[prost(string, tag = "2")]
     pub checkpoint: String,
     /// Id of the checkpoint.

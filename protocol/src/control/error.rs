@@ -12,19 +12,19 @@ pub enum ErrorCode {
     Internal = 1,
     /// The request makes no sense (a bad job name, an images directory without an inventory, …).
     Invalid = 2,
-    /// No such job, generation or session.
+    /// The job, generation or session does not exist.
     NotFound = 3,
-    /// In the way: the job's dump is open already, the checkpoint is pinned, the match is ambiguous.
+    /// Another state prevents it: the job's dump is open already, the checkpoint is pinned, the match is ambiguous.
     Conflict = 4,
     /// The region is full.
     NoSpace = 6,
     /// A page or a record failed its checksum.
     Corrupt = 7,
-    /// The session failed; the message says when and why.
+    /// The session failed; the message gives the time and the reason.
     SessionFailed = 8,
     /// The peer may not do this.
     Denied = 9,
-    /// Not enough nodes, or the registry does not answer: nothing was done, and the same may succeed later.
+    /// Not enough nodes, or the registry does not answer: nothing was done, and a retry may succeed later.
     Unavailable = 11,
 }
 

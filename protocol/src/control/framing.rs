@@ -16,7 +16,7 @@ pub enum MessageError {
         /// Length of the message, bytes.
         len_bytes: u64,
     },
-    /// Not the message expected.
+    /// The bytes are not the expected message.
     #[error("the control message does not decode")]
     Undecodable(#[from] prost::DecodeError),
 }
@@ -53,10 +53,10 @@ pub fn length(prefix: [u8; LENGTH_BYTES]) -> Result<usize, MessageError> {
     })
 }
 
-/// Takes the first message off `bytes` and says how many of them it was; `None` if it is not whole yet.
+/// Decodes the first message in `bytes`, and returns it with its length; `None` if the message is not complete yet.
 ///
 /// # Errors
-/// It is too long, which is noticed as soon as its length is there, or does not decode.
+/// The message is too long, which is noticed as soon as its length is there, or does not decode.
 pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<Option<(M, usize)>, MessageError> {
     let Some((prefix, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
         return Ok(None);

@@ -1,10 +1,10 @@
-//! The control protocol between `permafrost` and `permafrostd` on one host.
+//! Control protocol between `permafrost` and `permafrostd` on one host.
 //!
-//! A connection to the daemon's AF_UNIX control socket carries requests one after another. A message is
-//! a little-endian `u32` length and that many bytes of protobuf: a [`Request`] one way, one or more
-//! [`Reply`] the other; the last reply to a request is the one that is not [`reply::Body::Progress`].
-//! Where a request needs a directory, its file descriptor rides on the request's first byte
-//! (SCM_RIGHTS), so that the daemon writes or reads files with nothing but what the caller opened.
+//! A connection to the daemon's AF_UNIX control socket carries requests one after another. A message is a
+//! little-endian `u32` length and that many bytes of protobuf: a [`Request`] one way, one or more [`Reply`] the
+//! other; the last reply to a request is the one that is not [`reply::Body::Progress`]. Where a request needs a
+//! directory, its file descriptor rides on the request's first byte (SCM_RIGHTS), so that the daemon writes or reads
+//! files only through descriptors that the caller opened.
 
 mod certificate;
 mod checkpoint;

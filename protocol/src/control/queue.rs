@@ -3,10 +3,10 @@
 use prost::Message;
 use serde::Serialize;
 
-/// The request waits for its turn.
+/// State of a request that waits for admission.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Waiting {
-    /// Dumps, or restores, that go before it: those that run and those that are due before.
+    /// Number of dumps, or restores, that go before it: those that run and those that are due earlier.
     #[prost(uint32, tag = "1")]
     pub before: u32,
     /// Bytes that they still have to move.
@@ -15,7 +15,7 @@ pub struct Waiting {
     /// About when it starts, milliseconds from now; none before anything was measured.
     #[prost(uint64, optional, tag = "3")]
     pub starts_in_ms: Option<u64>,
-    /// To an agent only: its place is kept under this token, and it has to ask again with it.
+    /// Sent to an agent only: token that keeps the request's place; the agent must present it in its next request.
     #[prost(string, tag = "4")]
     pub token: String,
 }
@@ -26,7 +26,7 @@ pub struct Reserved {
     /// Token that takes the reservation up: 32 hex digits. Any caller that presents the token gets the reservation.
     #[prost(string, tag = "1")]
     pub token: String,
-    /// The node whose queue it is in; empty on a single machine.
+    /// Name of the node whose queue it is in; empty on a single machine.
     #[prost(string, tag = "2")]
     pub node: String,
     /// `write` or `read`.
@@ -64,7 +64,7 @@ pub struct QueueStatus {
     /// Number of transfers that may run at once.
     #[prost(uint32, tag = "6")]
     pub slots: u32,
-    /// That many is what was found best; otherwise an operator has said so.
+    /// True if `slots` was measured as the best number; false if an operator has set it.
     #[prost(bool, tag = "7")]
     pub automatic: bool,
     /// Drain rate of the queue, bytes a second: the sum of the rates of all active transfers, as recent transfers of

@@ -58,11 +58,11 @@ pub struct Open {
     /// Job the dump will belong to.
     #[prost(string, tag = "1")]
     pub job: String,
-    /// From `criu pre-dump`.
+    /// True for pages from `criu pre-dump`.
     #[prost(bool, tag = "2")]
     pub pre_dump: bool,
-    /// A Seal follows CLOSE while the task is still frozen (the post-dump action script). Otherwise
-    /// CLOSE is CRIU's last word, so the pages are made durable and parked before it is answered.
+    /// True if a Seal follows CLOSE while the task is still frozen (the post-dump action script). Otherwise CLOSE is
+    /// CRIU's last message, so the pages are made durable and parked before the reply.
     #[prost(bool, tag = "3")]
     pub seal_follows: bool,
     /// Host and process that the dump is taken from.
@@ -74,22 +74,22 @@ pub struct Open {
     /// Abort the session as soon as this control connection ends without a Seal.
     #[prost(bool, tag = "6")]
     pub bound_to_connection: bool,
-    /// CRIU is given the parent's inventory (`--prev-images-dir`), so it may be told that there is a
-    /// parent, and leave clean pages out. A CRIU without one fails when it is told so. Pages are
-    /// compared with the parent's either way.
+    /// True if CRIU has the parent's inventory (`--prev-images-dir`): then the daemon may answer that there is a
+    /// parent, and CRIU leaves clean pages out. A CRIU without the inventory fails on that answer. Pages are compared
+    /// with the parent's either way.
     #[prost(bool, tag = "7")]
     pub parent_images: bool,
-    /// On how many nodes the dump must be durable before it is acknowledged: `local`, `quorum`, `all`, or empty
-    /// for the node's default.
+    /// Durability level: the nodes on which the dump must be durable before it is acknowledged. `local`, `quorum`,
+    /// `all`, or empty for the node's default.
     #[prost(string, tag = "8")]
     pub durability: String,
-    /// About how much it will bring, bytes; 0 while nobody knows.
+    /// Estimated size of the dump, bytes; 0 if unknown.
     #[prost(uint64, tag = "22")]
     pub expected_bytes: u64,
-    /// From 0, the lowest, to 11: who goes first where several wait.
+    /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,
-    /// It should start within so many milliseconds.
+    /// Time within which it should start, milliseconds.
     #[prost(uint64, optional, tag = "24")]
     pub deadline_ms: Option<u64>,
     /// Token of a place that was reserved for it; may be empty.
@@ -131,7 +131,7 @@ pub struct Adopt {
     /// pass copies of the images on; absent: the daemon takes the time from the file itself.
     #[prost(uint64, optional, tag = "40")]
     pub images_age_us: Option<u64>,
-    /// Take images that were not written while the pages came: copies, or those of another machine's clock.
+    /// True to accept images that were not written while the pages came: copies, or those of another machine's clock.
     #[prost(bool, tag = "41")]
     pub ignore_times: bool,
 }
@@ -144,7 +144,7 @@ pub struct List {
     pub job: String,
 }
 
-/// One checkpoint in full. Answered by [`super::Detail`].
+/// Requests one checkpoint in full. Answered by [`super::Detail`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Show {
     /// `JOB` or `JOB@GEN`.
@@ -161,7 +161,7 @@ pub struct Remove {
     /// Every generation of the job.
     #[prost(bool, tag = "2")]
     pub all_generations: bool,
-    /// Pinned ones too.
+    /// True to remove pinned checkpoints too.
     #[prost(bool, tag = "3")]
     pub force: bool,
 }
@@ -195,10 +195,10 @@ pub struct Export {
     /// Leave out the pages and pagemaps: the small images only.
     #[prost(bool, tag = "2")]
     pub small_images_only: bool,
-    /// From 0, the lowest, to 11: who goes first where several wait.
+    /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,
-    /// It should start within so many milliseconds.
+    /// Time within which it should start, milliseconds.
     #[prost(uint64, optional, tag = "24")]
     pub deadline_ms: Option<u64>,
     /// Token of a place that was reserved for it; may be empty.
@@ -221,19 +221,20 @@ pub struct Import {
     pub durability: String,
 }
 
-/// Serve a checkpoint to `criu restore --stream`. The descriptor of a listening AF_UNIX socket rides
-/// along; CRIU connects to it while the request is under way. Progress, of which the first without
-/// [`Progress::waiting`](super::Progress::waiting) says that it has begun; then [`super::Exported`] when CRIU
-/// has hung up. A caller whose CRIU never came shuts its sending side down, and is refused.
+/// Serve a checkpoint to `criu restore --stream`. The descriptor of a listening AF_UNIX socket rides along; CRIU
+/// connects to it while the request is under way. Replies with progress, of which the first without
+/// [`Progress::waiting`](super::Progress::waiting) means that the restore has begun; then [`super::Exported`] when
+/// CRIU has closed the connection. A caller whose CRIU never connected shuts its sending side down, and the daemon
+/// refuses the request.
 #[derive(Clone, PartialEq, Message)]
 pub struct Stream {
     /// `JOB` or `JOB@GEN`.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
-    /// From 0, the lowest, to 11: who goes first where several wait.
+    /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
     #[prost(uint32, tag = "23")]
     pub priority: u32,
-    /// It should start within so many milliseconds.
+    /// Time within which it should start, milliseconds.
     #[prost(uint64, optional, tag = "24")]
     pub deadline_ms: Option<u64>,
     /// Token of a place that was reserved for it; may be empty.
@@ -248,7 +249,7 @@ pub struct Status {}
 /// Nodes of the cluster. Answered by [`super::NodeList`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Nodes {
-    /// Only this one; empty for all.
+    /// Name of the only node to list; empty for all.
     #[prost(string, tag = "1")]
     pub name: String,
 }
@@ -262,16 +263,17 @@ pub struct SetNode {
     /// `active`, `drained` or `removed`.
     #[prost(string, tag = "2")]
     pub state: String,
-    /// Removed although it lives and is not drained, or what it alone holds is lost with it.
+    /// True to remove the node although it is live and not drained, or although checkpoints that it alone holds are
+    /// lost with it.
     #[prost(bool, tag = "3")]
     pub force: bool,
 }
 
-/// List again what the nodes hold and were told is listed: after the registry's data was lost. Answered by
-/// [`super::Rebuilt`].
+/// List again the checkpoints that the nodes hold and know to be listed: after the registry's data was lost. Answered
+/// by [`super::Rebuilt`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Rebuild {
-    /// Only say what would be done.
+    /// True to report only, and to change nothing.
     #[prost(bool, tag = "1")]
     pub dry_run: bool,
     /// Checkpoints by id that are not listed, and whose copies are to go.
@@ -279,8 +281,8 @@ pub struct Rebuild {
     pub discard: Vec<String>,
 }
 
-/// Read and verify every page that this node holds, have what is damaged mended from another node, and set
-/// aside what cannot be. Progress, then [`super::Scrubbed`].
+/// Read and verify every page that this node holds, heal damaged pages from another node, and quarantine checkpoints
+/// that cannot be healed. Progress, then [`super::Scrubbed`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Scrub {
     /// `JOB`, `JOB@GEN`, or empty for everything.
@@ -291,25 +293,26 @@ pub struct Scrub {
 /// Keep a place in a queue for a dump or a restore to come. Answered by [`super::Reserved`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Reserve {
-    /// The node whose queue it is; empty: the one that is asked.
+    /// Name of the node whose queue it is; empty: the node that receives the request.
     #[prost(string, tag = "1")]
     pub node: String,
     /// `write` for a dump, `read` for a restore.
     #[prost(string, tag = "2")]
     pub direction: String,
-    /// About how much it will move, bytes.
+    /// Estimated size of the transfer, bytes.
     #[prost(uint64, tag = "3")]
     pub bytes: u64,
-    /// From 0, the lowest, to 11.
+    /// Priority from 0, the lowest, to 11.
     #[prost(uint32, tag = "4")]
     pub priority: u32,
-    /// It should start within so many milliseconds.
+    /// Time within which the transfer should start, milliseconds.
     #[prost(uint64, optional, tag = "5")]
     pub deadline_ms: Option<u64>,
-    /// For how long, milliseconds, at most what the node allows; 0: for as long.
+    /// Lifetime of the reservation, milliseconds, at most the limit of the node; 0: that limit.
     #[prost(uint64, tag = "6")]
     pub lifetime_ms: u64,
-    /// Namespace whose quota it counts in. Empty: the only one of the caller's certificate, or none for a caller of all.
+    /// Namespace whose quota it counts in. Empty: the only namespace of the caller's certificate, or none for a
+    /// caller with access to all.
     #[prost(string, tag = "7")]
     pub namespace: String,
 }
@@ -320,7 +323,8 @@ pub struct CancelReservation {
     /// Token of the reservation.
     #[prost(string, tag = "1")]
     pub token: String,
-    /// The node whose queue it is in; empty: the one that is asked, or where it has reserved it.
+    /// Name of the node whose queue it is in; empty: the node that receives the request, or the node on which it made
+    /// the reservation.
     #[prost(string, tag = "2")]
     pub node: String,
 }
@@ -334,7 +338,7 @@ pub struct Took {
     /// Id of the checkpoint, 32 hex digits.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
-    /// It was restored, not dumped.
+    /// True for a restore, false for a dump.
     #[prost(bool, tag = "2")]
     pub restored: bool,
     /// Duration of the dump or restore, microseconds.
@@ -342,8 +346,8 @@ pub struct Took {
     pub elapsed_us: u64,
 }
 
-/// Refuse certificates from now on, on every node of the cluster, or take that back on this one. Without entries only
-/// the list is answered. Answered by [`super::Denials`].
+/// Refuse certificates from now on, on every node of the cluster, or withdraw the refusal on this node. Without
+/// entries the request only reads the list. Answered by [`super::Denials`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Deny {
     /// `serial HEX`, or `name ROLE NAME`.

@@ -12,7 +12,7 @@ pub struct Scrubbed {
     /// Number of pages that were read.
     #[prost(uint64, tag = "2")]
     pub pages: u64,
-    /// Checkpoints that were found damaged, mended or not.
+    /// Checkpoints that were found damaged, healed or not.
     #[prost(message, repeated, tag = "3")]
     pub damaged: Vec<DamagedCheckpoint>,
 }
@@ -20,7 +20,7 @@ pub struct Scrubbed {
 /// A checkpoint that a scrub found damaged.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct DamagedCheckpoint {
-    /// `JOB@GEN`, `session SESSION`, or `checkpoint ID` of one that nobody can name.
+    /// Name of the checkpoint: `JOB@GEN`, `session SESSION`, or `checkpoint ID` where no name is known.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
     /// Checkpoint id, 32 hex digits.
@@ -32,10 +32,10 @@ pub struct DamagedCheckpoint {
     /// A fresh copy has taken its place, and verifies.
     #[prost(bool, tag = "4")]
     pub mended: bool,
-    /// Reason why it was not mended.
+    /// Reason why it was not healed.
     #[prost(string, tag = "5")]
     pub reason: String,
-    /// Node whose copy it is; empty for the one that was asked.
+    /// Node whose copy it is; empty for the node that answers.
     #[prost(string, tag = "6")]
     pub node: String,
 }
@@ -55,7 +55,7 @@ pub struct ScrubStatus {
     /// Checkpoints found damaged since it started.
     #[prost(uint64, tag = "4")]
     pub damaged: u64,
-    /// Of those mended.
+    /// Number of those that were healed.
     #[prost(uint64, tag = "5")]
     pub mended: u64,
     /// Checkpoints that are damaged now.

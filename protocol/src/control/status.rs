@@ -41,7 +41,7 @@ pub struct ServerStatus {
     /// Source of the catalog: `opened`, `rebuilt` and why.
     #[prost(string, tag = "11")]
     pub catalog: String,
-    /// It is an agent, which keeps nothing itself.
+    /// True for an agent, which stores nothing itself.
     #[prost(bool, tag = "12")]
     pub agent: bool,
     /// Address at which nodes and agents are served, `address:port`; empty if they are not.
@@ -50,7 +50,7 @@ pub struct ServerStatus {
     /// Address at which Prometheus is served, `address:port`; empty if it is not.
     #[prost(string, tag = "14")]
     pub metrics: String,
-    /// The cluster, if it is a node of one.
+    /// State of the cluster, if the daemon is a node of one.
     #[prost(message, optional, tag = "15")]
     pub cluster: Option<ClusterStatus>,
     /// State of the scrub.
@@ -62,12 +62,12 @@ pub struct ServerStatus {
     /// The certificate that it shows, if it has one.
     #[prost(message, optional, tag = "40")]
     pub certificate: Option<CertificateStatus>,
-    /// Namespaces with what they use, where there are quotas.
+    /// Usage of the namespaces, where there are quotas.
     #[prost(message, repeated, tag = "41")]
     pub namespaces: Vec<NamespaceUsage>,
 }
 
-/// A namespace on a node: what it uses, and may. Limits that are not set are none.
+/// Usage and limits of a namespace on a node. A missing limit means that there is no limit.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct NamespaceUsage {
     /// Name of the namespace.
@@ -79,7 +79,7 @@ pub struct NamespaceUsage {
     /// Most of them.
     #[prost(uint64, optional, tag = "3")]
     pub bytes_limit: Option<u64>,
-    /// Checkpoints, parked ones included.
+    /// Number of checkpoints, parked ones included.
     #[prost(uint64, tag = "4")]
     pub checkpoints: u64,
     /// Most of them.
@@ -114,13 +114,13 @@ pub struct ClusterStatus {
     /// Reason why the node may do nothing that has to be listed; empty if it may.
     #[prost(string, tag = "3")]
     pub fenced: String,
-    /// The node that works in the background for all; empty while there is none, or nobody knows.
+    /// Name of the leader, which does the cluster's background work; empty while there is none, or it is unknown.
     #[prost(string, tag = "4")]
     pub leader: String,
-    /// Copies that there should be of what is dumped here.
+    /// Number of copies that there should be of dumps on this node.
     #[prost(uint32, tag = "5")]
     pub copies_wanted: u32,
-    /// The registry and how it is spoken to, in words.
+    /// Kind of the registry and of the connection to it, in words.
     #[prost(string, tag = "40")]
     pub registry: String,
     /// Copies here count towards durability.
@@ -130,10 +130,10 @@ pub struct ClusterStatus {
     /// does not answer, like the two that follow.
     #[prost(uint64, optional, tag = "31")]
     pub under_replicated: Option<u64>,
-    /// Of these, without a good copy on any node that lives.
+    /// Listed checkpoints without a good copy on any live node.
     #[prost(uint64, optional, tag = "32")]
     pub stranded: Option<u64>,
-    /// Listed checkpoints of which some copy is known to be damaged.
+    /// Listed checkpoints with a copy that is known to be damaged.
     #[prost(uint64, optional, tag = "33")]
     pub damaged: Option<u64>,
 }

@@ -1,6 +1,6 @@
 //! Errors in image files.
 
-/// An image file is not what it should be. Offsets are bytes from the beginning of the file.
+/// Error in an image file. Offsets are bytes from the beginning of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// The file ends before its head, a record's length or a record does.
@@ -11,7 +11,7 @@ pub enum ImageError {
         /// Number of bytes that are missing.
         missing_bytes: usize,
     },
-    /// Another kind of file, or none of CRIU's.
+    /// The file is of another kind, or not an image of CRIU.
     #[error("magic {found:#010x} at byte {offset}, expected {expected:#010x}")]
     BadMagic {
         /// Offset of the magic number.
@@ -69,7 +69,7 @@ pub enum ImageError {
         offset: usize,
         /// Address of the first page.
         vaddr: u64,
-        /// Its number of pages.
+        /// Number of pages.
         nr_pages: u64,
     },
     /// A pagemap entry that begins before the end of the one before it.

@@ -1,16 +1,16 @@
-//! A protobuf message as a list of fields, none of which is lost when one is changed.
+//! Protobuf message as a list of fields, none of which is lost when another is changed.
 //!
-//! prost drops the fields a struct does not name. Where a CRIU image is rewritten, the fields of a newer CRIU
-//! have to survive, so that it is edited in this form.
+//! prost drops the fields that a struct does not name. Where a CRIU image is rewritten, the fields of a newer CRIU
+//! have to survive, so it is edited in this form.
 
-/// One field as encoded.
+/// Encoded field of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Number of the field.
     pub number: u32,
     /// Key and value, exactly as they stood.
     pub encoded: Vec<u8>,
-    /// The value, if it is a varint.
+    /// Value of the field, if it is a varint.
     pub varint: Option<u64>,
 }
 
@@ -19,7 +19,8 @@ pub struct Field {
 pub struct Fields(Vec<Field>);
 
 impl Fields {
-    /// Splits a message; `None` if it is not one. Groups are not taken: no CRIU image has any.
+    /// Splits a message into fields; `None` if the bytes are not a message. Groups are refused: no CRIU image has
+    /// any.
     #[must_use]
     pub fn parse(message: &[u8]) -> Option<Self> {
         let mut fields = Vec::new();
@@ -56,7 +57,7 @@ impl Fields {
         self.0.iter()
     }
 
-    /// The last varint with this number, which is the one that counts.
+    /// Returns the last varint with this number, which is the one that counts.
     #[must_use]
     pub fn varint(&self, number: u32) -> Option<u64> {
         self.0

@@ -64,7 +64,7 @@ impl<'a> ImageReader<'a> {
         self.offset
     }
 
-    /// The next record.
+    /// Returns the next record.
     ///
     /// # Errors
     /// The file ends inside it.
@@ -78,10 +78,10 @@ impl<'a> ImageReader<'a> {
         Ok(Some(Record { offset, bytes }))
     }
 
-    /// The only record of a file that has exactly one.
+    /// Returns the only record of a file that has exactly one.
     ///
     /// # Errors
-    /// There is none, or more than one.
+    /// The file has no record, or more than one.
     pub fn only_record(mut self, record: &'static str) -> Result<Record<'a>, ImageError> {
         let only = self
             .next_record()?
@@ -130,7 +130,7 @@ pub struct ImageWriter {
 }
 
 impl ImageWriter {
-    /// A file with a head and no records.
+    /// Makes a file with a head and no records.
     #[must_use]
     pub fn new(head: Head) -> Self {
         let (first, second) = head.words();
@@ -168,7 +168,7 @@ impl ImageWriter {
         self.bytes
     }
 
-    /// Takes what was written so far, so that a long file can be written in pieces.
+    /// Returns the bytes written so far and empties the writer, so that a long file can be written in pieces.
     #[must_use]
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)

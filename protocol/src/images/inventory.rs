@@ -9,7 +9,7 @@ pub const IMAGES_V1: u32 = 1;
 /// `img_version` of all images since.
 pub const IMAGES_V1_1: u32 = 2;
 
-/// The inventory's only record, as far as it is needed. To change one, use [`super::Fields`].
+/// Only record of the inventory, as far as it is needed. To change one, use [`super::Fields`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Inventory {
     /// Version of the images: [`IMAGES_V1_1`].
@@ -18,13 +18,14 @@ pub struct Inventory {
     /// Namespaces of the root process, encoded.
     #[prost(bytes = "vec", optional, tag = "3")]
     pub root_ids: Option<Vec<u8>>,
-    /// Microseconds since boot at which the dump was taken; tells a reused pid in an incremental dump.
+    /// Microseconds since boot at which the dump was taken; distinguishes processes with a reused pid in an
+    /// incremental dump.
     #[prost(uint64, optional, tag = "8")]
     pub dump_uptime: Option<u64>,
     /// Mode in which a pre-dump read the memory, as CRIU numbers it.
     #[prost(uint32, optional, tag = "9")]
     pub pre_dump_mode: Option<u32>,
-    /// TCP connections were closed (`--tcp-close`); a restore must say so too.
+    /// True if TCP connections were closed (`--tcp-close`); a restore needs the option too.
     #[prost(bool, optional, tag = "10")]
     pub tcp_close: Option<bool>,
     /// Method by which the network was locked, as CRIU numbers it.
@@ -36,7 +37,7 @@ pub struct Inventory {
     /// Random id of the CRIU run that took the dump.
     #[prost(string, optional, tag = "13")]
     pub dump_criu_run_id: Option<String>,
-    /// Dumped with `--allow-uprobes`; a restore must say so too.
+    /// True if it was dumped with `--allow-uprobes`; a restore needs the option too.
     #[prost(bool, optional, tag = "14")]
     pub allow_uprobes: Option<bool>,
 }

@@ -29,7 +29,7 @@ pub enum Head {
 }
 
 impl Head {
-    /// The words, in order.
+    /// Returns the words of the head, in order.
     #[must_use]
     pub fn words(self) -> (u32, Option<u32>) {
         match self {

@@ -5,17 +5,17 @@ use prost::Message;
 use super::magic::MM_MAGIC;
 use super::{Head, ImageError, ImageReader, ImageWriter};
 
-/// The image's only record, as far as it is needed.
+/// Only record of the image, as far as it is needed.
 #[derive(Clone, PartialEq, Message)]
 struct MmRecord {
     #[prost(message, repeated, tag = "14")]
     mappings: Vec<Mapping>,
 }
 
-/// One mapping, as far as it is needed.
+/// Memory mapping, as far as it is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Mapping {
-    /// Its first address.
+    /// First address of the mapping.
     #[prost(uint64, required, tag = "1")]
     pub start: u64,
     /// The address behind it.
@@ -23,8 +23,8 @@ pub struct Mapping {
     pub end: u64,
 }
 
-/// Reads the mappings of `mm-N.img`, in its order. Releases before CRIU 1.6 kept them in a file of their own: then
-/// there are none.
+/// Reads the mappings of `mm-N.img`, in the order of the image. Releases before CRIU 1.6 kept them in a separate
+/// file: then the result is empty.
 ///
 /// # Errors
 /// The image is damaged.

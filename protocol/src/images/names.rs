@@ -55,7 +55,7 @@ impl ImageName {
     }
 }
 
-/// Name of a space's pagemap.
+/// Returns the name of a space's pagemap.
 #[must_use]
 pub fn pagemap_name(space: SpaceId) -> String {
     match space.space_type {
@@ -64,13 +64,13 @@ pub fn pagemap_name(space: SpaceId) -> String {
     }
 }
 
-/// Name of a pages file.
+/// Returns the name of a pages file.
 #[must_use]
 pub fn pages_name(pages_id: u32) -> String {
     format!("pages-{pages_id}.img")
 }
 
-/// Name of the image with a process's mappings.
+/// Returns the name of the image with a process's mappings.
 #[must_use]
 pub fn mm_name(pid: u32) -> String {
     format!("mm-{pid}.img")

@@ -7,8 +7,8 @@ use super::magic::PAGEMAP_MAGIC;
 use super::{Fields, Head, ImageError, ImageReader, ImageWriter, Record};
 use crate::pageserver::{MAX_ADDRESS, PAGE_BYTES, PE_LAZY, PE_PARENT, PE_PRESENT};
 
-/// The first pages id that CRIU's own page server gives out (`up_page_ids_base` in `criu/image.c`), so that
-/// its files never collide with those that the dump itself writes.
+/// First pages id that CRIU's own page server gives out (`up_page_ids_base` in `criu/image.c`), so that its files
+/// never collide with those that the dump itself writes.
 pub const FIRST_SERVED_PAGES_ID: u32 = 0x1_0001;
 
 #[derive(Clone, PartialEq, Message)]
@@ -17,10 +17,10 @@ struct HeadRecord {
     pages_id: u32,
 }
 
-/// An entry as encoded.
+/// Pagemap entry as encoded.
 ///
-/// `nr_pages` is what CRIU 4.2 writes and reads, leaving `compat_nr_pages` 0; releases up to 4.1 know only the
-/// latter. `in_parent` is what the flags were before 3.5.
+/// CRIU 4.2 writes and reads `nr_pages` and leaves `compat_nr_pages` 0; releases up to 4.1 know only the latter.
+/// Before 3.5, `in_parent` took the place of the flags.
 #[derive(Clone, PartialEq, Message)]
 struct EntryRecord {
     #[prost(uint64, required, tag = "1")]
@@ -118,7 +118,7 @@ impl<'a> PagemapReader<'a> {
         })
     }
 
-    /// N of `pages-N.img`.
+    /// Returns N of `pages-N.img`.
     #[must_use]
     pub fn pages_id(&self) -> u32 {
         self.pages_id
@@ -190,8 +190,8 @@ impl Iterator for PagemapReader<'_> {
     }
 }
 
-/// Pagemaps are rewritten from page maps, not edited: what is not understood would be lost, and what it is
-/// about (compression, say) would be served wrongly.
+/// Refuses a record with fields above `last_known`. Pagemaps are rewritten from page maps, not edited: an unknown
+/// field would be lost, and the pages that it concerns (compression, say) would be served wrongly.
 fn refuse_unknown(record: &Record<'_>, last_known: u32) -> Result<(), ImageError> {
     // What does not parse is reported by the decoder.
     let fields = Fields::parse(record.bytes).unwrap_or_default();
@@ -212,7 +212,7 @@ pub struct PagemapWriter {
 }
 
 impl PagemapWriter {
-    /// A pagemap without entries, whose pages are in `pages-{pages_id}.img`.
+    /// Makes a pagemap without entries, whose pages are in `pages-{pages_id}.img`.
     #[must_use]
     pub fn new(pages_id: u32) -> Self {
         let mut image = ImageWriter::new(Head::Common(PAGEMAP_MAGIC));
@@ -223,7 +223,7 @@ impl PagemapWriter {
         }
     }
 
-    /// Appends a run. Runs must ascend; one that continues the one before it with the same flags is merged.
+    /// Appends a run. Runs must ascend; a run that continues the previous one with the same flags is merged with it.
     pub fn push(&mut self, entry: PagemapEntry) {
         match &mut self.pending {
             Some(last) if last.end() == entry.vaddr && last.flags == entry.flags => {

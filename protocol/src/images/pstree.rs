@@ -5,13 +5,13 @@ use prost::Message;
 use super::magic::PSTREE_MAGIC;
 use super::{Head, ImageError, ImageReader, ImageWriter};
 
-/// One process; pids are those of its own namespace.
+/// Process of the tree; pids are those of its own namespace.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Process {
     /// Pid: the N of `mm-N.img` and `pagemap-N.img`.
     #[prost(uint32, required, tag = "1")]
     pub pid: u32,
-    /// Its parent's, 0 for the root.
+    /// Pid of its parent, 0 for the root.
     #[prost(uint32, required, tag = "2")]
     pub ppid: u32,
     /// Id of the process group.
@@ -20,7 +20,7 @@ pub struct Process {
     /// Id of the session (in the sense of `setsid`).
     #[prost(uint32, required, tag = "4")]
     pub sid: u32,
-    /// Its threads, itself among them; empty in a process that is dead.
+    /// Pids of its threads, its own among them; empty for a dead process.
     #[prost(uint32, repeated, packed = "false", tag = "5")]
     pub threads: Vec<u32>,
 }

@@ -6,24 +6,24 @@ use serde::Serialize;
 use super::magic::STATS_MAGIC;
 use super::{Head, ImageError, ImageReader, ImageWriter};
 
-/// The only record of either file: one of the two is there.
+/// Only record of either file: `dump` or `restore` is present.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct Stats {
-    /// Of a dump or pre-dump.
+    /// Statistics of a dump or pre-dump.
     #[prost(message, optional, tag = "1")]
     pub dump: Option<DumpStats>,
-    /// Of a restore.
+    /// Statistics of a restore.
     #[prost(message, optional, tag = "2")]
     pub restore: Option<RestoreStats>,
 }
 
-/// Of a dump. Times are microseconds.
+/// Statistics of a dump. Times are microseconds.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct DumpStats {
     /// Until every thread had stopped.
     #[prost(uint32, required, tag = "1")]
     pub freezing_time: u32,
-    /// That the processes stood still.
+    /// Time for which the processes were frozen.
     #[prost(uint32, required, tag = "2")]
     pub frozen_time: u32,
     /// Draining their memory into pipes.
@@ -32,7 +32,7 @@ pub struct DumpStats {
     /// Writing it out: to files, or to the page server.
     #[prost(uint32, required, tag = "4")]
     pub memwrite_time: u32,
-    /// Pages looked at.
+    /// Number of pages scanned.
     #[prost(uint64, required, tag = "5")]
     pub pages_scanned: u64,
     /// Pages left out because the parent has them.
@@ -50,10 +50,10 @@ pub struct DumpStats {
     /// Number of pipes used.
     #[prost(uint64, optional, tag = "10")]
     pub page_pipes: Option<u64>,
-    /// Buffers of these pipes used.
+    /// Number of buffers that these pipes used.
     #[prost(uint64, optional, tag = "11")]
     pub page_pipe_bufs: Option<u64>,
-    /// Shared-memory pages looked at.
+    /// Number of shared-memory pages scanned.
     #[prost(uint64, optional, tag = "12")]
     pub shpages_scanned: Option<u64>,
     /// Shared-memory pages left out because the parent has them.
@@ -64,13 +64,13 @@ pub struct DumpStats {
     pub shpages_written: Option<u64>,
 }
 
-/// Of a restore. Times are microseconds.
+/// Statistics of a restore. Times are microseconds.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct RestoreStats {
     /// Pages compared with the parent process's.
     #[prost(uint64, required, tag = "1")]
     pub pages_compared: u64,
-    /// Of these: equal, and left shared.
+    /// Pages among them that were equal, and left shared.
     #[prost(uint64, required, tag = "2")]
     pub pages_skipped_cow: u64,
     /// Creating the processes.

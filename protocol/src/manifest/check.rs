@@ -25,10 +25,10 @@ pub const MAX_SMALL_IMAGES: usize = 128 << 10;
 /// around it.
 pub const MAX_MANIFEST_BYTES: usize = 15 << 20;
 
-/// A manifest is not what it should be.
+/// Error in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// It does not decode.
+    /// The manifest does not decode.
     #[error("the manifest does not decode")]
     Undecodable(#[from] prost::DecodeError),
     /// Written by a newer Permafrost.
@@ -39,7 +39,7 @@ pub enum ManifestError {
         /// Version that the manifest has.
         version: u32,
     },
-    /// It says no version.
+    /// The manifest has no version.
     #[error("the manifest has no version")]
     NoVersion,
     /// A kind of checkpoint that does not exist.
@@ -48,7 +48,7 @@ pub enum ManifestError {
         /// Number of the kind.
         kind: i32,
     },
-    /// Its job's name breaks the rules.
+    /// The name of its job breaks the rules.
     #[error("job name")]
     JobName(#[from] JobNameError),
     /// Parked but numbered, or the other way round, or numbered before its parent.
@@ -63,7 +63,7 @@ pub enum ManifestError {
         /// Kind of the checkpoint.
         kind: Kind,
     },
-    /// A session id that is none.
+    /// The session id is not 32 hexadecimal digits.
     #[error("session id {session:?} is not 32 hexadecimal digits")]
     SessionId {
         /// The session id.
@@ -75,7 +75,7 @@ pub enum ManifestError {
         /// Name of the image.
         name: String,
     },
-    /// Two files of the same name in an exported images directory.
+    /// Two files would have one name in an exported images directory.
     #[error("two images are named {name}")]
     DuplicateFile {
         /// Name that both files would have.
@@ -92,12 +92,12 @@ pub enum ManifestError {
     /// A map root of another length.
     #[error("the map root of {of} has {len_bytes} bytes, not {MAP_ROOT_BYTES}")]
     MapRoot {
-        /// The file it is the root of.
+        /// Name of the file whose map root it is.
         of: String,
         /// Length of the map root, bytes.
         len_bytes: usize,
     },
-    /// It asks a restore to repeat an option that none may repeat.
+    /// The manifest asks a restore to repeat an option that no manifest may record.
     #[error(transparent)]
     RestoreOption(#[from] RestoreOptionError),
     /// The client that it came from is too long a text, or has control characters.
@@ -106,7 +106,7 @@ pub enum ManifestError {
         /// Recorded name of the client.
         client: String,
     },
-    /// It would fit no message.
+    /// The manifest does not fit a message.
     #[error(
         "the manifest takes {len_bytes} bytes, more than {MAX_MANIFEST_BYTES}: dump subtrees of the process as jobs of their own"
     )]
@@ -223,10 +223,10 @@ impl Manifest {
 }
 
 impl AddressSpace {
-    /// The space as the page-server protocol and file names have it.
+    /// Returns the space's id for the page-server protocol and file names.
     ///
     /// # Errors
-    /// There is no such space.
+    /// There is no space of this type and id.
     pub fn space_id(&self) -> Result<SpaceId, ManifestError> {
         let bad = ManifestError::BadSpace {
             space_type: self.space_type,

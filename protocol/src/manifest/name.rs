@@ -30,7 +30,7 @@ pub enum JobNameError {
         /// First character of the name.
         first: char,
     },
-    /// It reads like a path that is not in its shortest form.
+    /// The name reads like a path that is not in its shortest form.
     #[error("a job name cannot have {component:?} between slashes or at its end")]
     BadComponent {
         /// The component: empty, `.` or `..`.
@@ -85,7 +85,7 @@ pub fn namespace_of(job: &str) -> Result<&str, JobNameError> {
         .map_or(DEFAULT_NAMESPACE, |(namespace, _)| namespace))
 }
 
-/// A job name that keeps the rules of [`check_job_name`]. Rights are checked of these only.
+/// Job name that keeps the rules of [`check_job_name`]. Permissions are checked for valid names only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobName(String);
 
@@ -172,7 +172,7 @@ impl fmt::Display for CheckpointRef {
     }
 }
 
-/// No sign and no leading zero, so that each checkpoint has one name.
+/// Parses a generation: no sign and no leading zero, so that each checkpoint has one name.
 fn parse_generation(text: &str) -> Result<u64, CheckpointRefError> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     let parsed = if canonical { text.parse().ok() } else { None };

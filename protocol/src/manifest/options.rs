@@ -1,10 +1,11 @@
 //! CRIU options that a manifest may ask a restore to repeat.
 //!
-//! Whoever may dump chooses them, and they reach the command line of a CRIU that runs with the rights of whoever restores.
-//! So only options on one list are recorded and repeated: those that run no program, name no path, descriptor or address,
-//! and change nothing on the restoring host but how the images are read. All others are for whoever restores to give.
+//! A caller that may dump chooses them, and they reach the command line of a CRIU that runs with the rights of the
+//! restoring user. So only options on one list are recorded and repeated: those that run no program, name no path,
+//! descriptor or address, and change nothing on the restoring host but how the images are read. All other options are
+//! left to the restoring user.
 
-/// Most options that one manifest may record.
+/// Maximum number of options that one manifest may record.
 pub const MAX_RESTORE_OPTIONS: usize = 64;
 
 /// Longest recorded option, bytes.
@@ -18,9 +19,9 @@ const MAX_QUOTED_CHARS: usize = 80;
 enum Argument {
     /// No argument.
     Nothing,
-    /// One of these words.
+    /// One word of the list.
     OneOf(&'static [&'static str]),
-    /// None, or one of these words.
+    /// No argument, or one word of the list.
     NothingOr(&'static [&'static str]),
     /// Names joined by commas: letters, digits, `.`, `_` and `-`. Not required with `optional`.
     Names { optional: bool },
@@ -28,7 +29,7 @@ enum Argument {
     DetectedMounts,
 }
 
-/// Each option a restore may repeat; names as in the table of `criu/config.c`, release 4.2.
+/// Options that a restore may repeat; names as in the table of `criu/config.c`, release 4.2.
 const ALLOWED: &[(&str, Argument)] = &[
     ("allow-uprobes", Argument::Nothing),
     ("cpu-cap", Argument::Names { optional: true }),
@@ -36,7 +37,7 @@ const ALLOWED: &[(&str, Argument)] = &[
     ("enable-external-masters", Argument::Nothing),
     ("enable-external-sharing", Argument::Nothing),
     ("enable-fs", Argument::Names { optional: false }),
-    // Any other value names a resource of the dumping host, and its restore needs one of the restoring host.
+    // Any other value names a resource of the dumping host, and a restore needs one of the restoring host.
     ("external", Argument::DetectedMounts),
     ("ext-unix-sk", Argument::Names { optional: true }),
     ("file-locks", Argument::Nothing),
@@ -59,7 +60,7 @@ const ALLOWED: &[(&str, Argument)] = &[
 /// A recorded option that no restore repeats.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreOptionError {
-    /// It is not on the list, or its argument is not.
+    /// The option is not on the list, or its argument is not.
     #[error(
         "CRIU option {option:?} cannot be recorded in a checkpoint: it may run a program or reach files of the host that restores"
     )]
@@ -67,7 +68,7 @@ pub enum RestoreOptionError {
         /// The option, shortened.
         option: String,
     },
-    /// There are too many.
+    /// The manifest records too many options.
     #[error("{count} recorded CRIU options are more than {MAX_RESTORE_OPTIONS}")]
     TooMany {
         /// Number of recorded options.
@@ -98,8 +99,8 @@ pub fn check_restore_options(options: &[String]) -> Result<(), RestoreOptionErro
     }
 }
 
-/// Tells whether a restore may repeat `option`, spelled `--name` or `--name=argument`. Abbreviations, which CRIU takes,
-/// are not repeated.
+/// Returns true if a restore may repeat `option`, spelled `--name` or `--name=argument`. Abbreviations, which CRIU
+/// takes, are not repeated.
 #[must_use]
 pub fn is_repeatable(option: &str) -> bool {
     let Some(long) = option
@@ -187,7 +188,7 @@ mod tests {
             "--tls-key=/x",
             "--status-fd=3",
             "--no-default-config",
-            // Other spellings of allowed and refused ones.
+            // Other spellings of allowed and refused options.
             "--conf=/tmp/c",
             "--shell",
             "--shell-job=",

@@ -5,8 +5,9 @@ use std::fmt;
 /// Longest recorded client, bytes.
 const MAX_TAKER_BYTES: usize = 300;
 
-/// The client that a dump came from. Recorded as `node`, `node NAME`, `ROLE NAME`, `uid UID` or `address IP` by the node that
-/// takes the dump in, from the client's certificate or from the socket that it used; nothing that the client says changes it.
+/// Client that a dump came from. Recorded as `node`, `node NAME`, `ROLE NAME`, `uid UID` or `address IP` by the node
+/// that takes the dump in, from the client's certificate or from the socket that it used; the client's messages
+/// cannot change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TakenBy {
     /// Root or the daemon's user on a storage node; the node's name, empty without a certificate.
@@ -15,12 +16,12 @@ pub enum TakenBy {
     Agent(String),
     /// Another user of a storage node, admitted to its page-server port (`--listen-uid`).
     User(u32),
-    /// Anything else, as it is recorded; empty where nothing is.
+    /// Any other client, as it is recorded; empty where nothing is recorded.
     Other(String),
 }
 
 impl TakenBy {
-    /// Reads what a manifest records.
+    /// Parses the text that a manifest records.
     #[must_use]
     pub fn parse(recorded: &str) -> Self {
         match recorded.split_once(' ') {
@@ -49,7 +50,7 @@ impl fmt::Display for TakenBy {
     }
 }
 
-/// Tells whether a manifest may record `client`.
+/// Returns true if a manifest may record `client`.
 pub(super) fn is_recordable(client: &str) -> bool {
     client.len() <= MAX_TAKER_BYTES && !client.chars().any(char::is_control)
 }

@@ -3,14 +3,14 @@
 use super::frame::{Frame, FrameBytes, command};
 use super::{Dialect, PE_PARENT, SpaceId};
 
-/// Builds frames in one dialect. Keeps no state: a fake peer may send what it likes, in any order.
+/// Encoder of frames in one dialect. Keeps no state: a fake peer may send any frames, in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoder {
     dialect: Dialect,
 }
 
 impl Encoder {
-    /// An encoder for a dialect.
+    /// Makes an encoder for a dialect.
     #[must_use]
     pub fn new(dialect: Dialect) -> Self {
         Self { dialect }
@@ -22,25 +22,25 @@ impl Encoder {
         self.dialect
     }
 
-    /// OPEN2: begin a space; one byte is answered.
+    /// Encodes OPEN2: begins a space; the reply is one byte.
     #[must_use]
     pub fn open(&self, space: SpaceId) -> FrameBytes {
         self.encode(Frame::about(command::OPEN2, space))
     }
 
-    /// OPEN, as CRIU 0.6 to 1.3 sent it; nothing is answered.
+    /// Encodes OPEN, as CRIU 0.6 to 1.3 sent it; there is no reply.
     #[must_use]
     pub fn open_legacy(&self, space: SpaceId) -> FrameBytes {
         self.encode(Frame::about(command::OPEN, space))
     }
 
-    /// PARENT: does the parent have this space? An int32 is answered.
+    /// Encodes PARENT: asks whether the parent has this space. The reply is an int32.
     #[must_use]
     pub fn query_parent(&self, space: SpaceId) -> FrameBytes {
         self.encode(Frame::about(command::PARENT, space))
     }
 
-    /// ADD_F with any flags. With [`super::PE_PRESENT`] the bytes of `nr_pages` pages must follow.
+    /// Encodes ADD_F with any flags. With [`super::PE_PRESENT`] the bytes of `nr_pages` pages must follow.
     #[must_use]
     pub fn pages(&self, space: SpaceId, vaddr: u64, nr_pages: u32, flags: u16) -> FrameBytes {
         let about = Frame::about(command::ADD_F, space);
@@ -52,13 +52,13 @@ impl Encoder {
         })
     }
 
-    /// ADD_F with [`PE_PARENT`]: these pages are the parent's.
+    /// Encodes ADD_F with [`PE_PARENT`]: these pages are the parent's.
     #[must_use]
     pub fn hole(&self, space: SpaceId, vaddr: u64, nr_pages: u32) -> FrameBytes {
         self.pages(space, vaddr, nr_pages, PE_PARENT)
     }
 
-    /// ADD, as CRIU up to 3.4 sent it; the bytes of `nr_pages` pages must follow.
+    /// Encodes ADD, as CRIU up to 3.4 sent it; the bytes of `nr_pages` pages must follow.
     #[must_use]
     pub fn pages_legacy(&self, space: SpaceId, vaddr: u64, nr_pages: u32) -> FrameBytes {
         let about = Frame::about(command::ADD, space);
@@ -69,7 +69,7 @@ impl Encoder {
         })
     }
 
-    /// HOLE, as CRIU up to 3.4 sent it.
+    /// Encodes HOLE, as CRIU up to 3.4 sent it.
     #[must_use]
     pub fn hole_legacy(&self, space: SpaceId, vaddr: u64, nr_pages: u32) -> FrameBytes {
         let about = Frame::about(command::HOLE, space);
@@ -80,7 +80,7 @@ impl Encoder {
         })
     }
 
-    /// GET: ask for pages.
+    /// Encodes GET: requests pages.
     #[must_use]
     pub fn get(&self, pid: u32, vaddr: u64, nr_pages: u32) -> FrameBytes {
         self.encode(Frame {
@@ -92,7 +92,7 @@ impl Encoder {
         })
     }
 
-    /// CLOSE: the dump is complete; an int32 is answered.
+    /// Encodes CLOSE: the dump is complete; the reply is an int32.
     #[must_use]
     pub fn close(&self) -> FrameBytes {
         self.encode(Frame {
@@ -104,7 +104,7 @@ impl Encoder {
         })
     }
 
-    /// FORCE_CLOSE: what CRIU sends instead over `--ps-socket`.
+    /// Encodes FORCE_CLOSE, which CRIU sends instead of CLOSE over `--ps-socket`.
     #[must_use]
     pub fn force_close(&self) -> FrameBytes {
         self.encode(Frame {

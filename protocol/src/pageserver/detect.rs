@@ -3,8 +3,8 @@
 use super::frame::{command, u32_at, u64_at};
 use super::{Dialect, MAX_ADDRESS, MIN_FRAME_BYTES, PAGE_BYTES, ProtocolError, SpaceId};
 
-/// Below this no page of a process can lie (the default `vm.mmap_min_addr`), and no GET asks for so many
-/// pages: CRIU's asks for 1,024 at most (`MAX_XFER_LEN` in `criu/uffd.c`).
+/// Lowest address that a page of a process can have (the default `vm.mmap_min_addr`), and more pages than any GET
+/// requests: CRIU's requests 1,024 at most (`MAX_XFER_LEN` in `criu/uffd.c`).
 const LEAST_ADDRESS: u64 = 65_536;
 
 /// Most pids a Linux system has (`PID_MAX_LIMIT`).
@@ -13,16 +13,17 @@ const PID_LIMIT: u64 = 1 << 22;
 /// Meaning of the first 24 bytes of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detected {
-    /// They are a frame, or its first 24 bytes.
+    /// The bytes are a frame, or its first 24 bytes.
     Dialect(Dialect),
-    /// A CLOSE before anything else: all fields are 0 in either dialect, and 24 bytes say all there is.
+    /// The bytes are a CLOSE before anything else: all fields are 0 in either dialect, and no further bytes are
+    /// needed.
     Close,
 }
 
-/// Decides by the first 24 bytes.
+/// Detects the dialect by the first 24 bytes.
 ///
-/// A client that sent the longer frame has its last 8 bytes on the way before it waits for a reply, and one
-/// that sent the shorter frame is never asked for more: so whatever is decided here cannot dead-lock.
+/// A client that sent the longer frame has its last 8 bytes on the way before it waits for a reply, and a client that
+/// sent the shorter frame is never asked for more: so neither decision can dead-lock.
 pub(super) fn detect(first: &[u8; MIN_FRAME_BYTES]) -> Result<Detected, ProtocolError> {
     let (Some(word), Some(at_8), Some(at_16)) =
         (u32_at(first, 0), u64_at(first, 8), u64_at(first, 16))

@@ -9,7 +9,7 @@ pub enum ProtocolError {
     /// The first frame fits neither dialect.
     #[error("the first frame is neither a 24-byte nor a 32-byte CRIU frame: {first:02x?}")]
     UnknownDialect {
-        /// Its first 24 bytes.
+        /// First 24 bytes of the frame.
         first: [u8; MIN_FRAME_BYTES],
     },
     /// A command that no CRIU release has.

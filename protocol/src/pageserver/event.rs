@@ -5,13 +5,13 @@ use super::SpaceId;
 /// Next input that the core needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Exactly that many bytes, for [`super::PageServer::frame`]. **May be 0**: an event is left over from the frame
-    /// before (a legacy ADD both opens its space and brings pages); call `frame(&[])` without reading.
+    /// Exactly that many bytes, for [`super::PageServer::frame`]. **May be 0**: an event is left over from the
+    /// previous frame (a legacy ADD both opens its space and carries pages); call `frame(&[])` without reading.
     Frame {
         /// Number of bytes, at most [`super::MAX_FRAME_BYTES`].
         bytes: usize,
     },
-    /// That many bytes of pages are left of this frame: take any whole number of pages and say so with
+    /// Pages of this frame, as many bytes as are left: take any whole number of pages and report it to
     /// [`super::PageServer::payload`].
     Payload {
         /// Number of bytes, a multiple of the page size.
@@ -61,7 +61,7 @@ pub enum Event {
         /// `PE_PARENT`, perhaps with `PE_LAZY`.
         flags: u16,
     },
-    /// Pages are asked for. The answer is a frame (ADD_F, `PE_PRESENT`, the same vaddr and dst_id) and the
+    /// The client requests pages. The answer is a frame (ADD_F, `PE_PRESENT`, the same vaddr and dst_id) and the
     /// pages' bytes; further frames may come before it.
     Get {
         /// Pid of the process.
@@ -81,7 +81,7 @@ pub enum Event {
 /// An answer to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// To [`Event::Open`] and [`Event::QueryParent`].
+    /// Answer to [`Event::Open`] and [`Event::QueryParent`].
     HasParent(bool),
     /// Answer to [`Event::Close`]: 0, or the errno with which the dump is refused.
     Status(i32),

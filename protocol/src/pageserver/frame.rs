@@ -14,7 +14,7 @@ pub mod command {
     pub const OPEN2: u16 = 4;
     /// Ask whether the parent has a space. Reply: int32.
     pub const PARENT: u16 = 5;
-    /// Pages or a hole, as the flags in the upper 16 bits say.
+    /// Pages or a hole, depending on the flags in the upper 16 bits.
     pub const ADD_F: u16 = 6;
     /// Ask for pages (lazy restore); `dst_id` is a bare pid.
     pub const GET: u16 = 7;
@@ -26,7 +26,7 @@ pub mod command {
     pub const FORCE_CLOSE: u16 = 0x1024;
 }
 
-/// Size of a frame in the older dialect, and of what tells the dialects apart, bytes.
+/// Size of a frame in the older dialect, and of the prefix that distinguishes the dialects, bytes.
 pub const MIN_FRAME_BYTES: usize = 24;
 
 /// Size of the largest frame, bytes.
@@ -37,12 +37,12 @@ pub const MAX_FRAME_BYTES: usize = 32;
 pub enum Dialect {
     /// Up to CRIU 4.1: `u32 cmd, u32 nr_pages, u64 vaddr, u64 dst_id`.
     V24,
-    /// From CRIU 4.2: `u32 cmd, 4 bytes of padding, u64 nr_pages, u64 vaddr, u64 dst_id`.
+    /// Layout from CRIU 4.2 on: `u32 cmd, 4 bytes of padding, u64 nr_pages, u64 vaddr, u64 dst_id`.
     V32,
 }
 
 impl Dialect {
-    /// Size of a frame, bytes.
+    /// Returns the size of a frame, bytes.
     #[must_use]
     pub fn frame_bytes(self) -> usize {
         match self {
@@ -68,7 +68,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame about a whole space.
+    /// Makes a frame about a whole space.
     #[must_use]
     pub fn about(command: u16, space: SpaceId) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Frame {
         })
     }
 
-    /// Encodes; `None` if `nr_pages` is more than the 24-byte dialect can say.
+    /// Encodes the frame; `None` if `nr_pages` does not fit the 24-byte dialect.
     #[must_use]
     pub fn encode(&self, dialect: Dialect) -> Option<FrameBytes> {
         let mut frame = FrameBytes {
@@ -135,7 +135,7 @@ pub struct FrameBytes {
 }
 
 impl FrameBytes {
-    /// Takes a frame as it came; `None` if it is not as long as a frame of this dialect.
+    /// Copies a received frame; `None` if it is not as long as a frame of this dialect.
     #[must_use]
     pub fn from_wire(dialect: Dialect, wire: &[u8]) -> Option<Self> {
         let len = dialect.frame_bytes();

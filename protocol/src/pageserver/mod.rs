@@ -1,8 +1,8 @@
-//! CRIU's page-server protocol: what `criu dump --page-server` speaks.
+//! CRIU's page-server protocol, which `criu dump --page-server` speaks.
 //!
-//! Sans-I/O. [`PageServer`] is the receiving side: ask it what it wants ([`PageServer::want`]), read that
-//! from the socket, hand it over, act on the event. [`client`] builds what CRIU sends, for tests, fake
-//! peers and replays; [`recording`] keeps whole conversations. docs/protocol.md has the byte diagrams.
+//! Sans-I/O. [`PageServer`] is the receiving side: call [`PageServer::want`] for the next input, read that input from
+//! the socket, pass it in, act on the event. [`client`] builds the frames that CRIU sends, for tests, fake peers and
+//! replays; [`recording`] keeps whole conversations. docs/protocol.md has the byte diagrams.
 //!
 //! Facts are from CRIU's `criu/page-xfer.c`, releases 4.1 (24-byte frames) and 4.2 (32-byte frames).
 
@@ -21,11 +21,10 @@ pub use frame::{Dialect, Frame, FrameBytes, MAX_FRAME_BYTES, MIN_FRAME_BYTES, co
 pub use server::PageServer;
 pub use space::{SpaceId, UnknownSpaceType};
 
-/// Bytes in a page. The protocol counts pages and never says how large they are; only peers with 4 KiB
-/// pages are served.
+/// Bytes in a page. The protocol counts pages and never transmits their size; only peers with 4 KiB pages are served.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// No page lies at or above this address: the end of user space with five-level page tables.
+/// Upper limit of addresses: no page lies at or above it. The end of user space with five-level page tables.
 pub const MAX_ADDRESS: u64 = 1 << 57;
 
 /// Most address spaces one conversation may open. Linux has at most 2^22 pids, but a peer that opens more than

@@ -1,4 +1,4 @@
-//! Recorded conversations: for tests, and for running the whole path where CRIU cannot run.
+//! Recorded conversations: for tests, and for exercising the whole path where CRIU cannot run.
 //!
 //! A recording is a file of bytes, little-endian:
 //!
@@ -29,7 +29,7 @@ pub struct Conversation {
     steps: Vec<Step>,
 }
 
-/// One step of a conversation.
+/// Step of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The client sends a frame: its bytes as they were, padding (CRIU 4.2 leaves its stack there) included.
@@ -92,10 +92,10 @@ pub enum Keep {
 /// Something is no recording, or no conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordingError {
-    /// It does not begin as one.
+    /// The bytes do not begin as a recording.
     #[error("this is not a recorded conversation")]
     NotARecording,
-    /// It ends too early.
+    /// The recording ends too early.
     #[error("the recording ends inside the step at byte {offset}")]
     Truncated {
         /// Offset at which the step begins.
@@ -112,19 +112,19 @@ pub enum RecordingError {
     /// The client's bytes break the page-server protocol.
     #[error("the captured conversation breaks the protocol")]
     Protocol(#[from] ProtocolError),
-    /// The server said less than the client must have waited for.
+    /// The server's bytes end before a reply that the client must have waited for.
     #[error("the captured replies end too early")]
     RepliesMissing,
 }
 
 impl Conversation {
-    /// The dialect it was held in.
+    /// Returns the dialect of the frames.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// Its steps, in order; after the last one the client ends the connection.
+    /// Returns the steps in order; after the last one the client ends the connection.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
@@ -212,7 +212,7 @@ impl Conversation {
         Some(Self { dialect, steps })
     }
 
-    /// All that the client sends, in memory.
+    /// Returns all bytes that the client sends.
     #[must_use]
     pub fn client_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -232,7 +232,7 @@ impl Conversation {
         bytes
     }
 
-    /// All that the server sent.
+    /// Returns all bytes that the server sent.
     #[must_use]
     pub fn server_bytes(&self) -> Vec<u8> {
         let replies = self.steps.iter().filter_map(|step| match step {
@@ -386,7 +386,7 @@ fn split_mix(state: &mut u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// FNV-1a over 64 bits: a seed that is the same for the same page.
+/// Returns the FNV-1a hash, 64 bits: equal pages get equal seeds.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -36,9 +36,9 @@ enum State {
     Start32([u8; MIN_FRAME_BYTES]),
     /// Waits for the next frame.
     Between,
-    /// A legacy frame opened its space; what else it says is still to be told.
+    /// A legacy frame opened its space; its pages or its hole are still to be reported.
     LeftOver(Pages),
-    /// So many pages are still to come.
+    /// The pages of a frame are still to come, `left_pages` of them.
     Payload { vaddr: u64, left_pages: u64 },
     /// The last event's answer is owed.
     Reply(Owed),
@@ -78,7 +78,7 @@ impl Default for PageServer {
 }
 
 impl PageServer {
-    /// A conversation that has not begun.
+    /// Makes a conversation that has not begun.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -89,7 +89,7 @@ impl PageServer {
         }
     }
 
-    /// The dialect, once it is known. It never is if the first frame is CLOSE.
+    /// Returns the dialect, once it is known. It never is if the first frame is CLOSE.
     #[must_use]
     pub fn dialect(&self) -> Option<Dialect> {
         self.dialect
@@ -120,9 +120,8 @@ impl PageServer {
     /// Takes exactly the bytes that [`PageServer::want`] asked for. `None`: more are needed.
     ///
     /// # Errors
-    /// What is wrong with the frame. If the error [is recoverable](ProtocolError::is_recoverable), the
-    /// conversation goes on where `want` says, a payload included; otherwise it is over and nothing further
-    /// is taken.
+    /// The frame breaks the protocol. If the error [is recoverable](ProtocolError::is_recoverable), the conversation
+    /// goes on where `want` says, a payload included; otherwise it is over and nothing further is taken.
     pub fn frame(&mut self, bytes: &[u8]) -> Result<Option<Event>, ProtocolError> {
         let result = self.take(bytes);
         if result.as_ref().is_err_and(|error| !error.is_recoverable()) {
@@ -131,10 +130,10 @@ impl PageServer {
         result
     }
 
-    /// Says that so many whole pages of the payload were taken; returns where the first of them belongs.
+    /// Records that `pages` whole pages of the payload were taken; returns the address of the first of them.
     ///
     /// # Panics
-    /// If these are more than [`Want::Payload`] said: a mistake of the caller's, which no peer can cause.
+    /// If `pages` exceeds the rest of [`Want::Payload`]: a mistake of the caller's, which no peer can cause.
     pub fn payload(&mut self, pages: usize) -> PageAddr {
         let State::Payload { vaddr, left_pages } = &mut self.state else {
             panic!("no payload is expected here");
@@ -184,11 +183,11 @@ impl PageServer {
         reply
     }
 
-    /// The peer's end of file came where bytes were wanted and none of them had come. (If some had, the
-    /// conversation was truncated, whatever this says.)
+    /// Checks the conversation at the peer's end of file, where bytes were wanted and none of them had come. (If some
+    /// had come, the conversation was truncated, whatever this returns.)
     ///
     /// # Errors
-    /// Unless the peer said nothing at all, or CLOSE.
+    /// The peer has sent something, and no CLOSE.
     pub fn eof(&self) -> Result<(), ProtocolError> {
         match &self.state {
             State::Start | State::Over => Ok(()),
@@ -249,7 +248,7 @@ impl PageServer {
         }
     }
 
-    /// The first 24 bytes.
+    /// Takes the first 24 bytes.
     fn first(&mut self, bytes: [u8; MIN_FRAME_BYTES]) -> Result<Option<Event>, ProtocolError> {
         match detect(&bytes)? {
             Detected::Dialect(Dialect::V32) => {
@@ -374,7 +373,7 @@ impl PageServer {
         Ok(space)
     }
 
-    /// Pages or a hole in the open space, checked but for their order.
+    /// Takes pages or a hole in the open space, checked except for their order.
     fn pages(
         &mut self,
         Pages {

@@ -21,7 +21,7 @@ pub struct SpaceId {
 pub struct UnknownSpaceType {
     /// The whole `dst_id`.
     pub dst_id: u64,
-    /// Its low byte.
+    /// Low byte of `dst_id`.
     pub space_type: u8,
 }
 
@@ -29,7 +29,7 @@ impl SpaceId {
     /// Largest id that `dst_id` has room for.
     pub const MAX_ID: u64 = u64::MAX >> 8;
 
-    /// A process's memory.
+    /// Returns the id of a process's memory.
     #[must_use]
     pub fn process(pid: u32) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl SpaceId {
         }
     }
 
-    /// A shared-memory segment; `None` above [`SpaceId::MAX_ID`].
+    /// Returns the id of a shared-memory segment; `None` above [`SpaceId::MAX_ID`].
     #[must_use]
     pub fn shared_memory(id: u64) -> Option<Self> {
         (id <= Self::MAX_ID).then_some(Self {

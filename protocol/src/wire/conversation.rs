@@ -35,10 +35,10 @@ pub const ID_DIGITS: usize = 32;
 /// Longest name of a region, bytes: a uuid has 36.
 const MAX_REGION_BYTES: usize = 64;
 
-/// Checks the first message of a stream. Who the peer is its certificate says; the caller compares.
+/// Checks the first message of a stream. The peer's identity comes from its certificate; the caller compares the two.
 ///
 /// # Errors
-/// It speaks another version, or names no node.
+/// The message has another version, or names no node.
 pub fn check_hello(hello: &Hello) -> Result<(), ConversationError> {
     if hello.version != VERSION {
         return Err(ConversationError::Version {
@@ -52,10 +52,10 @@ pub fn check_hello(hello: &Hello) -> Result<(), ConversationError> {
     Ok(())
 }
 
-/// Checks the second message of a stream, and hands out what is asked for.
+/// Checks the second message of a stream, and returns its operation.
 ///
 /// # Errors
-/// Nothing is asked for, or something of a later version, or a field says what cannot be.
+/// The message names no operation, or one of a later version, or a field has an impossible value.
 pub fn check_request(request: &Request) -> Result<&request::Body, ConversationError> {
     let body = request
         .body
@@ -100,10 +100,10 @@ pub fn check_request(request: &Request) -> Result<&request::Body, ConversationEr
     Ok(body)
 }
 
-/// Checks what a dump is asked for with. The session.
+/// Checks the request for a dump, and returns its session.
 ///
 /// # Errors
-/// A field says what cannot be.
+/// A field has an impossible value.
 pub fn check_dump(dump: &request::Dump) -> Result<[u8; SESSION_BYTES], ConversationError> {
     let session = bytes("session", &dump.session)?;
     if !dump.job.is_empty() && check_job_name(&dump.job).is_err() {
@@ -115,10 +115,10 @@ pub fn check_dump(dump: &request::Dump) -> Result<[u8; SESSION_BYTES], Conversat
     Ok(session)
 }
 
-/// The reply to a fetch, and the preamble of its stream.
+/// Checks the reply to a fetch, and returns the preamble of its stream.
 ///
 /// # Errors
-/// It is refused, or this is another reply, or one that says what cannot be.
+/// The peer refuses, or this is another reply, or a field has an impossible value.
 pub fn fetch_opened(
     reply: &Reply,
 ) -> Result<([u8; SESSION_BYTES], &FetchOpened), ConversationError> {
@@ -156,7 +156,7 @@ fn bytes<const N: usize>(field: &'static str, value: &[u8]) -> Result<[u8; N], C
 }
 
 fn bad(field: &'static str, value: &str) -> ConversationError {
-    // What is logged of a peer's words is bounded.
+    // The part of a peer's text that is logged is bounded.
     let value = value.chars().take(64).collect();
     ConversationError::BadField { field, value }
 }

@@ -29,7 +29,8 @@ use crate::pageserver::{MAX_ADDRESS, PAGE_BYTES, SpaceId};
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 
-/// Longest payload of a frame, bytes: what a front end hands on at once, and the most a receiver must hold.
+/// Longest payload of a frame, bytes: the piece that a front end passes on at once, and the most that a receiver must
+/// hold.
 pub const MAX_PAYLOAD_BYTES: u32 = 256 << 10;
 
 /// Most pages of one [`Kind::Pages`] frame: they fit a payload uncompressed.
@@ -61,7 +62,7 @@ pub enum Kind {
     Close = 5,
     /// A small image begins: `index` its length in bytes; the payload is its name.
     Image = 6,
-    /// The next bytes of the image: `index` says how many they are, decoded, at most [`MAX_PAYLOAD_BYTES`].
+    /// Next bytes of the image: `index` is their decoded length, at most [`MAX_PAYLOAD_BYTES`].
     ImageData = 7,
     /// All images are in. No payload. Answered by [`super::message::Prepared`].
     Prepare = 8,
@@ -74,7 +75,7 @@ pub enum Coding {
     /// The payload is not encoded.
     #[default]
     Raw = 0,
-    /// One zstd frame. Of [`Kind::Pages`] and [`Kind::ImageData`] only.
+    /// One zstd frame. Only for [`Kind::Pages`] and [`Kind::ImageData`].
     Zstd = 1,
 }
 
@@ -105,7 +106,7 @@ pub struct Preamble {
 }
 
 impl Kind {
-    /// From its byte; `None` for one that this build does not know.
+    /// Returns the kind of a byte; `None` for a kind that this build does not know.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
@@ -121,7 +122,7 @@ impl Kind {
         })
     }
 
-    /// A payload follows.
+    /// Returns true if a payload follows.
     #[must_use]
     pub fn has_payload(self) -> bool {
         matches!(self, Self::Pages | Self::Image | Self::ImageData)
@@ -129,7 +130,7 @@ impl Kind {
 }
 
 impl Coding {
-    /// From its byte; `None` for one that this build does not know.
+    /// Returns the coding of a byte; `None` for a coding that this build does not know.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
         match byte {
@@ -257,10 +258,10 @@ impl Header {
         }
     }
 
-    /// Of a [`Kind::Space`]: which one.
+    /// Returns the space that a [`Kind::Space`] begins.
     ///
     /// # Errors
-    /// There is none of this type and id; also for a header of another kind.
+    /// There is no space of this type and id, or the header is of another kind.
     pub fn space(&self) -> Result<SpaceId, FrameError> {
         let unknown = FrameError::UnknownSpace {
             space_type: self.flags,
@@ -277,7 +278,7 @@ impl Header {
         .ok_or(unknown)
     }
 
-    /// Bytes that the payload decodes to: of pages, image data and names; 0 of what has none.
+    /// Returns the number of bytes that the payload decodes to: of pages, image data and names; 0 for other kinds.
     #[must_use]
     pub fn decoded_bytes(&self) -> u64 {
         match self.kind {
@@ -288,7 +289,8 @@ impl Header {
         }
     }
 
-    /// A raw payload is as long as what it decodes to. How long a compressed one is says nothing.
+    /// Checks that a raw payload is as long as the bytes that it decodes to. The length of a compressed one proves
+    /// nothing.
     fn check_length(&self, decoded_bytes: u64) -> Result<(), FrameError> {
         if self.coding == Coding::Raw && u64::from(self.payload_bytes) != decoded_bytes {
             return Err(FrameError::RawLength {
@@ -308,7 +310,7 @@ impl Preamble {
         self.id
     }
 
-    /// Every id is one; whether anybody waits for it is the endpoint's to say.
+    /// Decodes a preamble. Every id is valid; the endpoint knows whether a conversation waits for it.
     #[must_use]
     pub fn decode(bytes: &[u8; PREAMBLE_BYTES]) -> Self {
         Self { id: *bytes }

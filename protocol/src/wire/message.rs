@@ -7,8 +7,8 @@ use prost::Message;
 use crate::control;
 use crate::manifest::{Manifest, Origin};
 
-/// First message of a stream: names the sender and its version. The peer's certificate says what it may do; this says
-/// what it is.
+/// First message of a stream: names the sender and its version. The peer's certificate decides its permissions; this
+/// message gives its identity.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Hello {
     /// Version of the wire protocol, [`super::VERSION`].
@@ -17,7 +17,7 @@ pub struct Hello {
     /// Name of the node or agent: that of its certificate.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// Of a node: its region's uuid, so that a namesake with other data is noticed. Empty of an agent.
+    /// UUID of a node's region, so that another node of this name with other data is noticed. Empty from an agent.
     #[prost(string, tag = "3")]
     pub region: String,
 }
@@ -60,35 +60,36 @@ pub mod request {
         Api(Api),
     }
 
-    /// Take in a dump, or go on with one after a lost connection. Answered by [`super::DumpOpened`]; then frames
-    /// come on a bulk stream with the session as its preamble, and replies ([`super::Acknowledged`],
-    /// [`super::Closed`], [`super::Prepared`]) on this one, [`super::Commit`] being a further message of the sender.
+    /// Take in a dump, or continue one after a lost connection. Answered by [`super::DumpOpened`]; then frames come
+    /// on a bulk stream with the session as its preamble, and replies ([`super::Acknowledged`], [`super::Closed`],
+    /// [`super::Prepared`]) on this one, [`super::Commit`] being a further message of the sender.
     #[derive(Clone, PartialEq, Message)]
     pub struct Dump {
-        /// Session, 16 bytes, chosen by whoever takes the dump.
+        /// Session id, 16 bytes, chosen by the node or agent that takes the dump.
         #[prost(bytes = "vec", tag = "1")]
         pub session: Vec<u8>,
-        /// Job; empty while nobody knows.
+        /// Name of the job; empty while it is unknown.
         #[prost(string, tag = "2")]
         pub job: String,
-        /// Checkpoint (32 hex digits) that pages may be said to be in; empty for none.
+        /// Checkpoint (32 hex digits) that frames may refer to for pages; empty for none.
         #[prost(string, tag = "3")]
         pub parent: String,
         /// Go on with a dump that this node has begun: refused when it does not know the session.
         #[prost(bool, tag = "4")]
         pub resume: bool,
-        /// From an agent, for a parked session: no pages come, only the small images that it is adopted with.
+        /// Adoption of a parked session, sent by an agent: no pages come, only the small images that the session is
+        /// adopted with.
         #[prost(message, optional, tag = "6")]
         pub adopt: Option<control::request::Adopt>,
-        /// Processes that are compared with one of another pid in the parent, and that pid: pages said to be in the
-        /// parent are in that one.
+        /// Processes that are compared with a process of another pid in the parent, and that pid: pages that are
+        /// marked as the parent's are in that process.
         #[prost(map = "uint64, uint64", tag = "30")]
         pub compared: std::collections::HashMap<u64, u64>,
     }
 
-    /// Send a checkpoint's pages. Answered by [`super::FetchOpened`], then frames on a bulk stream with the
-    /// answered id as preamble: [`super::super::frame::Kind::Space`] and its runs, for each space asked for, then
-    /// images, then `Prepare`.
+    /// Send a checkpoint's pages. Answered by [`super::FetchOpened`], then frames on a bulk stream with the answered
+    /// id as preamble: [`super::super::frame::Kind::Space`] and its runs, for each space requested, then images, then
+    /// `Prepare`.
     #[derive(Clone, PartialEq, Message)]
     pub struct Fetch {
         /// Checkpoint, 32 hex digits.
@@ -97,10 +98,10 @@ pub mod request {
         /// Only this address space (its place in the manifest, from 1); 0 for everything, images too.
         #[prost(uint32, tag = "2")]
         pub space: u32,
-        /// Of that address space: only pages from this virtual page number on.
+        /// First virtual page number to send of that address space.
         #[prost(uint64, tag = "3")]
         pub from_index: u64,
-        /// And only so many; 0 for all.
+        /// Maximum number of pages to send of that address space; 0 for all.
         #[prost(uint64, tag = "4")]
         pub pages: u64,
         /// Checkpoint that the asker has: pages equal to its own are sent as [`super::super::frame::Kind::Parent`].
@@ -110,26 +111,28 @@ pub mod request {
         /// The manifest only.
         #[prost(bool, tag = "6")]
         pub manifest_only: bool,
-        /// With `space`: where pages are, without the pages. Stored ones are told as
+        /// With `space`: send the positions of pages, without the pages. Stored pages are reported as
         /// [`super::super::frame::Kind::Parent`].
         #[prost(bool, tag = "7")]
         pub runs_only: bool,
         /// Only this small image, or some from it on; no address space.
         #[prost(string, tag = "8")]
         pub image: String,
-        /// `JOB@GENERATION` of the checkpoint. A node that does not hold it finds by this who does, and passes on what
-        /// comes from there; not for other nodes, which ask holders. Empty: only what the node holds itself.
+        /// Name of the checkpoint, `JOB@GENERATION`. A node that does not hold it uses the name to find a holder, and
+        /// passes on that holder's pages; not for other nodes, which contact holders themselves. Empty: only
+        /// checkpoints that the node holds itself.
         #[prost(string, tag = "9")]
         pub listed_as: String,
-        /// For a copy that nobody waits for: sent slowly while the holder takes dumps.
+        /// True for a copy without a waiting client: sent slowly while the holder takes dumps.
         #[prost(bool, tag = "10")]
         pub background: bool,
-        /// With `image`: so many small images, that one and those behind it in the manifest; 0 for that one only.
+        /// With `image`: number of small images, counted from that one in the manifest; 0 for that one only.
         #[prost(uint32, tag = "11")]
         pub images: u32,
     }
 
-    /// The cluster lists this checkpoint: it is acknowledged, and is not collected as left over. Answered by `Done`.
+    /// Reports that the cluster lists this checkpoint: it is acknowledged, and is not collected as left over.
+    /// Answered by `Done`.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Publish {
         /// Checkpoint, 32 hex digits.
@@ -137,8 +140,8 @@ pub mod request {
         pub checkpoint: String,
     }
 
-    /// A commit that did not reach its durability, or a checkpoint that was removed: drop it. Answered by `Done`,
-    /// also when it is not there.
+    /// Drop a commit that did not reach its durability, or a checkpoint that was removed. Answered by `Done`, even if
+    /// the node does not hold it.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Rollback {
         /// Checkpoint, 32 hex digits.
@@ -146,8 +149,8 @@ pub mod request {
         pub checkpoint: String,
     }
 
-    /// Get a checkpoint from another node and seal it, unless it is here. Answered by [`super::Committed`]: what
-    /// repair asks for, and an origin whose replica has failed.
+    /// Get a checkpoint from another node and seal it, unless the node holds it. Answered by [`super::Committed`].
+    /// Sent by repair, and by an origin whose replica has failed.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Pull {
         /// Checkpoint, 32 hex digits.
@@ -159,19 +162,19 @@ pub mod request {
         /// A checkpoint that may be here already, for its pages not to be sent: its parent. May be empty.
         #[prost(string, tag = "3")]
         pub parent: String,
-        /// It is listed: what is sealed is marked so at once.
+        /// True if it is listed: the sealed copy is marked as published at once.
         #[prost(bool, tag = "4")]
         pub published: bool,
-        /// Content that it is listed with: a copy with another is refused. Empty while nobody knows.
+        /// Content digest that it is listed with: a copy with another digest is refused. Empty while it is unknown.
         #[prost(bytes = "vec", tag = "5")]
         pub content_digest: Vec<u8>,
-        /// Nobody waits for it: taken in slowly while this node takes dumps.
+        /// True if no client waits: taken in slowly while this node takes dumps.
         #[prost(bool, tag = "6")]
         pub background: bool,
     }
 
-    /// Have copies of this node read and compared with their checksums, unless that was done lately. Answered at once by
-    /// [`super::Verified`], with what is known: to be asked again for the rest.
+    /// Read copies of this node and compare them with their checksums, unless that was done lately. Answered at once
+    /// by [`super::Verified`], with the results so far: the sender repeats the request for the rest.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Verify {
         /// Checkpoints, 32 hex digits each; at most [`MAX_VERIFY`].
@@ -188,17 +191,17 @@ pub mod request {
     /// Lists the checkpoints that a node holds. Answered by [`super::Held`], a part at a time.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Inventory {
-        /// Only checkpoints whose id comes behind this one: the last of the part before. Empty at first.
+        /// Only checkpoints whose id is greater than this one: the last of the previous part. Empty at first.
         #[prost(string, tag = "1")]
         pub after: String,
     }
 
-    /// Answered by `Done`: the node is there, and how it is.
+    /// Checks that the node is alive. Answered by `Done`, with its state.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Ping {}
 
-    /// Speak HTTP: the API of the node, to whom the peer's certificate names. Answered by `Done`; then both directions
-    /// of the stream are a connection of HTTP/1.1.
+    /// Speak HTTP: the API of the node, with the permissions of the peer's certificate. Answered by `Done`; then both
+    /// directions of the stream are a connection of HTTP/1.1.
     #[derive(Clone, PartialEq, Eq, Message)]
     pub struct Api {}
 }
@@ -206,10 +209,10 @@ pub mod request {
 /// Message with which the sender of a dump seals it as a checkpoint, after `Prepared`. Answered by [`Committed`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Commit {
-    /// Checkpoint, 32 hex digits: the same on every node.
+    /// Id of the checkpoint, 32 hex digits: equal on every node.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
-    /// The content that is to be sealed; refused when it is not what was received.
+    /// Content digest of the dump that is to be sealed; refused if it differs from the digest of the received dump.
     #[prost(bytes = "vec", tag = "2")]
     pub content_digest: Vec<u8>,
     /// Name of the job.
@@ -290,12 +293,12 @@ pub struct DumpOpened {
     /// Sequence of the frame that is expected next; 0 for a new dump.
     #[prost(uint64, tag = "1")]
     pub next_sequence: u64,
-    /// The parent asked for is here.
+    /// True if the node has the requested parent.
     #[prost(bool, tag = "2")]
     pub has_parent: bool,
 }
 
-/// Every frame below `next_sequence` has been taken in and need not be kept for sending again.
+/// Every frame below `next_sequence` was taken in and need not be kept for retransmission.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Acknowledged {
     /// Sequence of the frame that is expected next.
@@ -303,13 +306,14 @@ pub struct Acknowledged {
     pub next_sequence: u64,
 }
 
-/// All address spaces are durable on this node, referenced by nothing.
+/// All address spaces are durable on this node; nothing refers to them yet.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Closed {
-    /// SHA-256 over what the address spaces hold, wherever it is stored (docs/format.md, "Content digest").
+    /// SHA-256 over the contents of the address spaces, independent of their storage (docs/format.md, "Content
+    /// digest").
     #[prost(bytes = "vec", tag = "1")]
     pub content_digest: Vec<u8>,
-    /// Nodes that have it, this one included.
+    /// Nodes that have the address spaces, this one included.
     #[prost(string, repeated, tag = "2")]
     pub nodes: Vec<String>,
 }
@@ -320,7 +324,7 @@ pub struct Prepared {
     /// Content digest as in [`Closed`], over address spaces and images.
     #[prost(bytes = "vec", tag = "1")]
     pub content_digest: Vec<u8>,
-    /// Nodes that have it, this one included.
+    /// Nodes that have the dump, this one included.
     #[prost(string, repeated, tag = "2")]
     pub nodes: Vec<String>,
 }
@@ -328,7 +332,7 @@ pub struct Prepared {
 /// The checkpoint is sealed.
 #[derive(Clone, PartialEq, Message)]
 pub struct Committed {
-    /// Its line in the listing.
+    /// Line of the checkpoint in a listing.
     #[prost(message, optional, tag = "1")]
     pub checkpoint: Option<control::Checkpoint>,
     /// Nodes that have sealed it, this one included.
@@ -342,8 +346,8 @@ pub struct FetchOpened {
     /// Preamble of the bulk stream, 16 bytes.
     #[prost(bytes = "vec", tag = "1")]
     pub id: Vec<u8>,
-    /// The checkpoint's manifest; its map roots mean nothing elsewhere. For a part of the checkpoint without images and
-    /// spaces: whoever asks for parts has the manifest.
+    /// Manifest of the checkpoint; its map roots are meaningless on other nodes. Without images and spaces for a part
+    /// of the checkpoint: a peer that requests parts has the manifest.
     #[prost(message, optional, tag = "2")]
     pub manifest: Option<Manifest>,
     /// Content digest of the checkpoint.
@@ -354,13 +358,13 @@ pub struct FetchOpened {
 /// Checkpoints that a node holds, in the order of their ids.
 #[derive(Clone, PartialEq, Message)]
 pub struct Held {
-    /// Each, as in a listing.
+    /// Checkpoints, each as in a listing.
     #[prost(message, repeated, tag = "1")]
     pub checkpoints: Vec<control::Checkpoint>,
-    /// Of each of these, in the same order: its copy.
+    /// State of each of these checkpoints' copies, in the same order.
     #[prost(message, repeated, tag = "2")]
     pub copies: Vec<HeldCopy>,
-    /// There are more, behind the last one here.
+    /// True if there are more, behind the last one here.
     #[prost(bool, tag = "3")]
     pub more: bool,
 }
@@ -368,16 +372,16 @@ pub struct Held {
 /// State of a checkpoint's copy on a node with regard to the cluster.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct HeldCopy {
-    /// SHA-256 over what it holds (docs/format.md, "Content digest").
+    /// SHA-256 over the contents (docs/format.md, "Content digest").
     #[prost(bytes = "vec", tag = "1")]
     pub content_digest: Vec<u8>,
-    /// The node was told that the cluster lists it.
+    /// True if the node knows that the cluster lists it.
     #[prost(bool, tag = "2")]
     pub published: bool,
-    /// It was sealed for the cluster, and the node has not been told that it is listed.
+    /// True if it was sealed for the cluster, and the node does not know yet that it is listed.
     #[prost(bool, tag = "3")]
     pub provisional: bool,
-    /// It is known to be damaged.
+    /// True if it is known to be damaged.
     #[prost(bool, tag = "4")]
     pub damaged: bool,
 }
@@ -391,7 +395,7 @@ pub struct Verified {
     /// Copies that are damaged.
     #[prost(string, repeated, tag = "2")]
     pub damaged: Vec<String>,
-    /// Not on this node.
+    /// Copies that the node does not hold.
     #[prost(string, repeated, tag = "3")]
     pub missing: Vec<String>,
 }

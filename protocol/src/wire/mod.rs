@@ -1,10 +1,10 @@
-//! The wire between nodes, and between an agent and a node: what goes over a QUIC connection.
+//! Wire protocol between nodes, and between an agent and a node, over QUIC.
 //!
 //! A connection speaks [`ALPN`]. Each bidirectional stream is one conversation: a [`message::Hello`] and a
 //! [`message::Request`] one way, [`message::Reply`] the other, framed as control messages are
 //! ([`crate::control::framing`]). Pages travel beside it, on a unidirectional *bulk* stream that begins with a
 //! [`frame::Preamble`] and then consists of [`frame::Header`]s, each with its payload. [`sender`] and [`receiver`]
-//! are the two ends of that, over all connections of a dump; [`conversation`] says which message may come when.
+//! are the two ends of that stream, over all connections of a dump; [`conversation`] defines the order of messages.
 
 pub mod conversation;
 pub mod frame;

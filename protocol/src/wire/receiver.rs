@@ -1,4 +1,4 @@
-//! The receiving side of a bulk stream: what may follow what, and what is acknowledged when.
+//! Receiving side of a bulk stream: the order of frames, and the times of acknowledgements.
 //!
 //! ```text
 //!            Space, Pages, Zero, Parent          Image, ImageData
@@ -17,7 +17,7 @@ pub use error::ReceiverError;
 use super::frame::{HEADER_BYTES, Header, Kind};
 use grammar::Grammar;
 
-/// Payload that a receiver takes in before it acknowledges, bytes. A thirtieth of the default window.
+/// Payload that a receiver takes in before it acknowledges, bytes: a thirtieth of the default window.
 pub const ACKNOWLEDGE_BYTES: u64 = 1 << 20;
 
 /// Frames that a receiver takes in before it acknowledges.
@@ -33,7 +33,7 @@ pub const MAX_IMAGES: usize = crate::manifest::MAX_SMALL_IMAGES;
 pub enum Received {
     /// The next frame. Its payload follows; then [`Receiver::taken`].
     New(Header),
-    /// A frame that was taken in before. Its payload follows and is to be skipped; nothing is called for it.
+    /// A frame that was taken in before. Its payload follows and is to be skipped; no method is called for it.
     Duplicate(Header),
 }
 
@@ -45,7 +45,7 @@ pub struct Receiver {
     next_sequence: u64,
     /// Announced, and not yet taken.
     pending: Option<Header>,
-    /// Of a pending image, once it was checked.
+    /// Name in a pending image's payload, once it was checked.
     pending_name: Option<String>,
     grammar: Grammar,
     unacknowledged_bytes: u64,
@@ -54,7 +54,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A dump of which nothing has come.
+    /// Makes the receiver of a dump of which no frame has come.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -99,10 +99,10 @@ impl Receiver {
         Ok(name)
     }
 
-    /// The frame that was announced is applied, its payload too.
+    /// Records that the announced frame is applied, with its payload.
     ///
     /// # Errors
-    /// None was announced, or it is an image whose name was not checked: a mistake of the caller's.
+    /// No frame was announced, or the frame is an image whose name was not checked: a mistake of the caller's.
     pub fn taken(&mut self) -> Result<(), ReceiverError> {
         let header = self.pending.ok_or(ReceiverError::NothingPending)?;
         let name = self.pending_name.take();
@@ -147,7 +147,7 @@ impl Receiver {
         self.acknowledge_now();
     }
 
-    /// Sequence of the frame that is expected next: how many were taken.
+    /// Returns the sequence of the frame that is expected next, which is the number of frames taken.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
         self.next_sequence

@@ -1,4 +1,4 @@
-//! The sending side of a bulk stream: what is kept until the receiver has taken it in.
+//! Sending side of a bulk stream: the frames that are kept until the receiver has taken them in.
 //!
 //! ```text
 //!     acknowledged        sent on this connection        not sent yet
@@ -24,7 +24,7 @@ pub const FRAME_COST_BYTES: u64 = 128;
 pub const DEFAULT_WINDOW_BYTES: u64 = 32 << 20;
 
 /// Smallest window, bytes. A receiver may hold back an acknowledgement for [`ACKNOWLEDGE_BYTES`] or
-/// [`ACKNOWLEDGE_FRAMES`]; in a window that holds these and one frame more nobody waits for the other for ever.
+/// [`ACKNOWLEDGE_FRAMES`]; a window that holds these and one frame more cannot dead-lock.
 pub const MIN_WINDOW_BYTES: u64 = 2 << 20;
 
 const _: () = assert!(
@@ -51,10 +51,10 @@ pub enum PushError {
     Frame(#[from] FrameError),
 }
 
-/// A receiver that says what cannot be.
+/// Error in a receiver's acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SenderError {
-    /// It takes back an acknowledgement: the frames are not kept any more.
+    /// The receiver takes back an acknowledgement: the frames are not kept any more.
     #[error(
         "the receiver expects frame {next_sequence}, and has acknowledged all below {acknowledged}"
     )]
@@ -64,7 +64,7 @@ pub enum SenderError {
         /// Sequence that it acknowledged before.
         acknowledged: u64,
     },
-    /// It has what was not sent.
+    /// The receiver acknowledges frames that were not sent.
     #[error("the receiver expects frame {next_sequence}, and only those below {sent} were sent")]
     BeyondSent {
         /// Sequence that the receiver says it expects.
@@ -94,8 +94,9 @@ pub struct Sender<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Sender<P> {
-    /// A dump of which nothing was pushed, on a connection that is there. `window_bytes` (at least
-    /// [`MIN_WINDOW_BYTES`]) bounds what is kept: larger bridges longer pauses of the receiver and takes more memory.
+    /// Makes the sender of a dump of which no frame was pushed, on a connected connection. `window_bytes` (at least
+    /// [`MIN_WINDOW_BYTES`]) bounds the kept frames: a larger window bridges longer pauses of the receiver and takes
+    /// more memory.
     #[must_use]
     pub fn new(window_bytes: u64) -> Self {
         Self {
@@ -160,7 +161,7 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
         self.unsent_bytes
     }
 
-    /// A frame with so long a payload could be pushed now.
+    /// Returns true if a frame with a payload of `payload_bytes` could be pushed now.
     #[must_use]
     pub fn has_room(&self, payload_bytes: usize) -> bool {
         u64::try_from(payload_bytes)
@@ -169,19 +170,19 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
             .is_some_and(|bytes| bytes <= self.window_left())
     }
 
-    /// Sequence of the frame that is pushed next: how many were pushed.
+    /// Returns the sequence of the frame that is pushed next, which is the number of frames pushed.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
         self.acknowledged + count(self.kept.len())
     }
 
-    /// The receiver has acknowledged every frame below this.
+    /// Returns the sequence below which the receiver has acknowledged every frame.
     #[must_use]
     pub fn acknowledged_below(&self) -> u64 {
         self.acknowledged
     }
 
-    /// The next frame to send on this connection; `None` when all were sent, or there is no connection.
+    /// Returns the next frame to send on this connection; `None` when all were sent, or there is no connection.
     pub fn poll_transmit(&mut self) -> Option<(Header, P)> {
         if !self.connected {
             return None;
@@ -194,25 +195,28 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
         Some((*header, payload.clone()))
     }
 
-    /// The receiver has taken in every frame below `next_sequence`. The bytes of the window that are free by it.
+    /// Records that the receiver has taken in every frame below `next_sequence`. Returns the number of window bytes
+    /// that become free.
     ///
     /// # Errors
-    /// It goes back, or beyond what was sent on this connection: the peer is not to be trusted with this dump.
+    /// The sequence goes back, or beyond the frames sent on this connection: the peer is not to be trusted with this
+    /// dump.
     pub fn acknowledged(&mut self, next_sequence: u64) -> Result<u64, SenderError> {
         self.drop_below(next_sequence, self.transmit)
     }
 
-    /// Nothing is transmitted until [`Sender::resumed`]. Frames may still be pushed while the window has room.
+    /// Records that the connection was lost: nothing is transmitted until [`Sender::resumed`]. Frames may still be
+    /// pushed while the window has room.
     pub fn connection_lost(&mut self) {
         self.connected = false;
     }
 
-    /// There is a connection again, and the receiver expects `next_sequence`: transmission goes on there. The bytes
-    /// of the window that are free by it.
+    /// Records a new connection on which the receiver expects `next_sequence`: transmission continues there. Returns
+    /// the number of window bytes that become free.
     ///
     /// # Errors
-    /// As [`Sender::acknowledged`], counting what was sent on any connection. It stays unconnected: the receiver
-    /// has lost what it acknowledged, or is another.
+    /// The sequence is wrong as for [`Sender::acknowledged`], counting frames sent on any connection. The sender
+    /// stays unconnected: the receiver has lost frames that it acknowledged, or is another one.
     pub fn resumed(&mut self, next_sequence: u64) -> Result<u64, SenderError> {
         let freed_bytes = self.drop_below(next_sequence, self.sent_ever)?;
         self.transmit = next_sequence;
@@ -221,13 +225,13 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
         Ok(freed_bytes)
     }
 
-    /// A connection is there.
+    /// Returns true if there is a connection.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connected
     }
 
-    /// Everything that was pushed is acknowledged.
+    /// Returns true if every pushed frame is acknowledged.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.kept.is_empty()

@@ -123,7 +123,7 @@ fn an_end_at_any_byte_but_the_first_and_the_last_is_an_error() {
                 }
                 other => panic!("{dialect:?} cut at {cut}: {other:?}"),
             }
-            // What was understood before the cut is what the whole said.
+            // The events before the cut are those of the whole conversation.
             assert_eq!(transcript.events, whole.events[..transcript.events.len()]);
             assert_eq!(transcript.pages, whole.pages[..transcript.pages.len()]);
         }

@@ -1,4 +1,4 @@
-//! The page-server core: what a good peer says in either dialect, and each way of breaking the protocol.
+//! Page-server core: conversations of a correct peer in either dialect, and each way of breaking the protocol.
 
 #[path = "../common/mod.rs"]
 mod common;

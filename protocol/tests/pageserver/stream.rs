@@ -39,7 +39,7 @@ impl Stream {
     }
 }
 
-/// A dump of a shared-memory segment and two processes, with every kind of frame of a current client.
+/// Returns a dump of a shared-memory segment and two processes, with every kind of frame of a current client.
 pub(crate) fn whole_dump(dialect: Dialect) -> Vec<u8> {
     let (shared, first, second) = (
         SpaceId::shared_memory(70_000).unwrap(),

@@ -87,7 +87,7 @@ fn both_ends_agree_on_a_dump_with_a_lost_connection_at_every_step() {
         assert_eq!(server.commit(&commit(2)), Ok(None));
         let committed = server.committed(Committed::default());
         if lost_after == 4 {
-            // The answer is lost, and the commit is said again.
+            // The answer is lost, and the client repeats the commit.
             lose(4, &mut client, &server, 11);
             client.commit(&commit(2)).unwrap();
             assert_eq!(server.commit(&commit(2)), Ok(Some(committed.clone())));

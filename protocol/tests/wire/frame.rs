@@ -1,4 +1,4 @@
-//! Headers: what is written is read, what is damaged or means nothing is refused.
+//! Headers: written ones are read back, damaged or meaningless ones are refused.
 
 use permafrost_protocol::wire::frame::{
     Coding, FrameError, HEADER_BYTES, Header, Kind, MAX_IMAGE_BYTES, MAX_PAGES, MAX_PAYLOAD_BYTES,

@@ -1,4 +1,4 @@
-//! The window: bounded in bytes and in frames, and what a receiver may say of it.
+//! Window of the sender: bounded in bytes and in frames, and the acknowledgements that a receiver may send.
 
 use permafrost_protocol::wire::frame::{Coding, FrameError, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::sender::{
@@ -100,7 +100,7 @@ fn a_receiver_neither_goes_back_nor_ahead() {
     );
     assert_eq!(sender.resumed(7), Err(beyond(7, 6)));
     assert!(!sender.is_connected());
-    // 4 and 5 were sent, and one of them taken.
+    // Frames 4 and 5 were sent, and one of them was taken.
     assert_eq!(sender.resumed(5), Ok(FRAME_COST_BYTES));
     assert_eq!(
         sender.acknowledged(6),

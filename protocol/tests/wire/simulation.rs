@@ -24,7 +24,7 @@ use permafrost_protocol::wire::sender::{MIN_WINDOW_BYTES, PushError, Sender};
 type Payload = Rc<[u8]>;
 type Script = Vec<(Kind, u32, u64, Payload)>;
 
-/// splitmix64: as good as any here, and the same on every machine.
+/// SplitMix64: good enough here, and deterministic on every machine.
 struct Random(u64);
 
 impl Random {
@@ -45,7 +45,7 @@ impl Random {
     }
 }
 
-/// The frames of one dump. Payloads are compressed ones, which may have any length.
+/// Returns the frames of one dump. Payloads are compressed ones, which may have any length.
 fn script(random: &mut Random) -> Script {
     let none: Payload = Rc::from([]);
     let large: Payload = vec![0xa5; MAX_PAYLOAD_BYTES as usize].into();
@@ -93,7 +93,7 @@ fn script(random: &mut Random) -> Script {
     frames
 }
 
-/// One connection: bytes one way, replies and the commit beside them.
+/// Connection of both ends: bytes one way, replies and the commit beside them.
 #[derive(Default)]
 struct Connection {
     /// Sent and not delivered, in pieces; of the first, so many bytes were.
@@ -108,7 +108,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// So many bytes, or as many as there are.
+    /// Delivers `len` bytes, or as many as there are.
     fn deliver(&mut self, mut len: usize, into: &mut Vec<u8>) {
         while len > 0
             && let Some(piece) = self.bulk.front()
@@ -234,7 +234,8 @@ struct Seen {
 fn run(seed: u64, seen: &mut Seen) -> End {
     let mut random = Random(seed);
     let frames = script(&mut random);
-    // How bad the network is: one fault in so many times eight steps; and a limit after which it is good, so that runs end.
+    // Quality of the network: one fault in `fault_every` times eight steps; after `calm_after` it is good, so that
+    // runs end.
     let fault_every = 2 + random.below(60);
     let calm_after = 20_000;
     let loses_session = random.one_in(5);
@@ -257,7 +258,7 @@ fn run(seed: u64, seen: &mut Seen) -> End {
                     let Some((kind, pages, index, payload)) = frames.get(pushed) else {
                         break;
                     };
-                    // As a dump does: nothing behind Close before it is answered.
+                    // A dump pushes nothing behind Close before the reply to it.
                     if pushed > 0 && frames[pushed - 1].0 == Kind::Close && !client.has_closed() {
                         break;
                     }
@@ -298,7 +299,7 @@ fn run(seed: u64, seen: &mut Seen) -> End {
                     });
                 }
                 let Some(node) = &mut node else {
-                    // It knows no such session.
+                    // The receiver does not know the session.
                     let refused = client.reply(DumpServer::failed(Default::default()));
                     assert!(matches!(refused, Err(ConversationError::Refused(_))));
                     return End::SessionLost;

@@ -10,9 +10,9 @@ pub enum DumpEvent {
     Opened(DumpOpened),
     /// Every frame below this is in: for [`crate::wire::sender::Sender::acknowledged`].
     Acknowledged(u64),
-    /// All address spaces are durable there. Again after a resume.
+    /// All address spaces are durable at the peer. Repeated after a resume.
     Closed(Closed),
-    /// All images are, too. Again after a resume.
+    /// All images are durable at the peer, too. Repeated after a resume.
     Prepared(Prepared),
     /// Sealed. The conversation is over.
     Committed(Box<Committed>),
@@ -21,7 +21,7 @@ pub enum DumpEvent {
 /// Checks the replies to one dump, over all conversations that it takes.
 #[derive(Debug, Default)]
 pub struct DumpClient {
-    /// In this conversation, `DumpOpened` has come.
+    /// True if `DumpOpened` has come in this conversation.
     open: bool,
     /// `DumpOpened` has come in some conversation.
     begun: bool,
@@ -37,44 +37,44 @@ pub struct DumpClient {
 }
 
 impl DumpClient {
-    /// A dump that is asked for: [`crate::wire::message::request::Dump`] was sent, without `resume`.
+    /// Makes the client of a new dump: [`crate::wire::message::request::Dump`] was sent, without `resume`.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The connection was lost. The next conversation asks with `resume` if [`Self::has_begun`], and otherwise
-    /// without: no frame was sent yet.
+    /// Records that the connection was lost. The next conversation requests the dump with `resume` if
+    /// [`Self::has_begun`], and otherwise without: no frame was sent yet.
     pub fn connection_lost(&mut self) {
         self.open = false;
     }
 
-    /// The peer has answered `DumpOpened` at least once.
+    /// Returns true if the peer has sent `DumpOpened` at least once.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         self.begun
     }
 
-    /// The peer has answered `Closed` at least once.
+    /// Returns true if the peer has sent `Closed` at least once.
     #[must_use]
     pub fn has_closed(&self) -> bool {
         self.closed.is_some()
     }
 
-    /// The frame `Close` was pushed, with this sequence.
+    /// Records that the frame `Close` was pushed, with this sequence.
     pub fn close_pushed(&mut self, sequence: u64) {
         self.close = Some(sequence);
     }
 
-    /// The frame `Prepare` was pushed, with this sequence.
+    /// Records that the frame `Prepare` was pushed, with this sequence.
     pub fn prepare_pushed(&mut self, sequence: u64) {
         self.prepare = Some(sequence);
     }
 
-    /// `Commit` is sent; the same one again after a resume.
+    /// Records that `Commit` is sent; after a resume, that it is repeated.
     ///
     /// # Errors
-    /// The peer has not said `Prepared`, or something else was prepared.
+    /// The peer has not sent `Prepared`, or has prepared other content.
     pub fn commit(&mut self, commit: &Commit) -> Result<(), ConversationError> {
         let prepared = self
             .prepared
@@ -158,7 +158,7 @@ impl DumpClient {
     }
 }
 
-/// Keeps a digest, and compares one that is said again.
+/// Keeps a digest, and compares a repeated one with it.
 fn same(
     known: &mut Option<Vec<u8>>,
     digest: &[u8],

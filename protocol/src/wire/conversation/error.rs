@@ -5,7 +5,7 @@ use crate::access::RequestError;
 use crate::control;
 use crate::wire::VERSION;
 
-/// A message that may not come, or says what cannot be.
+/// Message that may not come, or that has an impossible value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConversationError {
     /// A peer of another version.
@@ -22,7 +22,7 @@ pub enum ConversationError {
     BadField {
         /// Name of the field.
         field: &'static str,
-        /// The first of what it says.
+        /// First characters of its value.
         value: String,
     },
     /// A field of another length than it always has.
@@ -36,7 +36,7 @@ pub enum ConversationError {
     /// A name that is not valid.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The peer refuses; it says why.
+    /// The peer refuses; the error gives its reason.
     #[error("refused: {}", .0.message)]
     Refused(control::Error),
     /// A reply that may not come here.
@@ -55,13 +55,13 @@ pub enum ConversationError {
         /// Sequence below which it acknowledged every frame before.
         acknowledged: u64,
     },
-    /// A new dump whose peer has frames of it already.
+    /// The dump is new, but its peer already has frames of it.
     #[error("a dump that has not begun is said to be at frame {next_sequence}")]
     NotNew {
         /// Sequence that the peer says it expects.
         next_sequence: u64,
     },
-    /// A digest that is not the one said before, or not the one to be sealed.
+    /// A repeated digest differs from the first one, or from the digest to be sealed.
     #[error("the content digest of {of} is not what it was")]
     DigestChanged {
         /// Name of the message with the digest.

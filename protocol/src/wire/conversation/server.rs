@@ -1,4 +1,4 @@
-//! The receiver's end of a dump's conversations: which message of the sender may come, and what is said again.
+//! Receiver's end of a dump's conversations: the order of the sender's messages, and the replies to repeat.
 
 use super::{ConversationError, DIGEST_BYTES, SESSION_BYTES, bad, bytes, check_dump, check_id};
 use crate::control;
@@ -7,7 +7,7 @@ use crate::wire::message::{
     Acknowledged, Closed, Commit, Committed, DumpOpened, Prepared, Reply, reply, request,
 };
 
-/// One dump, over all conversations that it takes.
+/// Receiver's state of one dump, over all conversations that it takes.
 #[derive(Debug)]
 pub struct DumpServer {
     session: [u8; SESSION_BYTES],
@@ -18,10 +18,11 @@ pub struct DumpServer {
 }
 
 impl DumpServer {
-    /// A dump that is new here. Whether a `resume` finds a session is the caller's to say: there is none to make.
+    /// Makes the state of a dump that is new on this node. The caller checks whether a `resume` finds its session;
+    /// there is no state to make for it.
     ///
     /// # Errors
-    /// A field of the request says what cannot be.
+    /// A field of the request has an impossible value.
     pub fn new(dump: &request::Dump) -> Result<Self, ConversationError> {
         Ok(Self {
             session: check_dump(dump)?,
@@ -55,10 +56,10 @@ impl DumpServer {
             .collect()
     }
 
-    /// The sender asks to go on.
+    /// Checks a request to continue this dump.
     ///
     /// # Errors
-    /// It is another session, or not a resume at all: a session is begun once.
+    /// The request is for another session, or not a resume at all: a session is begun once.
     pub fn resume(&self, dump: &request::Dump) -> Result<(), ConversationError> {
         if !dump.resume || check_dump(dump)? != self.session {
             return Err(ConversationError::OtherSession);

@@ -5,7 +5,7 @@ use super::{Coding, Kind, MAX_IMAGE_BYTES, MAX_PAGES, MAX_PAYLOAD_BYTES};
 /// A header that no sender sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// It was damaged on the way, or what was read is no header.
+    /// The header was damaged on the way, or the bytes are not a header.
     #[error("the frame's header has CRC32 {computed:#010x}, and says {stored:#010x}")]
     Checksum {
         /// CRC32 that the header carries.
@@ -31,7 +31,7 @@ pub enum FrameError {
         /// Length of the payload, bytes.
         payload_bytes: u32,
     },
-    /// A payload where there is none, or none where there is one.
+    /// The frame has a payload although its kind has none, or none although its kind has one.
     #[error("a payload of {payload_bytes} bytes makes no sense with a frame of kind {kind:?}")]
     Payload {
         /// Kind of the frame.
@@ -39,7 +39,7 @@ pub enum FrameError {
         /// Length of the payload, bytes.
         payload_bytes: u32,
     },
-    /// A coding of something that is sent as it is.
+    /// The frame has a coding although its kind is never encoded.
     #[error("coding {coding:?} makes no sense with a frame of kind {kind:?}")]
     Coding {
         /// Kind of the frame.
@@ -47,7 +47,7 @@ pub enum FrameError {
         /// Coding of the payload.
         coding: Coding,
     },
-    /// No pages, or more than [`MAX_PAGES`] with a payload.
+    /// The frame has no pages, or more than [`MAX_PAGES`] with a payload.
     #[error(
         "a frame of kind {kind:?} cannot have {pages} pages (at most {MAX_PAGES} with a payload)"
     )]
@@ -65,7 +65,7 @@ pub enum FrameError {
         /// Number of pages.
         pages: u32,
     },
-    /// A raw payload of another length than what it decodes to.
+    /// The length of a raw payload differs from the length that it decodes to.
     #[error(
         "a raw payload of {payload_bytes} bytes in a frame of kind {kind:?} that holds {decoded_bytes}"
     )]
@@ -77,7 +77,7 @@ pub enum FrameError {
         /// Length to which the payload decodes, as the frame's fields give it, bytes.
         decoded_bytes: u64,
     },
-    /// A type that nobody has, or an id that the type has no room for.
+    /// There is no space of this type, or its id exceeds the type's range.
     #[error("there is no address space of type {space_type} with id {id}")]
     UnknownSpace {
         /// Number of the space's type.

@@ -51,7 +51,7 @@ pub enum ReceiverError {
     /// More than a dump has.
     #[error("more than {MAX_SPACES} address spaces in one dump")]
     TooManySpaces,
-    /// Pages that overlap those before them, or go back.
+    /// The pages overlap earlier pages, or precede them.
     #[error("pages from page {index}, and all below {expected} are past")]
     NotAscending {
         /// Virtual page number of the first.
@@ -62,10 +62,10 @@ pub enum ReceiverError {
     /// More than a dump has.
     #[error("more than {MAX_IMAGES} images in one dump")]
     TooManyImages,
-    /// A name that is none of a file.
+    /// The name is not a plain file name.
     #[error("image name {name:?} is no plain file name")]
     BadName {
-        /// The name, as far as it is text.
+        /// The name; bytes that are not text are replaced.
         name: String,
     },
     /// Two images of one name.
@@ -97,7 +97,7 @@ pub enum ReceiverError {
     /// Something for a frame that was not announced: a mistake of the caller's.
     #[error("no such frame was announced")]
     NothingPending,
-    /// An image taken without its name having been looked at: a mistake of the caller's.
+    /// An image was taken before its name was checked: a mistake of the caller's.
     #[error("the image's name was not checked")]
     NameNotChecked,
 }

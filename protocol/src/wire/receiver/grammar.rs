@@ -17,9 +17,9 @@ pub(super) struct Grammar {
 
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// No `Close` yet.
+    /// `Close` has not come yet.
     Spaces {
-        /// Of the open space, nothing below this may come any more; `None` before the first.
+        /// Lowest page number that may still come for the open space; `None` before the first space.
         next_index: Option<u64>,
     },
     /// `Close` has come.
@@ -122,7 +122,7 @@ impl Grammar {
                 *left_bytes = left_bytes.saturating_sub(header.decoded_bytes());
             }
             (stage, Kind::Prepare) => *stage = Stage::Over,
-            // What was checked is none of these.
+            // Checked frames are never of these kinds.
             _ => {}
         }
     }
