@@ -1,4 +1,4 @@
-//! `permafrost agent`: what listens on a compute node without storage.
+//! `permafrost agent`: the daemon of a compute node without storage.
 
 use std::io::Write;
 use std::net::ToSocketAddrs;
@@ -65,7 +65,7 @@ pub(crate) struct AgentArguments {
     log_format: LogFormat,
 }
 
-/// The longest that a lost connection is tried again: the task is frozen meanwhile.
+/// Longest time for which a lost connection is retried: the task is frozen meanwhile.
 const MAX_RECONNECT: Duration = Duration::from_secs(20);
 
 pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! Asking a node's HTTP API: where it is, as whom, and what its refusals mean here.
+//! Requests to a node's HTTP API: its address, the credentials, and the exit codes of its refusals.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use permafrost_terminal::failure::{Code, Failure};
 use permafrost_transport::api::{Answer, ApiClient, ApiOptions, TOKEN_VARIABLE, URL_VARIABLE};
 use serde_json::Value;
 
-/// Largest file of tasks, bytes: what the API takes, and a little.
+/// Largest file of tasks, bytes: slightly more than the API accepts.
 const MOST_BYTES: u64 = 16 << 20;
 
 /// Where the API is, and as whom to ask.
@@ -57,14 +57,14 @@ impl ApiArguments {
     }
 }
 
-/// The name of the node that answers: where a dump from this machine goes.
+/// Returns the name of the node that answers: dumps from this machine go to it.
 pub(crate) fn own_node(client: &ApiClient) -> Result<String, Failure> {
     let answer = client.get("/v1/nodes", &[("limit", "1")])?;
     let nodes: permafrost_api_types::nodes::NodesAnswer = answer.into()?;
     Ok(nodes.answered_by)
 }
 
-/// Prints what was answered: with --json unchanged, otherwise what `human` makes of it.
+/// Prints an answer: unchanged with --json, otherwise as `human` formats it.
 pub(crate) fn print(
     context: &Context,
     answer: &Answer,
@@ -77,8 +77,8 @@ pub(crate) fn print(
     }
 }
 
-/// A request body out of a file, or standard input for `-`: a JSON array is what is asked about under `field`, and an
-/// object is the request itself.
+/// Reads a request body from a file, or from standard input for `-`: a JSON array becomes the value of `field`,
+/// and an object is the request itself.
 pub(crate) fn request_of(path: &Path, field: &str) -> Result<Value, Failure> {
     let read = |error| Failure::io("read", path, &error);
     let mut text = String::new();
@@ -106,7 +106,7 @@ fn of_text(text: &str, field: &str) -> Result<Value, String> {
     }
 }
 
-/// Sets a field that was given on the command line.
+/// Sets a field of the request to a value from the command line, if one was given.
 pub(crate) fn set<T: serde::Serialize>(request: &mut Value, field: &str, value: Option<T>) {
     if let (Some(value), Value::Object(request)) = (value, request)
         && let Ok(value) = serde_json::to_value(value)
@@ -115,7 +115,7 @@ pub(crate) fn set<T: serde::Serialize>(request: &mut Value, field: &str, value: 
     }
 }
 
-/// Seconds, as the API has them.
+/// Returns a duration in seconds, as the API expects it.
 pub(crate) fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }

@@ -29,7 +29,7 @@ pub(crate) struct Known {
     pub(crate) start_up: Option<Duration>,
 }
 
-/// The tree of `pid`, whose dumps belong to `job` and go to `node`.
+/// Describes the tree of `pid`, whose dumps belong to `job` and go to `node`.
 pub(crate) fn task(
     pid: u32,
     job: Option<&str>,
@@ -60,7 +60,7 @@ pub(crate) fn task(
     })
 }
 
-/// `PID:JOB`, or `PID`.
+/// An argument `PID:JOB` or `PID`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PidOfJob {
     pub(crate) pid: u32,

@@ -207,7 +207,7 @@ pub(crate) enum Durability {
 }
 
 impl Durability {
-    /// As the control protocol says it; empty for the node's default.
+    /// Returns the word of the control protocol; empty for the node's default.
     pub(crate) fn word(chosen: Option<Self>) -> String {
         match chosen {
             None => "",
@@ -219,12 +219,12 @@ impl Durability {
     }
 }
 
-/// Takes a job's name; an empty one is none.
+/// Parses a job's name; an empty name stands for none.
 pub(crate) fn job_name(name: &str) -> Result<String, JobNameError> {
     name.parse::<JobName>().map(String::from)
 }
 
-/// Takes a checkpoint's name.
+/// Parses a checkpoint's name.
 pub(crate) fn checkpoint_name(name: &str) -> Result<String, CheckpointRefError> {
     name.parse::<CheckpointRef>().map(|name| name.to_string())
 }
@@ -243,14 +243,14 @@ pub(crate) struct TurnArguments {
 }
 
 impl TurnArguments {
-    /// As the control protocol says it.
+    /// Returns the deadline in milliseconds, for the control protocol.
     pub(crate) fn deadline_ms(&self) -> Option<u64> {
         let deadline = self.deadline?;
         Some(u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX))
     }
 }
 
-/// A freeze limit, as the user writes it.
+/// Parses a freeze limit of the command line.
 fn parse_freeze_limit(text: &str) -> Result<FreezeLimit, String> {
     let time = crate::reserve::parse_time(text)?;
     FreezeLimit::new(time).ok_or_else(|| {

@@ -107,7 +107,7 @@ fn of_pid(
     })
 }
 
-/// The request in the file, with what the command line says besides.
+/// Reads the request in the file, and sets the fields that the command line gives.
 fn of_file(path: &std::path::Path, arguments: &CostArguments) -> Result<Value, Failure> {
     let mut request = api::request_of(path, "tasks")?;
     api::set(&mut request, "mechanisms", some(&arguments.mechanisms));

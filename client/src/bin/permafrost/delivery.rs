@@ -19,54 +19,54 @@ use permafrost_transport::control::{Connection, ControlError};
 
 use crate::cli::TurnArguments;
 
-/// How often interrupts are looked at while CRIU runs.
+/// Interval at which interrupts are polled while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
 
-/// How long CRIU may take to fail by itself after an interrupt, in ticks: 2 s.
+/// Time for CRIU to fail by itself after an interrupt, in ticks: 2 s.
 const GRACE_TICKS: u32 = 8;
 
-/// How long the killed may take to be gone.
+/// Time limit for killed processes to end.
 const DEATH_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often that is looked at.
+/// Interval at which the end of killed processes is polled.
 const DEATH_TICK: Duration = Duration::from_millis(10);
 
 /// Longest path of an AF_UNIX socket, bytes (`sun_path`, with its end).
 const MAX_SOCKET_PATH: usize = 107;
 
-/// How CRIU gets its images.
+/// Source of the images for CRIU.
 pub(crate) enum Delivery {
-    /// From the directory.
+    /// CRIU reads the images from the directory.
     Directory,
-    /// From the daemon, which answers on this socket in the directory.
+    /// The daemon streams the images to CRIU, over this socket in the directory.
     Stream(UnixListener),
 }
 
-/// A run of CRIU, and what came before it.
+/// Result of a run of CRIU, and of the preparations.
 pub(crate) struct Delivered {
     pub(crate) finished: Finished,
-    /// The wait for its turn; zero where it is a part of filling the directory.
+    /// Time in the queue; zero where it is a part of filling the directory.
     pub(crate) turn: Duration,
-    /// Filling the directory; zero where the images were streamed.
+    /// Time for filling the directory; zero if the images were streamed.
     pub(crate) fetch: Duration,
-    /// What the daemon refused while it streamed. CRIU need not have noticed: an image that ends early can look
-    /// whole to it.
+    /// Refusal of the daemon while it streamed. CRIU may not have noticed: it can take an image that ends early
+    /// for a whole one.
     pub(crate) refusal: Option<ControlError>,
 }
 
-/// What is restored.
+/// Checkpoint to be restored, and the conditions.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     /// Name of the checkpoint.
     pub(crate) name: &'a str,
-    /// Where CRIU looks for its images.
+    /// Directory in which CRIU looks for its images.
     pub(crate) images: &'a Path,
-    /// How it waits for its turn.
+    /// Priority and deadline in the queue.
     pub(crate) turn: &'a TurnArguments,
 }
 
 impl Delivery {
-    /// Streaming into `images`, unless the path is too long for a socket.
+    /// Prepares streaming into `images`, unless the path is too long for a socket.
     pub(crate) fn stream(images: &Path) -> Result<Self, Failure> {
         let path = images.join(SERVE_SOCKET);
         if path.as_os_str().len() > MAX_SOCKET_PATH {
@@ -81,7 +81,7 @@ impl Delivery {
         matches!(self, Self::Stream(_))
     }
 
-    /// Runs CRIU, with the images of a checkpoint in its hands; `tasks` are the pids it will restore.
+    /// Runs CRIU with the images of a checkpoint; `tasks` are the pids that it will restore.
     pub(crate) fn run(
         self,
         context: &Context,
@@ -144,12 +144,12 @@ impl Delivery {
     }
 }
 
-/// The pids that CRIU restores, for what an interrupt does to them.
+/// Pids that CRIU restores, which an interrupt ends.
 pub(crate) struct Tasks(pub(crate) Vec<u32>);
 
 impl Tasks {
-    /// Waits for CRIU. On an interrupt it ends what CRIU has restored so far: CRIU sees its child die, undoes
-    /// the rest in its ordinary way (network locks, cgroups, files) and fails.
+    /// Waits for CRIU. On an interrupt, ends the tasks that CRIU has restored so far: CRIU sees its child die,
+    /// undoes the rest in its ordinary way (network locks, cgroups, files) and fails.
     fn watch(
         &self,
         running: Running,
@@ -187,8 +187,8 @@ impl Tasks {
         Ok(finished)
     }
 
-    /// Kills those of our descendants that are restored tasks. They are no others' processes: a pid that is
-    /// taken cannot be restored. Whether there were any.
+    /// Kills those descendants of this process that are restored tasks. They cannot be other processes: a pid
+    /// that is taken cannot be restored. Returns true if there were any.
     fn end(&self, criu: u32) -> bool {
         let mut any = false;
         for pid in processes::descendants(std::process::id()) {
@@ -231,8 +231,9 @@ fn fetch(
         })
 }
 
-/// Whether a refusal is the store's own: it explains a failed restore better than CRIU's log, in which the images
-/// just end, and what CRIU restored in spite of it cannot be relied on. Otherwise CRIU never came.
+/// Returns true if a refusal comes from the store itself. Such a refusal explains a failed restore better than
+/// CRIU's log, in which the images just end, and a process that CRIU restored in spite of it cannot be relied
+/// on. Otherwise CRIU did not connect.
 pub(crate) fn counts(refusal: &ControlError) -> bool {
     match refusal {
         ControlError::Refused { code, .. } => *code != ErrorCode::Conflict,

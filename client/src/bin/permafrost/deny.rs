@@ -1,4 +1,4 @@
-//! `permafrost pki deny`, `undeny` and `denied`: certificates that are refused before they are over.
+//! `permafrost pki deny`, `undeny` and `denied`: certificates that are refused before they expire.
 
 use std::path::PathBuf;
 
@@ -91,7 +91,7 @@ impl DenyArguments {
     }
 }
 
-/// Adds to the list that is meant, or takes from it; the list as it is then.
+/// Adds denials to the selected list, or removes them from it. Returns the list afterwards.
 fn change(
     context: &Context,
     list: &ListArguments,

@@ -16,7 +16,7 @@ use permafrost_terminal::table::{Align, Table, facts};
 use crate::cli::{LsArguments, OneCheckpoint, StatusArguments};
 use crate::dump::name_of;
 
-/// Bytes of a page (x86-64 and the usual ARM kernels; the daemon refuses others).
+/// Size of a page, bytes (x86-64 and the usual ARM kernels; the daemon refuses others).
 const PAGE_BYTES: u64 = 4096;
 
 pub(crate) fn ls(context: &Context, arguments: &LsArguments) -> Result<(), Failure> {
@@ -119,7 +119,7 @@ fn human_parked<'a>(parked: impl IntoIterator<Item = &'a Checkpoint>) -> String 
     table.render()
 }
 
-/// `12 postgres, 13, and 4 more`.
+/// Formats the processes of a parked session: `12 postgres, 13, and 4 more`.
 fn parked_processes(session: &Checkpoint) -> String {
     const SHOWN: usize = 6;
     let processes = &session.parked_processes;
@@ -141,7 +141,7 @@ fn parked_processes(session: &Checkpoint) -> String {
     shown.join(", ")
 }
 
-/// `2 of 3`; nothing of a checkpoint that no cluster lists.
+/// Formats the number of copies: `2 of 3`; empty for a checkpoint that no cluster lists.
 fn copies_in_short(checkpoint: &Checkpoint) -> String {
     match checkpoint.copies_wanted {
         0 => String::new(),
@@ -149,7 +149,7 @@ fn copies_in_short(checkpoint: &Checkpoint) -> String {
     }
 }
 
-/// Who has a copy; nothing of a checkpoint that no cluster lists.
+/// Lists the nodes that hold a copy; empty for a checkpoint that no cluster lists.
 pub(crate) fn copies(checkpoint: &Checkpoint) -> String {
     let nodes = checkpoint.nodes.join(", ");
     let wanted = usize::try_from(checkpoint.copies_wanted).unwrap_or(usize::MAX);
@@ -361,7 +361,7 @@ fn scrub(scrub: &ScrubStatus) -> String {
     text
 }
 
-/// How often a daemon is asked that does not answer yet.
+/// Interval at which a daemon is asked that does not answer yet.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) fn status(context: &Context, arguments: &StatusArguments) -> Result<(), Failure> {
@@ -379,13 +379,13 @@ pub(crate) fn status(context: &Context, arguments: &StatusArguments) -> Result<(
     context.print(&status, human_status)
 }
 
-/// Those that say something.
+/// Joins the parts that are not empty.
 fn joined(parts: &[&str]) -> String {
     let parts: Vec<_> = parts.iter().copied().filter(|p| !p.is_empty()).collect();
     parts.join(", ")
 }
 
-/// What namespaces use, and of how much.
+/// Formats a table of the namespaces' usage and limits.
 fn namespaces(namespaces: &[NamespaceUsage]) -> String {
     let of = |used: String, limit: Option<String>| match limit {
         Some(limit) => format!("{used} of {limit}"),
@@ -483,7 +483,7 @@ fn one_certificate(certificate: &CertificateStatus) -> String {
     )
 }
 
-/// Of listed checkpoints; nothing where nothing is amiss, or nobody knows.
+/// Formats a number of affected checkpoints; empty if there are none, or their number is unknown.
 fn amiss(checkpoints: Option<u64>, what: &str) -> String {
     match checkpoints {
         None | Some(0) => String::new(),
@@ -653,7 +653,7 @@ fn human_status(status: &ServerStatus) -> String {
     text
 }
 
-/// Explains why a region takes no writes, if so.
+/// Explains why a region accepts no writes, if so.
 fn failed(region: &permafrost_protocol::control::RegionStatus) -> String {
     if region.failure.is_empty() {
         return String::new();
@@ -661,7 +661,7 @@ fn failed(region: &permafrost_protocol::control::RegionStatus) -> String {
     format!("for reading only: {}", region.failure)
 }
 
-/// Counts what a medium has lost, if anything.
+/// Formats the losses of a medium, if any.
 fn damaged(region: &permafrost_protocol::control::RegionStatus) -> String {
     if region.lost_pages == 0 && region.unreadable == 0 {
         return String::new();

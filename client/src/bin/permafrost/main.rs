@@ -1,4 +1,4 @@
-//! `permafrost`: everything a person, a script or a compute node runs.
+//! `permafrost`: the command for users, scripts and compute nodes.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! `permafrost nodes`: what is known of the nodes that keep images, for whoever plans by it.
+//! `permafrost nodes`: shows the figures of the nodes that keep images, for schedulers and operators.
 
 use clap::Args;
 use permafrost_api_types::figure::Figure;
@@ -46,7 +46,7 @@ pub(crate) fn nodes(context: &Context, arguments: &NodesArguments) -> Result<(),
     api::print(context, &answer, || human_nodes(&nodes))
 }
 
-/// All pages of them. One page is printed as it came, more as one object.
+/// Requests all pages of the list. One page is printed as received, several as one object.
 fn all(context: &Context, client: &ApiClient) -> Result<(), Failure> {
     let first = client.get("/v1/nodes", &[])?;
     let mut nodes: NodesAnswer = first.read()?;
@@ -145,7 +145,7 @@ fn human_nodes(answer: &NodesAnswer) -> String {
     text
 }
 
-/// Who answered, and out of how old a snapshot.
+/// Formats the name of the node that answered, and the age of its snapshot.
 pub(crate) fn as_of(answered_by: &str, age_s: f64) -> String {
     format!(
         "\nas of {} ago, asked {answered_by}\n",
@@ -171,7 +171,7 @@ fn class(class: NodeClass) -> &'static str {
     }
 }
 
-/// `file`, or `file as hdd` for one that is slowed down.
+/// Formats the tier: `file`, or `file as hdd` for an emulated one.
 fn tier_name(tier: &Tier) -> String {
     let name = if tier.tier.is_empty() {
         "-"
@@ -184,7 +184,7 @@ fn tier_name(tier: &Tier) -> String {
     }
 }
 
-/// `zone/rack/host`; what nobody said is `-`.
+/// Formats `zone/rack/host`; unknown parts are `-`.
 fn domain(node: &Node) -> String {
     let parts = [&node.zone, &node.rack, &node.host];
     if parts.iter().all(|part| part.is_empty()) {
@@ -194,7 +194,7 @@ fn domain(node: &Node) -> String {
     parts.join("/")
 }
 
-/// `1.2 GiB/s (3s)`: the median, and the age of its newest sample; one that was given has no age.
+/// Formats `1.2 GiB/s (3s)`: the median, and the age of its newest sample; a configured figure has no age.
 fn rate(figure: &Figure<f64>) -> String {
     match figure.known() {
         None => "-".to_owned(),
@@ -208,7 +208,7 @@ fn rate(figure: &Figure<f64>) -> String {
     }
 }
 
-/// `2 run, 1 waits, 3.0 GiB, 2.50 s`, or `none`.
+/// Formats a queue: `2 run, 1 waits, 3.0 GiB, 2.50 s`, or `none`.
 fn queue(queue: &Queue) -> String {
     let mut parts = Vec::new();
     for (count, what) in [

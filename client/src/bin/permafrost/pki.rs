@@ -119,7 +119,7 @@ struct ShowArguments {
     directory: PathBuf,
 }
 
-/// What a certificate says, for scripts.
+/// Contents of a certificate, for scripts.
 #[derive(Debug, Serialize)]
 struct Certificate {
     directory: PathBuf,
@@ -131,7 +131,7 @@ struct Certificate {
     hosts: Vec<String>,
     valid_from_unix_ms: u64,
     expires_unix_ms: u64,
-    /// The CAs that its holder trusts.
+    /// CAs that the holder trusts.
     authorities: Vec<Ca>,
 }
 
@@ -141,7 +141,7 @@ struct Ca {
     expires_unix_ms: u64,
 }
 
-/// The CAs of a directory without a certificate; the newest first.
+/// CAs of a directory without a certificate; the newest first.
 #[derive(Debug, Serialize)]
 struct Authorities {
     directory: PathBuf,
@@ -208,7 +208,7 @@ fn rotate(context: &Context, arguments: &RotateArguments) -> Result<(), Failure>
     print_issued(context, &issued)
 }
 
-/// A directory without a CA is worth a better word than a missing file.
+/// Opens a CA; a directory without one gets a clearer message than a missing file.
 fn open(directory: &Path) -> Result<Authority, Failure> {
     Authority::open(directory).map_err(|error| match error {
         IdentityError::Io { ref source, .. } if source.kind() == std::io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! `permafrost region`: passed on to `permafrostd`, which knows regions.
+//! `permafrost region`: runs `permafrostd region`, as only the daemon can read regions.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use permafrost_terminal::failure::{Code, Failure};
 
 use crate::cli::RegionArguments;
 
-/// Becomes `permafrostd region`; its output and exit code are the answer.
+/// Becomes `permafrostd region`, with its output and exit code.
 pub(crate) fn region(arguments: &RegionArguments) -> Result<(), Failure> {
     let program = daemon();
     let error = Command::new(&program)
@@ -22,7 +22,7 @@ pub(crate) fn region(arguments: &RegionArguments) -> Result<(), Failure> {
     Err(failure.hint("install permafrostd beside permafrost, or on PATH"))
 }
 
-/// The one beside this program, else on PATH.
+/// Returns the daemon beside this program, or else the one on PATH.
 fn daemon() -> PathBuf {
     let name = "permafrostd";
     let beside = std::env::current_exe().map(|own| own.with_file_name(name));

@@ -1,4 +1,4 @@
-//! `permafrost reserve`: places in the queues of nodes.
+//! `permafrost reserve`: reserves places in the queues of nodes.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write as _};
@@ -25,7 +25,7 @@ Examples:
     permafrost reserve --cancel --reservation-file place
 ";
 
-/// What is reserved.
+/// Kind of the operation that a place is reserved for.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Direction {
     /// A dump
@@ -80,7 +80,7 @@ pub(crate) struct ReservationArguments {
 }
 
 impl ReservationArguments {
-    /// Returns the token; an empty one where no place was reserved.
+    /// Returns the token; empty if no place was reserved.
     ///
     /// # Errors
     /// The file cannot be read, or holds no token.
@@ -92,10 +92,10 @@ impl ReservationArguments {
     }
 }
 
-/// Variable with the token of a reserved place.
+/// Environment variable with the token of a reserved place.
 const RESERVATION_VARIABLE: &str = "PERMAFROST_RESERVATION";
 
-/// A token has 32 digits; more is another file.
+/// Largest token file, bytes. A token has 32 digits; a larger file is not a token.
 const MAX_TOKEN_FILE_BYTES: u64 = 4096;
 
 fn read_token(path: &Path) -> Result<String, Failure> {
@@ -195,7 +195,7 @@ fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `500ms`, `30s`, `5m`, `2h`; seconds without a unit.
+/// Parses a time like `500ms`, `30s`, `5m` or `2h`; seconds without a unit.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let unknown = || format!("{text:?} is no time such as 500ms, 30s, 5m or 2h");
     let digits = text

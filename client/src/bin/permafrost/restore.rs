@@ -1,8 +1,8 @@
 //! `permafrost restore`: CRIU reads the images from the daemon while it runs (`--stream`), or from a whole images
 //! directory that is built in memory first (`--no-stream`, `--keep-images`, `--work-dir`).
 //!
-//! Streamed, CRIU may have read what it took for whole images and succeeded although the daemon found damage or
-//! went away: the daemon's word counts too, and such a restore has failed.
+//! With streaming, CRIU may take incomplete images for whole ones and succeed although the daemon found damage
+//! or went away. So the daemon's result counts too, and such a restore has failed.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,34 +29,34 @@ use crate::delivery::{self, Delivered, Delivery, Tasks, Wanted};
 use crate::dump::name_of;
 use crate::trust;
 
-/// How long a dead process may hold the pid of one that is restored.
+/// Time limit for dead processes to free the pids that a restore needs.
 const REAP_PATIENCE: Duration = Duration::from_secs(3);
 
-/// What a restore prints with `--json`.
+/// Report that a restore prints with `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// Root of the restored tree.
     pub(crate) pid: u32,
     pub(crate) checkpoint: Checkpoint,
-    /// CRIU read the images from the store, and not from a directory.
+    /// True if CRIU read the images from the store, and not from a directory.
     streamed: bool,
-    /// Building the images directory.
+    /// Duration of building the images directory.
     fetch_us: u64,
-    /// Waiting until the dead of the dump had given their pids back.
+    /// Wait until the dumped processes were reaped and their pids were free.
     wait_us: u64,
-    /// CRIU's run.
+    /// Duration of CRIU's run.
     criu_us: u64,
     pub(crate) total_us: u64,
-    /// CRIU's own measurements.
+    /// Statistics that CRIU measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     stats: Option<RestoreStats>,
-    /// With `--foreground`: how the process ended.
+    /// Exit status of the process, with `--foreground`.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_status: Option<i32>,
-    /// With `--foreground`: the signal that ended it.
+    /// Signal that ended the process, with `--foreground`.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
-    /// With `--keep-images`.
+    /// Path of the images directory, with `--keep-images`.
     #[serde(skip_serializing_if = "Option::is_none")]
     images_dir: Option<PathBuf>,
 }
@@ -74,8 +74,8 @@ pub(crate) fn restore(context: &Context, arguments: &RestoreArguments) -> Result
     context.print(&report, human_report)
 }
 
-/// Restores and prints nothing. With `--foreground` the restored process is a child of this one, and the caller
-/// waits for it.
+/// Restores and prints nothing. With `--foreground`, the restored process is a child of this one, and the
+/// caller waits for it.
 pub(crate) fn bring_back(
     context: &Context,
     arguments: &RestoreArguments,
@@ -228,7 +228,7 @@ pub(crate) fn bring_back(
     })
 }
 
-/// CRIU's options: the recorded ones, unless `none_recorded`, and the user's own.
+/// Returns CRIU's options: the recorded ones, unless `none_recorded`, and the user's own.
 fn criu_options(
     passed_on: &PassedOn,
     manifest: &Manifest,
@@ -243,7 +243,8 @@ fn criu_options(
     })
 }
 
-/// CRIU succeeded, but the daemon did not. Not killed: whoever called may want to look at it first.
+/// Returns the failure for a restore in which CRIU succeeded but the daemon did not. The process is not killed,
+/// so that the caller can examine it first.
 fn unreliable(name: &str, pid: u32, refusal: ControlError) -> Failure {
     let cause = Failure::from(refusal);
     Failure::new(
@@ -302,7 +303,7 @@ fn failed(
     failure
 }
 
-/// The pids of the processes in a checkpoint, each in its own namespace.
+/// Returns the pids of the processes in a checkpoint, each in its own namespace.
 fn tasks_of(manifest: &Manifest) -> Vec<u32> {
     let spaces = manifest.spaces.iter();
     spaces
@@ -311,8 +312,8 @@ fn tasks_of(manifest: &Manifest) -> Vec<u32> {
         .collect()
 }
 
-/// Waits for the dead of the dump to be reaped, in bounds: right after a dump their parent may not have
-/// got to it, and until then they hold their pids.
+/// Waits, in bounds, until the dead processes of the dump are reaped: right after a dump their parent may not
+/// have done so yet, and until then they hold their pids.
 fn wait_until_reaped(manifest: &Manifest, interrupts: &Interrupts) -> Duration {
     let start = Instant::now();
     let dead = |pid: u32| matches!(ProcessStat::read(pid), Ok(stat) if stat.state == 'Z');
@@ -324,7 +325,7 @@ fn wait_until_reaped(manifest: &Manifest, interrupts: &Interrupts) -> Duration {
     start.elapsed()
 }
 
-/// The pid that CRIU wrote; without a newline.
+/// Reads the pid that CRIU wrote; the file has no newline.
 fn read_pid(pidfile: &Path) -> Option<u32> {
     fs::read_to_string(pidfile).ok()?.trim().parse().ok()
 }

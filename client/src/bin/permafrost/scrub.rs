@@ -1,4 +1,4 @@
-//! `permafrost scrub`.
+//! `permafrost scrub`: verifies checkpoints and heals damaged pages.
 
 use permafrost_protocol::control::{DamagedCheckpoint, Scrubbed, request};
 use permafrost_terminal::context::Context;

@@ -1,4 +1,4 @@
-//! `permafrost token`: who may ask a node's HTTP API.
+//! `permafrost token`: makes tokens for a node's HTTP API.
 
 use clap::{Args, Subcommand};
 use permafrost_identity::{Namespaces, Scope, Scopes, Token};
@@ -40,7 +40,7 @@ struct NewArguments {
     namespaces: Vec<String>,
 }
 
-/// A token and its line.
+/// A token, and its line for the node's file.
 #[derive(Serialize)]
 struct New {
     token: String,
@@ -77,7 +77,7 @@ fn new(arguments: &NewArguments) -> Result<New, Failure> {
     })
 }
 
-/// As the node takes it.
+/// Parses a name as the node accepts it.
 fn parse_name(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {

@@ -1,4 +1,4 @@
-//! `permafrost get`, `put` and `verify`: what moves or reads a checkpoint's pages.
+//! `permafrost get`, `put` and `verify`: the commands that transfer or read a checkpoint's pages.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -51,7 +51,7 @@ pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Fai
     }
 }
 
-/// Makes the directory, private, or checks that it is empty; says whether it was made.
+/// Makes the directory, private, or checks that it is empty. Returns true if it was made.
 fn prepare_directory(path: &Path, force: bool) -> Result<bool, Failure> {
     match fs::read_dir(path) {
         Ok(mut entries) => {

@@ -1,5 +1,5 @@
-//! `permafrost restore --trust`: whose checkpoints may be restored. A restored process runs with the rights that its image
-//! says, so whoever took the dump decides what runs.
+//! `permafrost restore --trust`: the origins whose checkpoints may be restored. A restored process runs with
+//! the rights that its image specifies, so the taker of the dump decides what runs.
 
 use std::str::FromStr;
 
@@ -7,16 +7,16 @@ use permafrost_protocol::control::Detail;
 use permafrost_protocol::manifest::{TakenBy, namespace_of};
 use permafrost_terminal::failure::{Code, Failure};
 
-/// A kind of origin that is trusted.
+/// A kind of trusted origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// `any`: everything that this user may read.
+    /// `any`: every checkpoint that this user may read.
     Any,
-    /// `node`: what root or the daemon's user dumped or imported on a storage node.
+    /// `node`: dumps and imports of root or the daemon's user on a storage node.
     Node,
-    /// `agent:NAME`: what that agent has dumped.
+    /// `agent:NAME`: dumps of that agent.
     Agent(String),
-    /// `uid:UID`: what that user of a storage node has dumped.
+    /// `uid:UID`: dumps of that user of a storage node.
     User(u32),
     /// `namespace:NAME`: every job of that namespace.
     Namespace(String),
@@ -51,11 +51,11 @@ impl Rule {
     }
 }
 
-/// Checks that the rules trust whoever took the dump. Without rules a storage node trusts the nodes, and an agent trusts
-/// everything that its certificate lets it read.
+/// Checks that the rules trust the taker of the dump. Without rules a storage node trusts the nodes, and an
+/// agent trusts everything that its certificate lets it read.
 ///
 /// # Errors
-/// They do not.
+/// The rules do not trust the taker.
 pub(crate) fn check(rules: &[Rule], name: &str, detail: &Detail) -> Result<(), Failure> {
     let default = if detail.agent.is_empty() {
         Rule::Node

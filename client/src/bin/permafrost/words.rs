@@ -1,10 +1,10 @@
-//! Costs and decisions in words: what `cost` and `plan` have in common.
+//! Formats costs and decisions as text, for `cost` and `plan`.
 
 use clap::ValueEnum;
 use permafrost_api_types::cost::{By, Copies, Cost, Mechanism, Part, Spread};
 use permafrost_terminal::human;
 
-/// Where a dump has to be before the task may go.
+/// Nodes on which a dump must be durable before the task is ended.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum CopiesWord {
     /// On the task's node
@@ -22,7 +22,7 @@ impl From<CopiesWord> for Copies {
     }
 }
 
-/// Which end of a spread decides.
+/// Percentile of a distribution that decides.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ByWord {
     /// The median
@@ -40,7 +40,7 @@ impl From<ByWord> for By {
     }
 }
 
-/// A way to preempt, as the API calls it; hyphens do as well.
+/// Parses a way to preempt, as the API names it; hyphens are accepted too.
 pub(crate) fn parse_mechanism(text: &str) -> Result<Mechanism, String> {
     let word = text.replace('-', "_");
     let known = Mechanism::ALL;
@@ -53,7 +53,7 @@ pub(crate) fn parse_mechanism(text: &str) -> Result<Mechanism, String> {
         })
 }
 
-/// As the API calls it.
+/// Returns the API's name of a mechanism.
 pub(crate) const fn name(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::Wait => "wait",
@@ -66,7 +66,7 @@ pub(crate) const fn name(mechanism: Mechanism) -> &'static str {
     }
 }
 
-/// The one word that a script branches on.
+/// Returns the single word for a decision, which scripts test.
 pub(crate) const fn verdict(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::Wait => "wait",
@@ -97,7 +97,7 @@ const fn part(part: Part) -> &'static str {
     }
 }
 
-/// `1.20 s (to 1.90 s)`.
+/// Formats a distribution: `1.20 s (to 1.90 s)`.
 pub(crate) fn spread(spread: Spread) -> String {
     let (p50, p95) = (human::seconds(spread.p50), human::seconds(spread.p95));
     if p50 == p95 {
@@ -106,7 +106,7 @@ pub(crate) fn spread(spread: Spread) -> String {
     format!("{p50} (to {p95})")
 }
 
-/// `write 1.20 s + read 0.80 s`; nothing where it was not asked for.
+/// Formats the parts of a cost: `write 1.20 s + read 0.80 s`; empty if they were not requested.
 pub(crate) fn parts(cost: &Cost) -> String {
     let parts = cost.parts.iter().flatten();
     let parts: Vec<String> = parts
@@ -116,7 +116,7 @@ pub(crate) fn parts(cost: &Cost) -> String {
     parts.join(" + ")
 }
 
-/// Processors and memory: `2.5 cpus, 4.0 GiB`.
+/// Formats processors and memory: `2.5 cpus, 4.0 GiB`.
 pub(crate) fn resources(cpu_millis: u64, memory_bytes: u64) -> String {
     let (whole, rest) = (cpu_millis / 1_000, cpu_millis % 1_000);
     let cpus = format!("{whole}.{rest:03}");

@@ -1,4 +1,4 @@
-//! What came of it: CRIU's exit status, the action script's verdict and the daemon's word, put together.
+//! Result of a dump, combined from CRIU's exit status, the action script's verdict and the daemon's reply.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -16,11 +16,11 @@ use permafrost_transport::control::{Connection, ControlError};
 use super::{Places, Plan, Sealed};
 use crate::transfer::open_directory;
 
-/// Longest wait for the daemon once CRIU has rolled back.
+/// Longest wait for the daemon after CRIU has rolled back.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Plan<'_> {
-    /// Puts together what CRIU's exit status and the action script's verdict say.
+    /// Combines CRIU's exit status and the action script's verdict.
     pub(super) fn conclude(
         &self,
         connection: &mut Connection,
@@ -110,7 +110,8 @@ impl Plan<'_> {
         }
     }
 
-    /// The guard ended the freeze. The daemon is not asked why: it did not answer in time.
+    /// Returns the failure for a freeze that the guard ended. The daemon's reason is not requested: it did not
+    /// reply in time.
     fn limit_reached(&self) -> Failure {
         let limit = self.freeze_limit.time();
         Failure::new(
@@ -123,7 +124,7 @@ impl Plan<'_> {
         .hint("see whether permafrostd hangs (permafrost status); a dump that needs longer is given more with --freeze-limit")
     }
 
-    /// The seal failed after CRIU had ended.
+    /// Returns the failure for a seal that failed after CRIU had ended.
     fn late(&self, failure: Failure) -> Failure {
         let mut failure = failure.during("seal");
         if !self.arguments.pre_dump && !self.leave_running {
@@ -137,8 +138,8 @@ impl Plan<'_> {
         failure
     }
 
-    /// Discards the session now, so that the next dump of the job finds the way free as soon as this
-    /// command has ended. The end of the connection does it too, a moment later.
+    /// Discards the session now, so that the next dump of the job is not refused when this command has ended.
+    /// The end of the connection would discard it too, but a moment later.
     fn abort(&self, connection: &mut Connection, opened: &SessionOpened) {
         let session = opened.session.clone();
         let _ = connection.call(request::Abort { session });
@@ -157,7 +158,7 @@ impl Plan<'_> {
         failure
     }
 
-    /// What became of the process.
+    /// Describes the state of the process for a message.
     fn fate(&self) -> &'static str {
         match ProcessStat::read(self.arguments.pid) {
             Ok(stat) if stat.start_ticks == self.origin.start_ticks && stat.state != 'Z' => {
@@ -168,7 +169,8 @@ impl Plan<'_> {
     }
 }
 
-/// Why the daemon gave the session up, if it did: CRIU only sees a closed socket or a number.
+/// Returns the reason for which the daemon gave the session up, if it did: CRIU only sees a closed socket or a
+/// number.
 fn session_failure(connection: &mut Connection, places: &Places, session: &str) -> Option<Failure> {
     let status = match connection.call(request::Status {}) {
         Ok(status) => status,

@@ -1,4 +1,5 @@
-//! Refuses trees that contain a process which the dump itself needs: frozen, it could not end the freeze.
+//! Refuses trees that contain a process which the dump itself needs: if that process were frozen, the freeze
+//! could not end.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -72,7 +73,7 @@ fn refusal(root: u32, pid: u32, why: &str) -> Failure {
     .hint("name the root of a smaller tree, or run that process outside of this one")
 }
 
-/// Ports and inodes of this network namespace's listening TCP sockets, and of its UDP sockets.
+/// Lists ports and inodes of this network namespace's listening TCP sockets, and of its UDP sockets.
 fn listeners() -> impl Iterator<Item = (u16, u64)> {
     let lines = |file: &str| {
         let file = File::open(format!("/proc/self/net/{file}")).ok();
@@ -90,7 +91,8 @@ fn listeners() -> impl Iterator<Item = (u16, u64)> {
     tcp.chain(udp).filter_map(|line| port_and_inode(&line))
 }
 
-/// Local port and inode out of a line of `/proc/net/tcp` or `udp` (Documentation/networking/proc_net_tcp.rst of the kernel).
+/// Parses local port and inode in a line of `/proc/net/tcp` or `udp` (Documentation/networking/proc_net_tcp.rst
+/// of the kernel).
 fn port_and_inode(line: &str) -> Option<(u16, u64)> {
     let mut words = line.split_whitespace();
     let (_, port) = words.nth(1)?.rsplit_once(':')?;
@@ -100,7 +102,7 @@ fn port_and_inode(line: &str) -> Option<(u16, u64)> {
     ))
 }
 
-/// Inodes of the sockets that a process has open.
+/// Lists the inodes of the sockets that a process has open.
 fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -112,7 +114,7 @@ fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether an endpoint is at an address of this machine: others cannot be bound.
+/// Returns true if an endpoint is at an address of this machine: other addresses cannot be bound.
 fn is_local(endpoint: &str) -> bool {
     let addresses = endpoint.to_socket_addrs().into_iter().flatten();
     let ips: Vec<IpAddr> = addresses.map(|address| address.ip()).collect();

@@ -28,7 +28,7 @@ pub(crate) struct GuardArguments {
     criu: Vec<OsString>,
 }
 
-/// The command line of a guard, up to CRIU's.
+/// Returns the command line of a guard, up to CRIU's.
 pub(super) fn command(guarded: &Guarded) -> Result<Command, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(Code::Internal, format!("find this program: {error}")))?;

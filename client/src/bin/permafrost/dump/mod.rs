@@ -6,13 +6,13 @@
 //!                        └ exits 0: tasks end or go on            exits 1: CRIU rolls back, they go on
 //! ```
 //!
-//! A guard (`permafrost freeze-guard`) stands between this command and CRIU, and ends a freeze that reaches its limit, whatever has
-//! become of permafrostd and of this command by then.
+//! A guard (`permafrost freeze-guard`) runs between this command and CRIU, and ends a freeze that reaches its
+//! limit, whatever has happened to permafrostd and to this command by then.
 //!
-//! A pre-dump calls no scripts, and no task dies of it: this command seals it after CRIU has ended.
+//! A pre-dump calls no scripts, and ends no task: this command seals it after CRIU has ended.
 //!
-//! The control connection stays open for the whole dump, and the session is bound to it: however this
-//! command ends, no half-done session stays behind.
+//! The control connection stays open for the whole dump, and the session is bound to it: however this command
+//! ends, no unfinished session is left.
 
 mod conclude;
 mod dependencies;
@@ -42,10 +42,10 @@ use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
 
-/// Memory for the images of a dump: everything but the pages. Ghost files may add to it.
+/// Memory for the images of a dump, bytes: everything but the pages. Ghost files may add to it.
 const IMAGES_BYTES: u64 = 32 << 20;
 
-/// How long killed tasks are waited for. Restores wait for what is left.
+/// Time limits of the wait for killed tasks. Restores wait for those that are left.
 const PATIENCE: Patience = Patience {
     to_end: Duration::from_secs(30),
     to_be_reaped: Duration::from_secs(1),
@@ -54,13 +54,13 @@ const PATIENCE: Patience = Patience {
 /// Name of the action script's program, next to this one.
 const ACTION_PROGRAM: &str = "permafrost-action";
 
-/// The checkpoint that this dump leaves clean pages to.
+/// Checkpoint that already holds the clean pages, which this dump leaves out.
 struct Parent {
     name: String,
     generation: u64,
 }
 
-/// Everything that is settled before a session is opened.
+/// Parameters of a dump, complete before a session is opened.
 struct Plan<'a> {
     context: &'a Context,
     arguments: &'a DumpArguments,
@@ -69,25 +69,25 @@ struct Plan<'a> {
     leave_running: bool,
     origin: Origin,
     freeze_limit: FreezeLimit,
-    /// The tree is in no pid namespace of its own: the images have the pids that are seen here.
+    /// True if the tree has no pid namespace of its own: the pids in the images are those of this namespace.
     same_pids: bool,
     action: PathBuf,
-    /// With soft-dirty bits: what is known of them, and that nobody else resets any meanwhile.
+    /// Locked markers of a dump with soft-dirty bits: no other dump resets the bits meanwhile.
     tracking: Option<Locked>,
     parent: Option<Parent>,
 }
 
-/// Where CRIU reads and writes.
+/// Directories and files that CRIU reads and writes.
 struct Places {
     scratch: Scratch,
     images: PathBuf,
     work: PathBuf,
     verdict: PathBuf,
-    /// The guard's report.
+    /// Path of the guard's report.
     report: PathBuf,
 }
 
-/// How CRIU's run and the seal went.
+/// Results of CRIU's run and of the seal.
 struct Sealed {
     finished: Finished,
     checkpoint: Checkpoint,
@@ -99,7 +99,7 @@ pub(crate) fn dump(context: &Context, arguments: &DumpArguments) -> Result<(), F
     context.print(&report, report::human_report)
 }
 
-/// Takes a dump and prints nothing; `interrupts` are made once the arguments are known to make sense.
+/// Takes a dump and prints nothing; `interrupts` is called once the arguments were checked.
 pub(crate) fn take(
     context: &Context,
     arguments: &DumpArguments,
@@ -219,7 +219,7 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Locks the markers; a tracked dump that runs now is waited for.
+    /// Locks the markers; waits for a tracked dump that is under way.
     fn track(&mut self, interrupts: &Interrupts) -> Result<(), Failure> {
         let failed = |error: std::io::Error| {
             Failure::new(
@@ -243,10 +243,11 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Looks at the job's newest checkpoint: it knows the work that the process had done before it was restored, and what follows.
+    /// Reads the job's newest checkpoint, which records the work that the process had done before it was
+    /// restored.
     ///
-    /// It is the parent of clean pages if it was the last to reset this
-    /// process's soft-dirty bits. (Equal pages are found by comparison with it in any case.)
+    /// That checkpoint is the parent of clean pages if it was the last to reset this process's soft-dirty bits.
+    /// (Equal pages are found by comparison with it in any case.)
     fn choose_parent(
         &mut self,
         connection: &mut Connection,
@@ -330,7 +331,7 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Waits until the tasks that CRIU has killed are gone: a restore right behind the dump needs their pids.
+    /// Waits until the tasks that CRIU has killed are gone: a restore right after the dump needs their pids.
     fn wait_for_the_end(&self, places: &Places) {
         let mut pids = vec![self.arguments.pid];
         if self.same_pids {
@@ -344,7 +345,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Keeps CRIU's log, and nothing else, for the user to read.
+    /// Keeps CRIU's log, and nothing else, for the user.
     fn keep_log(&self, mut failure: Failure, places: Places) -> Failure {
         if failure.keep_images {
             // Better than nothing: registers, files, mounts; the pages are lost with the session.
@@ -379,7 +380,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The tasks and threads of a dump, as its images name them.
+/// Returns the tasks and threads of a dump, as its images name them.
 fn tasks_of_images(images: &Path) -> Vec<u32> {
     let entries = fs::read_dir(images).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());

@@ -1,4 +1,4 @@
-//! What a dump prints.
+//! Output of a dump.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,27 +12,27 @@ use serde::Serialize;
 use super::name_of;
 use crate::inspect::copies;
 
-/// What a dump prints with `--json`.
+/// Report that a dump prints with `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) checkpoint: Checkpoint,
-    /// From start to end of this command.
+    /// Duration of this command, from start to end.
     pub(crate) total_us: u64,
-    /// CRIU's own run.
+    /// Duration of CRIU's own run.
     pub(super) criu_us: u64,
-    /// The seal, with the tasks frozen (with a pre-dump: running).
+    /// Duration of the seal, with the tasks frozen (with a pre-dump: running).
     pub(super) seal_us: u64,
-    /// CRIU's own measurements.
+    /// Statistics that CRIU measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stats: Option<DumpStats>,
-    /// Compared with the job's checkpoint before it: equal pages are not stored.
+    /// True if the pages were compared with the job's previous checkpoint: equal pages are not stored.
     pub(super) incremental: bool,
-    /// Clean pages were not even sent, by soft-dirty bits.
+    /// True if clean pages were not even sent, by soft-dirty bits.
     pub(super) clean_pages_left_out: bool,
-    /// Options whose counterpart a restore must be given.
+    /// Options for which a restore has to be given a counterpart.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) restore_needs: Vec<String>,
-    /// CRIU's log, with `--work-dir`.
+    /// Path of CRIU's log, with `--work-dir`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) log: Option<PathBuf>,
 }

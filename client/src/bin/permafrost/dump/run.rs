@@ -1,4 +1,4 @@
-//! The session, and CRIU in it.
+//! Runs CRIU within a session.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -22,14 +22,14 @@ use super::{Parent, Places, Plan, Sealed, dependencies, guard};
 use crate::cli::Durability;
 use crate::transfer::open_directory;
 
-/// How often progress is looked at while CRIU runs.
+/// Interval at which progress is polled while CRIU runs.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Longest wait for progress: the end of CRIU is not noticed meanwhile.
+/// Longest wait for a progress reply: the end of CRIU is not noticed meanwhile.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Plan<'_> {
-    /// Opens the session, runs CRIU, and returns the sealed checkpoint, and how long it waited for its turn.
+    /// Opens the session and runs CRIU. Returns the sealed checkpoint and the time in the queue.
     pub(super) fn run(
         &self,
         connection: &mut Connection,
@@ -86,7 +86,7 @@ impl Plan<'_> {
         Ok((sealed, waited))
     }
 
-    /// The session, and how long it waited for its turn.
+    /// Opens the session. Returns it and the time in the queue.
     fn open(&self, connection: &mut Connection) -> Result<(SessionOpened, Duration), Failure> {
         let turn = &self.arguments.turn;
         let open = request::Open {
@@ -126,7 +126,8 @@ impl Plan<'_> {
         }
     }
 
-    /// The origin, with what the processes have in memory now: the dump's size and time are predicted by it.
+    /// Returns the origin, with the current memory sizes of the processes, from which the dump's size and time
+    /// are predicted.
     fn origin_now(&self) -> Origin {
         let pid = self.arguments.pid;
         let worked = processes::usage(pid).map_or(Duration::ZERO, |usage| usage.progress());
@@ -211,13 +212,13 @@ fn export_parent(
     Ok("../prev".to_owned())
 }
 
-/// Progress of the session, asked for on a connection of its own while CRIU runs.
+/// Poller of the session's progress on a connection of its own, while CRIU runs.
 struct Watch<'a> {
     context: &'a Context,
     session: &'a str,
     progress: Progress,
     connection: Option<Connection>,
-    /// The daemon did not answer in time: it is not asked again.
+    /// True if the daemon did not reply in time: no more requests are sent to it.
     given_up: bool,
     ticks: u32,
 }

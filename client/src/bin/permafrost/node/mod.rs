@@ -1,4 +1,4 @@
-//! `permafrost node`: the nodes of a cluster, and what an operator does with them.
+//! `permafrost node`: shows the nodes of a cluster, and lets an operator drain, return or remove them.
 
 mod show;
 
@@ -28,11 +28,11 @@ Examples:
     permafrost node rebuild                                        etcd's data was lost
 ";
 
-/// How long nothing that a node is still needed for can be copied before a drain gives up: other nodes free space, or heal
-/// what is damaged on them, within seconds or not soon.
+/// Time without progress after which a drain gives up: other nodes free space, or heal damaged copies, within
+/// seconds or not soon.
 const STUCK: Duration = Duration::from_secs(15);
 
-/// How often a drain is looked at; at most a fifth of the time goes into looking.
+/// Interval at which a drain is polled; polling takes at most a fifth of the time.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
@@ -116,7 +116,7 @@ pub(crate) fn node(context: &Context, arguments: &NodeArguments) -> Result<(), F
     }
 }
 
-/// Says by the exit code that the list, which is printed, is an old one.
+/// Fails, by the exit code, if the printed list is an old one.
 fn check_counted(list: &NodeList) -> Result<(), Failure> {
     if list.checkpoints.is_some() {
         return Ok(());
@@ -146,7 +146,7 @@ fn set(
     })?)
 }
 
-/// The node that was asked for.
+/// Returns the requested node.
 fn only(list: &NodeList) -> Result<&NodeStatus, Failure> {
     match list.nodes.as_slice() {
         [node] => Ok(node),
@@ -194,7 +194,7 @@ fn drain(context: &Context, arguments: &DrainArguments) -> Result<(), Failure> {
     })
 }
 
-/// Until everything that the node holds is held elsewhere.
+/// Waits until everything that the node holds is held by other nodes.
 fn wait(
     context: &Context,
     interrupts: &Interrupts,
@@ -250,7 +250,7 @@ fn wait(
     }
 }
 
-/// Nothing that the node is needed for can be copied.
+/// Returns the failure for a drain in which nothing that is left can be copied.
 fn stuck(node: &NodeStatus, needed: u64) -> Failure {
     let name = &node.name;
     let message = format!(

@@ -1,4 +1,4 @@
-//! Nodes, as people read them.
+//! Formats nodes as text.
 
 use permafrost_protocol::control::{NodeList, NodeStatus, Rebuilt};
 use permafrost_terminal::human;
@@ -88,7 +88,7 @@ pub(super) fn human_nodes(list: &NodeList) -> String {
     text
 }
 
-/// Formats the speed of its medium, and that it is volatile.
+/// Formats the speed of its medium, and whether it is volatile.
 fn medium(node: &NodeStatus) -> String {
     if node.volatile {
         format!("{}, volatile", node.tier)
@@ -186,7 +186,7 @@ fn human_node(node: &NodeStatus, leads: bool) -> String {
     text
 }
 
-/// Names, one a line, and how many more there are.
+/// Formats names, one a line, and the number of further ones.
 pub(super) fn indented(names: &[String], all: u64) -> String {
     let mut text = String::new();
     for name in names {
@@ -257,7 +257,7 @@ pub(super) fn human_rebuilt(rebuilt: &Rebuilt) -> String {
     text
 }
 
-/// What an operator has said and what is so, in a word or two.
+/// Formats the operator's setting and the actual state of a node, in a word or two.
 fn state(node: &NodeStatus) -> String {
     match (node.state.as_str(), node.live) {
         ("active", true) if node.stopping => "stopping".to_owned(),
@@ -272,7 +272,7 @@ fn state(node: &NodeStatus) -> String {
     }
 }
 
-/// `zone/rack/host`; what is not known is `-`.
+/// Formats `zone/rack/host`; unknown parts are `-`.
 fn domain(node: &NodeStatus) -> String {
     let parts = [&node.zone, &node.rack, &node.host];
     if parts.iter().all(|part| part.is_empty()) {

@@ -1,4 +1,5 @@
-//! `permafrost plan`: what a scheduler would best do, by what it costs now. Nothing is done.
+//! `permafrost plan`: computes the cheapest actions for a scheduler from the current costs. Carries out
+//! nothing.
 
 mod place;
 mod preempt;

@@ -1,4 +1,4 @@
-//! `permafrost plan place`.
+//! `permafrost plan place`: computes the nodes for a dump and its copies.
 
 use clap::Args;
 use permafrost_agent::host::arguments::parse_size;
@@ -63,7 +63,7 @@ pub(super) fn place(context: &Context, arguments: &PlaceArguments) -> Result<(),
     }
 }
 
-/// What the exit code is to say.
+/// Returns the failure for the exit code, if copies are missing.
 fn judge(placed: &Placed<'_>) -> Result<(), Failure> {
     if placed.missing == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `permafrost plan preempt`.
+//! `permafrost plan preempt`: chooses tasks to preempt, and the way for each.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -126,7 +126,7 @@ fn print(
     }
 }
 
-/// What the exit code is to say.
+/// Returns the failure for the exit code, if the plan frees too little or nothing is known.
 fn judge(plan: &PreemptAnswer<'_>) -> Result<(), Failure> {
     if plan.victims.is_empty()
         && let Some(why) = nothing_said(plan)
@@ -151,7 +151,7 @@ fn judge(plan: &PreemptAnswer<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Why nothing was decided, if there was something to decide on.
+/// Returns the reason for which nothing was decided, if there was a candidate.
 fn nothing_said(plan: &PreemptAnswer<'_>) -> Option<String> {
     let undecided = plan.undecided.first();
     let undecided = undecided.map(|one| format!("{}: {}", one.task, one.reason));
@@ -193,7 +193,7 @@ fn of_pids(client: &ApiClient, arguments: &PreemptArguments) -> Result<Preempt<'
     })
 }
 
-/// The request in the file, with what the command line says besides.
+/// Reads the request in the file, and sets the fields that the command line gives.
 fn of_file(path: &Path, arguments: &PreemptArguments) -> Result<Value, Failure> {
     let mut request = api::request_of(path, "candidates")?;
     api::set(&mut request, "wanted", arguments.wanted()?);
@@ -250,7 +250,7 @@ fn human_plan(plan: &PreemptAnswer<'_>) -> String {
     text
 }
 
-/// `kill 12.0 s`: the second best way and its score.
+/// Formats the second best way and its score: `kill 12.0 s`.
 fn second_best(victim: &Victim<'_>) -> String {
     victim.next.map_or_else(String::new, |next| {
         let score = permafrost_terminal::human::seconds(next.score_s);
@@ -258,7 +258,7 @@ fn second_best(victim: &Victim<'_>) -> String {
     })
 }
 
-/// Thousandths of a processor.
+/// Parses a number of processors into thousandths.
 fn parse_cpus(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no number of processors such as 2 or 0.5");
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));

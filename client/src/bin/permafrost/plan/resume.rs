@@ -1,4 +1,4 @@
-//! `permafrost plan resume`.
+//! `permafrost plan resume`: ranks nodes for the restore of checkpoints.
 
 use clap::{Args, ValueEnum};
 use permafrost_api_types::resume::{Preference, Ranked, Resume, ResumeAnswer, Resumption};
@@ -23,7 +23,7 @@ Examples:
     permafrost plan resume train@3 build --node n1 --node n2 --prefer local
 ";
 
-/// Where a task would rather be resumed.
+/// Preferred kind of node for the restore of a task.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Prefer {
     /// Where its checkpoint lies
@@ -68,7 +68,7 @@ pub(super) fn resume(context: &Context, arguments: &ResumeArguments) -> Result<(
     judge(&plan)
 }
 
-/// What the exit code is to say.
+/// Returns the failure for the exit code, if a checkpoint cannot be resumed or has no node.
 fn judge(plan: &ResumeAnswer<'_>) -> Result<(), Failure> {
     let mut nowhere = None;
     for answer in &plan.answers {
@@ -141,7 +141,7 @@ fn human_plan(plan: &ResumeAnswer<'_>) -> String {
     text
 }
 
-/// With the generation that a bare job stands for.
+/// Returns the checkpoint's name, with the generation that a bare job name stands for.
 fn name(ranked: &Ranked<'_>) -> String {
     let asked = ranked.checkpoint.as_str();
     if asked.contains('@') {

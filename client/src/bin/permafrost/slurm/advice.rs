@@ -1,5 +1,5 @@
-//! Whether a preempted task is worth a dump: `permafrostd` is asked, which knows its media and queues; where it does not
-//! know either, this run's own measurements say.
+//! Decides whether a preempted task is worth a dump. `permafrostd`, which knows its media and queues, is asked
+//! first; if it cannot tell, this run's own measurements decide.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,26 +11,26 @@ use permafrost_terminal::context::Context;
 
 use super::asked;
 
-/// What is known of the task when it is preempted.
+/// State of the task when it is preempted.
 #[derive(Clone, Debug)]
 pub(super) struct Situation {
     /// Root of the task.
     pub(super) pid: u32,
     /// Job of its checkpoints.
     pub(super) job: String,
-    /// Memory of the task.
+    /// Memory of the task, bytes.
     pub(super) resident_bytes: u64,
-    /// How long this run has lasted.
+    /// Duration of this run.
     pub(super) progress: Duration,
-    /// How long it has run since its last checkpoint, or since it was started: what a kill loses.
+    /// Work that a kill loses: the time since the last checkpoint, or since the task was started.
     pub(super) since_checkpoint: Duration,
-    /// Whether there is a checkpoint to build on.
+    /// True if there is a checkpoint to build on.
     pub(super) has_checkpoint: bool,
     /// Time until Slurm ends the job.
     pub(super) within: Option<Duration>,
-    /// Less than this is not worth a dump, says the user.
+    /// Shortest work that is worth a dump, as set by the user.
     pub(super) min_progress: Duration,
-    /// What this run has measured.
+    /// Transfers that this run has measured.
     pub(super) measured: Measured,
 }
 
@@ -41,12 +41,12 @@ pub(super) struct Measured {
     pub(super) restore: Option<(u64, Duration)>,
 }
 
-/// What to do, and why in words.
+/// Advice on a preempted task, with the reason as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Advice {
     /// Take a checkpoint.
     Checkpoint(String),
-    /// Have it end; it starts again from its last checkpoint, or anew.
+    /// End the task; it starts again from its last checkpoint, or from the beginning.
     End(String),
 }
 
@@ -59,8 +59,8 @@ impl fmt::Display for Advice {
     }
 }
 
-/// What is best for the task, within the grace time. What nobody knows speaks for the checkpoint: one too many costs
-/// less than the work.
+/// Returns the best action for the task within the grace time. If the costs are unknown, that is the
+/// checkpoint: an unneeded checkpoint costs less than the lost work.
 pub(super) fn advise(context: &Context, situation: &Situation) -> Advice {
     if let Some(end) = not_worth_it(situation) {
         return end;
@@ -76,7 +76,7 @@ pub(super) fn advise(context: &Context, situation: &Situation) -> Advice {
     }
 }
 
-/// What the user says.
+/// Advises to end the task if its work is below the user's minimum.
 fn not_worth_it(situation: &Situation) -> Option<Advice> {
     let lost = situation.since_checkpoint;
     (lost < situation.min_progress).then(|| {
@@ -87,7 +87,7 @@ fn not_worth_it(situation: &Situation) -> Option<Advice> {
     })
 }
 
-/// Algorithm 1 (paper 000, §4.1) over what this run has measured.
+/// Applies Algorithm 1 (paper 000, §4.1) to the measurements of this run.
 fn measured(situation: &Situation) -> Advice {
     let lost = situation.since_checkpoint;
     let Some(write) = rate(situation.measured.dump) else {
@@ -129,7 +129,7 @@ fn measured(situation: &Situation) -> Advice {
     }
 }
 
-/// Bytes over time; none where it cannot be said.
+/// Returns bytes over time; `None` if nothing was measured.
 fn rate(measured: Option<(u64, Duration)>) -> Option<BytesPerSecond> {
     let (bytes, elapsed) = measured?;
     let elapsed = Seconds::new(elapsed.as_secs_f64()).ok()?;

@@ -1,4 +1,4 @@
-//! What `permafrostd` advises: `POST /v1/preempt` with the task alone and the grace time as the longest delay.
+//! Advice of `permafrostd`: `POST /v1/preempt` with the task alone and the grace time as the longest delay.
 
 use permafrost_api_types::cost::{Detail, Mechanism};
 use permafrost_api_types::estimate::{Estimate, EstimateAnswer};
@@ -14,10 +14,10 @@ use super::advice::{Advice, Situation};
 use crate::api;
 use crate::candidate::{self, Known};
 
-/// Asks the daemon beside the control socket.
+/// Requests advice from the daemon beside the control socket.
 ///
 /// # Errors
-/// It does not answer, or does not know what a dump would cost: that is no advice to do without one.
+/// The daemon does not reply, or does not know the cost of a dump; the latter is no reason to go without one.
 pub(super) fn ask(context: &Context, situation: &Situation) -> Result<Advice, Failure> {
     let client = ApiClient::new(&ApiOptions::beside(&context.socket))?;
     let node = api::own_node(&client)?;
@@ -70,7 +70,7 @@ fn candidate(situation: &Situation, node: &str) -> Result<Task<'static>, Failure
     Ok(task)
 }
 
-/// Fails if nobody knows what a dump of the task costs.
+/// Fails if the cost of a dump of the task is unknown.
 fn cost_of_dump(client: &ApiClient, task: Task<'_>) -> Result<(), Failure> {
     let request = Estimate {
         tasks: vec![task],

@@ -25,40 +25,40 @@ use crate::cli::{Cli, Command, RestoreArguments};
 use crate::dump::name_of;
 use crate::restore;
 
-/// Tells the inside from the outside: both have the same command line.
+/// Environment variable that distinguishes the inside from the outside: both have the same command line.
 pub(super) const VARIABLE: &str = "PERMAFROST_SLURM_INSIDE";
 
-/// How long a requeued job waits for `permafrostd`, which may come up after slurmd does.
+/// Time for which a requeued job waits for `permafrostd`, which may start after slurmd.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often it is tried meanwhile.
+/// Interval of the attempts meanwhile.
 const TICK: Duration = Duration::from_millis(250);
 
-/// What the task's keeper is told.
+/// An event for the supervisor of the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A signal came to the outside.
+    /// A signal that the outside received.
     Signal(i32),
-    /// A child has ended.
+    /// A child process has ended.
     Child,
     /// The outside is gone: Slurm has killed it.
     Alone,
 }
 
-/// A task that runs, and how it came to be.
+/// A running task, and the way in which it began.
 pub(super) struct Begun {
     pub(super) task: Task,
-    /// Whether Permafrost holds a checkpoint of the job.
+    /// True if Permafrost holds a checkpoint of the job.
     pub(super) has_checkpoint: bool,
     pub(super) measured: Measured,
 }
 
-/// Whether this process is the inside.
+/// Returns true if this process is the inside.
 pub(super) fn is_inside() -> bool {
     std::env::var_os(VARIABLE).is_some() && std::process::id() == 1
 }
 
-/// Runs the task to its end, or until it is checkpointed. The exit code.
+/// Runs the task to its end, or until it is checkpointed. Returns the exit code.
 pub(super) fn run(context: &Context, arguments: &RunArguments) -> Result<u8, Failure> {
     let job = Job::of_environment(|name| std::env::var(name).ok(), arguments.job.as_deref())?;
     let events = listen()?;
@@ -67,8 +67,8 @@ pub(super) fn run(context: &Context, arguments: &RunArguments) -> Result<u8, Fai
     Supervisor::new(context, arguments, job, begun).run(&events)
 }
 
-/// Signals of the outside, one byte each on standard input, and the ends of children. Both threads are there before
-/// anything else is, so that their ids are none that a task may have had.
+/// Receives the outside's signals, one byte each on standard input, and the ends of children. Both threads are
+/// started before anything else, so that no task can have had their ids.
 fn listen() -> Result<Receiver<Event>, Failure> {
     let (tell, events) = mpsc::channel();
     let mut children = Signals::new([SIGCHLD])
@@ -148,10 +148,11 @@ fn begin(
     })
 }
 
-/// The job's newest checkpoint.
+/// Returns the job's newest checkpoint.
 ///
 /// # Errors
-/// The daemon cannot be asked although there may be one: a task must not start anew, as if nothing had been saved.
+/// The daemon cannot be asked although there may be a checkpoint: a task must not start anew, as if nothing had
+/// been saved.
 fn find(context: &Context, job: &Job) -> Result<Option<Detail>, Failure> {
     let asked = Instant::now();
     loop {
@@ -181,7 +182,7 @@ fn find(context: &Context, job: &Job) -> Result<Option<Detail>, Failure> {
     }
 }
 
-/// As `permafrost restore --foreground` has them.
+/// Returns the parsed arguments of `permafrost restore --foreground`.
 fn restore_arguments(arguments: &RunArguments, name: &str) -> Result<RestoreArguments, Failure> {
     let mut line: Vec<OsString> = ["permafrost", "restore", "--foreground"]
         .map(OsString::from)
@@ -196,7 +197,7 @@ fn restore_arguments(arguments: &RunArguments, name: &str) -> Result<RestoreArgu
     }
 }
 
-/// Reads a command line of our own making, so that every option not named has its default.
+/// Parses a command line made by this program, so that every option not named has its default.
 pub(super) fn parse(line: Vec<OsString>) -> Result<Command, Failure> {
     Cli::try_parse_from(line)
         .map(|cli| cli.command)

@@ -1,4 +1,4 @@
-//! The Slurm job: what slurmd puts into its environment, what slurmctld says of it, and requeueing it.
+//! The Slurm job: its environment from slurmd, its state from slurmctld, and requeueing it.
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
@@ -8,48 +8,48 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use permafrost_protocol::manifest::check_job_name;
 use permafrost_terminal::failure::{Code, Failure};
 
-/// How long slurmctld may take to answer. Its own limit (`MessageTimeout`) is 10 s by default, and `scontrol` asks more
-/// than once; a grace time is soon over.
+/// Time limit for slurmctld to answer. Its own limit (`MessageTimeout`) is 10 s by default, and `scontrol` asks
+/// more than once; a grace time is soon over.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How often the end of `scontrol` is looked for.
+/// Interval at which the end of `scontrol` is polled.
 const TICK: Duration = Duration::from_millis(10);
 
-/// This batch job.
+/// The batch job that this command runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job {
-    /// Number of the job; of the task's own where it is one of an array.
+    /// Number of the job; in an array, that of the array's task.
     pub(super) id: u32,
-    /// How often it was requeued before this run.
+    /// Number of requeues before this run.
     pub(super) restarts: u32,
-    /// Job that its checkpoints belong to.
+    /// Permafrost job that the checkpoints belong to.
     pub(super) lineage: String,
-    /// Whether a user chose that name: then another job may go on with it.
+    /// True if a user chose the lineage's name: then another job may continue it.
     pub(super) named: bool,
-    /// The batch script's process, which Slurm signals.
+    /// Pid of the batch script, which Slurm signals.
     process: Option<u32>,
 }
 
-/// What slurmctld says of a job.
+/// State of a job, as slurmctld reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// `RUNNING`, `COMPLETING`, …
+    /// State in Slurm's words: `RUNNING`, `COMPLETING`, …
     pub(super) word: String,
-    /// How often it has been requeued, counting a requeue that is going on.
+    /// Number of requeues, including one that is under way.
     pub(super) restarts: u32,
-    /// Whether it is in its grace time, or past it.
+    /// True if the job is in its grace time, or past it.
     pub(super) preempted: bool,
     /// End of the grace time or of the time limit, Unix seconds.
     pub(super) ends_unix_s: Option<u64>,
-    /// Whether it has used up its time limit.
+    /// True if the job has used up its time limit.
     pub(super) timed_out: bool,
 }
 
 impl Job {
-    /// Out of the environment of a batch job.
+    /// Reads the job from the environment of a batch job.
     ///
     /// # Errors
-    /// [`Code::Invalid`]: it is none, or the name is no job name.
+    /// [`Code::Invalid`]: there is no batch job, or its name is not a valid job name.
     pub(super) fn of_environment(
         variable: impl Fn(&str) -> Option<String>,
         lineage: Option<&str>,
@@ -100,10 +100,11 @@ impl Job {
         })
     }
 
-    /// Whether `own` is the batch script's process. Its signal would end a shell that waits for us.
+    /// Checks that `own` is the batch script's process. Otherwise the signal would end a shell that waits for
+    /// this command.
     ///
     /// # Errors
-    /// [`Code::Invalid`]: it is another.
+    /// [`Code::Invalid`]: another process is the batch script's.
     pub(super) fn check_process(&self, own: u32) -> Result<(), Failure> {
         match self.process {
             Some(process) if process != own => Err(Failure::new(
@@ -115,7 +116,7 @@ impl Job {
         }
     }
 
-    /// Asks slurmctld. None if it does not answer, with the reason in words.
+    /// Queries slurmctld. If it does not answer, the error is the reason as text.
     pub(super) fn state(&self) -> Result<State, String> {
         let mut command = Command::new("scontrol");
         command.args(["show", "job", &self.id.to_string()]);
@@ -125,7 +126,7 @@ impl Job {
         State::parse(&said).ok_or_else(|| format!("scontrol says of job {}: {said:?}", self.id))
     }
 
-    /// Has the job requeued: from now on it is being ended, and will be started again.
+    /// Requeues the job: from now on Slurm ends it, and will start it again.
     pub(super) fn requeue(&self) -> Result<(), String> {
         let mut command = Command::new("scontrol");
         command.args(["requeue", &self.id.to_string()]);
@@ -134,8 +135,9 @@ impl Job {
 }
 
 impl State {
-    /// Reads `scontrol show job` with times in Unix seconds. The user's own words (the job's name, its comment) are on
-    /// lines of their own or behind other keys, so only what begins a known line is looked at.
+    /// Parses the output of `scontrol show job` with times in Unix seconds. Text of the user (the job's name,
+    /// its comment) is on lines of its own or behind other keys, so only the beginnings of known lines are
+    /// parsed.
     fn parse(said: &str) -> Option<Self> {
         let line = |first: &str| {
             said.lines()
@@ -171,14 +173,14 @@ impl State {
         })
     }
 
-    /// Time left until it is ended.
+    /// Returns the time left until the job is ended.
     pub(super) fn left(&self) -> Option<Duration> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
         Some(Duration::from_secs(self.ends_unix_s?).saturating_sub(now))
     }
 }
 
-/// `[DAYS-]HOURS:MINUTES:SECONDS`; none for `UNLIMITED`.
+/// Parses `[DAYS-]HOURS:MINUTES:SECONDS`, in seconds; `None` for `UNLIMITED`.
 fn limit_s(text: &str) -> Option<u64> {
     let (days, clock) = text.split_once('-').unwrap_or(("0", text));
     let mut total_s: u64 = days.parse::<u64>().ok()?.checked_mul(24)?;
@@ -194,7 +196,7 @@ fn limit_s(text: &str) -> Option<u64> {
     (parts == 3).then_some(total_s)
 }
 
-/// Runs one of Slurm's programs, and gives what it says; an error in its own words.
+/// Runs one of Slurm's programs and returns its output; the error is its own message.
 fn output(mut command: Command) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -241,7 +243,7 @@ fn output(mut command: Command) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// As scontrol of Slurm 22.05.8 prints it, with SLURM_TIME_FORMAT=%s.
+    /// Returns output of scontrol of Slurm 22.05.8 with SLURM_TIME_FORMAT=%s.
     fn shown(state: &str, restarts: u32, end: &str, preempt: &str) -> String {
         format!(
             "JobId=6 JobName=a JobState=CANCELLED\n   UserId=root(0) GroupId=root(0) MCS_label=N/A\n   \

@@ -1,10 +1,11 @@
-//! What a signal means. Slurm says with the same numbers that a job is preempted, requeued, cancelled or over its limit,
-//! so its state decides.
+//! Meaning of a signal. Slurm uses the same signals to report that a job is preempted, requeued, cancelled or
+//! over its limit, so the job's state decides.
 //!
-//! Seen with Slurm 22.05 (and read in its `preempt.c`, `job_mgr.c`): at the beginning of a grace time the signal of
-//! `--signal=B:…` comes to the batch script's process alone, and the job is RUNNING with a `PreemptTime`. What ends a job
-//! (`scancel`, `scontrol requeue`, the end of a grace time, a time limit) sends SIGCONT and SIGTERM to every process of
-//! it, the task's too, and the job is COMPLETING by then; a requeue has counted its restarts up.
+//! Seen with Slurm 22.05 (and read in its `preempt.c`, `job_mgr.c`): at the beginning of a grace time the
+//! signal of `--signal=B:…` comes to the batch script's process alone, and the job is RUNNING with a
+//! `PreemptTime`. The end of a job (`scancel`, `scontrol requeue`, the end of a grace time, a time limit) sends
+//! SIGCONT and SIGTERM to every process of it, including the task's, and the job is COMPLETING by then; a
+//! requeue has already increased its restarts.
 
 use std::time::Duration;
 
@@ -12,29 +13,29 @@ use signal_hook::consts::{SIGTERM, SIGUSR1};
 
 use super::job::State;
 
-/// What to make of a signal.
+/// Action that a signal requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// Leave the node and be resumed later.
     Leave {
-        /// Somebody waits for the node, who may be better off if the task is ended.
+        /// True if another job waits for the node; that job may be better off if the task is ended.
         preempted: bool,
-        /// Time until Slurm ends the job; none if it is not known.
+        /// Time until Slurm ends the job; `None` if unknown.
         within: Option<Duration>,
     },
-    /// For the task, as it is.
+    /// Pass the signal on to the task.
     HandOn,
-    /// Slurm ends the job, and has told the task. Not a moment for a checkpoint: a task that is shutting down would go on
-    /// shutting down when it is resumed.
+    /// Slurm ends the job, and has signalled the task. No checkpoint is taken then: a task that is shutting
+    /// down would go on shutting down when it is resumed.
     Over,
 }
 
-/// Whether the meaning of a signal depends on the job's state.
+/// Returns true if the meaning of a signal depends on the job's state.
 pub(super) fn depends(signal: i32) -> bool {
     matches!(signal, SIGUSR1 | SIGTERM)
 }
 
-/// The meaning of `signal` for a job in `state`; none if slurmctld does not answer.
+/// Returns the meaning of `signal` for a job in `state`, which is `None` if slurmctld does not answer.
 pub(super) fn meaning(signal: i32, state: Option<&State>) -> Meaning {
     let Some(state) = state else {
         // Nobody else sends SIGUSR1, so the job is to be saved. A SIGTERM may have reached the task already.

@@ -7,8 +7,9 @@
 //!                                                            └ CRIU      while it dumps or restores
 //! ```
 //!
-//! CRIU gives processes back the pids they had. In a namespace of their own these are free on every node, whatever else
-//! runs there, and nothing of the job outlives process 1. CRIU runs inside too, so it sees no namespace to dump.
+//! CRIU restores processes with the pids they had. In a pid namespace of their own these are free on every
+//! node, whatever else runs there, and no process of the job outlives process 1. CRIU runs inside too, so the
+//! tree that it dumps has no namespace of its own.
 
 mod advice;
 mod asked;
@@ -31,11 +32,12 @@ use permafrost_agent::host::arguments::parse_duration;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
 
-/// Exit code for failures of this command's own, as `timeout`, `env` and container engines have it: whatever is below may
-/// be the task's.
+/// Exit code for failures of this command itself, as `timeout`, `env` and container engines use it: lower codes
+/// may be the task's.
 const OWN_FAILURE: u8 = 125;
 
-/// Exit code of a job that is to be started again: `EX_TEMPFAIL` of sysexits.h. Never 0, which Slurm would take for done.
+/// Exit code of a job that is to be started again: `EX_TEMPFAIL` of sysexits.h. Never 0, which Slurm would take
+/// for success.
 const REQUEUE: u8 = 75;
 
 pub(crate) const SLURM_EXAMPLES: &str = "\
@@ -134,7 +136,7 @@ struct RunArguments {
     command: Vec<OsString>,
 }
 
-/// The exit code is COMMAND's, so that it is not one of those that other commands have.
+/// Runs the command. The exit code is COMMAND's, so it does not follow the other commands' codes.
 pub(crate) fn slurm(context: &Context, arguments: SlurmArguments) -> ExitCode {
     let SlurmCommand::Run(run) = arguments.command;
     let ended = if inside::is_inside() {

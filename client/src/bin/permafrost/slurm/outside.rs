@@ -1,5 +1,5 @@
-//! Outside of the namespace: what slurmstepd knows. It starts the inside, hands on the signals that come, and ends as
-//! that ends.
+//! Outside of the namespace: the process that slurmstepd knows. It starts the inside, passes signals on, and
+//! ends when the inside ends.
 
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -14,10 +14,10 @@ use signal_hook::iterator::Signals;
 use super::job::Job;
 use super::{RunArguments, inside, task};
 
-/// Signals that are not ours alone to die of.
+/// Signals that are passed on to the inside instead of ending this process.
 const HANDED_ON: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// Starts the inside, and gives its exit code.
+/// Starts the inside, and returns its exit code.
 pub(super) fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let internal = |what: &str, error: std::io::Error| {
         Failure::new(Code::Internal, format!("{what}: {error}"))
@@ -42,8 +42,9 @@ pub(super) fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     })
 }
 
-/// This very command line, as process 1 of a PID namespace with a /proc of its own. Mounts that come on the node later
-/// are still seen (home directories by automount), those of the inside are not seen outside.
+/// Returns a command that runs this very command line as process 1 of a PID namespace with a /proc of its own.
+/// Later mounts of the node are still visible (home directories by automount); mounts of the inside are not
+/// visible outside.
 fn command() -> Result<Command, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::new(Code::Internal, format!("find this program: {error}")))?;
@@ -55,7 +56,7 @@ fn command() -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// One byte a signal, down the inside's standard input; its end tells that we are gone.
+/// Sends signals, one byte each, to the inside's standard input; its end shows that this process is gone.
 fn hand_on(mut signals: Signals, mut inside: ChildStdin) {
     thread::spawn(move || {
         for signal in signals.forever() {

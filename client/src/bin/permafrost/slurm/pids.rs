@@ -1,10 +1,10 @@
-//! Which pids the task gets, so that it can have them back: CRIU restores a process with the pid, and a thread with the
-//! tid, that it had.
+//! Pids of the task, chosen so that a restore can use them again: CRIU restores a process with the pid, and a
+//! thread with the tid, that it had.
 //!
-//! In a fresh namespace the kernel counts up from 1: this program and its threads come first. The task begins at
-//! [`FIRST`], and once the numbers are used up the kernel goes on from 300 (`RESERVED_PIDS`), so that nothing of the task
-//! ever has one of the first. In the namespace of a restore CRIU, and whatever is forked later, gets numbers behind
-//! the highest in the checkpoint.
+//! In a fresh namespace the kernel counts up from 1: this program and its threads come first. The task begins
+//! at [`FIRST`], and once the numbers are used up the kernel continues from 300 (`RESERVED_PIDS`), so the task
+//! never gets one of the first numbers. In the namespace of a restore, CRIU and all processes forked later get
+//! numbers behind the highest in the checkpoint.
 
 use std::fs;
 use std::path::Path;
@@ -12,21 +12,21 @@ use std::path::Path;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_terminal::failure::Failure;
 
-/// First pid of a task: leaves room for this program, its threads and its helpers.
+/// First pid of a task; leaves room for this program, its threads and its helpers.
 const FIRST: u32 = 1000;
 
-/// Where the kernel takes it from; that of this namespace.
+/// File with the last pid that the kernel assigned in this namespace.
 const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Free numbers that CRIU's own processes, and the forks of a restored task until the next dump, should have before the
 /// kernel starts again at 300.
 const ROOM: u32 = 4096;
 
-/// The next process of this namespace, and all that follow, come after the pids of a task that is to be restored; or begin
-/// where a task begins.
+/// Makes the next processes of this namespace get pids behind those of a task that is to be restored; or,
+/// without one, from [`FIRST`] on.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refuses the write.
 pub(super) fn begin_behind(manifest: Option<&Manifest>) -> Result<(), Failure> {
     let last = match manifest {
         None => FIRST - 1,
@@ -36,7 +36,7 @@ pub(super) fn begin_behind(manifest: Option<&Manifest>) -> Result<(), Failure> {
     fs::write(path, last.to_string()).map_err(|error| Failure::io("write", path, &error))
 }
 
-/// One more than the largest pid.
+/// Returns the number after the largest pid.
 fn most() -> u32 {
     fs::read_to_string("/proc/sys/kernel/pid_max")
         .ok()
@@ -45,7 +45,7 @@ fn most() -> u32 {
         .unwrap_or(32768)
 }
 
-/// Pids and tids in a checkpoint: each thread has an image `core-TID.img`.
+/// Returns the pids and tids in a checkpoint: each thread has an image `core-TID.img`.
 fn used(manifest: &Manifest) -> Vec<u32> {
     let of = |name: &str| {
         name.strip_prefix("core-")?
@@ -62,7 +62,7 @@ fn used(manifest: &Manifest) -> Vec<u32> {
     used
 }
 
-/// The number before a run of free ones: behind the highest if there is [`ROOM`], else the longest run.
+/// Returns the number before a run of free ones: behind the highest if there is [`ROOM`], else the longest run.
 fn last_before_gap(used: &[u32], most: u32) -> u32 {
     let highest = used.last().copied().unwrap_or(FIRST - 1).max(FIRST - 1);
     if most.saturating_sub(highest) > ROOM {

@@ -1,4 +1,4 @@
-//! Standard streams of the task: files that are there again when it is resumed.
+//! Standard streams of the task: files that can be opened again when it is resumed.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -8,7 +8,7 @@ use permafrost_terminal::failure::{Code, Failure};
 
 use super::RunArguments;
 
-/// What the task writes to.
+/// Output files of the task.
 #[derive(Debug)]
 pub(super) struct Streams {
     pub(super) output: File,
@@ -19,7 +19,7 @@ impl Streams {
     /// Opens the files named, or else those that Slurm has opened for the job.
     ///
     /// # Errors
-    /// One cannot be opened, or is none that could be opened again.
+    /// A file cannot be opened, or could not be opened again by its name.
     pub(super) fn open(arguments: &RunArguments) -> Result<Self, Failure> {
         let open = |named: Option<&Path>, number: u32, option: &str| match named {
             Some(path) => append(path),
@@ -32,7 +32,8 @@ impl Streams {
     }
 }
 
-/// Always at the end: CRIU then does not ask that the file has the size it had, and what others wrote stays.
+/// Opens a file for appending: CRIU then does not require that the file has the size it had, and later output
+/// of others stays.
 fn append(path: &Path) -> Result<File, Failure> {
     File::options()
         .append(true)
@@ -41,8 +42,8 @@ fn append(path: &Path) -> Result<File, Failure> {
         .map_err(|error| Failure::io("open", path, &error))
 }
 
-/// Opens what a descriptor refers to once more by its name: the descriptor's own file lies in the mounts outside, which
-/// CRIU does not see.
+/// Opens the file of a descriptor again by its name: the descriptor's own file lies in the mounts outside,
+/// which CRIU does not see.
 fn again(number: u32, option: &str) -> Result<File, Failure> {
     let link = PathBuf::from(format!("/proc/self/fd/{number}"));
     let path = fs::read_link(&link).map_err(|error| Failure::io("read", &link, &error))?;

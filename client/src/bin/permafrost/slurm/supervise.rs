@@ -1,4 +1,4 @@
-//! Keeps the task: what becomes of it when a signal comes, when it is time for a checkpoint, when it ends.
+//! Supervises the task: handles signals, periodic checkpoints, and the task's end.
 
 use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -20,22 +20,22 @@ use super::{REQUEUE, RunArguments};
 use crate::cli::{Command, DumpArguments};
 use crate::dump::{self, name_of};
 
-/// How long nothing is looked at when nothing is due.
+/// Longest wait for an event when no checkpoint is due.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Exit codes of a command that was never started: setsid(1), as env(1).
+/// Exit codes of a command that could not be started: those of setsid(1), as of env(1).
 const NOT_STARTED: [u8; 2] = [126, 127];
 
-/// Why the task is ending.
+/// Reason for which the task is ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
-    /// We told it to, as somebody else is to have the node.
+    /// This command ended it, because another job needs the node.
     Preempted,
-    /// Slurm told it to.
+    /// Slurm ends the job, and has signalled the task.
     Over,
 }
 
-/// The keeper of a task.
+/// Supervisor of a task.
 pub(super) struct Supervisor<'a> {
     context: &'a Context,
     arguments: &'a RunArguments,
@@ -43,11 +43,11 @@ pub(super) struct Supervisor<'a> {
     task: Task,
     has_checkpoint: bool,
     measured: Measured,
-    /// When this run began.
+    /// Start of this run.
     begun: Instant,
-    /// When it was last safe: started, resumed or checkpointed.
+    /// Time at which the task's work was last safe: started, resumed or checkpointed.
     safe: Instant,
-    /// When the next periodic checkpoint is due.
+    /// Time at which the next periodic checkpoint is due.
     due: Option<Instant>,
     ending: Option<Ending>,
 }
@@ -74,7 +74,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Until the task has ended, or is to go on elsewhere. The exit code.
+    /// Runs until the task has ended, or is to continue in a later run. Returns the exit code.
     pub(super) fn run(mut self, events: &Receiver<Event>) -> Result<u8, Failure> {
         loop {
             let wait = self.due.map_or(LONG, |due| {
@@ -105,7 +105,7 @@ impl<'a> Supervisor<'a> {
             .remark(&format!("{}: {what}", self.job.lineage));
     }
 
-    /// The exit code, if the task is to go on elsewhere.
+    /// Handles a signal. Returns the exit code, if the task is to continue in a later run.
     fn signal(&mut self, signal: i32) -> Option<u8> {
         if self.ending.is_some() {
             // It has been told.
@@ -132,7 +132,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Checkpoints the task and has the job requeued; or, if the node is wanted, has it end.
+    /// Checkpoints the task and requeues the job. If another job needs the node and the checkpoint is not worth
+    /// it or fails, ends the task. Returns the exit code after a checkpoint.
     fn leave(&mut self, preempted: bool, within: Option<Duration>) -> Option<u8> {
         if preempted {
             let advice = advise(self.context, &self.situation(within));
@@ -179,7 +180,7 @@ impl<'a> Supervisor<'a> {
         self.task.end();
     }
 
-    /// A checkpoint of a task that goes on.
+    /// Takes a checkpoint of a task that goes on.
     fn periodic(&mut self) {
         let Some(every) = self.arguments.every else {
             return;
@@ -262,8 +263,8 @@ impl<'a> Supervisor<'a> {
         let _ = failure.report(self.context.json);
     }
 
-    /// The exit code of a task that is to go on elsewhere. Asked at once, so that whoever waits for the node does not wait
-    /// for the end of the grace time.
+    /// Requeues the job, and returns the exit code of a task that is to continue in a later run. Requeued at
+    /// once, so that the job that waits for the node need not wait for the end of the grace time.
     fn requeue(&self) -> u8 {
         if let Err(why) = self.job.requeue() {
             self.say(&format!(
@@ -274,7 +275,7 @@ impl<'a> Supervisor<'a> {
         REQUEUE
     }
 
-    /// The exit code of a task that has ended.
+    /// Returns the exit code of a task that has ended, and removes its checkpoints or requeues the job.
     fn conclude(&self, end: End) -> u8 {
         if self.ending == Some(Ending::Preempted) {
             // Also if it exited with 0: told to end, it has not done its work.
@@ -289,7 +290,7 @@ impl<'a> Supervisor<'a> {
         end.code()
     }
 
-    /// Whether nobody will go on from its checkpoints.
+    /// Returns true if no later run will continue from the task's checkpoints.
     fn is_done(&self, end: End) -> bool {
         match end {
             End::Exited(code) if self.ending.is_none() => {
@@ -313,7 +314,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Removes checkpoints. That it fails is told and no more: the task's end is not to hang on it.
+    /// Removes checkpoints. A failure is only reported: the task's result must not depend on it.
     fn remove(&self, checkpoint: &str, all_generations: bool) {
         if !self.has_checkpoint {
             return;

@@ -12,13 +12,13 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use super::inside;
 use super::streams::Streams;
 
-/// A task, our child.
+/// A task, which is a child of this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pid: Pid,
 }
 
-/// How it ended.
+/// End of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Exited(u8),
@@ -26,7 +26,7 @@ pub(super) enum End {
 }
 
 impl End {
-    /// As a shell says it.
+    /// Returns the exit code that a shell reports.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
@@ -35,7 +35,7 @@ impl End {
     }
 }
 
-/// The exit code that tells a signal, as shells have it.
+/// Returns the exit code by which shells report a signal.
 pub(super) fn code_of_signal(signal: i32) -> u8 {
     u8::try_from(signal.saturating_add(128)).unwrap_or(u8::MAX)
 }
@@ -58,7 +58,7 @@ impl Task {
         Self::of(child.id())
     }
 
-    /// One that was restored as our child.
+    /// Returns the task for a process that was restored as a child of this one.
     pub(super) fn of(pid: u32) -> Result<Self, Failure> {
         i32::try_from(pid)
             .ok()
@@ -71,12 +71,12 @@ impl Task {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Whether it has not ended.
+    /// Returns true if the task has not ended.
     pub(super) fn is_running(self) -> bool {
         matches!(ProcessStat::read(self.pid()), Ok(stat) if stat.state != 'Z')
     }
 
-    /// How it ended, if it has. Only told once.
+    /// Returns the end of the task, if it has ended. Returned only once.
     pub(super) fn ended(self) -> Result<Option<End>, Failure> {
         let waited = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG);
         match waited {
@@ -89,19 +89,19 @@ impl Task {
         }
     }
 
-    /// It and all its descendants, as far as they have not left it.
+    /// Returns the task and all its descendants, as far as they have not left the tree.
     fn tree(self) -> Vec<u32> {
         let mut tree = processes::descendants(self.pid());
         tree.push(self.pid());
         tree
     }
 
-    /// Memory that a dump of it takes, bytes, as far as `/proc` says.
+    /// Returns the memory that a dump of the task takes, bytes, as far as `/proc` shows it.
     pub(super) fn resident_bytes(self) -> u64 {
         processes::usage(self.pid()).map_or(0, |usage| usage.resident_bytes)
     }
 
-    /// Passes a signal on to its root.
+    /// Passes a signal on to the root of the task.
     pub(super) fn signal(self, number: i32) {
         if let Some(signal) = Signal::from_named_raw(number) {
             // It may have ended this moment.
@@ -109,7 +109,7 @@ impl Task {
         }
     }
 
-    /// Asks all its processes to end, as Slurm does: SIGCONT, SIGTERM.
+    /// Signals all processes of the task to end, as Slurm does: SIGCONT, SIGTERM.
     pub(super) fn end(self) {
         for signal in [Signal::CONT, Signal::TERM] {
             for pid in self.tree() {
@@ -120,8 +120,8 @@ impl Task {
         }
     }
 
-    /// Processes of the job that are not the task's descendants any more, as their parent has ended: no dump of the tree
-    /// has them.
+    /// Returns the processes of the job that are no longer the task's descendants, because their parent has
+    /// ended: no dump of the tree contains them.
     pub(super) fn strays(self) -> Vec<u32> {
         children_of_ours()
             .filter(|(pid, stat)| *pid != self.pid() && stat.state != 'Z')
@@ -129,7 +129,7 @@ impl Task {
             .collect()
     }
 
-    /// Clears away those that have ended, as process 1 has to.
+    /// Reaps those of them that have ended, as process 1 has to.
     pub(super) fn reap_strays(self) {
         for (pid, stat) in children_of_ours() {
             let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
