@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use permafrost_tests::{binaries, criu, etcd, faketime, runc};
 
 use crate::setup::{self, Criu};
-use crate::{deny, fuzz, guest, paths, schema, tools, ui};
+use crate::{deny, fuzz, guest, paths, schema, tidy, tools, ui};
 
 /// Results of a test run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +76,7 @@ fn steps(quick: bool) -> Vec<(&'static str, Step)> {
     let mut steps: Vec<(&'static str, Step)> = vec![
         ("format", Box::new(format)),
         ("dependencies", Box::new(dependencies)),
+        ("tidy", Box::new(tidy::run)),
         ("lints", Box::new(lints)),
         (
             "build",

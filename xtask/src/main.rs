@@ -16,6 +16,7 @@ mod setup;
 mod soak;
 mod sources;
 mod table;
+mod tidy;
 mod tools;
 mod ui;
 
