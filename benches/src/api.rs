@@ -67,6 +67,7 @@ impl Simulated {
             tier: "pmem".to_owned(),
             capacity_bytes: 1024 * GIB,
             free_bytes: u64::from(100 + n % 900) * GIB,
+            room_bytes: u64::from(100 + n % 900) * GIB,
             figures: NodeFigures {
                 write: rate(0.5 + f64::from(n % 8) / 2.0),
                 read: rate(1.0 + f64::from(n % 5)),

@@ -341,7 +341,10 @@ mod tests {
         assert_eq!(upside_down.len(), 1, "{upside_down:?}");
         // Undrawn, gone, elsewhere, and an arrow that is not there.
         assert_eq!(differences("high a/high/ low\n").len(), 2);
-        assert_eq!(differences("high a/high/ low\nlow low/\nold old/\n").len(), 1);
+        assert_eq!(
+            differences("high a/high/ low\nlow low/\nold old/\n").len(),
+            1
+        );
         assert_eq!(differences("high high/ low\nlow low/\n").len(), 2);
         assert_eq!(differences("high a/high/\nlow low/\n").len(), 2);
         assert!(crates().differences("nothing").is_err());

@@ -31,7 +31,7 @@ const AT_ONCE: u64 = 32 << 10;
 /// the tree.
 #[must_use]
 pub fn resident_bytes(root: u32) -> u64 {
-    tree(root).into_iter().filter_map(resident_of).sum()
+    tree(root).into_iter().map(dumped_bytes).sum()
 }
 
 /// Returns the number of pages of the tree written since its soft-dirty bits were last cleared. `None` if the
@@ -54,9 +54,9 @@ pub fn dirty_pages(root: u32) -> Option<u64> {
     Some(pages)
 }
 
-fn resident_of(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    Some(resident_in(&status))
+/// Anonymous, shared and swapped-out memory of one process, bytes; 0 of one that has ended.
+pub(crate) fn dumped_bytes(pid: u32) -> u64 {
+    fs::read_to_string(format!("/proc/{pid}/status")).map_or(0, |status| resident_in(&status))
 }
 
 /// Returns the anonymous, shared and swapped-out memory in `/proc/PID/status`, bytes. The file has these sizes

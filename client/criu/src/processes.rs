@@ -12,6 +12,7 @@ use permafrost_protocol::pageserver::MAX_SPACES;
 use rustix::process::{Pid, Signal};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::memory;
 use crate::origin::{OriginError, ProcessStat};
 
 /// Longest chain of parents that is followed: no real chain is deeper.
@@ -145,8 +146,8 @@ pub fn descendants(ancestor: u32) -> Vec<u32> {
 pub struct Usage {
     /// Number of living processes.
     pub processes: u32,
-    /// Resident memory that a dump would contain, bytes: anonymous and shared. Memory that processes of the
-    /// tree share is counted for each of them. File pages are not dumped.
+    /// Memory that a dump takes, bytes: anonymous, shared and swapped out. Memory that processes of the tree
+    /// share is counted for each of them. File pages are not dumped.
     pub resident_bytes: u64,
     /// Processor time, including that of children that have ended.
     pub cpu: Duration,
@@ -188,29 +189,20 @@ pub fn usage(root: u32) -> Result<Usage, OriginError> {
     );
     let mut usage = Usage {
         processes: 1,
-        resident_bytes: dumpable_bytes(root),
+        resident_bytes: memory::dumped_bytes(root),
         cpu: time(stat.cpu_ticks),
         age: booted.saturating_sub(time(stat.start_ticks)),
     };
     for pid in descendants(root) {
         if let Ok(stat) = ProcessStat::read(pid) {
             usage.processes += 1;
-            usage.resident_bytes = usage.resident_bytes.saturating_add(dumpable_bytes(pid));
+            usage.resident_bytes = usage
+                .resident_bytes
+                .saturating_add(memory::dumped_bytes(pid));
             usage.cpu += time(stat.cpu_ticks);
         }
     }
     Ok(usage)
-}
-
-/// Returns resident anonymous and shared memory, bytes; 0 for a process that has ended.
-fn dumpable_bytes(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let kib = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    let kib = kib("RssAnon:").unwrap_or_default() + kib("RssShmem:").unwrap_or_default();
-    kib.saturating_mul(1024)
 }
 
 /// Waits, within `patience`, until killed processes have ended and their pids are free. A dead process whose

@@ -34,9 +34,6 @@ pub struct Placement {
     pub missing: usize,
 }
 
-/// Part of a region that is left free: dumps grow while they stream, and a full region takes no journal entries.
-const RESERVE_FRACTION: u64 = 32;
-
 /// Chooses nodes for `wanted.copies` copies.
 #[must_use]
 pub fn place(nodes: &[LiveNode], wanted: &Wanted<'_>) -> Placement {
@@ -76,10 +73,7 @@ fn counts(node: &LiveNode) -> bool {
 /// Whether a node takes copies, and has room for one of that size.
 pub(super) fn has_room(node: &LiveNode, size_bytes: u64) -> bool {
     let facts = &node.facts;
-    let room = facts
-        .free_bytes
-        .saturating_sub(facts.queued_bytes)
-        .saturating_sub(facts.capacity_bytes / RESERVE_FRACTION);
+    let room = facts.room_bytes();
     node.state == MemberState::Active && facts.takes_copies() && room > 0 && room >= size_bytes
 }
 

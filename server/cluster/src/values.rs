@@ -121,6 +121,9 @@ pub struct NodeFacts {
     pub figures: Option<NodeReport>,
 }
 
+/// Part of a region that is left free.
+const RESERVE_FRACTION: u64 = 32;
+
 impl NodeFacts {
     /// Returns true if copies there count towards durability: on a node that is ours to keep, whose region takes writes, and a
     /// medium that outlasts a power failure.
@@ -129,6 +132,15 @@ impl NodeFacts {
         self.class == NodeClass::Reserved
             && self.failed.is_empty()
             && (!self.volatile || self.counts_although_volatile)
+    }
+
+    /// Returns the bytes that copies may still take there: what is free, without what is on its way to it, and without a part that
+    /// is left for dumps that grow while they stream and for the journal.
+    #[must_use]
+    pub const fn room_bytes(&self) -> u64 {
+        self.free_bytes
+            .saturating_sub(self.queued_bytes)
+            .saturating_sub(self.capacity_bytes / RESERVE_FRACTION)
     }
 
     /// Returns true if it takes new copies, as far as it says itself.

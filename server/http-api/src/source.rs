@@ -52,6 +52,10 @@ pub struct NodeEntry {
     pub capacity_bytes: u64,
     /// Free bytes in its region.
     pub free_bytes: u64,
+    /// Bytes that copies may still take there, as replication computes them; 0 where it takes none.
+    pub room_bytes: u64,
+    /// True if copies there count towards durability.
+    pub durable: bool,
     /// Measured figures. The node number in them is ignored: the API has its own.
     pub figures: NodeFigures,
     /// Queue of dumps.
@@ -84,6 +88,8 @@ impl NodeEntry {
             emulated: None,
             capacity_bytes: 0,
             free_bytes: 0,
+            room_bytes: 0,
+            durable: true,
             figures: NodeFigures::unknown(NodeId(0)),
             write_queue: None,
             read_queue: None,

@@ -138,6 +138,8 @@ impl OfDaemon {
             emulated,
             capacity_bytes: facts.capacity_bytes,
             free_bytes: facts.free_bytes,
+            room_bytes: facts.room_bytes(),
+            durable: facts.counts(),
             figures,
             write_queue: length(write_queue),
             read_queue: length(read_queue),

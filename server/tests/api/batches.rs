@@ -512,7 +512,7 @@ async fn dumps_and_copies_go_where_they_arrive_soonest() {
 #[tokio::test]
 async fn copies_on_transient_nodes_do_not_count() {
     let source = three_nodes();
-    source.nodes.lock().unwrap()[1].class = permafrost_api_types::nodes::NodeClass::Transient;
+    source.nodes.lock().unwrap()[1].durable = false;
     let asked = asked(source);
     let answer = asked
         .ok(
@@ -529,6 +529,38 @@ async fn copies_on_transient_nodes_do_not_count() {
         (&nodes[1]["node"], &nodes[1]["durable"]),
         (&json!("b"), &json!(false))
     );
+}
+
+#[tokio::test]
+async fn a_node_that_replication_refuses_is_no_place() {
+    let source = three_nodes();
+    {
+        let mut nodes = source.nodes.lock().unwrap();
+        // b has space, and nearly all of it is promised to dumps that are on their way. a and c share a machine's name in
+        // different racks: two machines.
+        nodes[1].room_bytes = GB;
+        nodes[0].host = "m1".into();
+        nodes[2].host = "m1".into();
+        nodes[2].figures = nodes[0].figures.clone();
+        nodes[2].live = true;
+    }
+    let asked = asked(source.clone());
+    let place = |size: u64| json!({"placements": [{"size_bytes": size, "copies": 3}]});
+    let named = |answer: &Value| -> Vec<String> {
+        let nodes = answer["answers"][0]["nodes"].as_array().unwrap();
+        let name = |node: &Value| node["node"].as_str().unwrap().to_owned();
+        nodes.iter().map(name).collect()
+    };
+    let large = asked.ok("/v1/place", &place(5 * GB)).await;
+    assert_eq!(named(&large), ["a", "c"]);
+    assert_eq!(large["answers"][0]["missing"], 1);
+    let small = asked.ok("/v1/place", &place(GB / 2)).await;
+    assert_eq!(named(&small).len(), 3);
+    // Without room it takes nothing, however small.
+    source.nodes.lock().unwrap()[1].room_bytes = 0;
+    let full = self::asked(source);
+    let none = full.ok("/v1/place", &place(1)).await;
+    assert!(!named(&none).contains(&"b".to_owned()), "{none}");
 }
 
 #[tokio::test]

@@ -160,6 +160,7 @@ pub(crate) fn node(
         tier: "memory".into(),
         capacity_bytes: 100 * GB,
         free_bytes: 50 * GB,
+        room_bytes: 48 * GB,
         figures: NodeFigures {
             write: rate(write),
             read: rate(read),

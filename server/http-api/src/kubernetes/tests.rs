@@ -48,6 +48,7 @@ impl Three {
             },
             capacity_bytes: 64 * GIB,
             free_bytes: 64 * GIB,
+            room_bytes: 62 * GIB,
             // To each other they are as fast as their media.
             links: ["n1", "n2", "n3"]
                 .map(|other| (other.to_owned(), rates))

@@ -26,7 +26,7 @@ pub(crate) struct Builder {
     nodes: Numbers<String>,
     zones: Numbers<String>,
     racks: Numbers<(String, String)>,
-    hosts: Numbers<String>,
+    hosts: Numbers<(Option<(String, String)>, String)>,
     places: Places,
     readers: Readers,
     /// Indexed facts of each node.
@@ -41,7 +41,8 @@ struct Indexed {
     read: Option<(f64, f64)>,
     class: NodeClass,
     domain: Domain,
-    free: u64,
+    room: u64,
+    durable: bool,
     takes_dumps: bool,
     restores: bool,
 }
@@ -111,15 +112,17 @@ impl Builder {
     /// Returns a node's failure domain as the server's own placement does: unknown parts are equal for all nodes,
     /// but for the machine.
     fn domain(&mut self, entry: &NodeEntry) -> Domain {
+        // A host is one in its rack and zone only: names may be used twice. A node without a host fails alone.
         let host = if entry.host.is_empty() {
-            &entry.name
+            (None, entry.name.clone())
         } else {
-            &entry.host
+            let rack = (entry.zone.clone(), entry.rack.clone());
+            (Some(rack), entry.host.clone())
         };
         Domain {
             zone: self.zones.number(&entry.zone),
             rack: self.racks.number(&(entry.zone.clone(), entry.rack.clone())),
-            host: self.hosts.number(host),
+            host: self.hosts.number(&host),
         }
     }
 
@@ -141,7 +144,8 @@ impl Builder {
             read: line(figures.read_wait(), &figures.read, &figures.restore_start),
             class: node.entry.class,
             domain,
-            free: node.entry.free_bytes,
+            room: node.entry.room_bytes,
+            durable: node.entry.durable,
             takes_dumps: node.takes_dumps(),
             restores: node.restores(),
         };
@@ -199,14 +203,15 @@ fn figures(id: NodeId, entry: &NodeEntry) -> NodeFigures {
 /// Puts a node into the indexes, or removes it from those in which it has no place.
 pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &mut Readers) {
     let figures = &node.entry.figures;
-    if node.takes_dumps() {
-        let class = match node.entry.class {
-            NodeClass::Reserved => place::NodeClass::Reserved,
-            NodeClass::Transient => place::NodeClass::Transient,
+    if node.takes_dumps() && node.entry.room_bytes > 0 {
+        let class = if node.entry.durable {
+            place::NodeClass::Reserved
+        } else {
+            place::NodeClass::Transient
         };
-        let free = Bytes::new(node.entry.free_bytes);
+        let room = Bytes::new(node.entry.room_bytes);
         // Unknown ones are counted there.
-        let _ = places.update(figures, class, domain, free);
+        let _ = places.update(figures, class, domain, room);
     } else {
         places.remove(figures.node);
     }
