@@ -1,4 +1,4 @@
-//! Where the registry is, and how to speak with it.
+//! Address and credentials of the registry.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use permafrost_identity::IdentityError;
 use permafrost_store::StoreError;
 
-/// Keys lie under this prefix unless the catalog's URL names another.
+/// Default prefix of all keys; the catalog's URL may name another.
 pub const DEFAULT_PREFIX: &str = "/permafrost/v1";
 
-/// How to reach the registry.
+/// Configuration of the connection to the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterConfig {
     /// Members of etcd, `host:port` each; at least one. All should be named: a client finds no others.
     pub members: Vec<String>,
-    /// Begins every key. Default [`DEFAULT_PREFIX`]; two clusters in one etcd need two.
+    /// Prefix of every key. Default [`DEFAULT_PREFIX`]; two clusters in one etcd need two.
     pub prefix: String,
-    /// Encryption and identity; none: plain connections.
+    /// Encryption and identity; `None`: plain connections.
     pub tls: Option<TlsFiles>,
-    /// A file with `user:password` in its first line; none: etcd asks for no user.
+    /// File with `user:password` in its first line; `None`: etcd requires no user.
     pub user_file: Option<PathBuf>,
-    /// How long a node counts as alive after its last sign of life. Shorter notices a death sooner and forgives
-    /// less. Whole seconds, at least 2; etcd may lengthen it. Default 5 s.
+    /// Time for which a node counts as alive after its last sign of life. A shorter one detects a death sooner and
+    /// tolerates less. Whole seconds, at least 2; etcd may lengthen it. Default 5 s.
     pub lease_ttl: Duration,
-    /// How long a single call may take, with all its repetitions on other members. Default 10 s: longer than an
+    /// Longest duration of a single call, with all its retries on other members. Default 10 s: longer than an
     /// election of etcd.
     pub call_deadline: Duration,
 }
 
-/// PEM files. Without a certificate of one's own, etcd must let anyone in.
+/// PEM files for TLS. Without a certificate of this node, etcd must accept any client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of the authorities that etcd's certificates are signed by.
@@ -40,7 +40,7 @@ pub struct TlsFiles {
 const HINT: &str = "write it as etcd://host:2379,host:2379,host:2379 or with /prefix behind it";
 
 impl ClusterConfig {
-    /// Reads `etcd://host:port[,host:port…][/prefix]`. A host without a port gets 2379.
+    /// Parses `etcd://host:port[,host:port…][/prefix]`. A host without a port gets 2379.
     ///
     /// # Errors
     /// Says what is wrong.
@@ -97,7 +97,7 @@ impl ClusterConfig {
         })
     }
 
-    /// Describes how the registry is reached.
+    /// Returns a description of the connection to the registry, for people.
     #[must_use]
     pub fn words(&self) -> String {
         let how = match (&self.tls, &self.user_file) {
@@ -121,7 +121,7 @@ impl ClusterConfig {
         }
     }
 
-    /// What the files say, for the client.
+    /// Builds the client's options from the files.
     pub(crate) fn connect_options(&self) -> Result<etcd_client::ConnectOptions, StoreError> {
         // A member that takes longer is not asked, as the others are there.
         let mut options = etcd_client::ConnectOptions::new()
@@ -151,7 +151,7 @@ impl ClusterConfig {
     }
 }
 
-/// Whether a port is there, behind a name, an IPv4 address or an IPv6 address in brackets.
+/// Returns true if a port follows a name, an IPv4 address or an IPv6 address in brackets.
 fn has_port(host: &str) -> bool {
     match host.rsplit_once(']') {
         Some((_, behind)) => behind.starts_with(':'),

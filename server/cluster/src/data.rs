@@ -1,5 +1,5 @@
-//! Which data etcd has. A random id is made with it; a node remembers under which one its checkpoints were listed,
-//! and believes no other that they are not listed any more.
+//! Identity of etcd's data. A random id is made with the data. A node remembers the id of the data in which its
+//! checkpoints were listed, and accepts only from that data that they are no longer listed.
 
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,34 +9,35 @@ use permafrost_store::StoreError;
 /// Name of the file in the data directory.
 const FILE: &str = "cluster";
 
-/// Which data etcd has, and how far it has come.
+/// Identity and revision of etcd's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The id that was made with the data.
+    /// Id that was made with the data.
     pub id: String,
     /// etcd's revision: it grows with every change, and goes back only when an older copy of the data is restored.
     pub revision: u64,
 }
 
-/// How etcd's data stands to what a node remembers.
+/// Relation of etcd's data to the data that a node remembers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquaintance {
-    /// It is the data that this node's checkpoints were listed in: what is not listed there may go.
+    /// The data in which this node's checkpoints were listed: unlisted checkpoints may be dropped.
     Known,
-    /// This node remembers none. What it holds may have been listed elsewhere, so nothing that is published may go.
+    /// This node remembers no data. Its checkpoints may have been listed elsewhere, so no published one may be
+    /// dropped.
     New,
-    /// It is other data, or an older copy: nothing that is published may go. The words say which.
+    /// Other data, or an older copy: no published checkpoint may be dropped. The text says which.
     Different(String),
 }
 
-/// What a node remembers of etcd's data: `DATA_DIR/cluster`, a line with the id and the revision last seen.
+/// A node's record of etcd's data: `DATA_DIR/cluster`, a line with the id and the last revision seen.
 #[derive(Clone, Debug)]
 pub struct KnownData {
     path: PathBuf,
 }
 
 impl KnownData {
-    /// In the daemon's data directory, which must be there.
+    /// Returns the record in the daemon's data directory, which must exist.
     #[must_use]
     pub fn new(data_dir: &Path) -> Self {
         Self {
@@ -44,8 +45,9 @@ impl KnownData {
         }
     }
 
-    /// Compares. To be asked before each sweep, whose list must then be that of
-    /// [`super::EtcdRegistry::bound_to`] the same mark. Known data's progress is remembered; anything else is logged.
+    /// Compares `mark` with the recorded data. Must be called before each sweep, whose list must then be that of
+    /// [`super::EtcdRegistry::bound_to`] with the same mark. A later revision of the known data is recorded;
+    /// anything else is logged.
     ///
     /// # Errors
     /// The file cannot be read or written.
@@ -84,7 +86,7 @@ impl KnownData {
         Ok(Acquaintance::Different(why))
     }
 
-    /// From now on this data is known: everything that is published here was found listed in it.
+    /// Records `mark` as the known data: everything that is published here was found listed in it.
     ///
     /// # Errors
     /// The file cannot be written.

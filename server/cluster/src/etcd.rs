@@ -1,7 +1,7 @@
-//! Calls to etcd: each has a deadline, and goes to another member when one does not answer.
+//! Calls to etcd: each has a deadline, and is retried on another member when one does not answer.
 //!
-//! The client's own balancing sends calls to dead members too, and waits for silent ones; so there is one client a
-//! member here, and a preferred member that moves on when it fails.
+//! The client's own balancing sends calls to dead members too, and waits for silent ones; so there is one
+//! client a member here, and a preferred member that moves on when it fails.
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
@@ -16,29 +16,29 @@ use tokio::time::Instant;
 
 use super::config::ClusterConfig;
 
-/// A member that has not answered for so long is not waited for any longer, while there is time to ask another:
-/// an answer takes milliseconds, an election of etcd about a second.
+/// Time after which a silent member is given up while there is time to call another one: an answer takes
+/// milliseconds, an election of etcd about a second.
 const ATTEMPT: Duration = Duration::from_millis(1200);
 
-/// Between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A call that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// No member answered in time: what was asked for may have been done or not, or is done later.
+    /// No member answered in time: the request may have been carried out, or may still be.
     #[error("no member of etcd answered within {waited_ms} ms; the last said: {last}")]
     Unreachable { waited_ms: u128, last: String },
-    /// etcd answered that it will not.
+    /// etcd refused the request.
     #[error("etcd refuses: {}", words(.0))]
     Refused(#[source] Error),
-    /// No secure connection: the certificates do not fit.
+    /// No secure connection could be made: the certificates do not match.
     #[error("no secure connection to etcd: {member}: {why}")]
     Untrusted { member: String, why: String },
 }
 
 impl Failure {
-    /// What this node was given to speak with etcd does not fit: a user, a password, a certificate.
+    /// Returns true if this node's own credentials are at fault: a user, a password, a certificate.
     pub(crate) fn is_ours(&self) -> bool {
         match self {
             Self::Unreachable { .. } => false,
@@ -73,9 +73,9 @@ impl From<Failure> for StoreError {
 
 /// A transaction's outcome.
 pub(crate) struct Outcome {
-    /// The compares held.
+    /// True if the compares held.
     pub(crate) succeeded: bool,
-    /// What each get found.
+    /// Key-value pairs that each get found.
     pub(crate) found: Vec<Vec<KeyValue>>,
 }
 
@@ -84,12 +84,12 @@ struct Member {
     client: tokio::sync::Mutex<Option<Client>>,
 }
 
-/// The members.
+/// A client of all members of etcd.
 pub(crate) struct Etcd {
     members: Vec<Member>,
     preferred: AtomicUsize,
     config: ClusterConfig,
-    /// As they were read last.
+    /// Options as they were last read.
     options: Mutex<ConnectOptions>,
 }
 
@@ -107,8 +107,8 @@ impl Etcd {
         })
     }
 
-    /// Reads the files again: certificates and passwords are renewed without a restart. Files that cannot be used
-    /// leave what was read before.
+    /// Reads the files again, because certificates and passwords are renewed without a restart. If the files cannot
+    /// be used, the last options stay in use.
     fn options(&self) -> ConnectOptions {
         let mut options = self.options.lock().unwrap_or_else(PoisonError::into_inner);
         match self.config.connect_options() {
@@ -120,8 +120,8 @@ impl Etcd {
         options.clone()
     }
 
-    /// Calls until a member answers or `limit` has passed. `call` may be made more than once, also when an earlier
-    /// one was carried out and only its answer lost: it must be one that can be repeated.
+    /// Calls members until one answers or `limit` has passed. `call` may run more than once, also when an earlier
+    /// run was carried out and only its answer lost: it must be repeatable.
     pub(crate) async fn call<T, F>(
         &self,
         limit: Duration,
@@ -164,7 +164,7 @@ impl Etcd {
         }
     }
 
-    /// Carries a transaction out, which must be one that can be repeated.
+    /// Carries out a transaction, which must be repeatable.
     pub(crate) async fn transact(&self, limit: Duration, txn: Txn) -> Result<Outcome, Failure> {
         let answer = self
             .call(limit, |mut client| {
@@ -193,7 +193,7 @@ impl Etcd {
         call(client).await
     }
 
-    /// A client of the preferred member, for a stream.
+    /// Returns a client of the preferred member, for a stream.
     pub(crate) async fn stream_client(&self) -> Result<(usize, Client), Error> {
         let index = self.preferred.load(Ordering::Relaxed) % self.members.len().max(1);
         Ok((index, self.client(index).await?))
@@ -210,8 +210,8 @@ impl Etcd {
         Ok(client)
     }
 
-    /// Prefers the next member, and forgets the connection: one whose packets vanish would be silent for minutes
-    /// after the way is open again.
+    /// Prefers the next member, and drops the connection: if its packets are lost, it would stay silent for minutes
+    /// after the network has recovered.
     pub(crate) fn give_up(&self, index: usize) {
         let member = &self.members[index];
         if let Ok(mut slot) = member.client.try_lock() {
@@ -225,7 +225,7 @@ impl Etcd {
     }
 }
 
-/// An error with its causes: a transport's own words are only that there was an error.
+/// Formats an error with its causes: a transport's own message only states that there was an error.
 fn words(error: &Error) -> String {
     let (mut text, mut cause) = match error {
         Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),
@@ -243,7 +243,7 @@ fn words(error: &Error) -> String {
     text
 }
 
-/// Whether that is what a TLS library says of certificates, the other's or ours.
+/// Returns true if a TLS library's message is about certificates, the peer's or ours.
 fn is_about_certificates(words: &str) -> bool {
     let words = words.to_lowercase();
     ["certificate", "unknownca", "unknownissuer"]
@@ -251,7 +251,7 @@ fn is_about_certificates(words: &str) -> bool {
         .any(|word| words.contains(word))
 }
 
-/// Whether the same call may succeed on another member, or a moment later.
+/// Returns true if the same call may succeed on another member, or after a moment.
 fn is_passing(error: &Error) -> bool {
     match error {
         Error::TransportError(_) | Error::IoError(_) | Error::EndpointError(_) => true,

@@ -1,9 +1,9 @@
-//! Whether this node may still act as the one that is registered.
+//! The fence: decides if this node may still act under its registration.
 //!
-//! etcd counts a lease from when it took the last sign of life; this node counts from before it sent it, and stops
-//! a margin earlier. So it ceases to act before anybody can take its place, as long as the clocks run at about the
-//! same speed. What was under way at that moment is stopped by etcd: every transaction compares the registration's
-//! create revision, the *fencing token*, which never comes back once it is gone.
+//! etcd counts a lease from when it took the last sign of life; this node counts from before it sent it, and
+//! stops a margin earlier. So it ceases to act before anybody can take its place, as long as the clocks run at
+//! about the same speed. What was under way at that moment is stopped by etcd: every transaction compares the
+//! registration's create revision, the *fencing token*, which never comes back once it is gone.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,19 +27,19 @@ impl Tick {
         Self(self.0.saturating_add(time))
     }
 
-    /// Zero if `earlier` is later.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// How much earlier than etcd a node gives its lease up: for clocks that drift (a fifth is far more than any does),
-/// and for the time between a check and what is done upon it.
+/// Returns the time by which a node gives its lease up before etcd does: for clocks that drift (a fifth is far
+/// more than any does), and for the time between a check and the action based on it.
 pub(crate) fn margin(ttl: Duration) -> Duration {
     ttl / 5
 }
 
-/// A registration that holds.
+/// A registration that is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registration {
     /// Create revision of the node's key.
@@ -54,7 +54,7 @@ struct State {
     why: String,
 }
 
-/// Open while the registration holds.
+/// Permission to act, which is open while the registration is valid.
 #[derive(Debug)]
 pub struct Fence {
     state: Mutex<State>,
@@ -73,15 +73,16 @@ impl Default for Fence {
 }
 
 impl Fence {
-    /// Whether this node may act. Cheap: asks nobody.
+    /// Checks that this node may act. Cheap: makes no call.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`]: others may take its place now, or have.
+    ///
+    /// [`StoreError::Unavailable`]: another node may take its place now, or has.
     pub fn check(&self) -> Result<(), StoreError> {
         self.registration().map(|_| ())
     }
 
-    /// Grows with every registration in the cluster; `None` while fenced.
+    /// Returns the fencing token, which grows with every registration in the cluster; `None` while fenced.
     #[must_use]
     pub fn token(&self) -> Option<u64> {
         let registration = self.registration().ok()?;
@@ -92,8 +93,8 @@ impl Fence {
         self.registration_at(Tick::now())
     }
 
-    /// Whether a closed fence may open again by itself, for the same registration: it is closed only because etcd has
-    /// not answered.
+    /// Returns true if a closed fence may open again by itself, for the same registration: it is closed only
+    /// because etcd has not answered.
     pub(crate) fn may_open(&self) -> bool {
         self.state().registration.is_some()
     }
@@ -114,7 +115,7 @@ impl Fence {
         })
     }
 
-    /// etcd answered a sign of life that was sent at `sent`.
+    /// Extends the registration after etcd has answered a sign of life that was sent at `sent`.
     pub(crate) fn extend(&self, registration: Registration, sent: Tick, ttl: Duration) {
         let mut state = self.state();
         let until = sent.plus(ttl.saturating_sub(margin(ttl)));
@@ -127,7 +128,7 @@ impl Fence {
         }
     }
 
-    /// The registration is gone.
+    /// Closes the fence: the registration is lost.
     pub(crate) fn lose(&self, why: &str) {
         let mut state = self.state();
         state.registration = None;

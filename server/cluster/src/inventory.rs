@@ -1,4 +1,4 @@
-//! What nodes hold, asked of them.
+//! Requests the inventories of nodes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,36 +10,38 @@ use prost::Message as _;
 
 use super::rebuild::{Copy, NodeInventory};
 
-/// An answer is a message, which may have 16 MiB.
+/// Size of a part of an inventory. A message may have 16 MiB.
 const PART_BYTES: usize = 8 << 20;
 
-/// How long a node may take to say how its copies stand, which it knows: somebody waits.
+/// Longest time for a node to report the state of its copies, which it has in memory: a caller waits.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Asks nodes what they hold, and how it stands.
+/// Requests the inventories of nodes, and the state of their copies.
 pub trait Inventories: Send + Sync {
-    /// Everything that a node holds. Blocks.
+    /// Returns everything that a node holds. Blocks.
     ///
     /// # Errors
     /// It cannot be asked, or does not answer.
     fn inventory(&self, node: &str) -> Result<NodeInventory, StoreError>;
 
-    /// How copies of a node stand; it reads those that it has not read lately. Does not wait for that.
+    /// Returns the state of copies of a node. The node reads those that it has not read lately; the call does not
+    /// wait for that.
     ///
     /// # Errors
-    /// As [`Inventories::inventory`].
+    ///
+    /// Those of [`Inventories::inventory`].
     fn verify(&self, node: &str, asked: request::Verify) -> Result<message::Verified, StoreError>;
 }
 
-/// Asks the other nodes by QUIC, and the store here.
+/// Requests inventories from other nodes over QUIC, and from the store here.
 pub struct PeerInventories {
-    /// This node's name.
+    /// Name of this node.
     pub node: String,
-    /// What it holds.
+    /// Store of this node.
     pub store: Arc<Store>,
-    /// The way to the others.
+    /// Connection to the other nodes.
     pub network: Network,
-    /// How long one node may take for a part of its inventory: it reads a manifest for each checkpoint.
+    /// Longest time for one node to return a part of its inventory: it reads a manifest for each checkpoint.
     pub deadline: Duration,
 }
 
@@ -75,7 +77,7 @@ impl Inventories for PeerInventories {
     }
 }
 
-/// Answers an [`request::Inventory`]: the next part of what this node holds.
+/// Answers a [`request::Inventory`]: returns the next part of what this node holds.
 #[must_use]
 pub fn held(store: &Store, asked: &request::Inventory) -> Held {
     part_of(store.held(), &asked.after)
@@ -105,7 +107,7 @@ fn part_of(mut holdings: Vec<Holding>, after: &str) -> Held {
     part
 }
 
-/// Asks for one part after the other.
+/// Requests one part after the other.
 fn collect(
     node: &str,
     mut ask: impl FnMut(request::Inventory) -> Result<Held, StoreError>,

@@ -1,12 +1,13 @@
-//! Where things lie in etcd. docs/cluster.md lists all keys.
+//! Keys in etcd. docs/cluster.md lists all keys.
 
-/// Digits of a generation in a key: as many as the largest u64 has, so that the order of keys is that of numbers.
+/// Number of digits of a generation in a key: as many as the largest u64 has, so that the order of keys is that
+/// of numbers.
 const GENERATION_DIGITS: usize = 20;
 
-/// The keys under a prefix.
+/// Keys under a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keys {
-    /// Ends with `/`.
+    /// Prefix, which ends with `/`.
     prefix: String,
 }
 
@@ -17,7 +18,7 @@ impl Keys {
         }
     }
 
-    /// A live node: bound to its lease.
+    /// Returns the key of a live node, which is bound to the node's lease.
     pub(crate) fn node(&self, name: &str) -> String {
         format!("{}{}", self.nodes(), encoded(name))
     }
@@ -26,7 +27,7 @@ impl Keys {
         format!("{}nodes/", self.prefix)
     }
 
-    /// A node that has ever been there.
+    /// Returns the key of a member: a node that has ever been registered.
     pub(crate) fn member(&self, name: &str) -> String {
         format!("{}{}", self.members(), encoded(name))
     }
@@ -35,24 +36,24 @@ impl Keys {
         format!("{}members/", self.prefix)
     }
 
-    /// Members and live nodes are neighbours, nothing else lies between them: one range (its begin and its end,
-    /// which is not in it), so that one watch sees both in order.
+    /// Returns the range (begin and exclusive end) of the members and the live nodes. Nothing else lies between
+    /// them, so that one watch sees both in order.
     pub(crate) fn members_and_nodes(&self) -> (String, String) {
         // '0' follows '/'.
         (self.members(), format!("{}nodes0", self.prefix))
     }
 
-    /// A job's lock: bound to its holder's lease.
+    /// Returns the key of a job's lock, which is bound to its holder's lease.
     pub(crate) fn lock(&self, job: &str) -> String {
         format!("{}locks/{}", self.prefix, encoded(job))
     }
 
-    /// The last generation that was handed out to a job.
+    /// Returns the key of the last generation that was handed out to a job.
     pub(crate) fn generation(&self, job: &str) -> String {
         format!("{}generations/{}", self.prefix, encoded(job))
     }
 
-    /// A checkpoint; a parked one, which has no generation, by its id.
+    /// Returns the key of a checkpoint; a parked one, which has no generation, is identified by its id.
     pub(crate) fn checkpoint(&self, job: &str, generation: u64, id: &str) -> String {
         if generation == 0 {
             return self.parked(id);
@@ -80,28 +81,28 @@ impl Keys {
         format!("{}parked/", self.prefix)
     }
 
-    /// A checkpoint that was taken off the list: what says so, for as long as its lease lives.
+    /// Returns the key of the record that a checkpoint was taken off the list, which exists as long as its lease.
     pub(crate) fn withdrawn(&self, id: &str) -> String {
         format!("{}withdrawn/{}", self.prefix, encoded(id))
     }
 
-    /// The id of etcd's data.
+    /// Returns the key of the id of etcd's data.
     pub(crate) fn cluster(&self) -> String {
         format!("{}cluster", self.prefix)
     }
 
-    /// The certificates that are denied.
+    /// Returns the key of the list of denied certificates.
     pub(crate) fn denied(&self) -> String {
         format!("{}denied", self.prefix)
     }
 
-    /// Who does the work in the background.
+    /// Returns the key of the node that leads the background work.
     pub(crate) fn leader(&self) -> String {
         format!("{}leader", self.prefix)
     }
 }
 
-/// The first key behind all that begin with `prefix`.
+/// Returns the first key after all that begin with `prefix`.
 pub(crate) fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     // A prefix ends with '/', so its last byte can be one more.
@@ -111,8 +112,8 @@ pub(crate) fn end_of(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// A name as one part of a key: what is not a letter, digit, `-`, `_` or `.` as `%` and two hex digits, so that no
-/// name has a `/` and none's keys are a prefix of another's.
+/// Encodes a name as one part of a key: every byte but letters, digits, `-`, `_` and `.` becomes `%` and two
+/// hex digits, so that no name has a `/` and no name's keys are a prefix of another's.
 pub(crate) fn encoded(name: &str) -> String {
     let mut encoded = String::with_capacity(name.len());
     for byte in name.bytes() {

@@ -1,4 +1,4 @@
-//! The cluster: which nodes there are, and which checkpoint is where.
+//! The cluster: its nodes, and the holders of each checkpoint.
 //!
 //! On one machine there is none. With `--catalog etcd://…` the *registry* in etcd says what exists and who holds it;
 //! each node's own catalog (sled) stays the index over its own region.
@@ -43,8 +43,8 @@ pub use operate::{Operate, Operator};
 pub use registry::EtcdRegistry;
 pub use values::{FailureDomain, Member, MemberState, NodeClass, NodeFacts, Tier};
 
-/// This node's place in the cluster. Dropped, it falls silent, and counts as dead when its lease ends;
-/// [`Cluster::leave`] says so at once.
+/// Membership of this node in the cluster. If it is dropped, the node sends no more signs of life, and counts
+/// as dead when its lease ends; [`Cluster::leave`] ends the membership at once.
 pub struct Cluster {
     membership: membership::Membership,
     registry: EtcdRegistry,
@@ -53,8 +53,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Registers this node. Without etcd it comes back all the same, fenced, and registers when etcd is there.
-    /// Must be called on a tokio runtime, whose time and I/O are enabled; that is also where all calls run.
+    /// Registers this node. If etcd does not answer, it returns all the same, fenced, and registers later. Must be
+    /// called on a tokio runtime with time and I/O enabled, on which all calls run.
     ///
     /// # Errors
     /// Files that cannot be read; [`StoreError::Conflict`] when another node of this name is there, or this one was
@@ -63,10 +63,12 @@ impl Cluster {
         Self::join_as(config, facts, None).await
     }
 
-    /// As [`Self::join`], with the node's certificate, which signs what others must not be able to forge in etcd.
+    /// Registers this node as [`Self::join`] does, with the node's certificate, which signs the values that others
+    /// must not be able to forge in etcd.
     ///
     /// # Errors
-    /// As there.
+    ///
+    /// Those of [`Self::join`].
     pub async fn join_as(
         config: &ClusterConfig,
         facts: NodeFacts,
@@ -100,45 +102,46 @@ impl Cluster {
         })
     }
 
-    /// What exists. A clone, with the same locks.
+    /// Returns the registry; a clone that shares its locks.
     #[must_use]
     pub fn registry(&self) -> EtcdRegistry {
         self.registry.clone()
     }
 
-    /// Who is there.
+    /// Returns the view of the nodes.
     #[must_use]
     pub fn nodes(&self) -> Nodes {
         self.nodes.clone()
     }
 
-    /// Whether this node may act.
+    /// Returns the fence, which decides if this node may act.
     #[must_use]
     pub fn fence(&self) -> Arc<Fence> {
         self.membership.fence()
     }
 
-    /// The id of etcd's data, as of this node's last registration; `None` before the first. What a sweep goes by is
-    /// [`EtcdRegistry::mark`] and [`KnownData`].
+    /// Returns the id of etcd's data, as of this node's last registration; `None` before the first. What a sweep
+    /// goes by is [`EtcdRegistry::mark`] and [`KnownData`].
     #[must_use]
     pub fn id(&self) -> Option<String> {
         self.membership.data_id()
     }
 
-    /// Answers `permafrost node …` on this node. `inventories` asks nodes what they hold; `wanted_copies` is for
-    /// checkpoints that a rebuild lists again.
+    /// Returns the handler of `permafrost node …` on this node. `inventories` requests the inventories of nodes;
+    /// `wanted_copies` is the number of copies of checkpoints that a rebuild lists again.
     #[must_use]
     pub fn operator(&self, inventories: Arc<dyn Inventories>, wanted_copies: u32) -> Operator {
         Operator::new(self.registry(), self.nodes(), inventories, wanted_copies)
     }
 
-    /// Whether this node does the work in the background.
+    /// Returns the leadership, which decides if this node does the background work.
     #[must_use]
     pub fn leader(&self) -> Leader {
         self.membership.leader()
     }
 
-    /// Waits until this node must not go on, and says why: another daemon has its name, and a copy of its region.
+    /// Waits until this node must stop, and returns the reason: another daemon has its name, and a copy of its
+    /// region.
     pub async fn failed(&self) -> StoreError {
         let mut ended = self.membership.ended();
         let reason = match ended.wait_for(Option::is_some).await {
@@ -152,18 +155,18 @@ impl Cluster {
         }
     }
 
-    /// Follows the cluster's list of denied certificates; `None` before this node has heard it.
+    /// Returns a channel with the cluster's list of denied certificates; `None` before this node has received it.
     #[must_use]
     pub fn denials(&self) -> tokio::sync::watch::Receiver<Option<HeardDenials>> {
         self.membership.denials()
     }
 
-    /// Changes what this node says of itself; told to the others within a third of a lease. Name and region stay.
+    /// Changes this node's facts; other nodes see that within a third of a lease. Name and region stay.
     pub fn update_facts(&self, change: impl FnOnce(&mut NodeFacts)) {
         self.membership.update(change);
     }
 
-    /// Ends the registration: the others know at once, and its locks are free. Takes 2 s at most.
+    /// Ends the registration: other nodes see that at once, and its locks are free. Takes 2 s at most.
     pub async fn leave(&self) {
         self.membership.leave().await;
     }
@@ -179,8 +182,9 @@ impl Drop for Cluster {
 mod tests {
     use std::path::Path;
 
-    /// A clock that is hours off must change nothing, so nothing here may look at it but what tells people when a
-    /// region was first seen. Time that decides is [`super::fence::Tick`], or tokio's, both of which nobody sets.
+    /// Checks that only code which shows the time at which a region was first seen reads the wall clock: a clock
+    /// that is hours off must change nothing. Decisions use [`super::fence::Tick`], or tokio's clock, which cannot
+    /// be set.
     #[test]
     fn the_wall_clock_is_read_only_to_be_shown() {
         let mut readers = Vec::new();

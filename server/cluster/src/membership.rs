@@ -1,4 +1,4 @@
-//! This node's registration: made, kept alive, refreshed, and made again when it was lost.
+//! Registers this node, keeps the registration alive, refreshes it, and registers again when it was lost.
 
 mod refusal;
 mod register;
@@ -20,11 +20,11 @@ use super::keys::Keys;
 use super::values::{DenialList, Holder, Json as _, Node, NodeFacts, VERSION};
 pub(crate) use refusal::Refusal;
 
-/// Facts that have not changed are written again after so many signs of life, so that a value someone damaged by
-/// hand heals.
+/// Number of signs of life after which unchanged facts are written again, so that a value damaged by hand is
+/// repaired.
 const REFRESH_EVERY: u32 = 20;
 
-/// Leads the work in the background: one node of all.
+/// Leadership of the background work: one node of all has it.
 #[derive(Clone, Debug)]
 pub struct Leader {
     fence: Arc<Fence>,
@@ -33,7 +33,7 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Whether this node leads, for sure. Asks nobody.
+    /// Returns true if this node certainly leads. Makes no call.
     #[must_use]
     pub fn is_mine(&self) -> bool {
         self.fence
@@ -42,7 +42,7 @@ impl Leader {
     }
 }
 
-/// The id of etcd's data, as far as known.
+/// Id of etcd's data, if known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DataId(Arc<Mutex<Option<String>>>);
 
@@ -71,11 +71,11 @@ impl DataId {
 /// The cluster's list of denied certificates, as the registry has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeardDenials {
-    /// The id of etcd's data; empty while nobody knows.
+    /// Id of etcd's data; empty while unknown.
     pub data: String,
     /// Revision of the list's last change, in that data.
     pub revision: i64,
-    /// Its lines.
+    /// Entries of the list.
     pub entries: Vec<String>,
 }
 
@@ -87,16 +87,16 @@ pub(crate) struct Keeper {
     data: DataId,
     facts: watch::Receiver<NodeFacts>,
     denials: watch::Sender<Option<HeardDenials>>,
-    /// Becomes the reason for which this node can never register again.
+    /// Set to the reason for which this node can never register again.
     end: watch::Sender<Option<String>>,
     ttl: Duration,
     incarnation: String,
     boot: String,
-    /// Why the last attempt to register failed.
+    /// Reason why the last attempt to register failed.
     refused: Option<String>,
 }
 
-/// Keeps the registration until dropped or told to leave.
+/// Keeps the registration until it is dropped or [`Self::leave`] is called.
 pub(crate) struct Membership {
     fence: Arc<Fence>,
     leader: Arc<AtomicI64>,
@@ -109,8 +109,8 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Registers, and goes on keeping the registration in the background. When etcd does not answer, that goes on
-    /// in the background too.
+    /// Registers, and keeps the registration in the background. If etcd does not answer, registering continues in
+    /// the background, too.
     pub(crate) async fn begin(
         etcd: Arc<Etcd>,
         config: &ClusterConfig,
@@ -170,22 +170,22 @@ impl Membership {
         }
     }
 
-    /// The id of etcd's data; `None` before the first registration.
+    /// Returns the id of etcd's data; `None` before the first registration.
     pub(crate) fn data_id(&self) -> Option<String> {
         self.data.known()
     }
 
-    /// Becomes the reason when this node must not go on.
+    /// Returns a channel that is set to the reason when this node must stop.
     pub(crate) fn ended(&self) -> watch::Receiver<Option<String>> {
         self.ended.clone()
     }
 
-    /// Follows the cluster's list of denied certificates.
+    /// Returns a channel with the cluster's list of denied certificates.
     pub(crate) fn denials(&self) -> watch::Receiver<Option<HeardDenials>> {
         self.denials.clone()
     }
 
-    /// What this node says of itself from now on; its name and region stay.
+    /// Changes this node's facts; its name and region stay.
     pub(crate) fn update(&self, change: impl FnOnce(&mut NodeFacts)) {
         self.facts.send_if_modified(|facts| {
             let before = facts.clone();
@@ -263,7 +263,7 @@ impl Keeper {
         }
     }
 
-    /// Registers, however often that is refused.
+    /// Registers, retrying after every refusal.
     ///
     /// # Errors
     /// Another daemon has taken this node's place with a copy of its region.
@@ -293,8 +293,8 @@ impl Keeper {
         }
     }
 
-    /// Sends signs of life until the lease is lost, and says how it was. Each is a stream of its own, and waits for no
-    /// earlier one: one that hangs hinders no other.
+    /// Sends signs of life until the lease is lost, and returns the reason. Each is a stream of its own, and waits
+    /// for no earlier one: one that hangs blocks no other.
     async fn stay_alive(&self, own: Registration) -> &'static str {
         let mut ticks = self.ticks();
         let mut sent = FuturesUnordered::new();
@@ -314,7 +314,7 @@ impl Keeper {
         }
     }
 
-    /// Keeps the facts fresh, and leads if nobody does, until the registration is gone; says how it went.
+    /// Refreshes the facts, and leads if no node does, until the registration is gone; returns the reason.
     async fn serve(&self, own: Registration) -> &'static str {
         let mut ticks = self.ticks();
         let mut facts = self.facts.clone();
@@ -335,7 +335,7 @@ impl Keeper {
         }
     }
 
-    /// Three in a lease's time.
+    /// Returns an interval of a third of a lease.
     fn ticks(&self) -> tokio::time::Interval {
         let mut ticks = tokio::time::interval(self.ttl / 3);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -397,7 +397,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Writes the facts; `false`: the registration is gone.
+    /// Writes the facts. Returns `false` if the registration is gone.
     async fn refresh(&self, own: Registration, facts: NodeFacts) -> Result<bool, Failure> {
         let key = self.keys.node(&facts.name);
         let put = Txn::new()
@@ -421,7 +421,7 @@ impl Keeper {
         Ok(outcome.succeeded)
     }
 
-    /// Takes in the list of denied certificates.
+    /// Publishes the list of denied certificates to this node.
     fn hear_denials(&self, found: &[Vec<KeyValue>]) {
         let key = self.keys.denied();
         let mut kvs = found.iter().flatten();
@@ -446,7 +446,7 @@ impl Keeper {
         }
     }
 
-    /// Leads if nobody does, and hears who is denied: each third of a lease's time.
+    /// Leads if no node does, and reads the list of denied certificates: each third of a lease's time.
     async fn campaign(&self, own: Registration) {
         let name = self.facts.borrow().name.clone();
         let (key, node_key) = (self.keys.leader(), self.keys.node(&name));
@@ -493,7 +493,7 @@ fn seconds(ttl: i64) -> Duration {
     Duration::from_secs(u64::try_from(ttl).unwrap_or_default())
 }
 
-/// Changes with every start of the machine. Random where the kernel does not say.
+/// Returns an id that changes with every start of the machine. Random where the kernel gives none.
 fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(
         |_| uuid::Uuid::new_v4().to_string(),

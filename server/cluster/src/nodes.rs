@@ -1,4 +1,4 @@
-//! A view of the nodes, kept up to date by a watch.
+//! A view of the nodes, updated by a watch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,32 +11,32 @@ use super::fence::Tick;
 use super::keys::Keys;
 use super::values::{Json as _, Member, MemberState, Node, NodeFacts};
 
-/// How often etcd is asked whether the view is still up to date.
+/// Interval at which etcd is asked to confirm that the view is up to date.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// A watch that says nothing for so long, though asked, is given up for one on another member.
+/// Time after which a watch that is silent, although asked, is replaced by one on another member.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// A node that is alive.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveNode {
-    /// What it says of itself.
+    /// Facts that the node publishes.
     pub facts: NodeFacts,
-    /// What an operator has said of it.
+    /// Membership status set by an operator.
     pub state: MemberState,
-    /// Its fencing token: the higher of two is the later registration.
+    /// Fencing token: the higher of two is the later registration.
     pub token: u64,
 }
 
-/// The nodes at some moment.
+/// The nodes at one point in time.
 #[derive(Clone, Debug)]
 pub struct NodesView {
-    /// Alive, by name.
+    /// Live nodes, by name.
     pub nodes: Vec<LiveNode>,
-    /// All that have ever been there, alive or not, by name.
+    /// All nodes that have ever been registered, alive or not, by name.
     pub members: Vec<Member>,
-    /// How long ago etcd last said that this is so; more than a lease's time means that nobody knows.
-    /// [`Duration::MAX`] when it never has.
+    /// Time since etcd last confirmed the view; if it is longer than a lease, nothing is known about the present.
+    /// [`Duration::MAX`] if it was never confirmed.
     pub age: Duration,
 }
 
@@ -47,14 +47,14 @@ struct State {
     confirmed: Option<Tick>,
 }
 
-/// The view; clones are of the same.
+/// View of the nodes; clones share it.
 #[derive(Clone, Default)]
 pub struct Nodes {
     state: Arc<RwLock<State>>,
 }
 
 impl Nodes {
-    /// The nodes as last heard of. Asks nobody, and never blocks for longer than it takes to copy them.
+    /// Returns the last known nodes. Makes no call, and never blocks for longer than it takes to copy them.
     #[must_use]
     pub fn live(&self) -> NodesView {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +86,7 @@ impl Nodes {
         }
     }
 
-    /// Reads all, then applies changes, until the watch fails.
+    /// Reads all nodes, then applies changes, until the watch fails.
     async fn follow_once(&self, etcd: &Etcd, keys: &Keys) -> Result<(), Error> {
         let (from, to) = keys.members_and_nodes();
         let range = GetOptions::new().with_range(to.clone());

@@ -1,4 +1,4 @@
-//! What people do with the cluster: look at its nodes, drain, remove and take back, rebuild the registry.
+//! Operator commands for the cluster: list, drain, remove and take back nodes, and rebuild the registry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,26 +16,27 @@ use super::standing::{Holdings, Standing, relied_on, standing};
 use super::values::{Member, MemberState};
 use crate::repair::VERIFIED_WITHIN;
 
-/// A view of the nodes that is older says nothing of who is alive: more than a lease's time, and a registry that is
-/// there confirms it every second.
+/// Age from which on a view of the nodes does not tell any more which are alive: more than a lease's time, and
+/// a registry that is there confirms it every second.
 const STALE: Duration = Duration::from_secs(15);
 
-/// One that is older than this makes it likely that the registry does not answer: checkpoints are not counted then, as
-/// nobody wants to wait for the numbers.
+/// Age of the view from which on the registry probably does not answer: checkpoints are not counted then,
+/// because the caller should not wait for the numbers.
 const LATE: Duration = Duration::from_secs(5);
 
-/// Names that are told of what a node alone holds.
+/// Maximum number of names listed of checkpoints that one node alone holds.
 const NAMES: usize = 20;
 
-/// Names that are told of what a removed node had alone: what fits into an answer, at 200 bytes each.
+/// Maximum number of names listed of checkpoints that a removed node held alone: as many as fit into a reply,
+/// at 200 bytes each.
 const NAMES_LOST: usize = 50_000;
 
-/// Inventories that are taken at once.
+/// Maximum number of inventories that are requested at once.
 const AT_ONCE: usize = 8;
 
-/// Answers `permafrost node …`. Everything blocks.
+/// Handles `permafrost node …`. All methods block.
 pub trait Operate: Send + Sync {
-    /// The nodes, or one of them. Without the registry they are told as last seen, and nothing is counted.
+    /// Lists the nodes, or one of them. Without the registry they are told as last seen, and nothing is counted.
     ///
     /// # Errors
     /// No such node.
@@ -48,14 +49,14 @@ pub trait Operate: Send + Sync {
     /// holds are being read; unavailable.
     fn set_node(&self, set: &request::SetNode) -> Result<NodeList, StoreError>;
 
-    /// Lists again what the nodes hold.
+    /// Lists the nodes' checkpoints again in the registry.
     ///
     /// # Errors
     /// Unavailable. It can be repeated.
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<Rebuilt, StoreError>;
 }
 
-/// What a node without a cluster answers.
+/// Returns the error of a node without a cluster.
 pub fn no_cluster() -> StoreError {
     StoreError::Invalid {
         message: "this node is in no cluster".to_owned(),
@@ -63,7 +64,7 @@ pub fn no_cluster() -> StoreError {
     }
 }
 
-/// Over etcd: made by [`super::Cluster::operator`].
+/// Operator commands over etcd; made by [`super::Cluster::operator`].
 pub struct Operator {
     registry: EtcdRegistry,
     nodes: Nodes,
@@ -86,7 +87,7 @@ impl Operator {
         }
     }
 
-    /// The nodes, as they were confirmed a moment ago.
+    /// Returns the view of the nodes if it was confirmed a moment ago.
     fn fresh(&self) -> Result<NodesView, StoreError> {
         let view = self.nodes.live();
         if view.age > STALE {
@@ -172,8 +173,8 @@ impl Operator {
         })
     }
 
-    /// Names of what a node holds whose other copies, those that are relied on when it goes, are not known to have been
-    /// found whole lately. Has their nodes read them.
+    /// Returns the names of a node's checkpoints whose other copies, those that are relied on when the node goes,
+    /// were not all found whole lately. Has the nodes with those copies read them.
     fn unverified(&self, listed: &[Registered], view: &NodesView, name: &str) -> Vec<String> {
         let held: Vec<_> = listed
             .iter()
@@ -315,7 +316,7 @@ impl Operate for Operator {
 }
 
 impl Operator {
-    /// Of all nodes, some at a time; and those that did not give one.
+    /// Requests the inventories of all nodes, some at a time; returns also the nodes that gave none.
     fn inventories_of(&self, nodes: &[LiveNode]) -> (Vec<NodeInventory>, Vec<MissingNode>) {
         let (mut taken, mut silent) = (Vec::new(), Vec::new());
         for some in nodes.chunks(AT_ONCE) {
@@ -345,7 +346,7 @@ impl Operator {
     }
 }
 
-/// The line of the listing, with who holds it.
+/// Returns the line of the listing with the holders.
 fn line(entry: &Registered) -> control::Checkpoint {
     control::Checkpoint {
         nodes: entry.nodes.clone(),
@@ -360,7 +361,7 @@ fn unknown(node: &str) -> StoreError {
     }
 }
 
-/// `a@1, a@2 and 7 more`.
+/// Formats names as `a@1, a@2 and 7 more`.
 fn enumerate(names: &[String]) -> String {
     let (told, rest) = names.split_at(names.len().min(NAMES));
     let mut text = told.join(", ");
@@ -370,7 +371,7 @@ fn enumerate(names: &[String]) -> String {
     text
 }
 
-/// What is known of the nodes, and of what they hold as far as that was counted.
+/// Describes the nodes, and their checkpoints as far as those were counted.
 fn describe(view: &NodesView, counted: Option<&Standing>, names: usize) -> NodeList {
     let members: BTreeMap<&str, &Member> = view
         .members

@@ -1,4 +1,4 @@
-//! Where the copies of a dump go. A pure function of what is known of the nodes.
+//! Chooses the nodes for the copies of a dump. A pure function of what is known of the nodes.
 //!
 //! Rules, the stronger first: never two copies on one host; only nodes that are alive, take copies and have room;
 //! nodes whose copies count towards durability before those whose do not (transient ones, volatile media); zones that have no copy yet, then
@@ -8,27 +8,27 @@
 use super::nodes::LiveNode;
 use super::values::{MemberState, NodeFacts, Tier};
 
-/// What is to be placed.
+/// Request for a placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
-    /// Node that takes the dump; it holds the first copy when it can.
+    /// Name of the node that takes the dump; it holds the first copy when it can.
     pub local: &'a str,
-    /// Copies altogether, the local one included.
+    /// Total number of copies, the local one included.
     pub copies: usize,
-    /// Expected size, bytes; 0 while nobody knows.
+    /// Expected size, bytes; 0 if unknown.
     pub size_bytes: u64,
-    /// Nodes that hold a copy already: not chosen again, and their zones, racks and hosts are taken.
+    /// Nodes that already hold a copy: they are not chosen again, and their zones, racks and hosts are taken.
     pub holders: &'a [String],
     /// Nodes that must not be chosen: they have just failed.
     pub without: &'a [String],
 }
 
-/// The choice.
+/// Nodes chosen for the copies of a dump.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Chosen nodes by name, best first; the local one first of all. Without those that hold a copy already.
     pub nodes: Vec<String>,
-    /// How many of the copies, chosen or there already, count towards durability.
+    /// Number of copies, chosen or existing, that count towards durability.
     pub durable: usize,
     /// Copies that no node could be found for.
     pub missing: usize,
@@ -65,12 +65,12 @@ pub fn place(nodes: &[LiveNode], wanted: &Wanted<'_>) -> Placement {
     }
 }
 
-/// Whether a copy there counts towards durability.
+/// Returns true if a copy on the node counts towards durability.
 fn counts(node: &LiveNode) -> bool {
     node.facts.counts()
 }
 
-/// Whether a node takes copies, and has room for one of that size.
+/// Returns true if a node takes copies, and has room for one of that size.
 pub(super) fn has_room(node: &LiveNode, size_bytes: u64) -> bool {
     let facts = &node.facts;
     let room = facts.room_bytes();
@@ -84,7 +84,8 @@ fn is_fit(node: &LiveNode, wanted: &Wanted<'_>) -> bool {
         && !wanted.holders.contains(&facts.name)
 }
 
-/// What fails together at the least. A host is a host in its rack and zone only: names may be used twice.
+/// Returns the host of a node, the smallest failure domain. Hosts are compared within their rack and zone:
+/// names may be used twice.
 pub(super) fn host(node: &LiveNode) -> (&str, &str, &str) {
     let domain = &node.facts.domain;
     if domain.host.is_empty() {
@@ -103,7 +104,7 @@ fn zone(node: &LiveNode) -> &str {
     &node.facts.domain.zone
 }
 
-/// Smaller is better; compared part by part.
+/// Rank of a candidate, compared part by part; smaller is better.
 type Rank<'a> = (bool, bool, usize, usize, Tier, u64, &'a str);
 
 fn rank<'a>(node: &'a LiveNode, wanted: &Wanted<'_>, taken: &[&LiveNode]) -> Rank<'a> {
@@ -120,7 +121,8 @@ fn rank<'a>(node: &'a LiveNode, wanted: &Wanted<'_>, taken: &[&LiveNode]) -> Ran
     )
 }
 
-/// When the copy would be there if nothing else came, milliseconds from now; unknown bandwidth counts as slow.
+/// Returns the time in which the copy would arrive if no other transfer came, milliseconds; unknown bandwidth
+/// counts as slow.
 fn arrival_ms(facts: &NodeFacts, size_bytes: u64) -> u64 {
     /// A gigabit link, bytes a second.
     const UNKNOWN: u64 = 125_000_000;

@@ -1,8 +1,8 @@
-//! Putting the registry back from what the nodes hold, after etcd's data was lost or damaged.
+//! Rebuilds the registry from the nodes' checkpoints, after etcd's data was lost or damaged.
 //!
-//! Only checkpoints that were once listed come back: each node keeps that mark in its region. What was sealed and
-//! never listed is nobody's, as its dump was told that it had failed. Entries that are there are not changed, but for
-//! holders that they do not know of.
+//! Only checkpoints that were once listed come back: each node keeps that mark in its region. A checkpoint that
+//! was sealed and never listed is ignored, because its dump was reported as failed. Existing entries are not
+//! changed, but for missing holders.
 
 use std::collections::BTreeMap;
 
@@ -14,52 +14,52 @@ use super::EtcdRegistry;
 /// A checkpoint in a node's region.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Copy {
-    /// Its line of the listing.
+    /// Line of the listing.
     pub checkpoint: Checkpoint,
-    /// What it holds.
+    /// Digest of the contents, independent of where they are stored.
     pub content_digest: ContentDigest,
-    /// Whether the node was told that the cluster lists it.
+    /// True if the node was notified that the cluster lists the checkpoint.
     pub is_published: bool,
-    /// Whether the node knows it to be damaged.
+    /// True if the node knows that its copy is damaged.
     pub is_damaged: bool,
 }
 
-/// What a node holds.
+/// Inventory of a node: the checkpoints that it holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeInventory {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Its checkpoints.
+    /// Checkpoints in the node's region.
     pub copies: Vec<Copy>,
 }
 
-/// Why a copy is left alone, to be told to the operator.
+/// A copy that is left alone, with the reason for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doubt {
-    /// The node that holds it.
+    /// Name of the node that holds the copy.
     pub node: String,
-    /// The checkpoint's id.
+    /// Id of the checkpoint.
     pub checkpoint: String,
-    /// What it would be called.
+    /// Name that the checkpoint would have.
     pub name: String,
-    /// What is wrong.
+    /// Reason why the copy is left alone.
     pub why: &'static str,
 }
 
-/// What is to be done.
+/// Changes that a rebuild makes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Entries to be listed.
     pub list: Vec<Registered>,
     /// Holders to be added to entries: the checkpoint and the node.
     pub holders: Vec<(Checkpoint, String)>,
-    /// Generations that a job must never be given again: each job and its highest, published or not.
+    /// Generations that must never be handed out again: each job and its highest, published or not.
     pub generations: BTreeMap<String, u64>,
     /// Copies that are left alone.
     pub doubts: Vec<Doubt>,
 }
 
-/// Compares what is listed with what there is. `wanted_copies` is for entries that come back.
+/// Compares the listing with the inventories. `wanted_copies` is for entries that are listed again.
 #[must_use]
 pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies: u32) -> Plan {
     let mut plan = Plan::default();
@@ -160,9 +160,9 @@ fn add(versions: &mut Vec<Registered>, copy: &Copy, node: &str, wanted_copies: u
     }
 }
 
-/// Does what the plan says; can be repeated after a failure. Counters first: a number must be known as used before
-/// anybody could be given it. What was not listed, as its job is being dumped now or somebody was quicker: to be
-/// planned and applied again.
+/// Carries out a plan; can be repeated after a failure. The counters come first: a number must be recorded as
+/// used before it could be handed out. Returns the entries that were not listed, because their job is being
+/// dumped now or another node was quicker: they must be planned and applied again.
 ///
 /// # Errors
 /// Unavailable.
@@ -194,8 +194,9 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, St
     Ok(busy)
 }
 
-/// Has the registry's counters never hand out the numbers that a node holds: what each node can do by itself as soon
-/// as it finds that etcd's data is new, so that dumps before the rebuild do not take the numbers of older ones.
+/// Raises the registry's counters above the numbers that a node holds, so that they are never handed out again.
+/// Each node does this by itself as soon as it finds that etcd's data is new, so that dumps before the rebuild
+/// do not take the numbers of older ones.
 ///
 /// # Errors
 /// Unavailable.
@@ -217,7 +218,7 @@ pub fn keep_numbers(
     Ok(())
 }
 
-/// As people write it.
+/// Returns a checkpoint's name as people write it.
 pub(super) fn name_of(checkpoint: &Checkpoint) -> String {
     match checkpoint.generation {
         0 => format!("parked session {}", checkpoint.session),

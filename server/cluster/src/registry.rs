@@ -1,7 +1,7 @@
 //! The registry in etcd.
 //!
-//! Every change is one transaction that compares this node's registration (see [`super::fence`]), and one that can
-//! be repeated: when an answer is lost, the repetition finds its own work done.
+//! Every change is one repeatable transaction that compares this node's registration (see [`super::fence`]):
+//! when an answer is lost, the retry finds the change done.
 
 mod counters;
 mod denials;
@@ -31,11 +31,11 @@ use locks::{Held, Locks};
 
 const CHANGED_HINT: &str = "try again";
 
-/// The registry, seen from one node. Clones are of the same.
+/// The registry, seen from one node. Clones share their state.
 #[derive(Clone)]
 pub struct EtcdRegistry {
     inner: Arc<Inner>,
-    /// Lists nothing but this data's.
+    /// Data that [`Registry::list`] must read from; `None`: any.
     bound: Option<Mark>,
 }
 
@@ -44,22 +44,23 @@ struct Inner {
     keys: Keys,
     fence: Arc<Fence>,
     node: String,
-    /// Signs removals, and says whose signature counts. `None`: nothing is signed, and everything believed.
+    /// Identity that signs removals, and verifies the signatures of others. `None`: nothing is signed, and every
+    /// removal is believed.
     identity: Option<Arc<ReloadingIdentity>>,
     limit: Duration,
     runtime: Handle,
     locks: Mutex<Locks>,
 }
 
-/// How long a read is tried while this node's registration is over: then etcd has most likely not answered for a
-/// lease's time, its members are tried all the while, and whoever reads can go by what is known here.
+/// Time limit of a read while this node's registration is lost: then etcd has most likely not answered for a
+/// lease's time. Its members are being tried all the while, and the caller can use this node's own knowledge.
 const LIMIT_WHILE_AWAY: Duration = Duration::from_secs(2);
 
-/// How long a change waits for a registration that may hold after all: an election of etcd takes one to three seconds,
-/// some of which have passed when the fence closes.
+/// Longest wait of a change for a registration that may still be valid: an election of etcd takes one to three
+/// seconds, some of which have passed when the fence closes.
 const ELECTION: Duration = Duration::from_secs(3);
 
-/// How often it looks meanwhile.
+/// Interval at which the registration is checked during that wait.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 impl EtcdRegistry {
@@ -147,8 +148,8 @@ impl Inner {
             .await
     }
 
-    /// This node's registration. One that counts as lost only because etcd has not answered is waited for: most often
-    /// etcd chooses a leader, and the lease outlives that. That it did, each transaction asks of etcd anyway.
+    /// Returns this node's registration. If it counts as lost only because etcd has not answered, waits for it:
+    /// most often etcd is electing a leader, and the lease outlives that. Each transaction verifies that it did.
     async fn own(&self) -> Result<Registration, StoreError> {
         let until = Tick::now().plus(ELECTION);
         loop {
@@ -161,7 +162,7 @@ impl Inner {
         }
     }
 
-    /// The compare that stops a node that is registered no longer.
+    /// Returns the compare that fails if a node is no longer registered.
     fn still(&self, own: Registration) -> Compare {
         Compare::create_revision(self.keys.node(&self.node), CompareOp::Equal, own.token)
     }
@@ -176,7 +177,7 @@ impl Inner {
         }
     }
 
-    /// In an outcome whose first get was the own node's key.
+    /// Returns true if the node is registered, from an outcome whose first get was the own node's key.
     fn is_registered(&self, outcome: &Outcome, own: Registration) -> bool {
         outcome
             .found
@@ -189,7 +190,7 @@ impl Inner {
         TxnOp::get(self.keys.node(&self.node), None)
     }
 
-    /// The entry with the highest generation, and its revision.
+    /// Returns the entry with the highest generation, and its revision.
     async fn newest(&self, job: &str) -> Result<Option<(Registered, i64)>, StoreError> {
         let prefix = self.keys.checkpoints_of(job);
         let options = GetOptions::new()

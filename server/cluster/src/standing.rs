@@ -1,5 +1,5 @@
-//! How the listed checkpoints stand: who holds how many, and what would be lost with whom. A pure function of what
-//! is listed and which nodes there are.
+//! State of the listed checkpoints: holders, number of copies, and what would be lost with each node. A pure
+//! function of the listing and the nodes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,40 +10,40 @@ use super::placement::{has_room, host};
 use super::rebuild::name_of;
 use super::values::MemberState;
 
-/// All of them.
+/// State of all listed checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// How many are listed.
+    /// Number of listed checkpoints.
     pub(crate) listed: u64,
-    /// Fewer good copies on nodes that live and stay than there should be.
+    /// Number of checkpoints with fewer good copies on live nodes that stay than there should be.
     pub(crate) under_replicated: u64,
-    /// No good copy on a node that lives.
+    /// Number of checkpoints without a good copy on a live node.
     pub(crate) stranded: u64,
-    /// Some copy is known to be damaged.
+    /// Number of checkpoints with a copy that is known to be damaged.
     pub(crate) damaged: u64,
-    /// By node; one that holds nothing is not among them.
+    /// State by node; a node without checkpoints is not among them.
     pub(crate) nodes: BTreeMap<String, Holdings>,
 }
 
-/// Those of a node.
+/// Checkpoints of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holdings {
-    /// How many it holds.
+    /// Number of checkpoints that it holds.
     pub(crate) held: u64,
-    /// Those whose copy on it is known to be damaged.
+    /// Number of those whose copy on it is known to be damaged.
     pub(crate) damaged: u64,
-    /// Those with too few good copies on other nodes.
+    /// Number of those with too few good copies on other nodes.
     pub(crate) needed: u64,
-    /// Memory of those, bytes.
+    /// Memory of the needed ones, bytes.
     pub(crate) needed_bytes: u64,
-    /// Those of the needed ones that no other node can take: none has room, or may hold another copy.
+    /// Number of the needed ones that no other node can take: none has room, or may hold another copy.
     pub(crate) stuck: u64,
-    /// Names of those of which no other node that lives has a good copy.
+    /// Names of checkpoints of which no other live node has a good copy.
     pub(crate) only_here: Vec<String>,
 }
 
-/// Nodes whose good copies of a checkpoint are relied on when `without` is gone: those that live and stay, or else those
-/// that live.
+/// Returns the nodes whose good copies of a checkpoint are relied on when `without` is gone: those that live
+/// and stay, or else those that live.
 pub(crate) fn relied_on<'a>(
     entry: &'a Registered,
     view: &NodesView,
@@ -62,11 +62,12 @@ fn stays(node: &LiveNode) -> bool {
     node.state == MemberState::Active && node.facts.counts()
 }
 
-/// Counts. Nodes that are drained, removed or transient, or whose medium is volatile, do not stay: their copies serve, and are not relied on.
+/// Computes the state. Nodes that are drained, removed or transient, or whose medium is volatile, do not stay:
+/// their copies can be read, but are not relied on.
 ///
-/// A node is *needed* for a checkpoint as long as there are fewer copies on others that stay than there should be, or
-/// than there are hosts to have them: what cannot be copied once more is not waited for, if there is a copy at all. A copy
-/// that is known to be damaged is none.
+/// A node is *needed* for a checkpoint as long as there are fewer copies on others that stay than there should
+/// be, or than there are hosts to have them: a checkpoint that cannot be copied once more does not make it
+/// needed, if there is a copy at all. A copy that is known to be damaged does not count.
 pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
     let live: BTreeMap<&str, &LiveNode> = view
         .nodes
@@ -139,8 +140,8 @@ pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
 
 type ByNumber<'a> = HashMap<(&'a str, u64), &'a Registered>;
 
-/// Whether a node could be given one more copy: it stays, is on a host of its own, and has room. Where its parent is, a
-/// copy takes only what differs.
+/// Returns true if a node could be given one more copy: it stays, is on a host of its own, and has room. Where
+/// its parent is, a copy takes only the pages that differ.
 fn is_free_for(
     entry: &Registered,
     node: &LiveNode,
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
     use crate::{NodeClass, NodeFacts};
 
-    /// Live nodes: `a` is active, `a-` drained, `a?` transient.
+    /// Returns a view of live nodes: `a` is active, `a-` drained, `a?` transient.
     fn view(nodes: &[&str]) -> NodesView {
         let node = |word: &&str| LiveNode {
             facts: NodeFacts {
@@ -206,7 +207,7 @@ mod tests {
         }
     }
 
-    /// `a!`: its copy is damaged.
+    /// Returns an entry; `a!` is a holder with a damaged copy.
     fn entry(generation: u64, wanted_copies: u32, nodes: &[&str]) -> Registered {
         Registered {
             checkpoint: Checkpoint {
@@ -229,7 +230,8 @@ mod tests {
         }
     }
 
-    /// Of one checkpoint with two wanted copies: the node needed, and the only one.
+    /// Returns two facts for a node and one checkpoint with two wanted copies: true if the node is needed, and true
+    /// if it has the only copy.
     fn of(holders: &[&str], nodes: &[&str], name: &str) -> (bool, bool) {
         let all = standing(&[entry(1, 2, holders)], &view(nodes));
         let holdings = &all.nodes[name];

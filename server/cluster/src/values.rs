@@ -1,7 +1,7 @@
-//! What stands in etcd's values.
+//! Values in etcd.
 //!
-//! Nodes, members, locks and the leader are JSON, to be looked at with etcdctl. A checkpoint is protobuf, as there
-//! are many. Each has a version; a newer one is refused, unknown fields are skipped.
+//! Nodes, members, locks and the leader are JSON, to be looked at with etcdctl. A checkpoint is protobuf, as
+//! there are many. Each has a version; a newer one is refused, unknown fields are skipped.
 
 use std::collections::BTreeSet;
 
@@ -15,19 +15,19 @@ use serde::{Deserialize, Serialize};
 /// Version of all values.
 pub(crate) const VERSION: u32 = 1;
 
-/// Whether copies on a node outlast the machine.
+/// Class of a node, which decides whether its copies count towards durability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeClass {
-    /// Ours to keep: its copies count towards durability.
+    /// The node is ours to keep: its copies count.
     #[default]
     Reserved,
-    /// May be taken away at any time: its copies only make restores quicker.
+    /// The node may be taken away at any time: its copies only make restores quicker.
     Transient,
 }
 
 impl NodeClass {
-    /// As people and JSON write it.
+    /// Returns the class as people and JSON write it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Reserved => "reserved",
@@ -36,7 +36,7 @@ impl NodeClass {
     }
 }
 
-/// How fast a node's medium is, fastest first.
+/// Speed class of a node's medium, fastest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
@@ -44,13 +44,13 @@ pub enum Tier {
     Pmem,
     /// Memory of the machine: tmpfs.
     Memory,
-    /// A file.
+    /// A file on a disk.
     #[default]
     File,
 }
 
 impl Tier {
-    /// As people and JSON write it.
+    /// Returns the tier as people and JSON write it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Pmem => "pmem",
@@ -60,60 +60,62 @@ impl Tier {
     }
 }
 
-/// What fails together. Empty parts are unknown, and then taken to be the same everywhere, except for the host.
+/// Parts of the infrastructure that fail together with a node. Empty parts are unknown, and then taken to be
+/// the same everywhere, except for the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FailureDomain {
-    /// Machine; empty: the node's name, so each node is a machine of its own.
+    /// Machine; empty: the node's name, so that each node is a machine of its own.
     pub host: String,
-    /// Rack.
+    /// Rack of the machine.
     pub rack: String,
     /// Zone or site.
     pub zone: String,
 }
 
-/// What a node says of itself, refreshed while it lives.
+/// Facts that a node publishes about itself, refreshed while it lives.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeFacts {
     /// Name: that of its certificate, unique in the cluster.
     pub name: String,
-    /// Its region's uuid.
+    /// UUID of its region.
     pub region: String,
     /// Device and number of its region's file: a copy of the region has another.
     pub region_file: String,
-    /// Where it takes QUIC connections, `host:port`.
+    /// Address at which it takes QUIC connections, `host:port`.
     pub address: String,
-    /// Speed of its medium.
+    /// Speed class of its medium.
     pub tier: Tier,
     /// Class: copies on a reserved node outlast the machine.
     pub class: NodeClass,
-    /// Its medium does not outlast a power failure or a reboot: copies there do not count.
+    /// True if its medium does not outlast a power failure or a reboot: copies there do not count.
     pub volatile: bool,
-    /// They do, although its medium is volatile: the operator says so.
+    /// True if the operator lets copies there count, although its medium is volatile.
     pub counts_although_volatile: bool,
-    /// What it fails with.
+    /// Failure domain of the node.
     pub domain: FailureDomain,
     /// Size of its region, bytes.
     pub capacity_bytes: u64,
-    /// Bytes free in its region.
+    /// Free bytes in its region.
     pub free_bytes: u64,
-    /// Measured when writing to the medium, bytes a second; 0 while unknown.
+    /// Measured rate of writing to the medium, bytes per second; 0 while unknown.
     pub write_bytes_per_s: u64,
-    /// Measured when reading from the medium, bytes a second; 0 while unknown.
+    /// Measured rate of reading from the medium, bytes per second; 0 while unknown.
     pub read_bytes_per_s: u64,
-    /// Measured on its network, bytes a second; 0 while unknown.
+    /// Measured rate of its network, bytes per second; 0 while unknown.
     pub network_bytes_per_s: u64,
-    /// Bytes that it has agreed to take in and not written yet.
+    /// Bytes that it has agreed to receive and not written yet.
     pub queued_bytes: u64,
     /// Version of its software.
     pub version: String,
-    /// It is stopping, or was told to take nothing new.
+    /// True if it is stopping, or was told to take no new dumps.
     pub draining: bool,
-    /// Reason for which its region takes no writes; empty while it does. What it holds can be read, and is copied to other nodes.
+    /// Reason for which its region takes no writes; empty while it does. Its checkpoints can be read, and are
+    /// copied to other nodes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub failed: String,
-    /// What it has measured. `None`: it says nothing of it.
+    /// Its measured figures. `None`: it publishes none.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "permafrost_metering::costs::lenient_report"
@@ -121,12 +123,12 @@ pub struct NodeFacts {
     pub figures: Option<NodeReport>,
 }
 
-/// Part of a region that is left free.
+/// Divisor for the part of a region that is left free.
 const RESERVE_FRACTION: u64 = 32;
 
 impl NodeFacts {
-    /// Returns true if copies there count towards durability: on a node that is ours to keep, whose region takes writes, and a
-    /// medium that outlasts a power failure.
+    /// Returns true if copies on the node count towards durability: it is ours to keep, its region takes writes,
+    /// and its medium outlasts a power failure.
     #[must_use]
     pub fn counts(&self) -> bool {
         self.class == NodeClass::Reserved
@@ -134,8 +136,8 @@ impl NodeFacts {
             && (!self.volatile || self.counts_although_volatile)
     }
 
-    /// Returns the bytes that copies may still take there: what is free, without what is on its way to it, and without a part that
-    /// is left for dumps that grow while they stream and for the journal.
+    /// Returns the bytes that copies may still take on the node: the free bytes, minus those already on their way to
+    /// it, and minus a part that is left for dumps that grow while they stream and for the journal.
     #[must_use]
     pub const fn room_bytes(&self) -> u64 {
         self.free_bytes
@@ -143,40 +145,40 @@ impl NodeFacts {
             .saturating_sub(self.capacity_bytes / RESERVE_FRACTION)
     }
 
-    /// Returns true if it takes new copies, as far as it says itself.
+    /// Returns true if the node takes new copies, by its own facts.
     #[must_use]
     pub const fn takes_copies(&self) -> bool {
         !self.draining && self.failed.is_empty()
     }
 }
 
-/// The value of a live node's key.
+/// Value of a live node's key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) v: u32,
-    /// Of this start of the daemon.
+    /// Id of this start of the daemon.
     pub(crate) incarnation: String,
-    /// Of the machine's start: an earlier incarnation on the same one is known to be dead, as it held the region's
-    /// lock.
+    /// Id of the machine's start: an earlier incarnation on the same machine start is known to be dead, because it
+    /// held the region's lock.
     pub(crate) boot: String,
     pub(crate) facts: NodeFacts,
 }
 
-/// What an operator has said of a node.
+/// Membership status of a node, set by an operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberState {
-    /// Nothing.
+    /// The node takes part; the default.
     #[default]
     Active,
-    /// Takes no new copies; its own are moved away.
+    /// The node takes no new copies; its own are moved away.
     Drained,
-    /// Must not come back.
+    /// The node must not come back.
     Removed,
 }
 
 impl MemberState {
-    /// As people and JSON write it.
+    /// Returns the status as people and JSON write it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Active => "active",
@@ -196,45 +198,45 @@ impl MemberState {
     }
 }
 
-/// A node that has ever been there.
+/// A node that has ever been registered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub(crate) v: u32,
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its region's uuid, when it was last there.
+    /// UUID of its region at its last registration.
     pub region: String,
-    /// Milliseconds since the Unix epoch when this region was first there.
+    /// Time at which this region was first registered, milliseconds since the Unix epoch.
     pub first_seen_unix_ms: u64,
-    /// What an operator has said.
+    /// Membership status set by an operator.
     #[serde(default)]
     pub state: MemberState,
 }
 
-/// The value of a lock's or the leader's key.
+/// Value of a lock's or the leader's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holder {
     pub(crate) v: u32,
     pub(crate) node: String,
-    /// Random: an answer that was lost is recognised by it.
+    /// Random token, by which a node recognises its own write after a lost answer.
     pub(crate) token: String,
 }
 
-/// Says that a checkpoint was taken off the list.
+/// Record that a checkpoint was taken off the list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Withdrawal {
     pub(crate) v: u32,
-    /// The key that it was listed under; `*` where it was not listed any more.
+    /// Key under which it was listed; `*` where it was not listed any more.
     pub(crate) key: String,
-    /// By the node that did it.
+    /// Signature of the node that removed it.
     pub(crate) signed: Option<Signed>,
 }
 
-/// The certificates that are denied.
+/// List of denied certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DenialList {
     pub(crate) v: u32,
-    /// `serial HEX` or `name ROLE NAME`.
+    /// Entries, `serial HEX` or `name ROLE NAME`.
     pub(crate) entries: BTreeSet<String>,
 }
 
@@ -251,7 +253,7 @@ pub(crate) enum ValueError {
     Incomplete(&'static str),
 }
 
-/// JSON with a version.
+/// A JSON value with a version.
 pub(crate) trait Json: Serialize + for<'a> Deserialize<'a> {
     fn encode(&self) -> Vec<u8> {
         // Structs of strings and numbers always serialize.

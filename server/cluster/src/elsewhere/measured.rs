@@ -1,4 +1,4 @@
-//! How fast a link is, by what is read over it: a look at the clock when reading begins and when it ends.
+//! Measures the rate of a link from the reads over it: reads the clock when reading begins and when it ends.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,10 +6,10 @@ use std::time::Instant;
 use permafrost_metering::costs::Costs;
 use permafrost_transport::peer::{Frame, PeerError};
 
-/// What a node sends.
+/// Frames that a node sends.
 type Frames = Box<dyn Iterator<Item = Result<Frame, PeerError>>>;
 
-/// Frames that are counted on their way. The task that is restored reads them when it suits it, so the link is at least
+/// Frames that are counted on their way. The restored task reads them at its own speed, so the link is at least
 /// as fast as they came.
 pub(super) struct Measured {
     frames: Frames,

@@ -44,8 +44,8 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// `view` says which nodes are alive and where they are, `node` and `domain` which one this is. Each node that is
-    /// asked has `deadline` to begin its answer.
+    /// Creates the nodes of a cluster as sources. `view` returns the live nodes and their addresses; `node` and
+    /// `domain` identify this node. Each node has `deadline` to begin its reply.
     #[must_use]
     pub fn new(
         network: Network,
@@ -64,7 +64,7 @@ impl Peers {
         }
     }
 
-    /// Has the links to the others measured by what is read over them.
+    /// Sets the costs in which the reads over each link are recorded.
     #[must_use]
     pub fn measured_by(self, costs: Option<Arc<Costs>>) -> Self {
         Self { costs, ..self }

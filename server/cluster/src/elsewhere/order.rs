@@ -1,8 +1,8 @@
-//! Whom to ask first: a pure function of what is known of the nodes.
+//! Order in which holders are asked: a pure function of what is known of the nodes.
 
 use crate::{FailureDomain, NodesView};
 
-/// `holders` but for `node` itself: those that are alive before those that may not be, and of each the same host
+/// Returns `holders` without `node` itself: live nodes before the others, and within each group the same host
 /// first, then the same rack, the same zone, and the others; then by name.
 #[must_use]
 pub fn nearest_first(
@@ -21,8 +21,8 @@ pub fn nearest_first(
     names.into_iter().cloned().collect()
 }
 
-/// A rack is a rack in its zone only, a host one in its rack: names may be used twice. Unknown parts are the same
-/// everywhere, but for the host.
+/// Returns the distance of two failure domains. Racks are compared within their zone, and hosts within their
+/// rack: names may be used twice. Unknown parts are equal everywhere, but for the host.
 fn distance(ours: &FailureDomain, theirs: &FailureDomain) -> u8 {
     if ours.zone != theirs.zone {
         3

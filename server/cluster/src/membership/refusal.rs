@@ -1,11 +1,11 @@
-//! Why a node is not let in.
+//! Reasons why a node cannot register.
 
 use permafrost_store::StoreError;
 
 use crate::etcd::Failure;
 use crate::values::ValueError;
 
-/// Why a node cannot register, apart from an etcd that does not answer.
+/// Reason why a node cannot register, apart from an etcd that does not answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(

@@ -1,4 +1,4 @@
-//! How a node gets into the registry.
+//! Registers a node.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::fence::{Registration, Tick};
 use crate::values::{Json as _, Member, MemberState, Node, NodeFacts, VERSION};
 
 impl Keeper {
-    /// Makes the registration: (1) nobody else is there; (2) a lease; (3) the node's key, bound to it, if still
-    /// nobody is there. The key's create revision is the fencing token.
+    /// Registers in steps: (1) check that no other node has the name; (2) get a lease; (3) write the node's key,
+    /// bound to the lease, if there is still no other. The key's create revision is the fencing token.
     pub(super) async fn register(&self) -> Result<Registration, Refusal> {
         let facts = self.facts.borrow().clone();
         // A predecessor on another machine, or with another file, is waited for: its lease may be all that is left.
@@ -91,7 +91,7 @@ impl Keeper {
         }
     }
 
-    /// The node's key with its lease, and the member's with its revision.
+    /// Reads the node's key with its lease, and the member's with its revision.
     async fn look(
         &self,
         name: &str,
@@ -163,7 +163,7 @@ impl Keeper {
             .map(|kv| kv.create_revision()))
     }
 
-    /// Gives etcd's data an id if it has none: whoever comes first does.
+    /// Returns an operation that gives etcd's data an id if it has none: the first node to register sets it.
     pub(super) fn name_data(&self) -> TxnOp {
         let key = self.keys.cluster();
         let id = uuid::Uuid::new_v4().to_string();

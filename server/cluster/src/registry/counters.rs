@@ -30,7 +30,7 @@ impl Inner {
         }
     }
 
-    /// A counter is at least `generation` afterwards. For the rebuild.
+    /// Raises a counter to at least `generation`. Used by the rebuild.
     pub(super) async fn raise_generation(
         &self,
         job: &str,
@@ -48,7 +48,7 @@ impl Inner {
         }
     }
 
-    /// A counter, `None` where there is none, and its revision.
+    /// Returns a counter, `None` if there is none, and its revision.
     async fn counter(&self, key: &str) -> Result<(Option<u64>, i64), StoreError> {
         let present = self.get(key, None).await?;
         let Some(kv) = present.kvs().first() else {
@@ -61,7 +61,7 @@ impl Inner {
         Ok((Some(last), kv.mod_revision()))
     }
 
-    /// Sets a counter if it still has that revision; whether it had.
+    /// Sets a counter if it still has that revision. Returns true if it had.
     async fn set_counter(
         &self,
         key: &str,

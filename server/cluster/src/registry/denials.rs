@@ -10,7 +10,7 @@ use super::{EtcdRegistry, Inner, damaged};
 use crate::values::{DenialList, Json as _, VERSION};
 
 impl EtcdRegistry {
-    /// Adds to the list.
+    /// Adds entries to the list.
     ///
     /// # Errors
     /// Unavailable; the list is full.
@@ -22,7 +22,7 @@ impl EtcdRegistry {
         })
     }
 
-    /// Takes from the list. The revision from which on it is without them.
+    /// Removes entries from the list. Returns the revision from which on it is without them.
     ///
     /// # Errors
     /// Unavailable.

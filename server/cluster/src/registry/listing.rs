@@ -1,4 +1,4 @@
-//! Reading what is listed, all of it as of one revision.
+//! Reads the listing, consistently as of one revision.
 
 use etcd_client::GetOptions;
 use permafrost_store::{Registered, StoreError};
@@ -7,11 +7,12 @@ use super::{Inner, entry};
 use crate::data::Mark;
 use crate::keys::end_of;
 
-/// Entries in one answer: some 100 KiB, far below the 4 MiB that a client takes.
+/// Number of entries in one reply: some 100 KiB, far below the 4 MiB that a client takes.
 const PAGE: i64 = 500;
 
 impl Inner {
-    /// Which data etcd has now, and its revision as etcd writes it. The id is empty while the data has none.
+    /// Returns the identity of etcd's current data, and its revision as etcd writes it. The id is empty while the
+    /// data has none.
     pub(super) async fn mark(&self) -> Result<(Mark, i64), StoreError> {
         let found = self.get(self.keys.cluster(), None).await?;
         let revision = found.header().map_or(0, |header| header.revision());
@@ -23,7 +24,7 @@ impl Inner {
         Ok((mark, revision))
     }
 
-    /// All entries of a range, as they were at a revision, a page at a time.
+    /// Reads all entries of a range as of a revision, a page at a time.
     async fn pages(&self, prefix: &str, revision: i64) -> Result<Vec<Registered>, StoreError> {
         let end = end_of(prefix);
         let mut from = prefix.as_bytes().to_vec();
@@ -52,7 +53,7 @@ impl Inner {
         }
     }
 
-    /// A job's entries, or all, and which data they are of: all as of one revision.
+    /// Lists a job's entries, or all, with the identity of their data: all as of one revision.
     pub(super) async fn list(
         &self,
         job: &str,

@@ -1,4 +1,4 @@
-//! Locks of jobs: keys bound to the lease of whoever dumps.
+//! Locks of jobs: keys bound to the lease of the node that dumps.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError, mpsc};
@@ -11,14 +11,14 @@ use super::Inner;
 use crate::etcd::Failure;
 use crate::values::{Holder, Json as _, VERSION};
 
-/// How long letting a lock go may hold its holder up; after that it goes on in the background.
+/// Longest time that releasing a lock may delay its holder; after that it continues in the background.
 const UNLOCK_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Locks {
-    /// Job to create revision of its lock.
+    /// Create revision of the lock, by job.
     pub(super) held: HashMap<String, i64>,
-    /// Tokens of locks that were let go while etcd did not answer.
+    /// Tokens of locks that were released while etcd did not answer, by job.
     let_go: HashMap<String, String>,
 }
 
@@ -85,7 +85,7 @@ impl Inner {
         }
     }
 
-    /// Removes a lock if it is still that one.
+    /// Removes a lock if it still has that token.
     pub(super) async fn unlock(&self, job: &str, token: &str) -> Result<(), Failure> {
         let key = self.keys.lock(job);
         let holder = Holder {
@@ -109,7 +109,7 @@ impl Inner {
     }
 }
 
-/// Lets a job's lock go when dropped.
+/// A held lock, released when dropped.
 pub(super) struct Held {
     inner: Arc<Inner>,
     job: String,

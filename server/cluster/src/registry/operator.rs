@@ -1,4 +1,4 @@
-//! The registry beside its checkpoints: which data it is, who leads, what an operator says of nodes.
+//! Operator's part of the registry: identity of its data, leader, and membership status of nodes.
 
 use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
 use permafrost_store::{Registered, StoreError};
@@ -9,9 +9,10 @@ use crate::etcd::Failure;
 use crate::values::{Holder, Json as _, Member, MemberState};
 
 impl EtcdRegistry {
-    /// Which data etcd has.
+    /// Returns the identity and revision of etcd's data.
     ///
     /// # Errors
+    ///
     /// Unavailable.
     pub fn mark(&self) -> Result<Mark, StoreError> {
         let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;
@@ -24,8 +25,8 @@ impl EtcdRegistry {
         Ok(mark)
     }
 
-    /// The same registry, whose [`Registry::list`] is of this data, at this revision or later, or fails: for whoever
-    /// drops what is not listed. Data that is replaced between a look at it and the list is noticed so.
+    /// Returns a registry whose [`Registry::list`] is of this data, at this revision or later, or fails: for a
+    /// caller that drops unlisted checkpoints. So it notices data that is replaced between the check and the list.
     #[must_use]
     pub fn bound_to(&self, mark: &Mark) -> Self {
         Self {
@@ -34,7 +35,7 @@ impl EtcdRegistry {
         }
     }
 
-    /// Everything that is listed, and in which data.
+    /// Returns all listed checkpoints, and the identity of the data.
     ///
     /// # Errors
     /// Unavailable.
@@ -43,7 +44,7 @@ impl EtcdRegistry {
         self.wait(|inner| async move { inner.list("", bound.as_ref()).await })
     }
 
-    /// The node that leads the work in the background.
+    /// Returns the node that leads the background work.
     ///
     /// # Errors
     /// Unavailable.
@@ -58,12 +59,12 @@ impl EtcdRegistry {
         })
     }
 
-    /// The node that this is the registry of.
+    /// Returns the name of the node that uses this registry.
     pub(crate) fn node(&self) -> &str {
         &self.inner.node
     }
 
-    /// The job's counter is at least `generation` afterwards, so that the number is never handed out.
+    /// Raises the job's counter to at least `generation`, so that the number is never handed out.
     ///
     /// # Errors
     /// Unavailable.
@@ -72,8 +73,8 @@ impl EtcdRegistry {
         self.wait(|inner| async move { inner.raise_generation(&job, generation).await })
     }
 
-    /// Says of a node that it takes part, takes nothing new, or must not come back. One that is removed loses its
-    /// registration, and its locks; it goes on asking, and registers when it is taken back.
+    /// Sets a node's membership status: it takes part, takes no new copies, or must not come back. A removed node
+    /// loses its registration and its locks; it keeps trying, and registers when it is taken back.
     ///
     /// # Errors
     /// Unavailable, or the cluster has never seen it.

@@ -1,7 +1,7 @@
 //! Records of removals, kept for as long as nodes may be away.
 //!
-//! Whoever may write to etcd could say so. So the node that does signs it, and the others believe nobody but a node
-//! whose certificate they trust.
+//! Any client that may write to etcd could forge such a record. So the removing node signs it, and other nodes
+//! believe only a node whose certificate they trust.
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
 use permafrost_identity::Role;
@@ -14,16 +14,16 @@ use crate::values::{Json as _, VERSION, Withdrawal};
 /// Lifetime of a record, seconds: a node that has been away for less drops its copy when it comes back.
 const WITHDRAWN_S: i64 = 30 * 86_400;
 
-/// In the place of a key: the checkpoint is not listed, and whatever it was listed as, it may go.
+/// Stands in the place of a key: the checkpoint is not listed, and may be dropped under any name.
 const UNLISTED: &str = "*";
 
-/// Statement that is signed.
+/// Returns the statement that is signed.
 fn statement(id: &str, key: &str) -> String {
     format!("checkpoint {id} is taken off the list, where it was {key}")
 }
 
 impl EtcdRegistry {
-    /// Has the nodes drop their copies of a checkpoint that is not listed.
+    /// Records a removal of a checkpoint that is not listed, so that the nodes drop their copies.
     ///
     /// # Errors
     /// It is listed; unavailable.
@@ -58,7 +58,8 @@ impl EtcdRegistry {
 }
 
 impl Inner {
-    /// Puts the word of this node that a checkpoint was taken off the list, where it was under `key`.
+    /// Returns the operation that records, signed by this node, that the checkpoint listed under `key` was taken
+    /// off the list.
     pub(super) async fn say_withdrawn(&self, id: &str, key: &str) -> Result<TxnOp, StoreError> {
         let sign = |identity: &std::sync::Arc<permafrost_identity::ReloadingIdentity>| {
             identity.sign(statement(id, key).as_bytes())
@@ -81,7 +82,7 @@ impl Inner {
         ))
     }
 
-    /// A lease for what is said of a removal.
+    /// Returns a lease for the record of a removal.
     async fn month(&self) -> Result<i64, StoreError> {
         let granted = self
             .etcd
@@ -111,7 +112,7 @@ impl Inner {
         }
     }
 
-    /// Checks that a node of this cluster says that the very checkpoint was removed; the error is the reason.
+    /// Checks that a node of this cluster has signed the removal of this checkpoint; the error is the reason.
     fn believe(&self, checkpoint: &Checkpoint, value: &[u8]) -> Result<(), String> {
         let word = Withdrawal::decode(value).map_err(|error| format!("it is {error}"))?;
         // Of one whose manifest is damaged nothing but its id is known.

@@ -1,8 +1,8 @@
-//! The leader's part: what the whole cluster lacks, and who is to do it.
+//! The leader's part: finds the copies that the cluster lacks, and assigns the work.
 //!
-//! One thread looks; one more for each node that has something to do tells it, one thing after the other, so that
-//! every node works at once and none at two things. A leader that loses its lease stops before its next step; what a
-//! node was told goes on there, and the next leader finds it.
+//! One thread plans; one more for each node with work sends it one step after the other, so that all nodes work
+//! in parallel and each on one step. A leader that loses its lease stops before its next step; the step that a
+//! node was given goes on there, and the next leader finds it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,10 +17,10 @@ use super::thread::{Stop, Worker};
 use super::timing::Timing;
 use crate::{MemberState, NodesView};
 
-/// How often it is looked whether there is anything to look at.
+/// Interval at which the leader checks if a round is due.
 const TICK: Duration = Duration::from_millis(500);
 
-/// How long a stopping leader waits for the steps that are being taken.
+/// Longest time that a stopping leader waits for the steps under way.
 const LAST_STEPS: Duration = Duration::from_secs(3);
 
 /// Repairs the cluster while this node leads it.
@@ -30,11 +30,11 @@ pub struct Leading {
     queues: Arc<Queues>,
 }
 
-/// What the view looked like: who is there, and what was said of whom. Free space changes all the time and is left
-/// out.
+/// Compact state of the view, to detect changes: the nodes and their membership status. Free space changes all
+/// the time and is left out.
 type Signature = Vec<(String, MemberState, u64)>;
 
-/// Between two looks.
+/// State between two rounds.
 #[derive(Default)]
 struct Last {
     looked: Option<Instant>,
@@ -43,7 +43,7 @@ struct Last {
 }
 
 impl Leading {
-    /// Over the registry and the other nodes, this one included; counts in `progress`.
+    /// Creates the leader over the registry and the other nodes, this one included; counts in `progress`.
     #[must_use]
     pub fn new(
         registry: Arc<dyn Registry>,
@@ -64,7 +64,7 @@ impl Leading {
         }
     }
 
-    /// Begins, on a thread of its own.
+    /// Starts the leader on a thread of its own.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -105,7 +105,7 @@ impl Leading {
         self.steps.progress.quiet();
     }
 
-    /// Whether it is time to look, and the nodes are known.
+    /// Returns true if a round is due, and the nodes are known.
     fn is_due(&self, last: &mut Last) -> bool {
         let view = self.steps.view.nodes();
         if view.age > self.timing.freshness || view.nodes.is_empty() {
@@ -165,7 +165,7 @@ fn signature(view: &NodesView) -> Signature {
     members.collect()
 }
 
-/// What nodes are to be told, and what came of it.
+/// Steps that nodes are to take, and their results.
 #[derive(Default)]
 pub(super) struct Queues {
     state: Mutex<State>,
@@ -174,16 +174,16 @@ pub(super) struct Queues {
 
 #[derive(Default)]
 struct State {
-    /// By node; there as long as its thread.
+    /// Steps by node; an entry exists as long as the node's thread.
     waiting: HashMap<String, VecDeque<Job>>,
-    /// Checkpoints for which something is being done or waits, and how many such things.
+    /// Checkpoints with steps under way or waiting, and the number of such steps.
     under_way: HashMap<String, usize>,
     ended: Vec<(Job, Result<(), Undone>)>,
     stopped: bool,
 }
 
 impl Queues {
-    /// Has a step taken after those that its node is to take already.
+    /// Queues a step after those that its node already has.
     fn push(queues: &Arc<Self>, steps: &Arc<Steps>, job: Job) {
         let mut state = queues.lock();
         if state.stopped {
@@ -232,7 +232,7 @@ impl Queues {
         std::mem::take(&mut self.lock().ended)
     }
 
-    /// Checkpoints for which something is being done, or waits for its turn.
+    /// Returns the checkpoints with steps under way or waiting.
     fn under_way(&self) -> HashSet<String> {
         self.lock().under_way.keys().cloned().collect()
     }
@@ -246,7 +246,7 @@ impl Queues {
         state.ended.clear();
     }
 
-    /// Begins nothing any more, and waits a moment for what was begun.
+    /// Starts no more steps, and waits a moment for those under way.
     fn stop(&self) {
         self.forget_waiting();
         let mut state = self.lock();

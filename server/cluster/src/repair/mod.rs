@@ -1,4 +1,4 @@
-//! Repair: bringing every checkpoint of a cluster to as many copies as it should have.
+//! Repair: makes the missing copies of every checkpoint of a cluster.
 
 mod leader;
 mod plan;

@@ -1,57 +1,57 @@
-//! What must be copied where, and what may go: a pure function of what the registry lists and which nodes there are.
+//! Plans copies and drops: a pure function of the listing and the nodes.
 
 use std::collections::BTreeMap;
 
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::Registered;
 
-/// What repair needs to know of a node.
+/// Facts about a node that repair needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeState {
-    /// Its lease lives.
+    /// True if its lease is alive.
     pub live: bool,
-    /// It is not live, and has been so for a moment only: it may just be restarting. Its copies count, so that
-    /// nothing is copied, and do not, so that nothing is dropped.
+    /// True if it is not live, but was a moment ago: it may just be restarting. Its copies are not replaced, and
+    /// are not counted when others are dropped.
     pub absent: bool,
-    /// Its copies are to go elsewhere: it is drained, transient, or its medium is volatile.
+    /// True if its copies are to be moved to other nodes: it is drained, transient, or its medium is volatile.
     pub leaving: bool,
-    /// Bytes free, the tie-breaker for which surplus copy goes.
+    /// Free bytes, the tie-breaker for which surplus copy is dropped.
     pub free_bytes: u64,
 }
 
-/// One thing to do.
+/// One planned step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Have a node pull a checkpoint, then list it as a holder.
+    /// A node pulls a checkpoint, and is then listed as a holder.
     Copy {
-        /// What.
+        /// Checkpoint that is copied.
         checkpoint: Checkpoint,
-        /// Who gets it.
+        /// Name of the node that gets it.
         to: String,
-        /// Live nodes that have it; the ones that stay first.
+        /// Live nodes that have it; those that stay come first.
         from: Vec<String>,
     },
-    /// Take a node off the list of holders, and its copy away if it is live.
+    /// A node is taken off the list of holders, and drops its copy if it is live.
     Drop {
-        /// What.
+        /// Checkpoint whose copy is dropped.
         checkpoint: Checkpoint,
-        /// Whose copy.
+        /// Name of the node that drops its copy.
         node: String,
-        /// Whether it can be told now.
+        /// True if the node can be notified now.
         live: bool,
-        /// Live nodes whose copies stay, as many as are wanted at least.
+        /// Live nodes whose copies stay, at least as many as are wanted.
         keepers: Vec<String>,
     },
     /// No live node has it undamaged. Nothing can be done until one comes back, or is healed.
     Stranded {
-        /// What.
+        /// Checkpoint without a good live copy.
         checkpoint: Checkpoint,
-        /// Who has it.
+        /// Nodes that hold it.
         holders: Vec<String>,
     },
 }
 
-/// How many copies of it are on live nodes that stay, and not known to be damaged.
+/// Returns the number of copies that are on live nodes that stay, and not known to be damaged.
 #[must_use]
 pub fn copies_that_count(entry: &Registered, nodes: &BTreeMap<String, NodeState>) -> usize {
     let counts = |holder: &&String| {
@@ -61,23 +61,23 @@ pub fn copies_that_count(entry: &Registered, nodes: &BTreeMap<String, NodeState>
     entry.good().filter(counts).count()
 }
 
-/// How many copies there should be; never none.
+/// Returns the number of copies that there should be; never zero.
 #[must_use]
 pub fn wanted_copies(entry: &Registered) -> usize {
     usize::try_from(entry.wanted_copies.max(1)).unwrap_or(usize::MAX)
 }
 
-/// Works out what is to be done, in the order of the entries. `choose` names a node for one more copy of a
-/// checkpoint, given who has one already; `None` when no node fits. `heals` says of a checkpoint and a holder whose copy
-/// is damaged that the holder is given time to heal it.
+/// Plans the steps, in the order of the entries. `choose` returns a node for one more copy of a checkpoint,
+/// given its holders; `None` when no node fits. `heals` returns true if a holder with a damaged copy still has
+/// time to heal it.
 ///
 /// - Fewer copies on live nodes that stay than wanted: copied, once for each that is missing. Copies on nodes that
-///   are absent for a moment are not missed, but are not counted when others are dropped either.
+/// are absent for a moment are not missed, but are not counted when others are dropped either.
 /// - Enough of them: copies on nodes that leave go; and so does a surplus, where there is the least room. A dead
-///   node's entry stays as long as the node is a member: what it holds is good when it comes back.
+/// node's entry stays as long as the node is a member: what it holds is good when it comes back.
 /// - A damaged copy is no copy. While its holder may be healing it, it is like one on a node that is absent for a moment;
-///   after that another node gets a copy, and once there are enough good ones the damaged one goes. As nothing goes
-///   before, the last good copy never does, and neither does a damaged one that nothing else is left of.
+/// after that another node gets a copy, and once there are enough good ones the damaged one goes. As nothing
+/// goes before, the last good copy never does, and neither does a damaged one that nothing else is left of.
 ///
 /// Cost: linear in the entries and their holders.
 pub fn plan(
@@ -196,7 +196,7 @@ mod tests {
         ..DEAD
     };
 
-    /// `a!`: its copy is damaged.
+    /// Returns an entry; `a!` is a holder with a damaged copy.
     fn entry(wanted: u32, holders: &[&str]) -> Registered {
         Registered {
             checkpoint: Checkpoint {
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Each action in short; a free live node that is no holder takes a copy.
+    /// Returns each action in short; a free live node that is no holder takes a copy.
     fn planned(entry: &Registered, nodes: &[(&str, NodeState)]) -> Vec<String> {
         planned_while(entry, nodes, false)
     }

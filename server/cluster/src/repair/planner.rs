@@ -1,5 +1,5 @@
-//! The leader's memory: since when nodes are gone and checkpoints are listed, what has failed, and so what is to be
-//! done now. Keeps no time itself, and asks nobody.
+//! The leader's state: since when nodes are gone and checkpoints are listed, and which steps failed. It plans
+//! the next steps. It reads no clock, and makes no calls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -12,17 +12,17 @@ use super::timing::Timing;
 use crate::placement::{Wanted, place};
 use crate::{LiveNode, MemberState, NodesView};
 
-/// Copies planned at once, for each node.
+/// Maximum number of copies planned at once for each node.
 const COPIES_A_NODE: usize = 64;
 
-/// Longest pause of a checkpoint whose copies fail, as a multiple of the first.
+/// Longest pause of a checkpoint whose copies fail, as a multiple of the first pause.
 const LONGEST_PAUSE: u32 = 64;
 
-/// Something that one node is asked to do.
+/// A step that one node is to take.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Job {
     pub(super) checkpoint: Checkpoint,
-    /// Who is to pull it, or to drop it.
+    /// Name of the node that is to pull or drop the copy.
     pub(super) node: String,
     pub(super) task: Task,
 }
@@ -31,34 +31,34 @@ pub(super) struct Job {
 pub(super) enum Task {
     Copy {
         from: Vec<String>,
-        /// Id of the checkpoint that it was compared with; empty if it is not listed.
+        /// Id of the checkpoint's parent; empty if that is not listed.
         parent: String,
         content_digest: ContentDigest,
     },
     Drop {
         live: bool,
         keepers: Vec<String>,
-        /// What the keepers must have.
+        /// Content digest that the keepers' copies must have.
         content_digest: ContentDigest,
     },
 }
 
-/// What is to be done, and how things stand.
+/// Planned steps, and the state of the cluster.
 #[derive(Debug, Default)]
 pub(super) struct Planned {
     pub(super) jobs: Vec<Job>,
     pub(super) under_replicated: usize,
     pub(super) stranded: usize,
-    /// Copies that are known to be damaged.
+    /// Number of copies that are known to be damaged.
     pub(super) damaged: usize,
-    /// Something waits for its time, or is to be done.
+    /// True if a step is planned, or waits for its time.
     pub(super) is_busy: bool,
 }
 
 struct Seen {
-    /// Since when it has not been there.
+    /// Time since which the node has been gone.
     gone_since: Option<Duration>,
-    /// Its copies count, as far as known.
+    /// True if its copies count towards durability, as far as known.
     counts: bool,
 }
 
@@ -66,15 +66,15 @@ struct Seen {
 pub(super) struct Planner {
     timing: Timing,
     seen: HashMap<String, Seen>,
-    /// Checkpoints that are listed, and since when, as far as this leader knows.
+    /// Listed checkpoints, and since when they are listed, as far as this leader knows.
     listed_since: HashMap<String, Duration>,
-    /// Damaged copies, a checkpoint and a node each, and since when they are, as far as this leader knows.
+    /// Damaged copies, by checkpoint and node, and since when they are damaged, as far as this leader knows.
     damaged_since: HashMap<(String, String), Duration>,
-    /// Checkpoints whose copies failed: how often, and until when they wait.
+    /// Checkpoints whose copies failed: the number of failures, and the time until which they wait.
     failed: HashMap<String, (u32, Duration)>,
-    /// Nodes that do not answer, or are full, and until when they are left alone.
+    /// Nodes that do not answer, or are full, and the time until which they get no steps.
     resting: HashMap<String, Duration>,
-    /// Stranded ones that were told of.
+    /// Stranded checkpoints that were already reported.
     told: HashSet<String>,
 }
 
@@ -86,7 +86,7 @@ impl Planner {
         }
     }
 
-    /// The job was done, or not: then it waits, and so does its node if `node_failed`.
+    /// Records the end of a step. If it failed, the checkpoint waits, and so does its node if `node_failed`.
     pub(super) fn ended(&mut self, now: Duration, job: &Job, done: bool, node_failed: bool) {
         if done {
             self.failed.remove(&job.checkpoint.id);
@@ -101,7 +101,7 @@ impl Planner {
         }
     }
 
-    /// What is to be done at `now`; nothing for the checkpoints in `under_way`, for which something is being done.
+    /// Plans the steps at `now`; none for the checkpoints in `under_way`, which have steps under way.
     pub(super) fn plan(
         &mut self,
         now: Duration,
@@ -195,7 +195,7 @@ impl Planner {
         planned
     }
 
-    /// Damaged copies whose live holders may still be healing them.
+    /// Returns the damaged copies whose live holders may still be healing them.
     fn healing(
         &mut self,
         now: Duration,
@@ -221,7 +221,7 @@ impl Planner {
         healing.map(|(copy, _)| copy.clone()).collect()
     }
 
-    /// Every node that counts as one: those that are there, and those that may come back.
+    /// Returns the state of every node that counts: the live ones, and those that may come back.
     fn states(&mut self, now: Duration, view: &NodesView) -> BTreeMap<String, NodeState> {
         let mut states = BTreeMap::new();
         let live: HashMap<&str, &LiveNode> = view
@@ -271,18 +271,18 @@ impl Planner {
     }
 }
 
-/// Chooses nodes for copies, and remembers what they are going to get.
+/// Chooses nodes for copies, and remembers the copies that they are going to get.
 struct Choice<'a> {
     by_id: HashMap<&'a str, &'a Registered>,
     by_number: HashMap<(&'a str, u64), &'a Registered>,
     nodes: Vec<LiveNode>,
-    /// Nodes that copies are moved away from: what they hold is in nobody's way.
+    /// Nodes that copies are moved away from: a copy on them does not block its failure domain.
     leaving: BTreeSet<String>,
-    /// Nodes that get nothing.
+    /// Nodes that get no copies.
     without: Vec<String>,
-    /// Nodes that are going to have a checkpoint.
+    /// Nodes that are going to hold a checkpoint.
     going_to: HashMap<String, Vec<String>>,
-    /// Copies that may still be chosen for: what is not done now is planned again.
+    /// Number of copies that may still be chosen; the rest is planned again later.
     left: usize,
 }
 
@@ -331,7 +331,8 @@ impl<'a> Choice<'a> {
         self.by_number.get(&number).copied()
     }
 
-    /// A node for one more copy: best one that has the parent, where the copy takes little room and little time.
+    /// Returns a node for one more copy: preferably one that has the parent, where the copy takes little room and
+    /// little time.
     fn choose(&mut self, checkpoint: &Checkpoint, holders: &[String]) -> Option<String> {
         self.left = self.left.checked_sub(1)?;
         let with_parent: Vec<String> = self.parent(checkpoint).map_or_else(Vec::new, |parent| {

@@ -1,27 +1,27 @@
-//! How repair is getting on, for metrics and `permafrost status`.
+//! Progress of repair, for metrics and `permafrost status`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one node, which count from its daemon's start. What is *now* is 0 on every node but the leader.
+/// Counters of one node since its daemon's start. The gauges are 0 on every node but the leader.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Copies that were made on other nodes, or on this one.
+    /// Copies that were made on this node or on others.
     pub copies_made: AtomicU64,
     /// Memory of the checkpoints that were copied, bytes.
     pub bytes_copied: AtomicU64,
-    /// Copies that were not made; each is tried again.
+    /// Copies that failed; each is retried.
     pub copies_failed: AtomicU64,
-    /// Copies that were taken away, as there were enough.
+    /// Surplus copies that were dropped.
     pub copies_dropped: AtomicU64,
-    /// Looks at all that is listed.
+    /// Rounds of planning over the whole listing.
     pub rounds: AtomicU64,
-    /// Checkpoints with fewer good copies on live nodes that stay than they should have, now.
+    /// Checkpoints that currently have fewer good copies on live nodes that stay than they should have.
     pub under_replicated: AtomicU64,
-    /// Checkpoints that no live node has undamaged, now. Counted among those above.
+    /// Checkpoints that currently no live node has undamaged. Included in [`Self::under_replicated`].
     pub stranded: AtomicU64,
-    /// Copies that are known to be damaged, now.
+    /// Copies that are currently known to be damaged.
     pub damaged: AtomicU64,
-    /// Copies that are being made or wait for their turn, now.
+    /// Copies that are currently being made, or wait.
     pub under_way: AtomicU64,
 }
 
@@ -34,7 +34,7 @@ impl Progress {
         counter.store(u64::try_from(to).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// This node does not lead: what is now is another's to say.
+    /// Sets the gauges to 0, because this node does not lead.
     pub(super) fn quiet(&self) {
         let now = [
             &self.under_replicated,

@@ -1,4 +1,4 @@
-//! Getting a checkpoint from another node: fetched, compared, and sealed here under the same id.
+//! Pulls a checkpoint from another node: fetches it, compares its digest, and seals it here under the same id.
 
 mod intake;
 mod pages;
@@ -16,16 +16,17 @@ use permafrost_transport::peer::{FetchReader, Network};
 use self::intake::{Failure, Intake};
 use super::throttle::Throttle;
 
-/// How long a node may take to agree to a fetch: it may have to compute the digest of a checkpoint of an old format.
+/// Longest time for a node to agree to a fetch: it may have to compute the digest of a checkpoint of an old
+/// format.
 const OPENING: Duration = Duration::from_secs(20);
 
-/// How long a pull waits for another one of the same checkpoint.
+/// Longest wait of a pull for another pull of the same checkpoint.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Most nodes that one pull asks.
+/// Maximum number of nodes that one pull asks.
 const MAX_SOURCES: usize = 64;
 
-/// Carries out [`request::Pull`]. One for a node; takes a few frames' memory for each pull under way.
+/// Carries out [`request::Pull`]. A node has one; each pull under way takes a few frames of memory.
 pub struct Puller {
     store: Arc<Store>,
     network: Network,
@@ -35,7 +36,7 @@ pub struct Puller {
 }
 
 impl Puller {
-    /// Into `store`, over `network`; `node` is this node's name, which is never asked.
+    /// Creates a puller into `store`, over `network`; `node` is this node's name, which is never asked.
     #[must_use]
     pub fn new(store: Arc<Store>, network: Network, node: &str, throttle: Arc<Throttle>) -> Self {
         Self {
@@ -47,17 +48,17 @@ impl Puller {
         }
     }
 
-    /// Gets a checkpoint from the first of the nodes that has it whole, and seals it here: published if it is said to
-    /// be, else provisional. What is here already is the answer, unless it is known to be damaged: then it is replaced
-    /// as by [`Puller::pull_again`]. Blocks for as long as the transfer takes; not to be
-    /// called on a thread of the runtime.
+    /// Pulls a checkpoint from the first of the nodes that has it whole, and seals it here: published if the
+    /// request says so, else provisional. A checkpoint that is already here is returned, unless it is known to be
+    /// damaged: then it is replaced as by [`Puller::pull_again`]. Blocks for as long as the transfer takes; not to
+    /// be called on a thread of the runtime.
     ///
     /// A copy that refers to pages of a parent here reads them first: if one is damaged, everything is fetched.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with what each node said, when none has it whole and with the content asked for;
-    /// [`StoreError::Conflict`] when it is being pulled already, or is here with another content; it is here, damaged,
-    /// and no other node was named; the region is full or fails; the node stops. Nothing is left behind.
+    /// [`StoreError::Conflict`] when it is being pulled already, or is here with another content; it is here,
+    /// damaged, and no other node was named; the region is full or fails; the node stops. Nothing is left behind.
     pub fn pull(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
         let _turn = self.under_way.begin(&request.checkpoint)?;
         let damage = self.store.damage(&request.checkpoint);
@@ -82,9 +83,9 @@ impl Puller {
         request.from.iter().any(|node| *node != self.node)
     }
 
-    /// Gets a fresh copy of a checkpoint that is damaged here, with those of its parent's pages that are whole, and puts it in
-    /// the place of the damaged one in the instant in which it is sealed: at every moment one of them is here. Marks and
-    /// pin stay.
+    /// Pulls a fresh copy of a checkpoint that is damaged here, reusing intact pages of its parent. The copy
+    /// replaces the damaged one at the instant in which it is sealed: at every moment one of them is here. Marks
+    /// and pin stay.
     ///
     /// # Errors
     /// As [`Puller::pull`]; it is not here. The damaged copy is as it was.
@@ -102,7 +103,7 @@ impl Puller {
         Ok(sealed)
     }
 
-    /// What is here already.
+    /// Returns the checkpoint if it is already here with the requested content.
     fn held(&self, request: &request::Pull) -> Result<Option<control::Checkpoint>, StoreError> {
         let held = match self.store.open_fetch(&request.checkpoint, "") {
             Ok(held) => held,
@@ -241,7 +242,7 @@ impl Puller {
     }
 }
 
-/// What a copy of a sealed checkpoint is sealed as.
+/// Returns the commit under which a copy of a sealed checkpoint is sealed.
 fn commit_of(id: &str, manifest: &Manifest, digest: ContentDigest) -> Commit {
     Commit {
         deadline_ms: manifest.commit_deadline_ms,
@@ -258,14 +259,14 @@ fn commit_of(id: &str, manifest: &Manifest, digest: ContentDigest) -> Commit {
     }
 }
 
-/// Checkpoints that are being pulled: each by one thread.
+/// Checkpoints that are being pulled, each by one thread.
 #[derive(Default)]
 struct UnderWay {
     ids: Mutex<HashSet<String>>,
     ended: Condvar,
 }
 
-/// The right to pull a checkpoint.
+/// Exclusive right to pull a checkpoint.
 struct Turn<'a> {
     under_way: &'a UnderWay,
     id: String,

@@ -1,4 +1,4 @@
-//! Carrying out what was planned: one copy made, one taken away.
+//! Carries out planned steps: makes a copy, or drops one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,34 +13,34 @@ use super::planner::{Job, Task};
 use super::progress::Progress;
 use crate::{Leader, Nodes, NodesView};
 
-/// Time for a small request.
+/// Time limit of a small request.
 const SOON: Duration = Duration::from_secs(15);
 
-/// Slowest copy that is waited for, bytes a second, and what it may take on top of that. One that takes longer goes
+/// Slowest copy that is waited for, bytes per second; [`ON_TOP`] is added to the time limit. A slower copy goes
 /// on at its node, and is found there later.
 const SLOWEST: u64 = 4 << 20;
 const ON_TOP: Duration = Duration::from_secs(300);
 
-/// How old a verification of a copy may be for another copy to go in reliance on it: damage is as likely before as after
-/// it, and a node that reads a TiB a day for this would read it for its scrub anyway.
+/// Maximum age of a verification of a copy, if another copy is to be dropped in reliance on it: damage is as
+/// likely before as after it, and a node that reads a TiB a day for this would read it for its scrub anyway.
 pub const VERIFIED_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
-/// How often a node is asked again that is still reading.
+/// Interval at which a node that is still reading is polled.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// Who leads, and which nodes there are.
+/// Leadership and nodes, as repair sees them.
 pub trait View: Send + Sync {
-    /// Whether this node leads, for sure.
+    /// Returns true if this node certainly leads.
     fn leads(&self) -> bool;
-    /// The nodes as last heard of.
+    /// Returns the last known nodes.
     fn nodes(&self) -> NodesView;
 }
 
-/// The view that a node of a cluster has.
+/// View of a node in a cluster.
 pub struct ClusterView {
-    /// Whether this node leads.
+    /// Leadership of this node.
     pub leader: Leader,
-    /// The nodes.
+    /// View of the nodes.
     pub nodes: Nodes,
 }
 
@@ -54,40 +54,42 @@ impl View for ClusterView {
     }
 }
 
-/// The other nodes, this one included.
+/// All nodes as repair uses them, this one included.
 pub trait Peers: Send + Sync {
-    /// Has `node` pull a checkpoint; one that it has is answered for at once.
+    /// Has `node` pull a checkpoint; succeeds at once if the node has it.
     ///
     /// # Errors
     /// It does not answer in time, or could not.
     fn pull(&self, node: &str, pull: request::Pull, patience: Duration) -> Result<(), PeerError>;
 
-    /// Has `node` drop its copy of a checkpoint that it is no holder of any more.
+    /// Has `node` drop its copy of a checkpoint that it is no longer listed for.
     ///
     /// # Errors
-    /// As [`Peers::pull`].
+    ///
+    /// Those of [`Peers::pull`].
     fn drop_copy(&self, node: &str, checkpoint: &str) -> Result<(), PeerError>;
 
-    /// How a copy of `node` stands, which it reads if it was not read lately.
+    /// Returns the state of a copy of `node`, which the node reads if it was not read lately.
     ///
     /// # Errors
-    /// As [`Peers::pull`].
+    ///
+    /// Those of [`Peers::pull`].
     fn verify(&self, node: &str, checkpoint: &str) -> Result<CopyHealth, PeerError>;
 }
 
-/// How a copy stands, as its node says.
+/// State of a copy, as its node reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyHealth {
-    /// Read lately, and whole.
+    /// The copy was read lately, and is whole.
     Whole,
-    /// Damaged, or not there.
+    /// The copy is damaged, or missing.
     Bad,
-    /// It is being read.
+    /// The copy is still being read.
     Unknown,
 }
 
 impl CopyHealth {
-    /// What an answer says of a checkpoint.
+    /// Returns the state of a checkpoint in an answer.
     #[must_use]
     pub fn of(answer: &Verified, checkpoint: &str) -> Self {
         let names = |ids: &[String]| ids.iter().any(|id| id == checkpoint);
@@ -139,16 +141,16 @@ fn unexpected(node: &str) -> PeerError {
     }
 }
 
-/// Why a step was not done.
+/// Reason why a step was not done.
 #[derive(Debug)]
 pub(super) enum Undone {
-    /// This node leads no more, or stops.
+    /// This node no longer leads, or is stopping.
     NotOurs,
-    /// The node that was asked.
+    /// The peer failed or refused.
     Peer(PeerError),
-    /// The registry.
+    /// The registry failed or refused.
     Registry(StoreError),
-    /// Too few others have a copy, whatever is listed.
+    /// Too few other nodes have a good copy, whatever is listed.
     TooFew { confirmed: usize },
 }
 
@@ -164,7 +166,7 @@ impl std::fmt::Display for Undone {
 }
 
 impl Undone {
-    /// Whether the node itself is at fault, not the checkpoint.
+    /// Returns true if the node itself is at fault, not the checkpoint.
     pub(super) fn is_nodes_fault(&self) -> bool {
         match self {
             Self::Peer(PeerError::Refused { error, .. }) => {
@@ -176,7 +178,7 @@ impl Undone {
     }
 }
 
-/// What steps are taken with.
+/// Resources with which steps are carried out.
 pub(super) struct Steps {
     pub(super) registry: Arc<dyn Registry>,
     pub(super) peers: Arc<dyn Peers>,
@@ -245,7 +247,7 @@ impl Steps {
         }
     }
 
-    /// Takes a copy off the list, then away: whoever reads the list in between finds the others.
+    /// Takes a copy off the list, then drops it: a reader of the list in between finds the others.
     fn drop(&self, job: &Job) -> Result<(), Undone> {
         let Task::Drop {
             live,
@@ -287,7 +289,8 @@ impl Steps {
         Ok(())
     }
 
-    /// Whether a holder has a checkpoint with this content, and has found it whole lately. Waits while it is being read.
+    /// Returns true if a holder has a checkpoint with this content, and has verified it lately. Waits while it is
+    /// being read.
     fn confirm(
         &self,
         checkpoint: &Checkpoint,

@@ -1,8 +1,8 @@
-//! Each node's own part: what it holds, compared with what is listed.
+//! Each node's own part: compares its checkpoints with the listing.
 //!
-//! What this node holds is read first, the list after: what was published before is seen. And nothing is done that
-//! was not found in two sweeps in a row, as the two are changed by others in between; but what somebody has removed goes at
-//! once.
+//! The sweep reads this node's checkpoints first and the list afterwards, so that it sees earlier publications.
+//! It acts only on differences found in two sweeps in a row, because other nodes change both in between; but
+//! removed checkpoints are dropped at once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use permafrost_store::{Registered, Registry, Store, StoreError};
 use super::plan::wanted_copies;
 use super::thread::{Stop, Worker};
 
-/// What the daemon knows and the sweep does not. Asked at every sweep.
+/// Facts that the daemon knows and the sweep needs. Queried at every sweep.
 pub trait Standing: Send + Sync {
-    /// Whether what this node holds may be listed as held by it. A drained one may, as the leader moves away only
-    /// what is listed; one that was removed may not.
+    /// Returns true if this node may be listed as a holder. A drained node may, because the leader moves only
+    /// listed copies away; a removed one may not.
     fn may_hold(&self) -> bool;
 
-    /// Whether the registry is the one that this node has always known. Only then was a copy that is not known to be
-    /// published, and is not listed, never listed.
+    /// Returns true if the registry has the data that this node knows. Only then is it certain that an unlisted
+    /// copy, not known to be published, was never listed.
     fn knows_registry(&self) -> bool;
 
-    /// Everything that was published here is listed: whatever data the registry has, this node can rely on it from
-    /// now on.
+    /// Called when all checkpoints published here are listed: from now on, this node can rely on the registry's
+    /// current data.
     fn all_listed(&self) {}
 }
 
-/// When the sweep does what.
+/// Intervals of the sweep.
 #[derive(Clone, Copy, Debug)]
 pub struct SweepTiming {
-    /// Between two sweeps. Default 30 s.
+    /// Interval between two sweeps. Default 30 s.
     pub interval: Duration,
-    /// From a sweep that failed to the next. Default 5 s.
+    /// Time from a failed sweep to the next. Default 5 s.
     pub again: Duration,
-    /// What has been provisional for so long is settled: longer than the deadline of a dump and the lease of a node
-    /// together. Default 2 min.
+    /// Age from which on a provisional checkpoint is settled: longer than the deadline of a dump and the lease of a
+    /// node together. Default 2 min.
     pub settle: Duration,
 }
 
@@ -51,38 +51,40 @@ impl Default for SweepTiming {
     }
 }
 
-/// What a sweep did, by id.
+/// Result of a sweep, as ids of checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Listed, and marked so here only now.
+    /// Listed checkpoints that were marked as published here only now.
     pub published: Vec<String>,
-    /// Sealed, never listed, and dropped.
+    /// Checkpoints that were sealed, never listed, and dropped.
     pub left_over: Vec<String>,
-    /// Here and listed: this node is listed as a holder now.
+    /// Listed checkpoints that are here: this node is now listed as a holder.
     pub claimed: Vec<String>,
-    /// Listed as held here, and not here: no longer listed so.
+    /// Checkpoints that were listed as held here, and are not here: they are no longer listed so.
     pub disclaimed: Vec<String>,
-    /// Once listed, not listed any more, and dropped.
+    /// Checkpoints that were listed once, are no longer listed, and were dropped.
     pub dropped: Vec<String>,
-    /// Once listed, not listed any more, and left alone: the registry may have lost it.
+    /// Checkpoints that were listed once, are no longer listed, and were left alone: the registry may have lost
+    /// them.
     pub in_doubt: Vec<String>,
-    /// Damaged here, and listed as such only now.
+    /// Checkpoints that are damaged here, and were marked as such in the listing only now.
     pub damaged: Vec<String>,
-    /// Listed as damaged here, and not known to be here: set aside and looked at again.
+    /// Checkpoints that are listed as damaged here, and not known to be: they were quarantined and will be read
+    /// again.
     pub suspected: Vec<String>,
 }
 
-/// What was found in a sweep, to be found again in the next.
+/// Differences found in a sweep, which the next one has to find again.
 #[derive(Default)]
 struct Found {
     unclaimed: HashSet<String>,
     missing: HashSet<String>,
     unlisted: HashSet<String>,
-    /// Listed as damaged here, and not set aside.
+    /// Checkpoints that are listed as damaged here, and not quarantined.
     forgotten: HashSet<String>,
 }
 
-/// Compares what a node holds with what is listed, now and then.
+/// Periodically compares a node's checkpoints with the listing.
 pub struct Sweep {
     store: Arc<Store>,
     registry: Arc<dyn Registry>,
@@ -90,12 +92,12 @@ pub struct Sweep {
     standing: Arc<dyn Standing>,
     timing: SweepTiming,
     before: Found,
-    /// Those in doubt that were told of.
+    /// Checkpoints in doubt that were already reported.
     told: HashSet<String>,
 }
 
 impl Sweep {
-    /// Of the node called `node`, over its store and the registry that it joined with.
+    /// Creates the sweep of the node `node`, over its store and the registry that it joined with.
     #[must_use]
     pub fn new(
         store: Arc<Store>,
@@ -115,7 +117,8 @@ impl Sweep {
         }
     }
 
-    /// Begins, on a thread of its own: says what it has not, and sweeps for the first time after one interval.
+    /// Starts the sweep on a thread of its own: first disclaims missing checkpoints, and sweeps for the first time
+    /// after one interval. says what it has not, and sweeps for the first time after one interval.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -140,8 +143,9 @@ impl Sweep {
         })
     }
 
-    /// Takes this node off the holders of what it has not. A node whose region is new under its old name would count
-    /// as a copy until its second sweep, and others be drained or removed meanwhile. Their ids.
+    /// Takes this node off the holders of checkpoints that it does not have. A node whose region is new under its
+    /// old name would count as a holder until its second sweep, and other nodes could be drained or removed
+    /// meanwhile. Returns the ids.
     ///
     /// # Errors
     /// The registry does not answer, or refuses this node.
@@ -155,8 +159,8 @@ impl Sweep {
         Ok(disclaimed)
     }
 
-    /// Sets aside what is listed as damaged here, as it was found before this start of the daemon, and has it read. Their
-    /// ids.
+    /// Quarantines checkpoints that are listed as damaged here, because the damage was found before this start of
+    /// the daemon, and has them read. Returns the ids.
     ///
     /// # Errors
     /// The registry does not answer.
@@ -166,7 +170,7 @@ impl Sweep {
         Ok(forgotten.map(|entry| self.suspect(entry)).collect())
     }
 
-    /// Listed as damaged here, and not known to be.
+    /// Returns true if a checkpoint is listed as damaged here, and not known to be.
     fn is_forgotten(&self, entry: &Registered) -> bool {
         let id = &entry.checkpoint.id;
         entry.is_damaged_on(&self.node) && self.store.damage(id).is_none() && self.store.holds(id)
@@ -181,10 +185,11 @@ impl Sweep {
         id
     }
 
-    /// One sweep.
+    /// Makes one sweep.
     ///
     /// # Errors
-    /// The registry does not answer, or refuses this node; the journal cannot be written. What was done is done.
+    /// The registry does not answer, or refuses this node; the journal cannot be written. Changes made before the
+    /// error stay.
     pub fn once(&mut self) -> Result<Swept, StoreError> {
         // Not after the list, see above.
         let provisional = self.store.unpublished(self.timing.settle);
@@ -293,7 +298,7 @@ impl Sweep {
         Ok(swept)
     }
 
-    /// Whether what is here is what is listed under its id.
+    /// Returns true if this node's copy has the content that is listed under its id.
     fn is_same(&self, entry: &Registered) -> bool {
         let id = &entry.checkpoint.id;
         if self.store.damage(id).is_some() {
@@ -310,14 +315,14 @@ impl Sweep {
         }
     }
 
-    /// Whether a copy that is not listed is damaged, and others are enough without it: the leader has taken it off the list,
-    /// and its word to drop it was lost.
+    /// Returns true if an unlisted copy is damaged, and there are enough others: the leader has taken it off the
+    /// list, and the request to drop it was lost.
     fn is_spare(&self, entry: &Registered) -> bool {
         self.store.damage(&entry.checkpoint.id).is_some()
             && entry.good().count() >= wanted_copies(entry)
     }
 
-    /// Lists this node as a holder. The leader may have had the copy dropped at this moment: then not.
+    /// Lists this node as a holder, unless the leader has had the copy dropped meanwhile.
     fn claim(&self, entry: &Registered) -> Result<bool, StoreError> {
         let id = &entry.checkpoint.id;
         if !self.set_holder(&entry.checkpoint, true)? {
@@ -331,7 +336,8 @@ impl Sweep {
         Ok(true)
     }
 
-    /// Takes this node off the list of holders; never the last one, which at least says who had it.
+    /// Takes this node off the list of holders, unless it is the last one, which at least shows where the
+    /// checkpoint was.
     fn disclaim(&self, entry: &Registered) -> Result<bool, StoreError> {
         let id = &entry.checkpoint.id;
         if self.store.holds(id) {
@@ -345,7 +351,7 @@ impl Sweep {
         self.set_holder(&entry.checkpoint, false)
     }
 
-    /// False: it has been removed meanwhile.
+    /// Sets or clears this node as a holder. Returns false if the checkpoint has been removed meanwhile.
     fn set_holder(&self, checkpoint: &Checkpoint, holds: bool) -> Result<bool, StoreError> {
         match self.registry.set_holder(checkpoint, &self.node, holds) {
             Ok(()) => Ok(true),

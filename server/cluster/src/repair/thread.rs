@@ -1,10 +1,10 @@
-//! A thread that does something now and then, until it is told to stop.
+//! A thread that works periodically, until it is stopped.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Says when to stop.
+/// Signal to stop.
 #[derive(Clone, Default)]
 pub(super) struct Stop(Arc<(Mutex<bool>, Condvar)>);
 
@@ -14,7 +14,7 @@ impl Stop {
         self.0.1.notify_all();
     }
 
-    /// Waits; whether it is time to stop.
+    /// Waits for `time`. Returns true if it is time to stop.
     pub(super) fn after(&self, time: Duration) -> bool {
         let stopped = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
@@ -25,8 +25,8 @@ impl Stop {
     }
 }
 
-/// A thread of repair. Dropped, it is told to stop, and waited for: it ends with the call to another node or to the
-/// registry that it is in, seconds at most.
+/// A thread of repair. Dropping it stops the thread and waits for its end: it finishes the current call to
+/// another node or to the registry, seconds at most.
 pub struct Worker {
     stop: Stop,
     thread: Option<JoinHandle<()>>,
@@ -45,7 +45,7 @@ impl Worker {
         })
     }
 
-    /// Stops it. The same as dropping it, with a name.
+    /// Stops the thread, as dropping it does.
     pub fn stop(self) {
         drop(self);
     }

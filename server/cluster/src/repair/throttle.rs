@@ -1,9 +1,9 @@
-//! How fast repair may be: as fast as it can while nothing else goes on, and a fraction of that while dumps come in.
+//! Limits the rate of repair: none while nothing else runs, and a fraction of full speed while dumps come in.
 //!
-//! Whoever copies for repair says after each frame what it took, and waits as long as it is told. What is bounded
-//! is the throughput, as a share of what was measured while no dump came in: then processor, link and medium have
-//! that share of the load at both ends, whichever of them is the bottleneck. The time that this node's own threads
-//! work is bounded by the same share on top of it, for work that moves few bytes.
+//! Each thread that copies for repair reports the cost of each frame, and waits for the time that it gets. The
+//! limit is on the throughput, as a share of that measured while no dump came in: then processor, link and
+//! medium have that share of the load at both ends, whichever of them is the bottleneck. The time that this
+//! node's own threads work is bounded by the same share on top of it, for work that moves few bytes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,25 +14,26 @@ use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::Store;
 use permafrost_transport::peer::{FrameSink, PeerError};
 
-/// What counts as full speed until it has been measured, bytes a second: half of a gigabit link.
+/// Full speed that is assumed until it has been measured, bytes per second: half of a gigabit link.
 const UNMEASURED: u64 = 64 << 20;
 
-/// Slowest pace, bytes a second: a peer gives up one that takes a frame for seconds.
+/// Slowest rate, bytes per second: a peer gives up a connection on which a frame takes seconds.
 const SLOWEST: u64 = 1 << 20;
 
-/// How long full speed is measured at a time.
+/// Duration of one measurement of full speed.
 const MEASURE: Duration = Duration::from_millis(500);
 
-/// Work that was not done earlier may be caught up with at once for so long.
+/// Maximum of unused time that may be caught up with at once.
 const BURST: Duration = Duration::from_millis(20);
 
-/// Longest time slept before it is looked again whether there is still a reason to.
+/// Longest sleep before the reason to wait is checked again.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Cost of a page that is only named, in bytes of one that is sent: its place in a map.
+/// Cost of a page that is only referenced, in bytes of one that is sent: its entry in a map.
 const NAMED_PAGE_BYTES: u64 = 16;
 
-/// Cost of the pages that a frame only names. A run of zeros costs as much as one page, whatever its length.
+/// Returns the cost of the pages that a frame only references. A run of zeros costs as much as one page,
+/// whatever its length.
 pub(super) fn named_bytes(kind: Kind, pages: u32) -> u64 {
     match kind {
         Kind::Zero => NAMED_PAGE_BYTES,
@@ -41,10 +42,10 @@ pub(super) fn named_bytes(kind: Kind, pages: u32) -> u64 {
     }
 }
 
-/// How fast repair may be.
+/// Limits of the rate of repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes a second at any time; `None`: as fast as it goes. Less than 1 MiB/s is taken to be that.
+    /// Bytes per second at any time; `None`: unlimited. Less than 1 MiB/s is raised to that.
     pub rate: Option<u64>,
     /// Percent of full speed, and of the time of a processor, while dumps come in; 1 to 100.
     pub share_percent: u8,
@@ -59,23 +60,23 @@ impl Default for Limits {
     }
 }
 
-/// The pace of all that is repaired on one node. Keeps no time itself.
+/// Rate limiter for all repair on one node. Reads no clock.
 #[derive(Debug)]
 pub struct Pace {
     limits: Limits,
-    /// When all that was taken so far would be through at the rate.
+    /// Time at which all bytes so far are through at the limited rate.
     paid: Duration,
-    /// The same of the share of a processor's time.
+    /// Time at which all work so far is through at the limited share of a processor's time.
     rested: Duration,
-    /// Bytes a second, measured while no dump came in.
+    /// Full speed, bytes per second, measured while no dump came in.
     full: Option<u64>,
-    /// Since when it is measured, and the bytes since then.
+    /// Start of the current measurement, and the bytes since then.
     measuring: Option<(Duration, u64)>,
     last: Duration,
 }
 
 impl Pace {
-    /// Nothing is measured yet.
+    /// Creates a rate limiter without a measurement.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -88,13 +89,14 @@ impl Pace {
         }
     }
 
-    /// Full speed as far as it is known, bytes a second.
+    /// Returns full speed as far as it is known, bytes per second.
     #[must_use]
     pub fn full_speed(&self) -> u64 {
         self.full.unwrap_or(UNMEASURED)
     }
 
-    /// At `now` so many bytes are through, which took a thread `busy`; `receiving`: dumps come in.
+    /// Records that `bytes` are through at `now`, which took a thread `busy`; `receiving` is true while dumps come
+    /// in.
     pub fn took(&mut self, now: Duration, bytes: u64, busy: Duration, receiving: bool) {
         self.measure(now, bytes, receiving);
         let earliest = now.saturating_sub(BURST);
@@ -115,7 +117,7 @@ impl Pace {
         };
     }
 
-    /// How long to wait, at `now`, before going on.
+    /// Returns the time to wait, at `now`, before going on.
     #[must_use]
     pub fn wait(&self, now: Duration, receiving: bool) -> Duration {
         let mut until = Duration::ZERO;
@@ -132,7 +134,7 @@ impl Pace {
         self.limits.share_percent.clamp(1, 100).into()
     }
 
-    /// The highest rate, bytes a second.
+    /// Returns the highest allowed rate, bytes per second.
     fn rate(&self, receiving: bool) -> Option<u64> {
         let mut rate = self.limits.rate;
         if receiving {
@@ -173,7 +175,7 @@ impl Pace {
     }
 }
 
-/// [`Pace`] by the clock, for all threads that repair on this node.
+/// [`Pace`] by the real clock, for all threads that repair on this node.
 pub struct Throttle {
     pace: Mutex<Pace>,
     began: Instant,
@@ -182,7 +184,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// `receiving` says whether dumps come in; it is asked for each frame.
+    /// Creates a throttle. `receiving` returns true while dumps come in; it is called for each frame.
     #[must_use]
     pub fn new(limits: Limits, receiving: impl Fn() -> bool + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
@@ -193,7 +195,7 @@ impl Throttle {
         })
     }
 
-    /// Of a node: its store says whether dumps come in.
+    /// Creates the throttle of a node, whose store reports if dumps come in.
     #[must_use]
     pub fn of(store: &Arc<Store>, limits: Limits) -> Arc<Self> {
         let store = Arc::downgrade(store);
@@ -202,7 +204,7 @@ impl Throttle {
         })
     }
 
-    /// So many bytes are through, which took this thread `busy`; waits as long as that is to have taken.
+    /// Records that `bytes` are through, which took this thread `busy`; waits until the limits allow more.
     pub fn took(&self, bytes: u64, busy: Duration) {
         let receiving = (self.receiving)();
         self.pace()
@@ -220,18 +222,18 @@ impl Throttle {
         }
     }
 
-    /// Ends every wait, now and from now on; what repairs ends at its next frame.
+    /// Ends every wait, now and from now on; repair ends at its next frame.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was stopped.
+    /// Returns true if it was stopped.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Frames for a peer that fetches in the background.
+    /// Wraps a sink of frames for a peer that fetches in the background.
     pub fn sink<'a>(&'a self, frames: &'a mut dyn FrameSink) -> ThrottledSink<'a> {
         ThrottledSink {
             throttle: self,
@@ -245,11 +247,11 @@ impl Throttle {
     }
 }
 
-/// Passes frames on at the pace of repair.
+/// Passes frames on at the rate of repair.
 pub struct ThrottledSink<'a> {
     throttle: &'a Throttle,
     frames: &'a mut dyn FrameSink,
-    /// Since when this thread has been reading what it pushes next.
+    /// Time since which this thread has been reading the next frame.
     since: Instant,
 }
 
@@ -283,7 +285,7 @@ mod tests {
     const FRAME: u64 = 256 << 10;
     const FULL: u64 = 500 << 20;
 
-    /// Frames at full speed, as far as the pace lets them, for so long: bytes a second.
+    /// Passes frames as fast as the limiter allows, for `seconds`; returns the bytes per second.
     fn run(pace: &mut Pace, now: &mut Duration, seconds: u64, receiving: bool) -> u64 {
         let (began, mut bytes) = (*now, 0);
         let takes = Duration::from_nanos(FRAME * 1_000_000_000 / FULL);

@@ -6,8 +6,8 @@
 //!                     └─ DumpSender ═▶ node c
 //! ```
 //!
-//! A copy that fails or lags is given up at once, so that the task does not stay frozen for it. What is then missing is
-//! made up for at the commit: the dump is sealed here, and another node pulls it.
+//! A copy that fails or lags is given up at once, so that the task does not stay frozen for it. What is then
+//! missing is made up for at the commit: the dump is sealed here, and another node pulls it.
 
 mod links;
 mod others;
@@ -31,27 +31,30 @@ use self::links::Links;
 use self::refusal::too_few_nodes;
 use crate::LiveNode;
 
-/// How long the nodes may take to agree to a dump. Nothing is frozen yet.
+/// Longest time for the nodes to agree to a dump. Nothing is frozen yet.
 const OPENING: Duration = Duration::from_secs(5);
 
-/// How often other nodes are chosen for those that did not agree.
+/// Number of times that other nodes are chosen for those that did not agree.
 const OPENING_ROUNDS: usize = 3;
 
-/// What a copy may keep the dump waiting for, beyond [`LAG_FACTOR`] times what the others do.
+/// Longest time that a copy may keep the dump waiting, beyond [`LAG_FACTOR`] times that of the slowest other
+/// copy.
 const LAG: Duration = Duration::from_secs(5);
 
-/// See [`LAG`].
+/// Factor for the waiting time of the slowest other copy; see [`LAG`].
 const LAG_FACTOR: u32 = 4;
 
-/// Slowest copy that is waited for where there is no other to compare it with, beyond the deadline: bytes a second.
+/// Slowest copy that is waited for where there is no other to compare it with: bytes per second, counted beyond
+/// the deadline.
 const SLOWEST: u64 = 32 << 20;
 
-/// Once enough copies are durable, how long the others get at the least. They get as long as the enough took.
+/// Minimum time for the other copies once enough are durable. They get as long as the first ones took, if that
+/// is longer.
 const STRAGGLE: Duration = Duration::from_millis(500);
 
-/// The nodes as they are now.
+/// View of the current nodes.
 pub trait View: Send + Sync {
-    /// Those that live.
+    /// Returns the live nodes.
     fn live(&self) -> Vec<LiveNode>;
 }
 
@@ -61,14 +64,14 @@ impl View for crate::Nodes {
     }
 }
 
-/// What became of copies since the start.
+/// Counters of copies since the start.
 #[derive(Debug, Default)]
 pub struct FanOutStats {
-    /// Begun while the dump streamed.
+    /// Copies begun while the dump streamed.
     pub begun: AtomicU64,
-    /// Given up: failed, too slow, or of other content.
+    /// Copies given up: failed, too slow, or of other content.
     pub failed: AtomicU64,
-    /// Pulled by another node at the commit, in the place of one that was given up.
+    /// Copies pulled by another node at the commit, in the place of ones that were given up.
     pub replaced: AtomicU64,
 }
 
@@ -82,7 +85,7 @@ struct Shared {
     network: Network,
     view: Arc<dyn View>,
     node: String,
-    /// This node's own copies count.
+    /// True if this node's own copies count towards durability.
     counts: bool,
     copies: usize,
     stats: Arc<FanOutStats>,
@@ -90,7 +93,8 @@ struct Shared {
 }
 
 impl FanOut {
-    /// For the node of that name, whose own copies may count; `copies` of each checkpoint are wanted, this node's included.
+    /// Creates the fan-out of a node, whose own copies may count; `copies` of each checkpoint are wanted, this
+    /// node's included.
     pub fn new(
         runtime: Handle,
         network: Network,
@@ -112,12 +116,12 @@ impl FanOut {
         Self { shared }
     }
 
-    /// Has the links to other nodes measured, once and for all. False if they are already.
+    /// Sets the costs in which the links to other nodes are measured, once. Returns false if they are set already.
     pub fn measured_by(&self, costs: Arc<Costs>) -> bool {
         self.shared.costs.set(costs).is_ok()
     }
 
-    /// What became of copies.
+    /// Returns the counters of copies.
     #[must_use]
     pub fn stats(&self) -> Arc<FanOutStats> {
         Arc::clone(&self.shared.stats)
@@ -182,35 +186,35 @@ impl Replicate for FanOut {
 struct Copying {
     shared: Arc<Shared>,
     parent: String,
-    /// Copies that count, on other nodes, that there must be.
+    /// Number of copies on other nodes that must count towards durability.
     needed: usize,
     deadline: Duration,
     copies: Vec<Copy>,
     /// Nodes that have failed in this dump.
     without: Vec<String>,
-    /// The reasons, each with the name of its node.
+    /// Reasons of the failures, each with the name of its node.
     failures: Vec<String>,
-    /// Nodes that have sealed it.
+    /// Nodes that have sealed the dump.
     holders: Vec<String>,
-    /// Given to each copy, bytes of pages.
+    /// Bytes of pages sent to each copy.
     bytes: u64,
-    /// When the first of them was.
+    /// Time at which the first of them was sent.
     began: Option<Instant>,
-    /// How long the dump has waited for copies.
+    /// Time that the dump has waited for copies.
     waited: Duration,
 }
 
 /// A copy under way.
 struct Copy {
     sender: DumpSender,
-    /// It counts towards durability.
+    /// True if the copy counts towards durability.
     counts: bool,
-    /// How long the dump has waited for it.
+    /// Time that the dump has waited for this copy.
     waited: Duration,
 }
 
 impl Copying {
-    /// Opens `others` copies, on other nodes than were chosen first if need be.
+    /// Opens `others` copies; if nodes refuse, on other nodes than were chosen first.
     fn open(&mut self, request: &CopiesRequest, others: usize) {
         for _ in 0..OPENING_ROUNDS {
             let there: Vec<String> = self.nodes();
@@ -246,7 +250,7 @@ impl Copying {
         nodes.collect()
     }
 
-    /// Copies under way that count.
+    /// Returns the number of copies under way that count.
     fn counting(&self) -> usize {
         self.copies.iter().filter(|copy| copy.counts).count()
     }
@@ -266,7 +270,7 @@ impl Copying {
         }
     }
 
-    /// Does something with every copy; those that it fails with are given up, and so are those that lag.
+    /// Calls `act` with every copy. Copies for which it fails, and those that lag, are given up.
     fn each(&mut self, mut act: impl FnMut(&mut DumpSender) -> Result<(), PeerError>) {
         let mut failed = Vec::new();
         for (at, copy) in self.copies.iter_mut().enumerate() {
@@ -288,7 +292,7 @@ impl Copying {
         }
     }
 
-    /// A copy that holds the dump up: by much more than the others, or than any may.
+    /// Returns a copy that delays the dump by much more than the others, or by more than any may.
     fn laggard(&self) -> Option<usize> {
         let slowest = (0..self.copies.len()).max_by_key(|at| self.copies[*at].waited)?;
         let others = self.copies.iter().enumerate();
@@ -301,8 +305,8 @@ impl Copying {
         (self.copies[slowest].waited > limit).then_some(slowest)
     }
 
-    /// Has every copy do something long, all at once, until enough have; the others get a little longer. What is
-    /// not right by then is given up.
+    /// Runs a long operation on every copy in parallel, until enough have finished; the others get a little longer.
+    /// Copies that are not right by then are given up.
     fn all<T: Send + 'static>(
         &mut self,
         act: impl Fn(&mut DumpSender, Instant) -> Result<T, PeerError> + Clone + Send + 'static,
@@ -343,7 +347,7 @@ impl Copying {
         }
     }
 
-    /// There are enough copies, or nodes to replace them at the commit.
+    /// Checks that there are enough copies, or nodes to replace them at the commit.
     fn check(&self) -> Result<(), StoreError> {
         let missing = self.needed.saturating_sub(self.counting());
         if missing == 0 {
@@ -368,7 +372,8 @@ impl Copying {
         }
     }
 
-    /// Has other nodes pull what is sealed here, until enough have: their names, and whether they count.
+    /// Has other nodes pull the checkpoint that is sealed here, until there are enough. Returns their names, and
+    /// true for those that count.
     fn pull(&mut self, commit: &Commit, mut have: usize, deadline: Instant) -> Vec<(String, bool)> {
         let mut pulled = Vec::new();
         while have < self.needed {
@@ -558,7 +563,7 @@ impl Copying {
     }
 }
 
-/// Pages that are only named, in as many frames as their count takes.
+/// Sends references to pages, in as many frames as their count takes.
 fn counted(
     mut index: u64,
     mut pages: u64,

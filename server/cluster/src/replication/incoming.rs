@@ -1,13 +1,14 @@
-//! What another node sends, into a copy of this node's store.
+//! Stores frames from another node in a copy of this node's store.
 
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::{ReplicaDump, StoreError};
 use permafrost_transport::peer::Frame;
 
-/// Does what a frame of pages or of an image says.
+/// Applies a frame of pages or of an image.
 ///
 /// # Errors
-/// What the store says of it.
+///
+/// Those of the store.
 pub fn apply(dump: &mut ReplicaDump, frame: &Frame) -> Result<(), StoreError> {
     let header = &frame.header;
     let (index, flags) = (header.index, header.flags);

@@ -1,4 +1,4 @@
-//! The background work: what is due is read, at its pace.
+//! Background work of the scrub: reads the checkpoints that are due, at its rate.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -11,20 +11,20 @@ use super::pace::Pace;
 use super::schedule::{Next, Why};
 use super::{Scrubber, candidate};
 
-/// How long nothing is looked for at most: what was sealed meanwhile has its turn in days.
+/// Longest sleep of the background thread: a checkpoint sealed meanwhile is due only in days.
 const NAP: Duration = Duration::from_secs(60);
 
-/// How often it is looked whether dumps still come in.
+/// Interval at which the scrub checks if dumps still come in.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What other nodes wait for has this share of a processor's time while a dump comes in, and all of it otherwise: a drain
-/// of theirs goes on behind it. Percent, that of repair.
+/// Share of a processor's time for checks that other nodes wait for while a dump comes in, percent: that of
+/// repair. Otherwise they get all of it: a drain of those nodes depends on them.
 const ASKED_SHARE_PERCENT: u8 = 25;
 
-/// Shares of a processor's time.
+/// Limiters for shares of a processor's time.
 struct Paces {
     background: Pace,
-    /// What other nodes are to rely on, while a dump comes in.
+    /// Limiter for checks that other nodes wait for, while a dump comes in.
     asked: Pace,
 }
 
@@ -58,13 +58,14 @@ impl Scrubber {
         self.save(true);
     }
 
-    /// What is sealed in the meantime must have its turn within the period, too.
+    /// Returns the longest sleep: a checkpoint that is sealed in the meantime must be verified within the period,
+    /// too.
     fn longest_nap(&self) -> Duration {
         let period = self.options.period.unwrap_or(NAP);
         NAP.min((period / 4).max(LOOK))
     }
 
-    /// Lists what is held, if that was not done for so long. Without the lock, but for the moment in which it is taken up.
+    /// Lists the held checkpoints if the last listing is older than `every`. Locks only to store the result.
     pub(super) fn list(&self, every: Duration) -> Result<(), StoreError> {
         let is_recent = |listed: Instant| listed.elapsed() < every;
         if self.state().listed.is_some_and(is_recent) {
@@ -87,7 +88,7 @@ impl Scrubber {
         Ok(())
     }
 
-    /// Checks one checkpoint, if it is time; how long to wait then.
+    /// Checks one checkpoint, if one is due. Returns the time to wait.
     fn turn(&self, paces: &mut Paces) -> Duration {
         let (id, why, mut read) = {
             let mut state = self.state();
@@ -131,7 +132,7 @@ impl Scrubber {
         Duration::ZERO
     }
 
-    /// Reads one at the pace that is right for it.
+    /// Reads one checkpoint at the rate for its reason.
     fn check_in_turn(
         &self,
         held: &Held,
@@ -161,7 +162,8 @@ impl Scrubber {
         self.asked.store(asked, Ordering::Relaxed);
     }
 
-    /// Waits while dumps come in, or somebody has everything read anyway; not with what other nodes wait for.
+    /// Waits while dumps come in, or a request has everything read anyway. Does not wait for checks that other
+    /// nodes wait for.
     fn hold_back(&self, why: Why) {
         let others_wait = || why == Why::Asked || self.asked.load(Ordering::Relaxed) > 0;
         while !self.is_stopped()

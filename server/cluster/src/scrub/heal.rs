@@ -1,4 +1,4 @@
-//! What follows from a check: a damaged checkpoint is set aside, told of and healed.
+//! Handles the result of a check: a damaged checkpoint is quarantined, reported and healed.
 
 use std::sync::PoisonError;
 
@@ -7,19 +7,19 @@ use permafrost_store::{Checked, Held, PagesRead};
 
 use super::Scrubber;
 
-/// Who has healed a damaged checkpoint.
+/// Way in which a damaged checkpoint was healed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// This scrub wrote its damaged pages anew.
+    /// This scrub rewrote its damaged pages.
     Pages,
     /// This scrub had a fresh copy sealed in its place.
     Copy,
-    /// Another thread, in the meantime.
+    /// Another thread healed it in the meantime.
     Another,
 }
 
 impl Scrubber {
-    /// Draws the consequences of a check, in which the pages `read` were found good.
+    /// Acts on the result of a check, in which the pages `read` were found intact.
     pub(super) fn conclude(
         &self,
         held: &Held,
@@ -79,11 +79,15 @@ impl Scrubber {
         })
     }
 
-    /// Has it healed from another copy, and reads it again. Why not.
+    /// Heals a checkpoint from another copy, and reads it again.
     ///
-    /// First its damaged pages are written anew in their places: that takes no room, and heals them for every checkpoint
-    /// that shares them. Where that does not do (the medium takes no write there; the damage is in a map, which every copy
-    /// has of its own) a fresh copy takes its place.
+    /// # Errors
+    ///
+    /// The reason why it was not healed.
+    ///
+    /// First its damaged pages are rewritten in their places: that takes no room, and heals them for every
+    /// checkpoint that shares them. Where that is not enough (the medium takes no write there; the damage is in a
+    /// map, which every copy has of its own), a fresh copy replaces it.
     fn healed(
         &self,
         held: &Held,
@@ -143,7 +147,11 @@ impl Scrubber {
         })
     }
 
-    /// Reads it once more; what is damaged.
+    /// Reads a checkpoint once more.
+    ///
+    /// # Errors
+    ///
+    /// Description of the damage.
     fn is_whole(&self, held: &Held, read: Option<&mut PagesRead>) -> Result<(), String> {
         match self.read(held, read, &mut |_| {}) {
             Some(again) => again.damage.into_iter().next().map_or(Ok(()), Err),
@@ -151,7 +159,7 @@ impl Scrubber {
         }
     }
 
-    /// Marks this node's copy in the registry.
+    /// Marks this node's copy in the registry as damaged, or as whole.
     fn list_damage(&self, held: &Held, damaged: bool) {
         match &held.record {
             Some(record) => self.store.list_damage(record, damaged),
@@ -164,7 +172,8 @@ impl Scrubber {
         }
     }
 
-    /// Generations of a job share pages: all of them are read, once for a job as long as any of them waits.
+    /// Makes all other generations of the job suspects, because they share pages: each job's are queued once, as
+    /// long as any of them waits.
     fn suspect_others_of(&self, held: &Held) {
         let job = held.job();
         if job.is_empty() || !self.state().suspected_jobs.insert(job.to_owned()) {
@@ -179,7 +188,8 @@ impl Scrubber {
         self.woken.notify_all();
     }
 
-    /// What was damaged in one generation may be whole in the others now.
+    /// Makes the job's damaged generations suspects: pages that were damaged in one generation may be whole in the
+    /// others now.
     fn suspect_damaged_of(&self, held: &Held) {
         let Ok(ids) = self.store.ids_of(held.job()) else {
             return;

@@ -1,4 +1,4 @@
-//! What was verified when, in a small file: losing it costs a reading.
+//! Times of the last verifications, in a small file: if it is lost, everything is read once more.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 /// Version of the file.
 const VERSION: u32 = 1;
 
-/// A file that is longer is none of ours: 2^20 checkpoints.
+/// Maximum size of the file, for 2^20 checkpoints. A longer file was not written by this module.
 const MAX_BYTES: u64 = 64 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct File {
     v: u32,
-    /// By checkpoint id, milliseconds since the Unix epoch.
+    /// Time of the last verification by checkpoint id, milliseconds since the Unix epoch.
     verified_unix_ms: HashMap<String, u64>,
 }
 
-/// Reads it; nothing from one that is missing or damaged.
+/// Reads the file; returns nothing if it is missing or damaged.
 pub(super) fn load(path: &Path) -> HashMap<String, u64> {
     let read = || -> io::Result<File> {
         if std::fs::metadata(path)?.len() > MAX_BYTES {
@@ -43,7 +43,7 @@ pub(super) fn load(path: &Path) -> HashMap<String, u64> {
     }
 }
 
-/// Writes it, in one step.
+/// Writes the file atomically.
 pub(super) fn save(path: &Path, verified: &HashMap<String, u64>) -> io::Result<()> {
     let file = File {
         v: VERSION,

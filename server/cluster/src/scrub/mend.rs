@@ -1,4 +1,4 @@
-//! Who heals.
+//! Interface for healing damaged copies.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::repair::Puller;
 
 /// Heals damaged copies from those of other nodes.
 pub trait Mend: Send + Sync {
-    /// Fetches pages of a checkpoint from its other `holders`, and writes them anew in the places of the damaged ones; how
-    /// many were damaged. Blocks for as long as that takes.
+    /// Fetches pages of a checkpoint from its other `holders`, and rewrites the damaged ones in their places.
+    /// Returns how many were damaged. Blocks for as long as that takes.
     ///
     /// # Errors
     /// None of the holders gives some page; the medium takes no write there. Other pages may be healed.
@@ -22,8 +22,8 @@ pub trait Mend: Send + Sync {
         pages: &[DamagedPage],
     ) -> Result<u64, StoreError>;
 
-    /// Fetches a fresh copy of a checkpoint from the first of its other `holders` that has it whole, and puts it in the
-    /// place of the damaged one. Blocks for as long as the transfer takes.
+    /// Fetches a fresh copy of a checkpoint from the first of its other `holders` that has it whole, and puts it in
+    /// the place of the damaged one. Blocks for as long as the transfer takes.
     ///
     /// # Errors
     /// None of them gives it; the region is full or fails. The damaged copy is as it was.
@@ -37,13 +37,13 @@ pub struct MendByPull {
 }
 
 impl MendByPull {
-    /// `puller` is `store`'s.
+    /// Creates the healer; `puller` must belong to `store`.
     #[must_use]
     pub fn new(store: Arc<Store>, puller: Arc<Puller>) -> Self {
         Self { store, puller }
     }
 
-    /// Id of the checkpoint that one was compared with; empty if it is not here, or not listed.
+    /// Returns the id of the checkpoint's parent; empty if that is not here, or not listed.
     fn parent_of(&self, checkpoint: &control::Checkpoint) -> String {
         let generation = checkpoint.parent_generation;
         let held = (generation > 0).then(|| self.store.id_here(&checkpoint.job, generation));

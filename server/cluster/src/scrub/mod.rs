@@ -1,5 +1,5 @@
-//! The scrub: everything that this node holds is read and verified within a period, and what is damaged is healed from
-//! another node or set aside.
+//! The scrub: reads and verifies everything that this node holds within a period; damaged checkpoints are
+//! healed from another node or quarantined.
 //!
 //! ```text
 //!  Schedule: oldest first, in the share of the period that its bytes have ──▶ Store::check ──▶ whole: lifted
@@ -9,9 +9,9 @@
 //!     set aside until a later look ◀── no ── Mend: its pages in place, else a fresh copy; read again ── good ──▶ lifted
 //! ```
 //!
-//! It works in a thread of its own, for a share of a processor's time, and not at all while a dump comes in. A page that
-//! checkpoints share is read once a round, through the first of them; its checksum is compared for each. What it holds is
-//! listed now and then, not for each checkpoint: a pass is linear in their number.
+//! It works in a thread of its own, for a share of a processor's time, and not at all while a dump comes in. A
+//! page that checkpoints share is read once a round, through the first of them; its checksum is compared for
+//! each. What it holds is listed now and then, not for each checkpoint: a pass is linear in their number.
 //!
 //! The daemon makes one, always, before it listens, and keeps what `start` gives until it stops:
 //!
@@ -54,23 +54,23 @@ use self::schedule::{Candidate, Schedule};
 
 pub use mend::{Mend, MendByPull};
 
-/// What was verified is written down so often.
+/// Interval at which the times of verifications are saved.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 
-/// How long a stop waits for what is under way: a fetch may take its time, and is nobody's loss.
+/// Longest time that a stop waits for work under way: an aborted fetch loses nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is held is listed anew for a status when the list is older.
+/// Age of the listing from which on a status lists the held checkpoints again.
 const STATUS_AGE: Duration = Duration::from_secs(1);
 
-/// How it scrubs.
+/// Options of the scrub.
 #[derive(Clone, Debug)]
 pub struct ScrubOptions {
-    /// Everything is verified once in this time. `None`: only what is asked for, or suspected. Default 7 days.
+    /// Time in which everything is verified once. `None`: only requested and suspected checkpoints. Default 7 days.
     pub period: Option<Duration>,
     /// Percent of a processor's time in the background, 1 to 100. Default 10.
     pub share_percent: u8,
-    /// File that remembers what was verified when; written anew when it is missing. Default none.
+    /// File for the times of verifications; created when it is missing. Default none.
     pub memory: Option<PathBuf>,
 }
 
@@ -84,28 +84,28 @@ impl Default for ScrubOptions {
     }
 }
 
-/// What it has done since it was made.
+/// Counters of the scrub since it was created.
 #[derive(Debug, Default)]
 pub struct ScrubCounters {
-    /// Checkpoints verified.
+    /// Checkpoints that were verified.
     pub checkpoints: Count,
-    /// Pages gone through, shared ones each time.
+    /// Pages that were visited; shared ones count each time.
     pub pages: Count,
-    /// Bytes read for it.
+    /// Bytes that were read.
     pub read_bytes: Count,
-    /// Checkpoints found damaged.
+    /// Checkpoints that were found damaged.
     pub damaged: Count,
-    /// Damaged ones that were healed.
+    /// Damaged checkpoints that were healed.
     pub mended: Count,
-    /// Damaged pages that were written anew in their places.
+    /// Damaged pages that were rewritten in their places.
     pub pages_healed: Count,
-    /// Times that healing failed.
+    /// Failed attempts to heal.
     pub mends_failed: Count,
-    /// Times that everything held was listed.
+    /// Listings of everything held.
     pub listings: Count,
 }
 
-/// Verifies what a store holds.
+/// Verifies a store's checkpoints.
 pub struct Scrubber {
     store: Arc<Store>,
     options: ScrubOptions,
@@ -114,14 +114,14 @@ pub struct Scrubber {
     began: Instant,
     state: Mutex<State>,
     woken: Condvar,
-    /// Requests under way: the background waits for them.
+    /// Number of requests under way: the background work waits for them.
     requests: AtomicUsize,
-    /// One mend at a time.
+    /// Allows one healing at a time.
     mending: Mutex<()>,
-    /// It waits for dumps to be in.
+    /// True while the scrub waits for dumps to end.
     paused: AtomicBool,
     stopped: AtomicBool,
-    /// Copies that wait which other nodes are to rely on: the background hurries.
+    /// Number of waiting copies that other nodes are to rely on: the background work is not throttled for them.
     asked: AtomicUsize,
 }
 
@@ -129,13 +129,14 @@ struct State {
     schedule: Schedule,
     /// Jobs whose checkpoints all wait as suspects.
     suspected_jobs: HashSet<String>,
-    /// When everything held was listed.
+    /// Time of the last listing of everything held.
     listed: Option<Instant>,
     saved: Instant,
 }
 
 impl Scrubber {
-    /// Over a store, which passes requests on to it from now on. Nothing is read before [`Scrubber::start`].
+    /// Creates a scrubber over a store, which passes requests on to it from now on. Nothing is read before
+    /// [`Scrubber::start`].
     #[must_use]
     pub fn new(store: &Arc<Store>, options: ScrubOptions) -> Arc<Self> {
         let verified = options.memory.as_deref().map(memory::load);
@@ -165,24 +166,25 @@ impl Scrubber {
         scrubber
     }
 
-    /// Says who mends, once and for all; false if it is known already. Without it damage is set aside.
+    /// Sets the healer, once. Returns false if it is set already. Without it, damaged checkpoints are only
+    /// quarantined.
     pub fn mend_with(&self, mend: Arc<dyn Mend>) -> bool {
         self.mend.set(mend).is_ok()
     }
 
-    /// What it has done.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> &ScrubCounters {
         &self.counters
     }
 
-    /// Whether it waits for dumps to be in.
+    /// Returns true if the scrub waits for dumps to end.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
 
-    /// Works in the background until what comes back is dropped.
+    /// Scrubs in the background until the returned value is dropped.
     ///
     /// # Errors
     /// There is no thread.
@@ -197,7 +199,7 @@ impl Scrubber {
         })
     }
 
-    /// Reads one whole. `None`: it is not there any more, or the scrub stops.
+    /// Reads a whole checkpoint. `None`: it no longer exists, or the scrub stops.
     fn read(
         &self,
         held: &Held,
@@ -232,7 +234,7 @@ impl Scrubber {
         }
     }
 
-    /// Those of `everything` that a request names, in order.
+    /// Returns those of `everything` that a request names, in order.
     fn named(&self, reference: &str) -> Result<Vec<Held>, StoreError> {
         let mut all = self.store.everything()?;
         if reference.is_empty() {
@@ -262,7 +264,7 @@ impl Scrubber {
         Ok(all)
     }
 
-    /// Sleeps, until it is stopped or there is a suspect.
+    /// Sleeps for `time`, or until the scrub is stopped or there is a suspect.
     fn nap(&self, time: Duration) {
         if time.is_zero() {
             return;
@@ -395,7 +397,7 @@ impl Scrub for Scrubber {
     }
 }
 
-/// The background work. Dropped, it ends, and what was verified is written down.
+/// The background thread. Dropping it ends the thread and saves the times of verifications.
 pub struct Scrubbing {
     scrubber: Arc<Scrubber>,
     thread: JoinHandle<()>,
@@ -414,7 +416,7 @@ impl Drop for Scrubbing {
     }
 }
 
-/// A request under way.
+/// A request under way; counted until dropped.
 struct Request<'a>(&'a AtomicUsize);
 
 impl<'a> Request<'a> {

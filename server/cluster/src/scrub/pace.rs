@@ -1,13 +1,13 @@
-//! A share of a processor's time: work a little, sleep in proportion.
+//! Limits work to a share of a processor's time: works a little, sleeps in proportion.
 
 use std::time::Duration;
 
-/// So much is done between two sleeps.
+/// Amount of work between two sleeps.
 const SLICE: Duration = Duration::from_millis(5);
 
-/// Counts work, and says when to sleep for how long. Keeps no time itself.
+/// Counts work, and returns the time to sleep. Reads no clock.
 pub(super) struct Pace {
-    /// Percent, 1 to 100.
+    /// Share of a processor's time, percent, 1 to 100.
     share: u32,
     worked: Duration,
 }
@@ -20,7 +20,7 @@ impl Pace {
         }
     }
 
-    /// After so much more work: how long to sleep now.
+    /// Records more work. Returns the time to sleep now.
     pub(super) fn took(&mut self, busy: Duration) -> Duration {
         self.worked += busy;
         if self.worked < SLICE {

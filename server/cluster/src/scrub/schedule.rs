@@ -1,7 +1,9 @@
-//! What is verified next, and when: sans-I/O, over what is held, what was verified and the time.
+//! Decides which checkpoint is verified next, and when: sans-I/O, from the held checkpoints, their
+//! verifications and the time.
 //!
-//! Everything that is held is gone through in [`Schedule::sync`] alone, which is called now and then; each step in between
-//! costs a look-up. So a pass over all checkpoints is linear in their number, but for the depth of a tree.
+//! All held checkpoints are visited in [`Schedule::sync`] alone, which is called now and then; each step in
+//! between costs a look-up. So a pass over all checkpoints is linear in their number, but for the depth of a
+//! tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Weak;
@@ -10,76 +12,77 @@ use std::time::Duration;
 use permafrost_pmem::Checkpoint;
 use permafrost_store::PagesRead;
 
-/// A damaged checkpoint is looked at again after so long: a node that holds it may be back.
+/// Time after which a damaged checkpoint is tried again: a node that holds it may be back.
 const RETRY: Duration = Duration::from_secs(3600);
 
-/// Something that is held.
+/// A held checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) id: &'a str,
-    /// What reading it costs, bytes.
+    /// Bytes that have to be read to verify it.
     pub(super) bytes: u64,
-    /// When it was sealed, milliseconds since the Unix epoch; 0 if unknown.
+    /// Time of its seal, milliseconds since the Unix epoch; 0 if unknown.
     pub(super) sealed_unix_ms: u64,
-    /// Known to be damaged.
+    /// True if it is known to be damaged.
     pub(super) damaged: bool,
-    /// The very copy that is held.
+    /// The copy itself that is held.
     pub(super) copy: Weak<Checkpoint>,
 }
 
-/// Why a checkpoint is verified.
+/// Reason why a checkpoint is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
-    /// Somebody thinks that it is damaged.
+    /// It is suspected to be damaged.
     Suspect,
     /// Another node is to rely on it.
     Asked,
-    /// It has not been verified for longest.
+    /// It has gone unverified for the longest time.
     Turn,
 }
 
-/// What to do.
+/// Next step of the scrub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Verify the checkpoint of this id.
+    /// Verify the checkpoint with this id.
     Check { id: String, why: Why },
-    /// Nothing for so long; `None`: until something changes.
+    /// Wait for this time; `None`: until something changes.
     Wait(Option<Duration>),
 }
 
 struct Tracked {
-    /// Since when it is not verified, milliseconds since the Unix epoch.
+    /// Time since which it is not verified, milliseconds since the Unix epoch.
     since: u64,
     bytes: u64,
     damaged: bool,
     copy: Weak<Checkpoint>,
-    /// The sync that found this copy.
+    /// Number of the sync that found this copy.
     found_by: u64,
 }
 
-/// Where the scrub is. Times of day say what was verified when, across restarts; a time that lies in the future
-/// counts as now. The pace within a period is by a clock that is never set.
+/// State of the scrub. Wall-clock times record when each copy was verified, across restarts; a time in the
+/// future counts as now. The rate within a period uses a monotonic clock.
 #[derive(Default)]
 pub(super) struct Schedule {
-    /// Everything is verified once in this time; `None`: only what is suspected or asked for.
+    /// Time in which everything is verified once; `None`: only suspected and requested checkpoints.
     period: Option<Duration>,
-    /// By id, milliseconds since the Unix epoch.
+    /// Time of the last verification by id, milliseconds since the Unix epoch.
     verified: HashMap<String, u64>,
     copies: HashMap<String, Tracked>,
-    /// Those that are not known to be damaged, and those that are: since when each is not verified, and its id.
+    /// Copies that are not known to be damaged, and in `damaged` those that are: time since which each is not
+    /// verified, and its id.
     whole: BTreeSet<(u64, String)>,
     damaged: BTreeSet<(u64, String)>,
-    /// Of all copies.
+    /// Total bytes of all copies.
     bytes: u128,
     suspects: Queue,
     asked: Queue,
-    /// The share of the period that the last one has ends here.
+    /// Time at which the share of the period for the last copy ends.
     next_at: Duration,
     syncs: u64,
-    /// Of those whose turn it is, and of those that are suspected or asked for.
+    /// Round of the regular checks, and in `aside` that of suspects and requests.
     round: Round,
     aside: Round,
-    /// Copies looked at.
+    /// Number of copies visited.
     #[cfg(test)]
     steps: u64,
 }
@@ -107,11 +110,11 @@ impl Queue {
     }
 }
 
-/// A reading of many checkpoints in which each page that they share is read once: through the first of them. Copies that
-/// were not known when it began may lie in segments that were free in between, and are read whole.
+/// A round over many checkpoints in which each page that they share is read once: through the first of them.
+/// Copies that were not known when it began may lie in segments that were free in between, and are read whole.
 #[derive(Default)]
 struct Round {
-    /// Syncs before it began.
+    /// Number of syncs before it began.
     began: u64,
     left: HashSet<String>,
     done: HashSet<String>,
@@ -131,7 +134,7 @@ impl Schedule {
         &self.verified
     }
 
-    /// Takes up what is held now, and forgets what is not. Linear in what is held.
+    /// Adds the currently held checkpoints, and forgets all others. Linear in their number.
     pub(super) fn sync<'a>(&mut self, held: impl Iterator<Item = Candidate<'a>>, unix_ms: u64) {
         self.syncs += 1;
         let mut before = std::mem::take(&mut self.copies);
@@ -183,22 +186,22 @@ impl Schedule {
         Some(tracked)
     }
 
-    /// Has one read next; whether it was not waiting yet.
+    /// Makes a checkpoint the next to be read. Returns true if it was not waiting yet.
     pub(super) fn suspect(&mut self, id: &str) -> bool {
         self.suspects.push(id)
     }
 
-    /// Has one read after the suspects.
+    /// Queues a checkpoint after the suspects.
     pub(super) fn ask(&mut self, id: &str) {
         self.asked.push(id);
     }
 
-    /// How many wait that were asked for.
+    /// Returns the number of waiting requests.
     pub(super) fn asked(&self) -> usize {
         self.asked.order.len()
     }
 
-    /// Whether this very copy was verified in the time `within` before `unix_ms`.
+    /// Returns true if this very copy was verified in the time `within` before `unix_ms`.
     pub(super) fn is_verified(
         &self,
         id: &str,
@@ -215,15 +218,16 @@ impl Schedule {
         is_same && age.is_some_and(|age| Duration::from_millis(age) <= within)
     }
 
-    /// The longest time for which a copy is not verified.
+    /// Returns the longest time for which a copy has not been verified.
     pub(super) fn oldest(&self, unix_ms: u64) -> Duration {
         let firsts = [self.whole.first(), self.damaged.first()];
         let oldest = firsts.into_iter().flatten().map(|(since, _)| *since).min();
         Duration::from_millis(oldest.map_or(0, |oldest| unix_ms.saturating_sub(oldest)))
     }
 
-    /// What to do at `now`, which is `unix_ms` by the clock on the wall: suspects; those that are asked for; damaged ones
-    /// again; else the one not verified for longest, when the share of the one before is over, or it itself is due.
+    /// Returns the next step at `now`, which is `unix_ms` by the wall clock: suspects; requested checkpoints;
+    /// damaged ones again; else the one not verified for longest, when the share of the one before is over, or it
+    /// is due itself.
     pub(super) fn next(&mut self, unix_ms: u64, now: Duration) -> Next {
         self.step();
         for (why, queue) in [
@@ -262,8 +266,8 @@ impl Schedule {
         Next::Wait(again.into_iter().chain([wait]).min())
     }
 
-    /// The pages that were read already in this round, for one that may rely on them; to be given back with
-    /// [`Schedule::checked`].
+    /// Returns the pages that were already read in this round, for a checkpoint that may rely on them;
+    /// [`Schedule::checked`] must be given them back.
     pub(super) fn begin(&mut self, id: &str, why: Why) -> Option<PagesRead> {
         self.step();
         if why == Why::Turn && self.round.left.is_empty() {
@@ -293,7 +297,7 @@ impl Schedule {
         }
     }
 
-    /// A check that began at `began` has come to its end at `unix_ms`.
+    /// Records the end, at `unix_ms`, of a check that began at `began`.
     pub(super) fn checked(
         &mut self,
         of: &Candidate<'_>,
@@ -315,7 +319,7 @@ impl Schedule {
         self.verified_now(of, unix_ms);
     }
 
-    /// A copy was verified, or found damaged, at `unix_ms`.
+    /// Records that a copy was verified, or found damaged, at `unix_ms`.
     pub(super) fn verified_now(&mut self, of: &Candidate<'_>, unix_ms: u64) {
         self.step();
         self.verified.insert(of.id.to_owned(), unix_ms);
@@ -332,7 +336,7 @@ impl Schedule {
         self.insert(of.id, tracked);
     }
 
-    /// A check was broken off, or found nothing to check.
+    /// Records a check that was aborted, or found nothing to check.
     pub(super) fn broken_off(&mut self, id: &str, why: Why, read: Option<PagesRead>, gone: bool) {
         self.ended(id, why, read);
         if gone {
@@ -351,7 +355,7 @@ impl Schedule {
         round.done.insert(id.to_owned());
     }
 
-    /// Counts a copy that was looked at, for the test that a pass is linear.
+    /// Counts a visited copy, for the test that a pass is linear.
     fn step(&mut self) {
         #[cfg(test)]
         {
@@ -395,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Lets it run for a time, with checks that take none: who was checked on which hour.
+    /// Runs the schedule for `hours`, with checks that take no time; returns the hour and id of each check.
     fn run(schedule: &mut Schedule, held: &[Candidate<'_>], hours: u64) -> Vec<(u64, String)> {
         let by_id: HashMap<_, _> = held.iter().map(|one| (one.id, one)).collect();
         let (mut now, mut seen) = (Duration::ZERO, Vec::new());
@@ -550,7 +554,7 @@ mod tests {
         assert!(!schedule.is_verified("a", &copy, hour, NOW));
     }
 
-    /// Copies looked at in `passes` passes over so many.
+    /// Returns the number of copies visited in `passes` passes over `count` copies.
     fn steps(count: usize, passes: usize) -> u64 {
         let ids: Vec<_> = (0..count).map(|number| format!("{number:032x}")).collect();
         let held: Vec<_> = ids.iter().map(|id| held(id, 1, 0)).collect();

@@ -1,4 +1,4 @@
-//! The frames of a fetch, into a copy of the dump.
+//! Stores the frames of a fetch in a copy of the dump.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use permafrost_transport::peer::Frame;
 use super::super::throttle::{Throttle, named_bytes};
 use crate::replication::apply;
 
-/// Why a pull from one node failed.
+/// Reason why a pull from one node failed.
 pub(super) enum Failure {
-    /// The node, in words that name it: another may do better.
+    /// The source node failed, described with its name: another one may succeed.
     Source(String),
-    /// The parent's pages that are here.
+    /// The parent's pages here are damaged.
     Parent(StoreError),
-    /// This node: no other can help.
+    /// This node failed: no other source can help.
     Own(StoreError),
 }
 
@@ -26,7 +26,7 @@ impl Failure {
     }
 }
 
-/// Takes in the frames of one fetch.
+/// Stores the frames of one fetch.
 pub(super) struct Intake<'a> {
     node: &'a str,
     dump: ReplicaDump,
@@ -44,7 +44,7 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Takes a frame in, and waits as the throttle says.
+    /// Stores a frame, and waits as the throttle requires.
     pub(super) fn take(&mut self, frame: &Frame) -> Result<(), Failure> {
         let began = Instant::now();
         let header = &frame.header;
@@ -56,7 +56,7 @@ impl<'a> Intake<'a> {
         Ok(())
     }
 
-    /// All frames are in: the copy, durable, whose content is `expected`.
+    /// Ends the fetch: returns the copy, durable, after checking that its content digest is `expected`.
     pub(super) fn finish(mut self, expected: ContentDigest) -> Result<ReplicaDump, Failure> {
         self.close()?;
         let digest = self.dump.prepare();
@@ -87,7 +87,7 @@ impl<'a> Intake<'a> {
         apply(&mut self.dump, frame).map_err(|error| self.blame(error))
     }
 
-    /// The address spaces are all in.
+    /// Ends the address spaces.
     fn close(&mut self) -> Result<(), Failure> {
         if !self.closed {
             self.dump.close().map_err(|error| self.blame(error))?;
@@ -96,7 +96,7 @@ impl<'a> Intake<'a> {
         Ok(())
     }
 
-    /// What makes no sense came from there; the rest is this node's own.
+    /// Classifies an error: invalid data is the source's fault, everything else this node's.
     fn blame(&self, error: StoreError) -> Failure {
         match error.code() {
             ErrorCode::Invalid | ErrorCode::Conflict => {

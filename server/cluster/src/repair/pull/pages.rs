@@ -1,4 +1,4 @@
-//! Single pages of a checkpoint, for what is damaged here.
+//! Fetches single pages of a checkpoint, to replace damaged ones here.
 
 use std::time::Instant;
 
@@ -15,8 +15,8 @@ const PAGE_BYTES: usize = permafrost_pmem::PAGE_SIZE;
 type Pages = Vec<(u64, Box<[u8; PAGE_BYTES]>)>;
 
 impl Puller {
-    /// Fetches pages of an object from the first of the `holders` that gives all of them, and for which `take` has a use.
-    /// `wanted` ascends. Holders that fail go to the end, so that the next fetch does not wait for them.
+    /// Fetches pages of an object from the first of the `holders` that gives all of them, and whose pages `take`
+    /// accepts. `wanted` ascends. Holders that fail go to the end, so that the next fetch does not wait for them.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with what each of them said.
@@ -109,7 +109,7 @@ fn has(pages: &Pages, index: u64) -> bool {
     pages.iter().any(|(kept, _)| *kept == index)
 }
 
-/// Keeps bytes of a page that is wanted, from `at` in it on; what never comes of it is zero.
+/// Copies bytes of a wanted page, which begin at `at` in it; bytes that never come are zero.
 fn keep(pages: &mut Pages, wanted: &[u64], index: u64, at: usize, bytes: &[u8]) {
     if wanted.binary_search(&index).is_err() {
         return;

@@ -1,4 +1,4 @@
-//! A cluster in a few maps: what is listed, what is really there, and who answers.
+//! A simulated cluster: the listing, the real copies, and the nodes that answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,17 +19,17 @@ pub(super) struct FakeNode {
     pub(super) live: bool,
     pub(super) state: MemberState,
     pub(super) class: NodeClass,
-    /// Ids of what it really has.
+    /// Ids of the checkpoints that it really has.
     pub(super) holds: BTreeSet<String>,
-    /// Those of them whose copy is damaged, known or not.
+    /// Ids of those whose copy is damaged, known or not.
     pub(super) damaged: BTreeSet<String>,
-    /// Pulls that it was asked for and took, by id.
+    /// Ids of the pulls that it was asked for and carried out.
     pub(super) pulled: Vec<String>,
     pub(super) free_bytes: u64,
 }
 
 impl FakeNode {
-    /// Has it, and undamaged.
+    /// Returns true if the node has an undamaged copy.
     pub(super) fn has_good(&self, id: &str) -> bool {
         self.holds.contains(id) && !self.damaged.contains(id)
     }
@@ -39,7 +39,7 @@ impl FakeNode {
     }
 }
 
-/// Called with a node's name.
+/// Hook that is called with a node's name.
 pub(super) type Hook = Arc<dyn Fn(&str) + Send + Sync>;
 
 #[derive(Default)]
@@ -47,9 +47,9 @@ pub(super) struct World {
     pub(super) nodes: BTreeMap<String, FakeNode>,
     pub(super) entries: Vec<Registered>,
     pub(super) not_leading: bool,
-    /// Every call that comes is asked about: whether it fails.
+    /// Decides for every call if it fails.
     pub(super) fails: Option<Box<dyn FnMut() -> bool + Send>>,
-    /// What was asked, in short.
+    /// Short descriptions of the calls.
     pub(super) asked: Vec<String>,
     /// Called at the beginning of every pull.
     pub(super) at_pull: Option<Hook>,
@@ -71,7 +71,7 @@ impl Shared {
         self.0.lock().unwrap()
     }
 
-    /// A cluster of so many live nodes.
+    /// Returns a cluster of `count` live nodes.
     pub(super) fn with_nodes(count: usize) -> Self {
         let shared = Self::default();
         for number in 0..count {
@@ -91,7 +91,7 @@ impl Shared {
         shared
     }
 
-    /// A listed checkpoint of a job of its own, really there where it is listed.
+    /// Lists a checkpoint of a job of its own, which is really present where it is listed.
     pub(super) fn list(&self, number: u64, wanted: u32, holders: &[usize]) {
         self.list_of(number, &format!("job{number}"), 1, wanted, holders);
     }
@@ -141,7 +141,7 @@ impl Shared {
         planner.plan(now, &entries, &view, &Default::default())
     }
 
-    /// A round of planning and carrying out, one step after the other; `after` each.
+    /// Makes a round of planning and carrying out, one step after the other; calls `after` each.
     pub(super) fn round(
         &self,
         planner: &mut Planner,
@@ -160,7 +160,7 @@ impl Shared {
         count
     }
 
-    /// Copies of a checkpoint that are really there, on live nodes that stay.
+    /// Returns the number of copies of a checkpoint that are really present, on live nodes that stay.
     pub(super) fn good(&self, id: &str) -> usize {
         let world = self.lock();
         let good = world
@@ -182,7 +182,7 @@ impl Shared {
     }
 }
 
-/// No pauses, so that every round does what it can.
+/// Returns a timing without pauses, so that every round does all it can.
 pub(super) fn at_once() -> Timing {
     Timing {
         grace: Duration::ZERO,
@@ -196,7 +196,7 @@ pub(super) fn at_once() -> Timing {
 }
 
 impl World {
-    /// Whether the call comes through and is carried out.
+    /// Records a call, and fails if it does not reach the node.
     fn reach(&mut self, node: &str, what: String) -> Result<(), PeerError> {
         self.asked.push(what);
         let fails = self.fails.as_mut().is_some_and(|fails| fails());

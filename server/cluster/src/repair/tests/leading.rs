@@ -1,4 +1,4 @@
-//! The leader's threads.
+//! Tests of the leader's threads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

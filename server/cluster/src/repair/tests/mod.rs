@@ -1,4 +1,4 @@
-//! Repair without a network: real plans and steps, over a cluster that is a few maps.
+//! Tests of repair without a network: real plans and steps, over a simulated cluster.
 
 mod fakes;
 mod leading;

@@ -1,4 +1,4 @@
-//! What is done when, and by whom.
+//! Tests of the planner: the time, order and nodes of the steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! From any state, through any failures, to whole sets of copies; and never to fewer than there were.
+//! Property test: from any state and through any failures, repair reaches complete sets of copies, and never
+//! has fewer than before.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,11 +20,11 @@ enum Event {
     Active(usize),
     Transient(usize),
     Removed(usize),
-    /// The node's copy of a checkpoint is damaged, and nobody knows.
+    /// The node's copy of a checkpoint becomes damaged, unnoticed.
     Damaged(usize, usize),
-    /// Its scrub has found all its damage, and said so.
+    /// The node's scrub has found and reported all its damage.
     Scrubbed(usize),
-    /// It has healed what has a good copy elsewhere.
+    /// The node has healed the checkpoints that have a good copy elsewhere.
     Healed(usize),
     Full(usize),
     Emptied(usize),
@@ -32,11 +33,11 @@ enum Event {
 #[derive(Clone, Debug)]
 struct Case {
     nodes: usize,
-    /// Wanted copies, holders, and those of them that are listed and have nothing.
+    /// Wanted copies, holders, and the listed holders that have no copy.
     checkpoints: Vec<(u32, Vec<usize>, Vec<usize>)>,
-    /// What happens before each round.
+    /// Events before each round.
     events: Vec<Vec<Event>>,
-    /// Which calls fail, over and over.
+    /// Results of the calls, cyclically: true if a call fails.
     fails: Vec<bool>,
 }
 
@@ -136,7 +137,7 @@ impl Event {
     }
 }
 
-/// Damages a copy, but not the last good one: that is the medium's doing, and no repair helps.
+/// Damages a copy, but not the last good one: no repair can help against that damage of the medium.
 fn damage(world: &Shared, node: &str, checkpoint: usize) {
     let mut world = world.lock();
     let Some(id) = world
@@ -157,7 +158,7 @@ fn damage(world: &Shared, node: &str, checkpoint: usize) {
     }
 }
 
-/// What a node knows of its copies, for all to see.
+/// Lists the damage that a node knows of in its copies.
 fn say_damage(name: &str, node: &FakeNode, entries: &mut [Registered]) {
     for entry in entries.iter_mut().filter(|_| node.live) {
         let damaged = node.damaged.contains(&entry.checkpoint.id);
@@ -165,7 +166,7 @@ fn say_damage(name: &str, node: &FakeNode, entries: &mut [Registered]) {
     }
 }
 
-/// Of each checkpoint the good copies, and how many are on live nodes at all.
+/// Returns the number of good copies of each checkpoint, and of those on live nodes at all.
 fn good(world: &Shared) -> BTreeMap<String, (usize, usize)> {
     let entries = world.lock().entries.clone();
     let count = |id: &String| {
@@ -180,7 +181,8 @@ fn good(world: &Shared) -> BTreeMap<String, (usize, usize)> {
         .collect()
 }
 
-/// Whether a live node has it of whom anyone could know: one that was removed does not say any more what it has.
+/// Returns true if a live node has a good copy that the cluster can know of: a removed node no longer reports
+/// its copies.
 fn is_within_reach(world: &Shared, entry: &Registered) -> bool {
     let id = &entry.checkpoint.id;
     let world = world.lock();
@@ -188,7 +190,7 @@ fn is_within_reach(world: &Shared, entry: &Registered) -> bool {
     holders.any(|(name, node)| node.state != MemberState::Removed || entry.nodes.contains(name))
 }
 
-/// No step takes a copy that is needed.
+/// Checks that no step drops a copy that is needed.
 fn check_kept(world: &Shared, before: &mut BTreeMap<String, (usize, usize)>) {
     let after = good(world);
     let entries = world.lock().entries.clone();
@@ -201,7 +203,7 @@ fn check_kept(world: &Shared, before: &mut BTreeMap<String, (usize, usize)>) {
     *before = after;
 }
 
-/// Of each checkpoint the good copies on any node, dead ones too.
+/// Returns the number of good copies of each checkpoint on any node, dead ones too.
 fn copies_anywhere(world: &Shared) -> BTreeMap<String, usize> {
     let world = world.lock();
     let ids = world.entries.iter().map(|entry| &entry.checkpoint.id);
@@ -215,7 +217,7 @@ fn copies_anywhere(world: &Shared) -> BTreeMap<String, usize> {
     ids.map(|id| (id.clone(), count(id))).collect()
 }
 
-/// What each live node's own sweep does about what is listed wrongly.
+/// Corrects the listing as each live node's own sweep does.
 fn sweep(world: &Shared) {
     let mut world = world.lock();
     let nodes = world.nodes.clone();

@@ -1,4 +1,4 @@
-//! How fast the links to other nodes are: by the copies of dumps, and by probes.
+//! Measures the links to other nodes: from the copies of dumps, and by probes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,31 +11,32 @@ use permafrost_transport::peer::{DumpSender, PeerError};
 use super::{FanOut, OPENING, Shared};
 use crate::MemberState;
 
-/// A link that a dump waited for a quarter of its time was what ruled it.
+/// Divisor for the share of a dump's time spent waiting for a link from which on the link was the bottleneck: a
+/// quarter.
 const LINK_SHARE: u32 = 4;
 
-/// How long a probe may take: a gigabit link needs a tenth of a second.
+/// Longest time of a probe: a gigabit link needs a tenth of a second.
 const PROBE: Duration = Duration::from_secs(10);
 
-/// Pages of a probe pushed at once.
+/// Bytes of a probe's pages that are sent at once.
 const STEP: usize = 1 << 20;
 
-/// A node that has no more than this part of its region free is not probed: an eighth.
+/// Divisor for the free part of a node's region below which it is not probed: an eighth.
 const ROOM: u64 = 8;
 
-/// What is measured of the links of one dump.
+/// Measurements of the links of one dump.
 #[derive(Clone)]
 pub(super) struct Links {
     pub(super) costs: Option<Arc<Costs>>,
     pub(super) bytes: u64,
-    /// First byte to CLOSE.
+    /// Time from the first byte to CLOSE.
     pub(super) elapsed: Duration,
-    /// Nodes, and how long the dump waited for each.
+    /// Nodes, and the time that the dump waited for each.
     pub(super) waited: Arc<Vec<(String, Duration)>>,
 }
 
 impl Links {
-    /// The copy on `node` is durable, `closing` after CLOSE was sent.
+    /// Records that the copy on `node` became durable `closing` after CLOSE was sent.
     pub(super) fn closed(&self, node: &str, closing: Duration) {
         let Some(costs) = &self.costs else { return };
         let waited = self.waited.iter().find(|(other, _)| other == node);
@@ -50,7 +51,8 @@ impl Links {
     }
 }
 
-/// A dump that is given up: its pages go the whole way into the other node's region, durably, and are free again.
+/// Probes a link with a dump that is given up: its pages are written durably into the other node's region, and
+/// are free again.
 impl costs::Links for FanOut {
     fn peers(&self) -> Vec<String> {
         let shared = &self.shared;

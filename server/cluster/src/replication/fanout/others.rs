@@ -1,4 +1,4 @@
-//! The other nodes: which are to have a copy, and what they are told of it afterwards.
+//! The other nodes: chooses those that get a copy, and notifies them afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use super::Shared;
 use crate::LiveNode;
 use crate::placement::{Wanted, place};
 
-/// How long one attempt at a word that nobody waits for may take.
+/// Time limit of one attempt to send a notification that no caller waits for.
 const ATTEMPT: Duration = Duration::from_secs(10);
 
-/// How long such a word is tried: a node that restarts, or asks a registry that elects, takes it after that. Where it is
-/// lost all the same, the node's sweep finds out.
+/// Time for which such a notification is retried: a node that restarts, or whose registry is electing, takes it
+/// after that. If it is lost all the same, the node's sweep finds out.
 const AFTERWARDS: Duration = Duration::from_secs(60);
 
-/// Between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Whether the same may succeed in a moment: the node does not answer, or lacks something.
+/// Returns true if a retry may succeed in a moment: the node does not answer, or lacks something.
 fn may_pass(error: &PeerError) -> bool {
     match error {
         PeerError::Refused { error, .. } => error.code() == ErrorCode::Unavailable,
@@ -29,7 +29,7 @@ fn may_pass(error: &PeerError) -> bool {
 }
 
 impl Shared {
-    /// Nodes for so many copies besides those that hold one, without those that have failed.
+    /// Chooses nodes for `others` copies besides those that hold one, without those that have failed.
     pub(super) fn choose(
         &self,
         more: usize,
@@ -55,7 +55,7 @@ impl Shared {
             .collect()
     }
 
-    /// Says something to nodes without waiting.
+    /// Sends a notification to nodes without waiting.
     pub(super) fn tell(&self, nodes: &[String], body: &request::Body) {
         for node in nodes {
             let (network, node, body) = (self.network.clone(), node.clone(), body.clone());

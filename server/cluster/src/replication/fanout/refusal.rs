@@ -4,7 +4,7 @@ use permafrost_store::StoreError;
 
 use crate::LiveNode;
 
-/// Refuses a dump that cannot become durable on as many nodes as it must.
+/// Returns the refusal of a dump that cannot become durable on the required number of nodes.
 pub(super) fn too_few_nodes(
     needed: usize,
     counting: usize,
