@@ -1,7 +1,7 @@
 //! BIG-C's policy (paper 004): how much to reclaim from long jobs, from which containers, and when to give it back.
 //!
-//! Its containers are shrunk in steps and never killed or dumped. What the paper does with YARN's queues is here a few
-//! functions over numbers.
+//! BIG-C shrinks containers in steps and never kills or dumps them. This module expresses the paper's changes to
+//! YARN's queues as a few functions over numbers.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,13 +22,13 @@ pub const GRACEFUL_STEP: Resources = Resources {
     memory: Bytes::mib(4096),
 };
 
-/// Times that a preempted container asks in vain before it is resumed (004, §5.3).
+/// Number of requests for resumption that a preempted container makes in vain before it is resumed (004, §5.3).
 pub const DELAYED_RESUMPTION: u32 = 3;
 
-/// Steps that one container is emptied in at most: whatever the figures, the answer comes soon.
+/// Maximum number of steps in which one container is emptied: bounds the running time for any figures.
 pub const MOST_STEPS: u64 = 1000;
 
-/// Algorithm 1: resources of the long jobs to be preempted for a request of the short ones.
+/// Returns the resources of the long jobs to be preempted for a request of the short ones, by Algorithm 1:
 ///
 /// ```text
 /// f_l = (C × φ_l, M × φ_l)
@@ -47,13 +47,13 @@ pub fn to_be_preempted(allocated: Resources, fair: Resources, request: Resources
     }
 }
 
-/// `COMPUTEDR`: all of the over-provisioned resource that is dominant in the request (the one of which the request is
-/// the larger multiple), and of the other in proportion to the request.
+/// `COMPUTEDR`: returns all of the over-provisioned resource that is dominant in the request (the one of which the
+/// request is the larger multiple), and of the other resource in proportion to the request.
 ///
 /// Lines 14 and 16 of the paper's listing multiply the *other* resource by the request's proportion (15 GB × 10/20);
 /// its worked example in §4.3 multiplies the dominant one (10 CPU × 10 GB/20 CPU = 5 GB), "in proportion to the
-/// reclaimed dominant resource". Here it is as in the example; the listing's units do not agree. Never more of the other
-/// resource than is over-provisioned.
+/// reclaimed dominant resource". This function follows the example, because the listing's units do not agree. It
+/// never returns more of the other resource than is over-provisioned.
 #[must_use]
 pub fn compute_dr(request: Resources, over_provisioned: Resources) -> Resources {
     let (a, r) = (over_provisioned, request);
@@ -72,7 +72,8 @@ pub fn compute_dr(request: Resources, over_provisioned: Resources) -> Resources 
     }
 }
 
-/// r_cpu/a_cpu > r_mem/a_mem, multiplied out: nothing over-provisioned would be a division by zero.
+/// Returns true if r_cpu/a_cpu > r_mem/a_mem, multiplied out: without over-provisioned resources the fractions would
+/// divide by zero.
 fn is_cpu_dominant(r: Resources, a: Resources) -> bool {
     u128::from(r.cpu_millis) * u128::from(a.memory.count())
         > u128::from(r.memory.count()) * u128::from(a.cpu_millis)
@@ -129,7 +130,7 @@ pub struct Reclaimed {
     pub satisfied: bool,
 }
 
-/// Algorithm 2, with graceful preemption's changes:
+/// Runs Algorithm 2, with graceful preemption's changes:
 ///
 /// ```text
 /// AGAIN:
@@ -144,12 +145,12 @@ pub struct Reclaimed {
 /// PREEMPT(C)
 /// ```
 ///
-/// The containers of a job take turns, as the load is to lie on many of them. A step takes no more than is still to be
-/// had and no more than the container has above [`MINIMAL_FOOTPRINT`]: empty is what holds no more than that. With a
-/// step as large as the largest container this is immediate preemption. A step of nothing takes nothing; one of which a
-/// container would need more than [`MOST_STEPS`] is made as large as that takes.
+/// The steps alternate between the containers of a job, to spread the load over many of them. A step takes no more
+/// than is still needed and no more than the container has above [`MINIMAL_FOOTPRINT`]: a container that holds no
+/// more than that is empty. With a step as large as the largest container this is immediate preemption. A step of 0
+/// takes nothing; a step that would empty a container in more than [`MOST_STEPS`] is enlarged.
 ///
-/// `request` says which resource is dominant, `preempted` is p of Algorithm 1.
+/// `request` determines the dominant resource, `preempted` is p of Algorithm 1.
 #[must_use]
 pub fn container_preemption(
     jobs: &[LongJob],
@@ -171,7 +172,7 @@ pub fn container_preemption(
         if is_satisfied(left) {
             break;
         }
-        // What can be taken of each container, and what was.
+        // Resources that can be taken of each container, and those that were taken.
         let mut containers: Vec<(TaskId, Resources, Resources)> = (job.containers.iter())
             .filter(|container| !container.swapping)
             .map(|c| (c.task, c.holds.less(MINIMAL_FOOTPRINT), Resources::ZERO))
@@ -204,7 +205,7 @@ pub fn container_preemption(
     reclaimed
 }
 
-/// The step, or one with which the largest container is emptied in [`MOST_STEPS`].
+/// Returns the step, or the one with which the largest container is emptied in [`MOST_STEPS`].
 fn no_smaller(step: Resources, containers: &[(TaskId, Resources, Resources)]) -> Resources {
     let raised = |step: u64, of: fn(Resources) -> u64| {
         let largest = containers.iter().map(|&(_, spare, _)| of(spare)).max();
@@ -233,13 +234,13 @@ impl Default for DelayedResumption {
 }
 
 impl DelayedResumption {
-    /// One that lets ask `times` in vain; 0 resumes at once.
+    /// Makes a delay of `times` requests in vain; 0 resumes at once.
     #[must_use]
     pub const fn new(times: u32) -> Self {
         Self { in_vain: times }
     }
 
-    /// Asks for resumption, when there is room for it; `true` if it is resumed.
+    /// Asks for resumption, when there is room for it; returns true if the container is resumed.
     pub const fn ask(&mut self) -> bool {
         match self.in_vain.checked_sub(1) {
             Some(less) => {
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// A job of `count` containers, each with that much above the minimal footprint.
+    /// Makes a job of `count` containers, each with `spare` above the minimal footprint.
     fn job(id: u64, remaining: u64, count: u64, spare: Resources) -> LongJob {
         let container = |n| Container {
             task: TaskId(id * 100 + n),
@@ -290,7 +291,7 @@ mod tests {
     fn the_papers_example_takes_ten_processors_and_five_gigabytes() {
         let p = compute_dr(resources(20, 10), resources(10, 15));
         assert_eq!(p, resources(10, 5));
-        // The same through Algorithm 1, the long jobs having 15 CPU and 25 GB where 5 and 10 are fair.
+        // Repeats the example through Algorithm 1, the long jobs having 15 CPU and 25 GB where 5 and 10 are fair.
         let p = to_be_preempted(resources(15, 25), resources(5, 10), resources(20, 10));
         assert_eq!(p, resources(10, 5));
     }

@@ -1,4 +1,4 @@
-//! A figure with its spread and age, or the reason why there is none.
+//! Figure with its spread and age, or the reason why there is none.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -19,7 +19,7 @@ pub struct Estimate<T> {
 }
 
 impl<T: Copy> Estimate<T> {
-    /// A value that somebody states, without a spread.
+    /// Makes an estimate of a value that was stated, not measured; it has no spread.
     #[must_use]
     pub const fn given(value: T) -> Self {
         Self {
@@ -31,13 +31,14 @@ impl<T: Copy> Estimate<T> {
     }
 }
 
-/// An estimate, or why there is none. An answer that needs one which is missing says so; nothing is made up.
+/// Estimate, or the reason why there is none. An answer that needs a missing estimate reports the reason; nothing is
+/// made up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Figure<T> {
-    /// There is one.
+    /// The quantity has an estimate.
     Known(Estimate<T>),
-    /// There is none.
+    /// The quantity has no estimate.
     Unknown {
         /// Reason why there is no estimate.
         why: Missing,
@@ -45,13 +46,13 @@ pub enum Figure<T> {
 }
 
 impl<T: Copy> Figure<T> {
-    /// A value that somebody states, without a spread.
+    /// Makes a figure of a value that was stated, not measured; it has no spread.
     #[must_use]
     pub const fn given(value: T) -> Self {
         Self::Known(Estimate::given(value))
     }
 
-    /// There is none, as nobody stated it.
+    /// Makes a missing figure of a quantity that the caller did not state.
     #[must_use]
     pub const fn not_given(what: What) -> Self {
         Self::Unknown {
@@ -59,7 +60,7 @@ impl<T: Copy> Figure<T> {
         }
     }
 
-    /// The estimate.
+    /// Returns the estimate.
     ///
     /// # Errors
     ///
@@ -85,8 +86,8 @@ impl<T> From<Missing> for Figure<T> {
 }
 
 impl Estimate<Bytes> {
-    /// Time that these bytes take at `rate`: the median at the median rate, the large ones at the slow rate. Size and
-    /// rate may well be bad together, so their 95th percentiles are not averaged out.
+    /// Returns the time that these bytes take at `rate`: the median at the median rate, the 95th percentile at the
+    /// slow rate. A large size and a slow rate may well coincide, so their 95th percentiles are not averaged out.
     #[must_use]
     pub fn at(&self, rate: &Estimate<BytesPerSecond>) -> Estimate<Seconds> {
         Estimate {
@@ -154,7 +155,7 @@ pub enum Missing {
         /// Quantity that was not given.
         what: What,
     },
-    /// No sample yet.
+    /// The quantity has no sample yet.
     #[error("the {what} has not been measured")]
     NotMeasured {
         /// Quantity that was not measured.
@@ -170,7 +171,7 @@ pub enum Missing {
         /// Age up to which figures hold.
         limit: Seconds,
     },
-    /// The node does not report any more: what it said last does not hold.
+    /// The node does not report any more: its last report does not hold.
     #[error("the node is not there")]
     NodeGone,
     /// The latest reports cannot be true.

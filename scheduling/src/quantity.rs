@@ -48,7 +48,7 @@ fn checked(what: &'static str, value: f64, least: f64, most: f64) -> Result<f64,
     Ok(value + 0.0)
 }
 
-/// The nearest value in range; the least for a NaN, which `clamp` would hand on.
+/// Returns the nearest value in range; the least for a NaN, which `clamp` would pass on.
 fn within(value: f64, least: f64, most: f64) -> f64 {
     if value >= most {
         most
@@ -59,7 +59,7 @@ fn within(value: f64, least: f64, most: f64) -> f64 {
     }
 }
 
-/// The nearest integer that is not below; what is out of range becomes the nearest in range.
+/// Returns the least integer that is not below `value`; a value out of range becomes the nearest in range.
 fn to_u64(value: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -99,25 +99,25 @@ impl Bytes {
         self.0
     }
 
-    /// The sum, at most the largest number.
+    /// Returns the sum, at most the largest number.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// The difference, at least 0.
+    /// Returns the difference, at least 0.
     #[must_use]
     pub const fn less(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// This many times `ratio`, rounded up.
+    /// Returns this number times `ratio`, rounded up.
     #[must_use]
     pub fn times(self, ratio: Ratio) -> Self {
         Self(to_u64(self.0 as f64 * ratio.0))
     }
 
-    /// Time it takes at `rate`, at most [`Seconds::MAX`].
+    /// Returns the time that these bytes take at `rate`, at most [`Seconds::MAX`].
     #[must_use]
     pub fn at(self, rate: BytesPerSecond) -> Seconds {
         Seconds::clamped(self.0 as f64 / rate.0)
@@ -125,7 +125,7 @@ impl Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// In decimal units: `5.0 GB`.
+    /// Writes the number in decimal units: `5.0 GB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         decimal(f, self.0 as f64)
     }
@@ -142,7 +142,7 @@ fn decimal(f: &mut fmt::Formatter<'_>, value: f64) -> fmt::Result {
 
 /// Writes the text of `{value:.1} {unit}` several times as fast: a batch's replies have thousands of such numbers.
 fn tenths(f: &mut fmt::Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
-    /// Bits of a fraction that are looked at.
+    /// Number of bits of a fraction that are evaluated.
     const BITS: u32 = 58;
     const FACTOR: f64 = (1_u64 << BITS) as f64;
     // Above there are no tenths.
@@ -165,7 +165,7 @@ fn tenths(f: &mut fmt::Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
     write!(f, "{whole}.{tenth} {unit}")
 }
 
-/// The integer part of a float; what is out of range becomes the nearest in range.
+/// Returns the integer part of a float; a value out of range becomes the nearest in range.
 fn cut(value: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -184,7 +184,7 @@ pub struct BytesPerSecond(f64);
 impl BytesPerSecond {
     /// The slowest rate there is.
     pub const MIN: Self = Self(1.0);
-    /// The fastest: a thousand times what a machine's memory does.
+    /// Fastest rate: a thousand times the bandwidth of a machine's memory.
     pub const MAX: Self = Self(1e15);
 
     /// `value` bytes a second.
@@ -211,13 +211,13 @@ impl BytesPerSecond {
         self.0
     }
 
-    /// The slower of two.
+    /// Returns the slower of two rates.
     #[must_use]
     pub fn slower(self, other: Self) -> Self {
         Self(self.0.min(other.0))
     }
 
-    /// The faster of two.
+    /// Returns the faster of two rates.
     #[must_use]
     pub fn faster(self, other: Self) -> Self {
         Self(self.0.max(other.0))
@@ -287,19 +287,19 @@ impl Seconds {
         self.0
     }
 
-    /// The sum, at most [`MAX`](Self::MAX).
+    /// Returns the sum, at most [`MAX`](Self::MAX).
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self::clamped(self.0 + other.0)
     }
 
-    /// The difference, at least 0.
+    /// Returns the difference, at least 0.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self::clamped(self.0 - other.0)
     }
 
-    /// This long, `ratio` times.
+    /// Returns this duration times `ratio`.
     #[must_use]
     pub fn times(self, ratio: Ratio) -> Self {
         Self::clamped(self.0 * ratio.0)
@@ -360,14 +360,14 @@ impl fmt::Display for Seconds {
 pub struct Ratio(f64);
 
 impl Ratio {
-    /// Nothing of it.
+    /// Factor of 0.
     pub const ZERO: Self = Self(0.0);
-    /// All of it, once.
+    /// Factor of 1.
     pub const ONE: Self = Self(1.0);
     /// The largest factor.
     pub const MAX: Self = Self(1e6);
 
-    /// The factor `value`.
+    /// Makes the factor `value`.
     ///
     /// # Errors
     ///
@@ -410,7 +410,7 @@ impl From<Ratio> for f64 {
     }
 }
 
-/// A moment on the caller's monotonic clock, microseconds since a beginning that is the caller's own.
+/// Timestamp on the caller's monotonic clock, microseconds since an origin that the caller chooses.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -430,19 +430,19 @@ impl Moment {
         self.0
     }
 
-    /// This long after; the last moment there is if that lies behind it.
+    /// Returns the timestamp `time` later; the last timestamp there is if the result lies behind it.
     #[must_use]
     pub fn after(self, time: Seconds) -> Self {
         Self(self.0.saturating_add(to_u64(time.0 * 1e6)))
     }
 
-    /// This long before; the beginning if that lies before it.
+    /// Returns the timestamp `time` earlier; the origin if the result lies before it.
     #[must_use]
     pub fn before(self, time: Seconds) -> Self {
         Self(self.0.saturating_sub(to_u64(time.0 * 1e6)))
     }
 
-    /// Time since `earlier`; none if that is later.
+    /// Returns the time since `earlier`; 0 if that is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Seconds {
         Seconds::clamped(self.0.saturating_sub(earlier.0) as f64 / 1e6)
@@ -511,7 +511,8 @@ mod tests {
     }
 
     proptest! {
-        /// All floats that a quantity may be, and those that lie between two tenths or next to there.
+        /// Compares the text for all floats that a quantity may have, and for those between two tenths or next to
+        /// that.
         #[test]
         fn tenths_are_those_of_the_standard_library(
             bits in 0..1e15_f64.to_bits(),

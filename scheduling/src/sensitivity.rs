@@ -1,8 +1,8 @@
-//! The experiment of paper 000, Figures 4 and 6 (§3.3.3 and §4.2.2), as a model: two jobs on one machine, the second of
-//! high priority and arriving while the first runs; what each policy makes of it, against the bandwidth of checkpoints.
+//! Model of the experiment of paper 000, Figures 4 and 6 (§3.3.3 and §4.2.2): two jobs on one machine, the second of
+//! high priority and arriving while the first runs; the outcome of each policy, against the bandwidth of checkpoints.
 //!
-//! Time and sizes alone, no contention: a job runs at full speed or not at all. What a checkpoint takes is the cost
-//! model's ([`checkpoint`](crate::cost::checkpoint)), what `Adaptive` does is Algorithm 1.
+//! The model has only time and sizes, no contention: a job runs at full speed or not at all. The cost model gives the
+//! duration of a checkpoint ([`checkpoint`](crate::cost::checkpoint)); `Adaptive` decides by Algorithm 1.
 
 use std::fmt;
 
@@ -19,18 +19,18 @@ use crate::{NodeId, TaskId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// It waits for the other's end.
+    /// The new job waits for the end of the running one.
     Wait,
-    /// The other is killed, and begins anew afterwards.
+    /// The running job is killed, and restarts from the beginning afterwards.
     Kill,
     /// The other is checkpointed, and restored afterwards.
     Checkpoint,
-    /// One of the last two, by Algorithm 1.
+    /// The running job is killed or checkpointed, by Algorithm 1.
     Adaptive,
 }
 
 impl Policy {
-    /// In the order of Figure 6.
+    /// All policies, in the order of Figure 6.
     pub const ALL: [Self; 4] = [Self::Wait, Self::Kill, Self::Checkpoint, Self::Adaptive];
 }
 
@@ -52,7 +52,7 @@ pub struct Jobs {
     pub work: Seconds,
     /// Time at which the second job arrives, after the start of the first.
     pub arrival: Seconds,
-    /// Memory of each, all of which a checkpoint takes.
+    /// Memory of each job, all of which a checkpoint takes.
     pub size: Bytes,
 }
 
@@ -131,15 +131,15 @@ impl Storage {
 /// Response times of both jobs under a policy, and the use of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// From the high-priority job's arrival to its end.
+    /// Time from the high-priority job's arrival to its end.
     pub high_response: Seconds,
-    /// From the low-priority job's start to its end.
+    /// Time from the low-priority job's start to its end.
     pub low_response: Seconds,
     /// Until both have ended.
     pub makespan: Seconds,
-    /// Of that, time in which jobs compute, lost work counted.
+    /// Part of the makespan in which jobs compute, lost work counted.
     pub computing: Seconds,
-    /// Of that, time in which a checkpoint is written or read.
+    /// Part of the makespan in which a checkpoint is written or read.
     pub checkpointing: Seconds,
 }
 
@@ -159,15 +159,15 @@ impl Outcome {
 pub struct Power {
     /// Power of the idle machine, watts.
     pub idle_w: f64,
-    /// With a job on it, watts.
+    /// Power of the machine with a job on it, watts.
     pub busy_w: f64,
     /// Utilisation while the machine writes or reads a checkpoint: 1 as with a job, 0 idle.
     pub checkpointing: Ratio,
 }
 
 impl Power {
-    /// One watt whatever the machine does: energy is then the time until both jobs have ended, which is what the
-    /// paper's Figures 4c and 6c rest on ("based on the total response time of both jobs").
+    /// One watt whatever the machine does: energy is then the time until both jobs have ended, on which the paper's
+    /// Figures 4c and 6c rest ("based on the total response time of both jobs").
     pub const TIME: Self = Self {
         idle_w: 1.0,
         busy_w: 1.0,
@@ -177,11 +177,11 @@ impl Power {
 
 /// Simulates `jobs` under `policy`, with checkpoints on `storage`.
 ///
-/// A second job that arrives after the end of the first disturbs nobody.
+/// A second job that arrives after the end of the first has no effect on it.
 ///
 /// # Errors
 ///
-/// [`NoCost`] never: every figure is given. The type is the cost model's.
+/// [`NoCost`] never: every figure is given. The error type is the cost model's.
 pub fn simulate(policy: Policy, jobs: &Jobs, storage: &Storage) -> Result<Outcome, NoCost> {
     let Jobs {
         work,
@@ -243,7 +243,7 @@ pub fn simulate(policy: Policy, jobs: &Jobs, storage: &Storage) -> Result<Outcom
 mod tests {
     use super::*;
 
-    /// 5 GB in so many seconds, either way.
+    /// Makes a storage that moves 5 GB in `seconds`, either way.
     fn taking(seconds: f64) -> Storage {
         Storage::plain(BytesPerSecond::new(5e9 / seconds).unwrap())
     }
@@ -267,7 +267,7 @@ mod tests {
         for seconds in [HDD, SSD, NVM] {
             // The first until 60 s; the second from 60 to 120, and here since 30.
             assert_eq!(outcome(Policy::Wait, seconds), [90.0, 60.0, 120.0]);
-            // The second from 30 to 90, the first anew from 90 to 150.
+            // The second job runs from 30 to 90, the first restarts and runs from 90 to 150.
             assert_eq!(outcome(Policy::Kill, seconds), [60.0, 150.0, 150.0]);
         }
     }
@@ -288,7 +288,7 @@ mod tests {
             outcome(Policy::Adaptive, NVM),
             outcome(Policy::Checkpoint, NVM)
         );
-        // 30 s of progress: it turns where a dump takes 15 s, at 333 MB/s.
+        // After 30 s of progress the decision changes where a dump takes 15 s, at 333 MB/s.
         assert_eq!(
             outcome(Policy::Adaptive, 15.001),
             outcome(Policy::Kill, 15.001)

@@ -34,7 +34,7 @@ fn estimate<T: Copy + std::fmt::Debug + 'static>(
     })
 }
 
-/// Known, and one time in eight unknown.
+/// Generates a known figure, and one time in eight an unknown one.
 fn figure<T: Copy + std::fmt::Debug + 'static>(
     values: impl Strategy<Value = T> + Clone + 'static,
 ) -> impl Strategy<Value = Figure<T>> {
@@ -104,7 +104,7 @@ prop_compose! {
     }
 }
 
-/// A site with all that it is made of.
+/// Site that owns all its parts.
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     node: NodeFigures,
@@ -237,7 +237,7 @@ proptest! {
         }
     }
 
-    /// A resume elsewhere is never cheaper for sending more.
+    /// Checks that resuming on a node that must be sent more is never cheaper.
     #[test]
     fn lacking_more_never_lowers_the_cost_of_a_resume(
         node in node(), size in bytes(), link in figure(rate()), less in bytes(), more in bytes(),
@@ -250,7 +250,7 @@ proptest! {
         }
     }
 
-    /// By its own model, under the same terms.
+    /// Compares costs by the model itself, under equal terms.
     #[test]
     fn adaptive_never_costs_more_than_kill_or_checkpoint(task in task(), site in site(), terms in terms()) {
         let free = Terms { longest_delay: None, ..terms };
@@ -271,7 +271,7 @@ proptest! {
             },
             Err(_) => prop_assert!(known.iter().all(|(mechanism, _)| *mechanism == Mechanism::Wait)),
         }
-        // With a grace time it is kept, whatever else.
+        // A choice never exceeds the grace time, whatever else holds.
         if let Ok(choice) = choose(&task, &site, &terms) {
             for longest in [terms.longest_delay, task.grace].into_iter().flatten() {
                 prop_assert!(choice.cost.delay().p95 <= longest);

@@ -30,7 +30,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// The second arrives at some part of the first's time.
+    /// Generates jobs of which the second arrives at some part of the first's time.
     fn jobs(latest: f64)(
         work in seconds(1e4),
         part in 0.0..latest,
@@ -51,8 +51,9 @@ fn outcome(policy: Policy, jobs: &Jobs, storage: &Storage) -> Outcome {
 }
 
 proptest! {
-    /// §4.2.2: "the performance of the high priority job is never worse than the wait approach". That holds for a job
-    /// that arrives no later than half time, as the paper's does: past that what is left may be shorter than a dump.
+    /// Checks §4.2.2: "the performance of the high priority job is never worse than the wait approach". That holds
+    /// for a job that arrives no later than half time, as the paper's does: past that the remaining time may be
+    /// shorter than a dump.
     #[test]
     fn adaptive_is_no_worse_than_waiting(jobs in jobs(0.5), storage in storage()) {
         let adaptive = outcome(Policy::Adaptive, &jobs, &storage);
@@ -60,7 +61,7 @@ proptest! {
         prop_assert!(no_more(adaptive.high_response.value(), wait.high_response.value()));
     }
 
-    /// §4.2.2: "the energy consumption of the adaptive policy is never worse than the kill policy".
+    /// Checks §4.2.2: "the energy consumption of the adaptive policy is never worse than the kill policy".
     #[test]
     fn adaptive_takes_no_more_energy_than_killing(
         jobs in jobs(1.0), storage in storage(), power in power(),
@@ -71,7 +72,7 @@ proptest! {
         prop_assert!(no_more(adaptive.low_response.value(), kill.low_response.value()));
     }
 
-    /// §3.3.3: killing is best for the one of high priority, waiting for energy.
+    /// Checks §3.3.3: killing is best for the high-priority job, waiting for energy.
     #[test]
     fn killing_is_fastest_for_the_one_and_waiting_wastes_nothing(
         jobs in jobs(1.0), storage in storage(), power in power(),
@@ -85,7 +86,7 @@ proptest! {
         }
     }
 
-    /// More bandwidth makes a checkpoint no slower, for anyone.
+    /// Checks that more bandwidth makes a checkpoint no slower, for either job.
     #[test]
     fn bandwidth_helps(jobs in jobs(1.0), storage in storage(), factor in 1.0..100.0) {
         let faster = Storage {
@@ -97,7 +98,7 @@ proptest! {
         let fast = outcome(Policy::Checkpoint, &jobs, &faster);
         prop_assert!(no_more(fast.high_response.value(), slow.high_response.value()));
         prop_assert!(no_more(fast.low_response.value(), slow.low_response.value()));
-        // Algorithm 1 weighs only the victim's loss; less of it never makes it lose more.
+        // Algorithm 1 compares only the victim's loss; a smaller loss never makes it lose more.
         let slow = outcome(Policy::Adaptive, &jobs, &storage);
         let fast = outcome(Policy::Adaptive, &jobs, &faster);
         prop_assert!(no_more(fast.low_response.value(), slow.low_response.value()));

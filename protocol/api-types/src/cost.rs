@@ -80,7 +80,7 @@ pub struct Spread {
     pub p95: f64,
 }
 
-/// Cost of preempting or resuming a task. Three sums of the same parts, as three parties pay.
+/// Cost of preempting or resuming a task. It has three sums of its parts, one for each party that loses time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cost {
     /// Time that the victim loses: time without progress, and work done again. For a resumption, its whole cost.

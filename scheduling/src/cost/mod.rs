@@ -1,12 +1,12 @@
 //! Costs of each mechanism of preempting a task and of resuming it, in seconds.
 //!
 //! Paper 000, §4.1, has one sum: size/bw_write + size/bw_read + queue time. Here each mechanism has its own parts,
-//! and three sums are made of them, as three parties pay:
+//! and three sums of them, one for each party that loses time:
 //!
-//! - [`overhead`](Cost::overhead): what the victim loses; time in which it makes no progress, and work it does again.
+//! - [`overhead`](Cost::overhead): the time that the victim loses: without progress, or with work that it does again.
 //!   This is what Algorithm 1 compares.
-//! - [`delay`](Cost::delay): what the one who preempts waits until the resources are free.
-//! - [`until_running`](Cost::until_running): what a resumed task waits until it runs.
+//! - [`delay`](Cost::delay): the time that the preempting party waits until the resources are free.
+//! - [`until_running`](Cost::until_running): the time that a resumed task waits until it runs.
 
 mod node;
 mod resume;
@@ -35,11 +35,11 @@ use crate::quantity::{Bytes, Seconds};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dump {
-    /// All of the memory, frozen.
+    /// Dump all of the memory, frozen.
     Full,
     /// Pages that changed since the last checkpoint, frozen.
     Incremental,
-    /// All of it while the task runs, then what changed meanwhile, frozen.
+    /// Dump all of the memory while the task runs, then the pages that changed meanwhile, frozen.
     PreCopied,
 }
 
@@ -47,9 +47,9 @@ pub enum Dump {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Copies {
-    /// On this node.
+    /// Stored on this node.
     Local,
-    /// On this node and another.
+    /// Stored on this node and on another node.
     Replicated,
 }
 
@@ -70,7 +70,7 @@ pub enum Mechanism {
     },
     /// Kill it; it goes on later from its last checkpoint.
     Rollback,
-    /// Kill it; it begins anew later.
+    /// Kill it; it restarts from the beginning later.
     Kill,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for Mechanism {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Other dumps of the node come first.
+    /// Wait for earlier dumps of the node.
     WriteQueue,
     /// A dump's fixed time: freeze, the tables.
     DumpStart,
@@ -115,7 +115,7 @@ pub enum Part {
     LostWork,
     /// The task's own start-up.
     Start,
-    /// Other restores of the node come first.
+    /// Wait for earlier restores of the node.
     ReadQueue,
     /// A restore's fixed time.
     RestoreStart,
@@ -201,17 +201,17 @@ impl fmt::Display for Part {
     }
 }
 
-/// A time and its bad end.
+/// Duration with its median and its 95th percentile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spread {
     /// Median duration.
     pub p50: Seconds,
-    /// 95 of 100 take no longer. Of a sum it is never below the median.
+    /// Upper bound for 95 of 100 durations. For a sum it is never below the median.
     pub p95: Seconds,
 }
 
 impl Spread {
-    /// Figures come from elsewhere; one whose bad end is the better one has no spread.
+    /// Makes the spread of an estimate. Estimates come from outside; one whose p95 is below its median has no spread.
     fn of(time: &Estimate<Seconds>) -> Self {
         Self {
             p50: time.p50,
@@ -240,19 +240,19 @@ impl Spread {
 /// Accumulator of a cost's parts: a whole cost, or only the sums that a decision compares, which most evaluations
 /// need.
 pub(crate) trait Tally: Sized {
-    /// Without any part.
+    /// Makes a tally without any part.
     fn nothing() -> Self;
 
     /// Adds a part.
     fn add(&mut self, part: Part, time: Spread);
 
-    /// Takes in the age of a figure that is in it.
+    /// Adds the age of a figure that the cost includes.
     fn aged(&mut self, age: Seconds);
 
-    /// Takes in that a fixed part is not in it.
+    /// Records that the cost does not include a fixed part.
     fn omitted(&mut self, missing: Missing);
 
-    /// The sums that a decision goes by.
+    /// Returns the sums that a decision compares.
     fn sums(&self) -> &Sums;
 
     #[inline]
@@ -262,7 +262,8 @@ pub(crate) trait Tally: Sized {
         self
     }
 
-    /// Adds a part that is small and often unmeasured; without it the cost is still one, and says what it omits.
+    /// Adds a part that is small and often unmeasured; without it the cost is still valid, and names the part that it
+    /// omits.
     #[inline]
     fn with_fixed(mut self, part: Part, time: Result<Estimate<Seconds>, Missing>) -> Self {
         match time {
@@ -312,8 +313,8 @@ impl Tally for Sums {
 
 /// Cost of preempting or resuming a task, part by part.
 ///
-/// The 95th percentile of a sum is taken as the sum of the parts' ones. That is exact when the parts are slow together,
-/// which parts on one medium are, and too high otherwise: never too low.
+/// The 95th percentile of a sum is the sum of the parts' 95th percentiles. That is exact when the parts are slow
+/// together, as parts on one medium are, and too high otherwise: never too low.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(into = "Answer")]
 pub struct Cost {
@@ -364,7 +365,7 @@ impl Tally for Cost {
 }
 
 impl Cost {
-    /// The parts that are not nothing, in the order in which they happen.
+    /// Returns the parts that are not 0, in the order in which they happen.
     pub fn parts(&self) -> impl Iterator<Item = (Part, Spread)> {
         let all = PARTS.into_iter().zip(self.parts);
         all.filter(|(_, time)| time.p95 > Seconds::ZERO)
@@ -376,25 +377,25 @@ impl Cost {
         self.sums.overhead
     }
 
-    /// Time until the victim's resources are free.
+    /// Returns the time until the victim's resources are free.
     #[must_use]
     pub const fn delay(&self) -> Spread {
         self.sums.delay
     }
 
-    /// Time from the decision to resume until the task runs.
+    /// Returns the time from the decision to resume until the task runs.
     #[must_use]
     pub const fn until_running(&self) -> Spread {
         self.until_running
     }
 
-    /// Age of the oldest figure in it.
+    /// Returns the age of the oldest figure in the cost.
     #[must_use]
     pub const fn age(&self) -> Seconds {
         self.age
     }
 
-    /// A fixed part that is not in it, as nobody measured it.
+    /// Returns a fixed part that the cost does not include because it was never measured.
     #[must_use]
     pub const fn omits(&self) -> Option<Missing> {
         self.omits
@@ -402,7 +403,7 @@ impl Cost {
 }
 
 impl fmt::Display for Cost {
-    /// The reason in words.
+    /// Writes the explanation in words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self
             .parts()
@@ -461,10 +462,10 @@ pub enum NoCost {
     /// A figure it needs is missing.
     #[error(transparent)]
     Unknown(#[from] Missing),
-    /// There is no earlier checkpoint to build on.
+    /// The task has no earlier checkpoint to build on.
     #[error("the task has no checkpoint")]
     NoCheckpoint,
-    /// There is no other node to take a copy.
+    /// The cluster has no other node to take a copy.
     #[error("there is no node for another copy")]
     NoReplica,
     /// Nothing is known of the machine's swap.

@@ -7,19 +7,19 @@ use crate::estimator::SizedRates;
 use crate::figure::{Estimate, Figure, Missing, What};
 use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 
-/// One tier of one node, as far as it is known.
+/// Figures of one tier of one node, as far as they are known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeFigures {
     /// Id of the node.
     pub node: NodeId,
     /// Bandwidth of dumps that store what they move: full ones.
     pub write: SizedRates,
-    /// Bandwidth of dumps that are compared with what is there, by the bytes that are *moved*, not by the few that are
-    /// stored: incremental ones. Unknown, they are taken to be no faster than full ones.
+    /// Bandwidth of incremental dumps, which are compared with stored pages, by the bytes that are *moved*, not by
+    /// the few that are stored. Unknown, they are assumed to be no faster than full dumps.
     pub compare: SizedRates,
     /// Bandwidth of restores.
     pub read: SizedRates,
-    /// Bytes that are written before whoever comes last begins, what is running and what is reserved counted.
+    /// Bytes that are written before a dump begins that comes last, the running and the reserved ones counted.
     pub write_queue: Figure<Bytes>,
     /// Bytes that are read before a restore begins that comes last, the running and the reserved ones counted.
     pub read_queue: Figure<Bytes>,
@@ -35,7 +35,7 @@ pub struct NodeFigures {
 }
 
 impl NodeFigures {
-    /// One of which nothing is known.
+    /// Makes the figures of a node of which nothing is known.
     #[must_use]
     pub const fn unknown(node: NodeId) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl NodeFigures {
         }
     }
 
-    /// Bandwidth of incremental dumps: measured, or that of full ones.
+    /// Returns the bandwidth of incremental dumps: measured, or that of full ones.
     #[must_use]
     pub fn incremental(&self, size: Bytes) -> Figure<BytesPerSecond> {
         match self.compare.of(size) {
@@ -96,7 +96,7 @@ fn wait(
         p95: ahead,
         ..queued
     };
-    // Turns of the size that is queued may be mostly start; several move no less than one.
+    // Transfers of the queued size may consist mostly of their starts; several transfers are never slower than one.
     let rate = match (drain, alone) {
         (Ok(drain), Ok(alone)) => Ok(faster(drain, alone)),
         (one, other) => one.or(other),
@@ -110,7 +110,7 @@ fn wait(
     })
 }
 
-/// Nothing takes no time at any rate, known or not.
+/// Returns the time that `bytes` take at `rate`. No bytes take no time, even if the rate is not known.
 fn over(
     bytes: &Estimate<Bytes>,
     rate: Result<Estimate<BytesPerSecond>, Missing>,
@@ -149,7 +149,7 @@ pub struct Replica<'a> {
 pub struct Swap {
     /// Memory that is free without anything being paged out.
     pub free_memory: Bytes,
-    /// Swap that is free, less what suspended tasks may still need of it.
+    /// Free swap, minus the part that suspended tasks may still need.
     pub free_swap: Bytes,
     /// Bandwidth of paging out.
     pub write: Figure<BytesPerSecond>,
@@ -157,7 +157,7 @@ pub struct Swap {
     pub read: Figure<BytesPerSecond>,
 }
 
-/// Time to move `size` by these rates.
+/// Returns the time to move `size` at these rates.
 pub(super) fn moved(
     size: &Estimate<Bytes>,
     rates: &SizedRates,
@@ -187,7 +187,7 @@ mod tests {
         node.write_drain = rate(1e9);
         assert_eq!(wait(&node, 0).value(), 10.0);
         assert_eq!(wait(&node, 5_000_000_000).value(), 15.0);
-        // What it holds is small, and mostly start.
+        // The queued transfers are small, and consist mostly of their starts.
         node.write_drain = rate(100e6);
         assert_eq!(wait(&node, 5_000_000_000).value(), 110.0);
     }

@@ -1,4 +1,4 @@
-//! Resuming: where the image lies, elsewhere, at once or lazily.
+//! Costs of resuming: on a node with the image or on another one, at once or lazily.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,8 @@ pub struct Lazy {
     pub rate: Figure<BytesPerSecond>,
 }
 
-/// Resuming from an image of `size` on `node` (paper 000, Algorithm 2), and what it `lacks` of it:
+/// Returns the cost of resuming from an image of `size` on `node` (paper 000, Algorithm 2), of which the node `lacks`
+/// a part:
 ///
 /// queue_time + lacks/bw_net + size/bw_read
 ///
@@ -112,7 +113,7 @@ mod tests {
         assert_eq!(time(None).p50.value(), 2.0 + 5.0);
         assert_eq!(time(Some(&lacks(gb(1)))).p50.value(), 2.0 + 2.0 + 5.0);
         assert_eq!(time(Some(&lacks(gb(10)))).p50.value(), 2.0 + 20.0 + 5.0);
-        // Nobody lacks more than all of it.
+        // A node lacks at most the whole image.
         assert_eq!(time(Some(&lacks(gb(99)))).p50.value(), 2.0 + 20.0 + 5.0);
     }
 

@@ -6,24 +6,24 @@ use crate::figure::{Estimate, Missing};
 use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 
 /// Rounds of a pre-copy: a task that dirties at half the rate of writing has 3 % left by then, and each further round
-/// holds up the one who preempts.
+/// delays the preempting party.
 const ROUNDS: u32 = 5;
 
-/// Dumping `task` on `node`, and restoring it there one day (paper 000, §4.1):
+/// Returns the cost of dumping `task` on `node`, and of restoring it there later (paper 000, §4.1):
 ///
 /// queue_time + write/bw_write + size/bw_read
 ///
-/// where what is written is the whole size or the difference, and what is read is the whole. "Written" is what is moved
-/// to the node: an incremental dump of which the kernel says no dirty pages moves the whole memory, is compared there,
-/// and stores the difference. Its `incremental` size is then near the full one and its bandwidth that of comparing; the
-/// paper's formula is the case of a kernel that counts dirty pages, in which what is moved and what is stored are
-/// the same. A copy on `replica` is
-/// written at the same time, and counts with what it takes longer. Fixed times are added where they were measured.
+/// where `write` is the whole size or the difference, and the restore reads the whole. `write` counts bytes that are
+/// moved to the node: an incremental dump without the kernel's dirty pages moves the whole memory, the node compares
+/// it, and stores the difference. Its `incremental` size is then near the full one and its bandwidth that of
+/// comparing; the paper's formula is the case of a kernel that counts dirty pages, in which as much is stored as is
+/// moved. A copy on `replica` is written at the same time, and counts with the time that it takes longer. Fixed times
+/// are added where they were measured.
 ///
 /// # Errors
 ///
-/// [`NoCost`] if a figure is missing, for an incremental dump without a checkpoint, and for a pre-copied one of a task
-/// that dirties memory as fast as it is written.
+/// [`NoCost`] if a figure is missing, for an incremental dump without a checkpoint, and for a pre-copied one of a
+/// task that dirties memory as fast as it is written.
 pub fn checkpoint(
     task: &Task,
     dump: Dump,
@@ -86,7 +86,7 @@ pub(crate) fn checkpoint_behind<T: Tally>(
     Ok(cost)
 }
 
-/// Rate of a stream to a replica: its medium's or the link's.
+/// Returns the rate of a stream to a replica: the slower of its medium's and the link's.
 fn rate_to(replica: &Replica<'_>, size: Bytes) -> Result<Estimate<BytesPerSecond>, Missing> {
     let medium = replica.node.write.of(size).known()?;
     Ok(slower(medium, replica.link.of(size).known()?))
@@ -108,8 +108,9 @@ struct PreCopy {
     left: Estimate<Bytes>,
 }
 
-/// Rounds of writing what was dirtied during the round before: each is (dirty rate ÷ write rate) of the last
-/// (pre-copy as in Clark et al., NSDI '05). The bad end dirties fast and writes slowly; both must converge.
+/// Simulates rounds of writing the memory that was dirtied during the previous round: each takes (dirty rate ÷ write
+/// rate) of the last (pre-copy as in Clark et al., NSDI '05). The 95th percentile dirties fast and writes slowly;
+/// both must converge.
 fn pre_copy(
     size: &Estimate<Bytes>,
     write: &Estimate<BytesPerSecond>,
@@ -127,7 +128,7 @@ fn pre_copy(
         }
         Ok((running, left))
     };
-    // Whoever dirties "no slower than" has its bad end below its median; take the faster of the two.
+    // A dirty rate is given as "no slower than", so its p95 is below its median; take the faster of the two.
     let fastest = if dirty.p95 > dirty.p50 {
         dirty.p95
     } else {
@@ -153,8 +154,8 @@ fn pre_copy(
     })
 }
 
-/// Stopping `task` and leaving it in memory (paper 001): what the one who preempts `needs` beyond the free memory is
-/// paged out now and paged in later.
+/// Returns the cost of stopping `task` and leaving it in memory (paper 001): the memory that the preempting party
+/// `needs` beyond the free memory is paged out now and paged in later.
 ///
 /// The whole task has to fit free swap: later arrivals may push out the rest of it, too (paper 001, §III).
 ///
@@ -217,7 +218,7 @@ mod tests {
         }
     }
 
-    /// 10 GB, of which 1 GB is new.
+    /// Makes a task of 10 GB, of which 1 GB is new.
     fn task() -> Task {
         Task {
             full: Figure::given(gb(10)),

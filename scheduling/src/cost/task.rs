@@ -22,7 +22,7 @@ impl Resources {
         memory: Bytes::ZERO,
     };
 
-    /// The sum, at most the largest numbers.
+    /// Returns the sum, at most the largest numbers.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Resources {
         }
     }
 
-    /// The difference, at least nothing of each.
+    /// Returns the difference, at least 0 of each.
     #[must_use]
     pub const fn less(self, other: Self) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Resources {
         }
     }
 
-    /// The smaller of each.
+    /// Returns the smaller amount of each resource.
     #[must_use]
     pub fn least(self, other: Self) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Resources {
     }
 }
 
-/// A running task, as far as it is known.
+/// Figures of a running task, as far as they are known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     /// Id of the task.
@@ -73,14 +73,14 @@ pub struct Task {
     pub full: Figure<Bytes>,
     /// True if it has a checkpoint to build on.
     pub has_checkpoint: bool,
-    /// Bytes that an incremental dump of it moves: dirty pages where the kernel counts them, else nearly all. Not what it
-    /// stores, which is for finding room ([`Prediction::size`](crate::size::Prediction)).
+    /// Bytes that an incremental dump of it moves: dirty pages where the kernel counts them, else nearly all. Not the
+    /// bytes that it stores: those are for finding room ([`Prediction::size`](crate::size::Prediction)).
     pub incremental: Figure<Bytes>,
-    /// Its resident memory.
+    /// Resident memory of the task.
     pub resident: Figure<Bytes>,
     /// Memory that it dirties.
     pub dirty_rate: Figure<BytesPerSecond>,
-    /// Work it has done since its start: what a kill loses. Paper 000 calls this progress.
+    /// Work it has done since its start, which a kill loses. Paper 000 calls this progress.
     pub progress: Figure<Seconds>,
     /// Work it has done since its last checkpoint.
     pub since_checkpoint: Figure<Seconds>,
@@ -94,7 +94,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// One of which only its resources are known.
+    /// Makes the figures of a task of which only its resources are known.
     #[must_use]
     pub const fn unknown(id: TaskId, holds: Resources) -> Self {
         Self {

@@ -3,7 +3,7 @@
 use super::node::{NodeFigures, moved};
 use super::{Cost, NoCost, Part, Tally, Task};
 
-/// Killing: all the work is lost, and the task starts up again.
+/// Returns the cost of killing: all the work is lost, and the task starts up again.
 ///
 /// # Errors
 ///
@@ -18,7 +18,8 @@ pub(crate) fn kill_as<T: Tally>(task: &Task) -> Result<T, NoCost> {
         .with_fixed(Part::Start, task.start.known()))
 }
 
-/// Killing a task that has a checkpoint: the work since then is lost, and it is restored from there on `node`.
+/// Returns the cost of killing a task that has a checkpoint: the work since then is lost, and the task is restored
+/// from there on `node`.
 ///
 /// # Errors
 ///
@@ -37,7 +38,8 @@ pub(crate) fn rollback_as<T: Tally>(task: &Task, node: &NodeFigures) -> Result<T
         .with(Part::Read, moved(&task.full.known()?, &node.read)?))
 }
 
-/// Waiting for the end: costs the task nothing, and the one who preempts all of the rest.
+/// Returns the cost of waiting for the end: nothing for the task, and the whole rest as delay for the preempting
+/// party.
 ///
 /// # Errors
 ///

@@ -1,10 +1,10 @@
 //! Durations of whole transfers, from the first preparation to the last clean-up: a start that each pays, and a
 //! bandwidth.
 //!
-//! Taken apart by the clock of one party, a dump's time misses what the others do: CRIU kills the processes after the seal,
-//! and the larger they are the longer that takes. So start and bandwidth are found together, as the line through all
-//! samples, by the median of the slopes between them (Theil 1950, Sen 1968; weighed by the distance of their sizes as
-//! Jaeckel 1972 does), which a quarter of wild samples does not move.
+//! Measured by the clock of one party alone, a dump's time misses the work of the others: CRIU kills the processes
+//! after the seal, and the larger they are the longer that takes. So start and bandwidth are found together, as the
+//! line through all samples, by the median of the slopes between them (Theil 1950, Sen 1968; weighed by the distance
+//! of their sizes as Jaeckel 1972 does), which a quarter of wild samples does not move.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use super::{CLASSES, ENOUGH, EstimatorConfig, SizedRates, Transfer, class_of};
 use crate::figure::{Estimate, Figure};
 use crate::quantity::{BytesPerSecond, Moment, Seconds};
 
-/// Two sizes tell a slope if one is so many times the other.
+/// Least ratio of two sizes from which a slope is taken.
 const APART: f64 = 1.5;
 
 /// Pairs of such sizes that a slope needs.
@@ -43,7 +43,7 @@ impl Wholes {
         self.0.push_back(transfer);
     }
 
-    /// Replaces what the newest of this moment and size took. Whether there is one.
+    /// Replaces the duration of the newest transfer with this end and size. Returns true if there is one.
     pub(super) fn correct(&mut self, corrected: Transfer) -> bool {
         let is_it = |one: &&mut Transfer| one.at == corrected.at && one.bytes == corrected.bytes;
         let found = self.0.iter_mut().rev().find(is_it);
@@ -54,8 +54,8 @@ impl Wholes {
         self.0.iter().copied()
     }
 
-    /// The line through those that still hold. `start` is gone by where there is one, or where the sizes do not tell it:
-    /// the latter is `unless_told`. None with fewer than three samples.
+    /// Fits the line through the transfers that are not too old. A known `start` is used as it is; where there is
+    /// none, and the sizes do not determine it, `unless_told` is used. `None` with fewer than three samples.
     pub(super) fn line(
         &self,
         config: &EstimatorConfig,
@@ -115,7 +115,7 @@ struct Sample {
 struct Fit {
     start: f64,
     slope: f64,
-    /// Of the size classes with samples of their own: caches bend the line.
+    /// Slopes of the size classes with samples of their own: caches bend the line.
     slopes: [Option<f64>; CLASSES],
 }
 
@@ -140,7 +140,7 @@ impl Fit {
                     .min(START_SHARE * quickest(samples)),
             ),
         };
-        // Whatever the samples say, nothing starts in less than no time, or is moved in none.
+        // For any samples, a start takes at least no time, and bytes take some.
         let start = start.unwrap_or_default().max(0.0);
         let least = 1.0 / config.fastest.value();
         let beyond = |one: &Sample| (one.elapsed - start) / one.bytes;
@@ -171,8 +171,8 @@ impl Fit {
     }
 }
 
-/// Median of the slopes between all pairs of samples whose sizes lie apart; none where too few do, or where more is not
-/// slower.
+/// Returns the median of the slopes between all pairs of samples whose sizes lie apart; `None` where there are too
+/// few pairs, or where larger transfers are not slower.
 fn slope(samples: &[Sample]) -> Option<f64> {
     let mut slopes = Vec::new();
     for (place, one) in samples.iter().enumerate() {
@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    /// 60 ms, and 0.4 ms a MiB.
+    /// Returns the duration by a line of 60 ms, and 0.4 ms a MiB.
     fn by_the_line(mib: u64) -> f64 {
         0.06 + 0.0004 * mib as f64
     }
@@ -276,7 +276,7 @@ mod tests {
             let error = (time(&line, mib) / by_the_line(mib) - 1.0).abs();
             assert!(error < 0.15, "{mib}: {error}");
         }
-        // But it is not forgotten.
+        // The sample is not forgotten.
         let rate = line.rates.of(Bytes::mib(100)).known().unwrap();
         assert!(rate.p50.value() > 3.0 * rate.p95.value());
     }
@@ -294,7 +294,8 @@ mod tests {
 
     #[test]
     fn a_start_longer_than_the_transfers_makes_no_bandwidth_without_end() {
-        // The start of other dumps, or what the daemon saw of these, is 20 ms; these took 10 ms in all.
+        // The start of other dumps, or the start that the daemon measured for these, is 20 ms; these took 10 ms in
+        // all.
         let quick = of((0..8).map(|n| (100 + n, 0.01)));
         for start in [None, Some(0.3)] {
             let line = line(&quick, start).unwrap();

@@ -1,7 +1,8 @@
 //! Estimated bandwidths of nodes and links, from the durations of their transfers.
 //!
 //! A *channel* is one direction of one tier of one node, or the link from one node to another. Its transfers are kept
-//! by size class, as small ones are ruled by latency and large ones by bandwidth. Pure: samples and the time come in.
+//! by size class, as latency dominates small ones and bandwidth large ones. The estimator has no clock and does no
+//! I/O: the caller passes samples and the time in.
 
 mod line;
 mod window;
@@ -29,7 +30,7 @@ pub enum Tier {
     Ssd,
     /// Magnetic disks.
     Hdd,
-    /// One that the operator named, numbered by the caller.
+    /// Tier that the operator named, numbered by the caller.
     Named(u16),
 }
 
@@ -37,7 +38,7 @@ pub enum Tier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
-    /// Out of it: restores.
+    /// Out of the medium: restores.
     Read,
     /// Into it: dumps.
     Write,
@@ -56,7 +57,7 @@ pub enum Channel {
         /// Read or write.
         direction: Direction,
     },
-    /// From one node to another.
+    /// Link from one node to another.
     Link {
         /// Node that sends.
         from: NodeId,
@@ -100,7 +101,7 @@ fn class_of(size: Bytes) -> usize {
     CLASS_ENDS.partition_point(|&end| size.count() >= end)
 }
 
-/// One transfer, as it was measured.
+/// Transfer with its measured duration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
     /// Time at which it ended.
@@ -125,7 +126,7 @@ pub struct Kept {
 /// A sample that was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 pub enum Refused {
-    /// No rate at all: nothing moved, or in no time.
+    /// The transfer has no rate: nothing moved, or in no time.
     #[error("the transfer has no rate")]
     NoRate(#[from] QuantityError),
     /// Slower or faster than anything there is.
@@ -138,19 +139,19 @@ pub enum Refused {
         /// Fastest rate that is believed.
         fastest: BytesPerSecond,
     },
-    /// It ended before the one reported before it.
+    /// The transfer ended before the one reported before it.
     #[error("the report lies {by} before the one before it")]
     Backwards {
         /// Time by which it ended earlier.
         by: Seconds,
     },
-    /// It has not ended yet.
+    /// The transfer has not ended yet.
     #[error("the report lies {by} in the future")]
     Future {
         /// Time until it ends.
         by: Seconds,
     },
-    /// No room for another channel.
+    /// The estimator has no room for another channel.
     #[error("there are {limit} channels already")]
     TooManyChannels {
         /// Maximum number of channels.
@@ -167,7 +168,7 @@ pub struct EstimatorConfig {
     pub stale_after: Seconds,
     /// Rates below are not believed. 1 kB/s: slower than any medium that works.
     pub slowest: BytesPerSecond,
-    /// Rates above are not believed. 1 TB/s: twice what the memory of one machine does.
+    /// Rates above this are not believed. 1 TB/s: twice the bandwidth of one machine's memory.
     pub fastest: BytesPerSecond,
     /// Time by which reports of one channel may be out of order: concurrent transfers report in any order. 10 s.
     pub disorder: Seconds,
@@ -208,11 +209,11 @@ pub struct Estimator {
     channels: HashMap<Channel, Samples>,
 }
 
-/// Samples of its own that a size class needs before it is gone by; below that its neighbours are asked.
+/// Number of samples from which a size class is estimated by itself; with fewer its neighbours are used.
 const ENOUGH: u32 = 3;
 
 impl Estimator {
-    /// One without samples.
+    /// Makes an estimator without samples.
     #[must_use]
     pub fn new(config: EstimatorConfig) -> Self {
         Self {
@@ -221,7 +222,7 @@ impl Estimator {
         }
     }
 
-    /// Takes in a finished transfer.
+    /// Records a finished transfer.
     ///
     /// # Errors
     ///
@@ -249,7 +250,8 @@ impl Estimator {
         }
     }
 
-    /// Takes in how long the channel took at `at` to answer at all, or to begin: what every transfer pays once.
+    /// Records the time that the channel took at `at` to answer at all, or to begin: the fixed time of every
+    /// transfer.
     ///
     /// # Errors
     ///
@@ -272,7 +274,7 @@ impl Estimator {
         Ok(())
     }
 
-    /// Takes in what a transfer took in all, from the first preparation to the last clean-up.
+    /// Records the whole duration of a transfer, from the first preparation to the last clean-up.
     ///
     /// # Errors
     ///
@@ -282,7 +284,7 @@ impl Estimator {
         let samples = self.samples(channel)?;
         let checked = samples
             .check_time(&config, now, whole.at)
-            // With its start it may be slower than any medium; that it is a rate at all is checked.
+            // With its start it may be slower than any medium; only the existence of a rate is checked.
             .and_then(|()| Ok(BytesPerSecond::measured(whole.bytes, whole.elapsed)?));
         match checked {
             Ok(_) => {
@@ -294,15 +296,15 @@ impl Estimator {
         }
     }
 
-    /// Replaces what the whole transfer that ended then and moved so much took. Whether there is one.
+    /// Replaces the duration of the whole transfer with this end and size. Returns true if there is one.
     pub fn correct(&mut self, channel: Channel, whole: Transfer) -> bool {
         let samples = self.channels.get_mut(&channel);
         samples.is_some_and(|samples| samples.wholes.correct(whole))
     }
 
-    /// The line through the whole transfers of a channel: what they all pay, and what they pay for their sizes. With a
-    /// `start` that is known from elsewhere only the latter is looked for; where the sizes do not tell the start it is
-    /// `unless_told`. None with fewer than three. Compares all pairs of up to 64: take it once a second.
+    /// Returns the line through the whole transfers of a channel: their fixed time, and their rates by size. With a
+    /// known `start` only the rates are fitted; where the sizes do not determine the start it is `unless_told`.
+    /// `None` with fewer than three transfers. Compares all pairs of up to 64: call it once a second.
     #[must_use]
     pub fn line(
         &self,
@@ -344,7 +346,7 @@ impl Estimator {
         }
     }
 
-    /// Forgets a node that has gone or whose clock began anew, and its links.
+    /// Forgets a node that has left or whose clock restarted, and its links.
     pub fn forget(&mut self, node: NodeId) {
         self.channels.retain(|channel, _| !channel.is_of(node));
     }
@@ -354,7 +356,7 @@ impl Estimator {
         self.channels.remove(&channel);
     }
 
-    /// Reports of a channel that were refused since it is known.
+    /// Returns the number of a channel's reports that were refused since the channel is known.
     #[must_use]
     pub fn refused(&self, channel: Channel) -> u64 {
         self.channels
@@ -396,7 +398,7 @@ impl Estimator {
         SizedRates(figures)
     }
 
-    /// Latency of a channel.
+    /// Returns the latency of a channel.
     #[must_use]
     pub fn latency(&self, channel: Channel, now: Moment) -> Figure<Seconds> {
         let what = What::Latency;
@@ -490,7 +492,7 @@ fn plausible(config: &EstimatorConfig, transfer: Transfer) -> Result<BytesPerSec
     Ok(rate)
 }
 
-/// The nearest class with enough samples, else the nearest with any, and how far away it is.
+/// Returns the nearest class with enough samples, else the nearest with any, and its distance.
 fn nearest(classes: &[Option<Quantiles>; CLASSES], class: usize) -> Option<(Quantiles, u32)> {
     let known = classes.iter().enumerate().filter_map(|(other, quantiles)| {
         let quantiles = (*quantiles)?;
@@ -500,7 +502,7 @@ fn nearest(classes: &[Option<Quantiles>; CLASSES], class: usize) -> Option<(Quan
     known.min_by_key(|(quantiles, distance)| (quantiles.samples < ENOUGH, *distance))
 }
 
-/// Bandwidths of one channel by the size of what is moved.
+/// Bandwidths of one channel by the size of the transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SizedRates([Figure<BytesPerSecond>; CLASSES]);
@@ -512,14 +514,14 @@ impl SizedRates {
         Self([figure; CLASSES])
     }
 
-    /// For transfers of `size`.
+    /// Returns the bandwidth for transfers of `size`.
     #[must_use]
     pub fn of(&self, size: Bytes) -> Figure<BytesPerSecond> {
         let [.., largest] = self.0;
         self.0.get(class_of(size)).copied().unwrap_or(largest)
     }
 
-    /// One figure for each size class, the smallest sizes first, with a size of each class.
+    /// Returns one figure for each size class, the smallest sizes first, with a size of each class.
     pub fn by_class(&self) -> impl Iterator<Item = (Bytes, Figure<BytesPerSecond>)> + '_ {
         CLASS_SIZES.into_iter().map(Bytes::new).zip(self.0)
     }
@@ -530,13 +532,13 @@ impl SizedRates {
         Self(self.0.map(change))
     }
 
-    /// Each size class: where it ends (none for the largest), and its bandwidth.
+    /// Returns each size class: its upper limit (`None` for the largest), and its bandwidth.
     pub fn classes(&self) -> impl Iterator<Item = (Option<Bytes>, Figure<BytesPerSecond>)> {
         let ends = CLASS_ENDS.into_iter().map(|end| Some(Bytes::new(end)));
         ends.chain([None]).zip(self.0)
     }
 
-    /// For a long row of transfers: what empties a queue.
+    /// Returns the bandwidth for a long row of transfers: the drain rate of a queue.
     #[must_use]
     pub const fn sustained(&self) -> Figure<BytesPerSecond> {
         let [.., largest] = self.0;

@@ -15,7 +15,7 @@ pub(super) const CAPACITY: usize = 64;
 const OUTLIER: f64 = 6.0;
 /// The median absolute deviation of a normal distribution is its standard deviation divided by this.
 const MAD_TO_SIGMA: f64 = 1.4826;
-/// Least deviation, as a logarithm: below 5 % two measurements are the same.
+/// Least deviation, as a logarithm: below 5 % two measurements count as equal.
 const LEAST_SIGMA: f64 = 0.05;
 /// Deviation that a single measurement is assumed to have, as a logarithm; shrinks with the root of the number of
 /// measurements. With few samples the upper bound has not been seen yet.
@@ -67,7 +67,7 @@ impl Window {
         self.samples.iter().map(|&(at, _)| at).max()
     }
 
-    /// Quantiles of what is no older than `limit`; none without such a sample.
+    /// Returns the quantiles of the samples that are no older than `limit`; `None` without such a sample.
     pub(crate) fn quantiles(
         &self,
         now: Moment,
@@ -117,7 +117,7 @@ pub(super) fn weight(age: Seconds, half_life: Seconds) -> f64 {
     (-halves.min(60.0)).exp2()
 }
 
-/// The least value with at least `q` of the weight at or below it. Sorts; needs at least one value.
+/// Returns the least value with at least `q` of the weight at or below it. Sorts; needs at least one value.
 pub(super) fn quantile(weighted: &mut [(f64, f64)], q: f64) -> f64 {
     weighted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let total: f64 = weighted.iter().map(|&(_, weight)| weight).sum();

@@ -1,9 +1,9 @@
 //! Placement of a dump of a given size and its copies.
 //!
-//! The stronger rule first, as in the server's own placement: never two copies on one host; the node that takes the
-//! dump, when it can; reserved nodes before transient ones, whose copies do not count (paper 003); zones with fewest
-//! copies; a rack without one; then how soon the copy would be there. Nodes are kept by class and zone in trees that
-//! find the quickest without looking at all.
+//! Rules in the order of their strength, as in the server's own placement: never two copies on one host; the node
+//! that takes the dump, when it can; reserved nodes before transient ones, whose copies do not count (paper 003);
+//! zones with fewest copies; a rack without one; then the time until the copy would be there. Nodes are kept by class
+//! and zone in trees that find the quickest without visiting all nodes.
 
 pub(crate) mod tree;
 
@@ -21,16 +21,16 @@ use tree::{Line, Tree};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeClass {
-    /// Its copies count towards durability.
+    /// Copies on the node count towards durability.
     Reserved,
-    /// It may be taken away at any time.
+    /// The node may be taken away at any time.
     Transient,
 }
 
 /// Failure domains of a node. Numbered by the caller; racks and hosts are unique across zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Domain {
-    /// Site. There should be few: all are looked at.
+    /// Site of the node. There should be few sites: all are searched.
     pub zone: u32,
     /// Rack of the node.
     pub rack: u32,
@@ -38,7 +38,7 @@ pub struct Domain {
     pub host: u32,
 }
 
-/// Nodes of a zone that are looked at for one in a rack without a copy.
+/// Number of nodes of a zone that are examined for one in a rack without a copy.
 const RACK_ATTEMPTS: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +95,7 @@ pub struct Placement {
     pub unranked: usize,
 }
 
-/// Nodes, ready to be asked.
+/// Index of nodes for placement.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
     known: HashMap<NodeId, Known>,
@@ -104,7 +104,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Takes in what is known of a node now, in place of what was. O(log n), on the average over many.
+    /// Replaces the figures of a node. O(log n), on the average over many.
     ///
     /// # Errors
     ///
@@ -245,7 +245,7 @@ impl Places {
         best.map(|(_, found)| found)
     }
 
-    /// The quickest of a tree, in a rack without a copy if there is one among the next.
+    /// Returns the quickest node of a tree, in a rack without a copy if there is one among the next.
     fn best_of(&self, tree: &Tree, size: Bytes, taken: &Taken) -> Option<(NodeId, Seconds, Known)> {
         let mut allowed = tree.quickest(size).filter_map(|(node, time)| {
             let known = *self.known.get(&node)?;
@@ -270,7 +270,7 @@ impl Places {
 fn line(figures: &NodeFigures, free: Bytes) -> Result<Line, Missing> {
     let queue = figures.write_wait(Bytes::ZERO)?;
     let rate = figures.write.sustained().known()?;
-    // A fixed time that nobody measured is the same everywhere: nothing.
+    // A fixed time that was never measured counts as 0 on every node.
     let fixed = figures.dump_start.known().map_or(0.0, |t| t.p50.value());
     Ok(Line {
         node: figures.node,
@@ -310,7 +310,7 @@ struct Taken {
     nodes: Few<NodeId>,
     hosts: Few<u32>,
     racks: Few<u32>,
-    /// Zones with copies, and how many.
+    /// Number of copies in each zone that has copies.
     zones: Vec<(u32, usize)>,
 }
 
@@ -349,7 +349,7 @@ mod tests {
 
     struct Node(u32, NodeClass, u32, u32, u64);
 
-    /// Each node writes 1 GB/s and is a host of its own; the last number is what it has queued, GB.
+    /// Makes nodes that write 1 GB/s, each a host of its own; the last number is the size of its queue, GB.
     fn places(nodes: &[Node]) -> Places {
         let mut places = Places::default();
         for &Node(id, class, zone, rack, queued) in nodes {

@@ -1,10 +1,10 @@
-//! Nodes by the time that a dump takes there, for any size, without looking at all of them.
+//! Nodes sorted by the time that a dump takes there, for any size, without visiting all of them.
 //!
 //! The time on a node is a line over the size: start + size × seconds a byte. A binary tree over the nodes keeps in
-//! each place the least start, the least seconds a byte and the most free room of all below, from which follows a lower
-//! bound of their times. The search takes what has the lowest bound first, so nodes come out in the order of their
-//! times. Bounds hold wherever the nodes are; nodes that are alike lie next to each other (as in a k-d tree) to make
-//! them tight, and are sorted anew when half of them have changed.
+//! each place the least start, the least seconds a byte and the most free room of all nodes below, from which follows
+//! a lower bound of their times. The search visits the place with the lowest bound first, so nodes come out in the
+//! order of their times. Bounds hold wherever the nodes are; similar nodes lie next to each other (as in a k-d tree)
+//! to make the bounds tight, and the tree is sorted anew when half of the nodes have changed.
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
@@ -13,7 +13,7 @@ use std::collections::{BinaryHeap, HashMap};
 use crate::NodeId;
 use crate::quantity::{Bytes, Seconds};
 
-/// One node's line.
+/// Line of one node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Line {
     pub(crate) node: NodeId,
@@ -29,7 +29,7 @@ pub(crate) struct Line {
 struct Bound {
     start: f64,
     per_byte: f64,
-    /// None if there is no line.
+    /// Most free room below; `None` if there is no line.
     free: Option<Bytes>,
 }
 
@@ -56,7 +56,7 @@ impl Bound {
         }
     }
 
-    /// The least time; none if nothing below has room.
+    /// Returns the least time; `None` if no node below has room.
     fn time(&self, size: Bytes) -> Option<Seconds> {
         let free = self.free?;
         (free >= size).then(|| Seconds::clamped(self.start + self.per_byte * size.count() as f64))
@@ -67,7 +67,8 @@ impl Bound {
 pub(crate) struct Tree {
     /// A power of two of them, or none.
     leaves: Vec<Option<Line>>,
-    /// Place 1 is the root, those below place n are 2n and 2n + 1; the leaves' bounds are the second half.
+    /// Bounds by place: place 1 is the root, those below place n are 2n and 2n + 1; the leaves' bounds are the second
+    /// half.
     bounds: Vec<Bound>,
     slots: HashMap<NodeId, usize>,
     vacant: Vec<usize>,
@@ -127,7 +128,7 @@ impl Tree {
         }
     }
 
-    /// Builds it anew, with room for as many again.
+    /// Rebuilds the tree, with room for as many lines again.
     fn sort(&mut self, more: Option<Line>) {
         let mut lines: Vec<Line> = self.leaves.drain(..).flatten().chain(more).collect();
         let capacity = (2 * lines.len()).next_power_of_two();
@@ -153,7 +154,7 @@ impl Tree {
         self.changes = 0;
     }
 
-    /// Time of one node; none without room there.
+    /// Returns the time of one node; `None` without room there.
     pub(crate) fn time(&self, node: NodeId, size: Bytes) -> Option<Seconds> {
         let slot = self.slots.get(&node)?;
         let line = self.leaves.get(*slot)?;
@@ -199,8 +200,8 @@ fn spread(lines: &mut [Line], slots: &mut [Option<Line>], by_start: bool) {
 /// Places that a search for some nodes usually leaves for later: room is made for them at once.
 const USUALLY_LATER: usize = 64;
 
-/// A place and the least time below. Of equal ones the higher place is greater, which is a leaf sooner: nodes that are
-/// all alike are not all looked at.
+/// Place with the least time below it. Of equal ones the higher place is greater, which is a leaf sooner: so not all
+/// of many similar nodes are visited.
 type Bounded = (Reverse<Seconds>, usize);
 
 /// Iterates over nodes and their times, the least first.
@@ -212,7 +213,7 @@ pub(crate) struct Quickest<'a> {
     next: Option<Bounded>,
     /// Places that come later.
     heap: BinaryHeap<Bounded>,
-    /// Places looked at.
+    /// Number of places visited.
     pub(crate) visited: usize,
 }
 
@@ -223,14 +224,14 @@ impl Quickest<'_> {
         Some((Reverse(time), place))
     }
 
-    /// The better of the two places below and of what is left; the others are left for later.
+    /// Returns the better of the two places below and of the remaining ones; the others are left for later.
     fn below(&mut self, place: usize) -> Option<Bounded> {
         let (one, other) = (self.bound(2 * place), self.bound(2 * place + 1));
         if let Some(later) = one.min(other) {
             self.heap.push(later);
         }
         match (one.max(other), self.heap.peek_mut()) {
-            // The greatest one, and put in its place what is less.
+            // Takes the greatest place out of the heap, and puts the lesser one in.
             (Some(better), Some(mut later)) if *later > better => {
                 Some(std::mem::replace(&mut *later, better))
             }
@@ -273,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Numbers that look random and are the same each time.
+    /// Returns numbers that look random and are deterministic.
     fn scattered(n: u32) -> f64 {
         f64::from(n.wrapping_mul(2_654_435_761) % 10_007) / 10_007.0
     }
@@ -305,7 +306,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against sorting all of them, whatever was put, replaced and removed before.
+        /// Compares the order with sorting all nodes, after any sequence of insertions, replacements and removals.
         #[test]
         fn the_order_is_that_of_the_times(
             puts in prop::collection::vec((0_u32..40, 0.0..9.0, 1.0..900.0, 0_u64..100, any::<bool>()), 0..150),

@@ -36,7 +36,7 @@ pub enum Decision {
     Kill,
 }
 
-/// overhead_chkpt = size/bw_write + size/bw_read + queue_time_dump.
+/// Returns overhead_chkpt = size/bw_write + size/bw_read + queue_time_dump.
 #[must_use]
 pub fn overhead_chkpt(
     size: Bytes,
@@ -49,7 +49,7 @@ pub fn overhead_chkpt(
         .plus(queue_time_dump)
 }
 
-/// Algorithm 1, line by line:
+/// Runs Algorithm 1, line by line:
 ///
 /// ```text
 /// overhead_chkpt = size/bw_write + size/bw_read + queue_time_dump
@@ -63,8 +63,8 @@ pub fn overhead_chkpt(
 /// end
 /// ```
 ///
-/// What `sort` sorts by is in §5.2.2, cost-aware eviction: the lowest size ÷ checkpointing bandwidth first; equal ones
-/// by their number. `size` is the same for both kinds of checkpoint, as in the paper: the decision does not know yet
+/// The order of `sort` is given in §5.2.2, cost-aware eviction: the lowest size ÷ checkpointing bandwidth first;
+/// equal ones by their number. `size` is equal for both kinds of checkpoint, as in the paper: the decision ignores
 /// that an incremental one is smaller.
 #[must_use]
 pub fn algorithm_1(mut candidate_victims: Vec<CandidateVictim>) -> Vec<(TaskId, Decision)> {
@@ -91,8 +91,8 @@ mod tests {
 
     const GB: u64 = 1_000_000_000;
 
-    /// The victim of the paper's experiment (§3.3.3 and Figure 6): a k-means job of 5 GB, preempted after 30 s. The
-    /// bandwidths are those of Table 3's first dump: 5 GB in so many seconds; reading is as fast.
+    /// Makes the victim of the paper's experiment (§3.3.3 and Figure 6): a k-means job of 5 GB, preempted after 30 s.
+    /// The bandwidths are those of Table 3's first dump: 5 GB in `dump_seconds`; reading is as fast.
     fn k_means(task: u64, dump_seconds: f64) -> CandidateVictim {
         let rate = BytesPerSecond::new(5.0 * GB as f64 / dump_seconds).unwrap();
         CandidateVictim {

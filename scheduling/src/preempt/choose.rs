@@ -1,4 +1,5 @@
-//! The cheapest mechanism for one victim: Algorithm 1 with all the ways there are, and with what the dump really writes.
+//! Choice of the cheapest mechanism for one victim: Algorithm 1 with all available mechanisms, and with the bytes
+//! that the dump really writes.
 
 use std::fmt;
 
@@ -48,7 +49,7 @@ impl By {
 pub struct Terms {
     /// Place where a dump has to be stored before the task may be stopped.
     pub copies: Copies,
-    /// Median or bad end. Default: median.
+    /// Quantile that decides. Default: median.
     pub by: By,
     /// Weight of a second of delay for the preempting party, in seconds of the victim's. 0, the default, is the
     /// paper's: only the victim's overhead is compared.
@@ -73,7 +74,7 @@ impl Default for Terms {
 }
 
 impl Terms {
-    /// Overhead plus weighted delay.
+    /// Returns the overhead plus the weighted delay.
     #[must_use]
     pub fn score(&self, cost: &Cost) -> Seconds {
         self.score_of(cost.sums())
@@ -99,7 +100,7 @@ pub struct Choice {
     pub mechanism: Mechanism,
     /// Cost of the mechanism.
     pub cost: Cost,
-    /// Its score by the terms.
+    /// Score of the mechanism by the terms.
     pub score: Seconds,
     /// The second best, and its score.
     pub next: Option<(Mechanism, Seconds)>,
@@ -135,16 +136,16 @@ pub struct Undecided {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It has no cost.
+    /// The mechanism has no cost.
     #[error(transparent)]
     NoCost(NoCost),
-    /// It has one that the terms do not allow.
+    /// The mechanism has a cost that the terms do not allow.
     #[error("it takes too long")]
     TooLong,
 }
 
-/// All mechanisms with their costs, or why they have none. Where two come to the same the earlier is taken: as in
-/// Algorithm 1, a checkpoint must be *cheaper* than a kill.
+/// Returns all mechanisms with their costs, or the reasons why they have none. Of two equal costs the earlier one is
+/// taken: as in Algorithm 1, a checkpoint must be *cheaper* than a kill.
 #[must_use]
 pub fn options(
     task: &Task,
@@ -165,7 +166,7 @@ pub fn cost_of(task: &Task, site: &Site<'_>, mechanism: Mechanism) -> Result<Cos
     option(task, site, Bytes::ZERO, mechanism)
 }
 
-/// In the order in which they are preferred where they cost the same.
+/// Returns the mechanisms in the order in which they are preferred where they cost the same.
 const fn mechanisms(copies: Copies) -> [Mechanism; 7] {
     const fn dump(dump: Dump, copies: Copies) -> Mechanism {
         Mechanism::Checkpoint { dump, copies }
@@ -194,7 +195,7 @@ fn option<T: Tally>(
         Mechanism::Kill => cost::kill_as(task),
         Mechanism::Rollback => cost::rollback_as(task, site.node),
         Mechanism::SuspendInMemory => match &site.swap {
-            // Whoever comes instead may need as much as the victim held.
+            // The task that comes instead may need as much as the victim held.
             Some(swap) => cost::in_memory_as(task, task.holds.memory, swap),
             None => Err(NoCost::NoSwap),
         },
@@ -205,8 +206,8 @@ fn option<T: Tally>(
     }
 }
 
-/// Least scores of a task's mechanisms: of those that cost the same whatever else the node does, and of those that other
-/// victims of the node make dearer, by its queue or its swap.
+/// Least scores of a task's mechanisms: of those whose cost does not depend on other decisions for the node, and of
+/// those that other victims of the node make dearer, by its queue or its swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Least {
     pub(super) alone: Option<Seconds>,
@@ -230,10 +231,10 @@ pub(super) fn least(task: &Task, site: &Site<'_>, terms: &Terms) -> Least {
     least
 }
 
-/// The mechanism with the least score of those that have a cost and that the terms allow.
+/// Returns the mechanism with the least score of those that have a cost and that the terms allow.
 ///
-/// With the default terms this is Algorithm 1 with more ways: killing costs the progress, so a dump is taken when the
-/// progress exceeds its overhead.
+/// With the default terms this is Algorithm 1 with more mechanisms: killing costs the progress, so a dump is taken
+/// when the progress exceeds its overhead.
 ///
 /// # Errors
 ///
@@ -350,7 +351,7 @@ mod tests {
         }
     }
 
-    /// The paper's 60 s, 5 GB job after 30 s (§3.3.3).
+    /// Makes the paper's 60 s, 5 GB job after 30 s (§3.3.3).
     fn k_means() -> Task {
         Task {
             full: Figure::given(Bytes::new(5_000_000_000)),
@@ -445,7 +446,7 @@ mod tests {
         };
         let choice = choose(&task, &site(&node(1e9)), &terms).unwrap();
         assert_eq!(choice.mechanism, Mechanism::Wait);
-        // At its start it is killed.
+        // Without progress the task is killed.
         let task = Task {
             progress: seconds(1),
             remaining: seconds(59),

@@ -1,5 +1,5 @@
-//! Preemption: Algorithm 1 of paper 000 as it stands there, its refinement to the cheapest mechanism for each victim,
-//! and a plan of whom to preempt.
+//! Preemption: Algorithm 1 of paper 000 as published, its refinement to the cheapest mechanism for each victim, and a
+//! plan of the victims.
 
 mod algorithm;
 mod choose;

@@ -1,10 +1,10 @@
 //! Choice of victims for resources that are wanted.
 //!
-//! Greedy: always the victim whose score is least for what it frees of what is still wanted, as the paper
-//! takes the lowest size ÷ bandwidth first (000, §5.2.2). Each dump that was decided on lengthens its node's queue for
-//! those that follow, by the same time for all of them. So a node's candidates are sorted once, by what they cost with the
-//! queue as it is at first, and only the first of each node is looked at again. Between candidates of one node that free
-//! different shares the order may so differ from that of the queue as it has become.
+//! The algorithm is greedy: it always takes the victim with the least score for its share of the resources still
+//! wanted, as the paper takes the lowest size ÷ bandwidth first (000, §5.2.2). Each planned dump lengthens its node's
+//! queue for the following ones, by an equal time for all of them. So a node's candidates are sorted once, by their
+//! costs with the initial queue, and only the first of each node is evaluated again. Between candidates of one node
+//! that free different shares the order may so differ from that of the present queue.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -48,7 +48,7 @@ pub struct Plan {
     pub frees: Resources,
     /// Resources still lacking when all candidates that can be decided on are taken.
     pub lacking: Resources,
-    /// Candidates that nothing could be said of, and were not taken.
+    /// Candidates for which no mechanism could be chosen; they are not taken.
     pub undecided: Vec<Undecided>,
     /// Candidates on nodes that were not given.
     pub unknown_node: Vec<TaskId>,
@@ -67,18 +67,18 @@ struct Place {
 struct Line<'a> {
     node: NodeId,
     site: Site<'a>,
-    /// Bytes of the dumps that were decided on: they go before those that follow, here and on the replica.
+    /// Bytes of the dumps that are planned: they go before the following ones, here and on the replica.
     ahead: Bytes,
-    /// By what they cost whatever else the node does.
+    /// Candidates by the costs that do not depend on other decisions for the node.
     alone: Vec<Place>,
-    /// By what they cost with the queue and the swap as they were at first.
+    /// Candidates by their costs with the initial queue and swap.
     queued: Vec<Place>,
-    /// The best, as it was looked at last.
+    /// Best candidate, as it was last evaluated.
     best: Option<Place>,
 }
 
-/// Victims among `candidates` that free what is `wanted`, wherever they run: whoever needs it on one node passes the
-/// candidates of that node. O(n log n) for n candidates.
+/// Chooses victims among `candidates` that free the `wanted` resources, on any node: a caller that needs them on one
+/// node passes the candidates of that node. O(n log n) for n candidates.
 #[must_use]
 pub fn plan(
     wanted: Resources,
@@ -105,7 +105,7 @@ pub fn plan(
         let Some(line) = lines.get_mut(at) else {
             continue;
         };
-        // What is wanted may have shrunk since then.
+        // The resources still wanted may have shrunk since then.
         if !planning.still_frees_as_much(seen) {
             match planning.look(line) {
                 Some(place) if heap.peek().is_some_and(|Reverse((next, _))| place > *next) => {
@@ -200,7 +200,7 @@ impl Planning<'_> {
         line.best
     }
 
-    /// The first in this order that can still be taken, at what it costs now.
+    /// Returns the first candidate in this order that can still be taken, at its present cost.
     fn first(&mut self, order: &mut Vec<Place>, site: &Site<'_>, ahead: Bytes) -> Option<Place> {
         while let Some(&place) = order.last() {
             let candidate = self.candidates.get(place.index);
@@ -239,7 +239,7 @@ impl Planning<'_> {
         let Some(candidate) = self.candidates.get(place.index) else {
             return;
         };
-        // The same as it was looked at by, now with its parts.
+        // The choice that was evaluated, now with the parts of its cost.
         match choose_behind(&candidate.task, &line.site, line.ahead, self.terms) {
             Ok(choice) => {
                 occupy(line, &candidate.task, choice.mechanism);
@@ -262,8 +262,8 @@ impl Planning<'_> {
     }
 }
 
-/// Part of all that is wanted that `holds` is: of the resource of which it is most. Not a part of what is *left*, which
-/// would grow as that shrinks.
+/// Returns the share of `wanted` that `holds` is: of the resource of which it is most. Not the share of the resources
+/// *left*, which would grow as those shrink.
 fn share(holds: Resources, wanted: Resources) -> f64 {
     let part = |held: u64, wanted: u64| match wanted {
         0 => 0.0,

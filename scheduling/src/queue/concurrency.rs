@@ -1,20 +1,21 @@
 //! Measured limit of concurrent transfers: as many as still raise the sum of their rates.
 //!
-//! Paper 000 runs dumps one after the other, as two writes on one disk only take turns, and keep two tasks frozen where
-//! one would do. A medium that serves several at once (memory, an SSD with deep queues), or a start in which nothing is
-//! moved, makes more worth while; how many is measured here, by climbing: one more is tried for a few turns and
-//! stays if it paid, and of those that run the last one is tried to do without.
+//! Paper 000 runs dumps one after the other, as two writes on one disk only alternate, and keep two tasks frozen
+//! where one would do. More are worth while on a medium that serves several at once (memory, an SSD with deep
+//! queues), or where a start moves no bytes. This module measures the limit by climbing: it tries one more for a few
+//! transfers and keeps it if the rate rises, and it tries to do without the last one.
 //!
-//! **What is measured.** A turn that moved `bytes` in `elapsed` while on average `beside` ran, itself included, had
-//! 1/`beside` of what the medium gave: `bytes / elapsed × beside` is what all moved together. The logarithms of these
-//! are kept for each number at once, and weigh as much as they took: a short turn is mostly its start. Sizes that differ
-//! are noise to them.
+//! **Measurement.** A transfer that moved `bytes` in `elapsed` while on average `beside` ran, itself included, had
+//! 1/`beside` of the medium's rate: `bytes / elapsed × beside` is the rate of all together. The logarithms of these
+//! rates are kept for each limit, weighted by the durations: a short transfer is mostly its start. Differences
+//! between sizes are noise to them.
 //!
-//! **When it changes.** One more must raise the mean by [`margin`](ConcurrencyConfig::margin), or by half of what it
-//! could at the best where that is less (one more beside 9 brings 11 % at the best); half of that keeps one that runs.
-//! A difference counts only when it is 2.5 times its own standard error away from that, so noise decides nothing: what is
-//! not decided after [`longest_trial`](ConcurrencyConfig::longest_trial) turns stays as it is. After a trial
-//! that changed nothing, or took back what the one before had changed, the next comes after twice the turns.
+//! **Changes.** One more must raise the mean by [`margin`](ConcurrencyConfig::margin), or by half of the possible
+//! gain where that is less (one more beside 9 brings 11 % at the best); half of that keeps one that runs. A
+//! difference counts only when it is 2.5 times its own standard error away from that, so noise decides nothing: a
+//! trial that is undecided after [`longest_trial`](ConcurrencyConfig::longest_trial) transfers changes nothing. After
+//! a trial that changed nothing, or took back the change of the previous one, the next comes after twice the
+//! transfers.
 
 use std::collections::VecDeque;
 
@@ -27,13 +28,13 @@ pub struct ConcurrencyConfig {
     pub start: usize,
     /// Highest limit. 16: more than that never raised the rate of a medium without each transfer taking much longer.
     pub most: usize,
-    /// By how much one more must raise what all move together. 0.1.
+    /// Relative gain of the total rate that one more transfer must bring. 0.1.
     pub margin: Ratio,
-    /// Turns after which a trial that decided nothing ends. 32.
+    /// Number of transfers after which a trial that decided nothing ends. 32.
     pub longest_trial: usize,
-    /// Turns between two trials at first. 8.
+    /// Number of transfers between two trials at first. 8.
     pub pause: usize,
-    /// Turns between two trials at most: trials become rarer while they change nothing. 1024.
+    /// Maximum number of transfers between two trials: trials become rarer while they change nothing. 1024.
     pub longest_pause: usize,
 }
 
@@ -57,7 +58,8 @@ pub struct FinishedTurn {
     pub bytes: Bytes,
     /// Duration of the transfer.
     pub elapsed: Seconds,
-    /// Average number of transfers that ran meanwhile, itself included. A value below 1 or not finite is ignored.
+    /// Average number of transfers that ran meanwhile, itself included. [`Concurrency`] ignores a value that is not
+    /// finite or clearly below 1.
     pub beside: f64,
 }
 
@@ -67,9 +69,9 @@ pub struct Concurrency {
     config: ConcurrencyConfig,
     settled: usize,
     trial: Option<Trial>,
-    /// By how many ran: that of one first.
+    /// Levels by the number of concurrent transfers: that of one first.
     levels: Vec<Level>,
-    /// Turns with as many as may since the last trial.
+    /// Number of transfers at the full limit since the last trial.
     since_trial: usize,
     pause: usize,
     /// The next trial is of one less.
@@ -84,7 +86,7 @@ struct Trial {
     turns: usize,
 }
 
-/// Logarithms of what was moved with so many at once, and their weights; the latest last.
+/// Logarithms of the total rates at one limit, and their weights; the latest last.
 #[derive(Clone, Debug, Default)]
 struct Level {
     samples: VecDeque<(f64, f64)>,
@@ -93,13 +95,14 @@ struct Level {
 /// Number of samples that are remembered for a level.
 const REMEMBERED: usize = 32;
 
-/// An average that is further from a whole number is of two levels, and tells nothing of either.
+/// Largest distance of `beside` from a whole number: a transfer further away ran at two levels, and is no sample of
+/// either.
 const TOLERANCE: f64 = 0.3;
 
-/// A mean that leans on fewer than so many turns, though others were counted, is of those few and no more.
+/// Least effective number of transfers in a mean: with fewer, a few heavy transfers decide it.
 const LEAST_EFFECTIVE: f64 = 3.0;
 
-/// So many standard errors are no accident.
+/// Number of standard errors from which a difference is significant.
 const STANDARD_ERRORS: f64 = 2.5;
 
 impl Level {
@@ -110,14 +113,14 @@ impl Level {
         self.samples.push_back(sample);
     }
 
-    /// The weighted mean, and the square of its standard error; none of too few.
+    /// Returns the weighted mean, and the square of its standard error; `None` with too few samples.
     fn mean(&self) -> Option<(f64, f64)> {
         let sum = self.samples.iter().map(|sample| sample.1).sum::<f64>();
         let weighed = self.samples.iter().map(|(sample, weight)| sample * weight);
         let mean = weighed.sum::<f64>() / sum;
         let squares = self.samples.iter().map(|sample| sample.1.powi(2));
         let effective = sum * sum / squares.sum::<f64>();
-        // It is no number where nothing was measured.
+        // `effective` is NaN where nothing was measured.
         if effective.is_nan() || effective < LEAST_EFFECTIVE {
             return None;
         }
@@ -139,7 +142,7 @@ enum Verdict {
 }
 
 impl Concurrency {
-    /// Nothing is measured yet.
+    /// Makes a limit without measurements.
     #[must_use]
     pub fn new(config: ConcurrencyConfig) -> Self {
         let config = ConcurrencyConfig {
@@ -170,7 +173,7 @@ impl Concurrency {
         self.settled
     }
 
-    /// Learns from a turn. One that moved nothing, or whose figures are none, tells nothing. O(1).
+    /// Learns from a finished transfer. One that moved nothing, or whose figures are not valid, is ignored. O(1).
     pub fn finished(&mut self, turn: &FinishedTurn) {
         let Some((level, sample)) = self.sample(turn) else {
             return;
@@ -189,7 +192,7 @@ impl Concurrency {
                 self.since_trial += 1;
                 self.try_another();
             }
-            // What was running when the limit changed, or what nobody waits behind.
+            // The transfer ran when the limit changed, or the queue was empty.
             _ => {}
         }
     }
@@ -210,7 +213,7 @@ impl Concurrency {
         Some((level, (logarithm, turn.elapsed.value())))
     }
 
-    /// Turns that a level is judged by at least: each place was used twice.
+    /// Returns the least number of transfers by which a level is judged: each slot was used twice.
     fn enough(&self, level: usize) -> usize {
         (2 * level).clamp(4, REMEMBERED.min(self.config.longest_trial.max(4)))
     }
@@ -256,7 +259,7 @@ impl Concurrency {
             self.down_next = down;
         }
         if moved && down == self.went_down {
-            // On in the same direction, and soon.
+            // Continue in this direction, and soon.
             self.pause = self.config.pause;
         } else {
             self.pause = (self.pause.max(1) * 2).min(self.config.longest_pause.max(1));
@@ -274,7 +277,8 @@ impl Concurrency {
         };
         let at_best = 1.0 / fewer as f64;
         let wanted = self.config.margin.value().min(at_best / 2.0);
-        // Whoever runs already needs to bring less to stay: no back and forth between two that are alike.
+        // A transfer that runs already needs to bring less to stay: the limit does not alternate between two levels
+        // with equal rates.
         let wanted = if fewer < self.settled {
             wanted / 2.0
         } else {

@@ -1,15 +1,17 @@
-//! The queue of one direction of one tier: sequential checkpoint and restore (paper 000, §5.2.2).
+//! Queue of one direction of one tier: sequential checkpoint and restore (paper 000, §5.2.2).
 //!
-//! A bounded number run at once, the rest wait. A state machine without a clock: requests and the time come in,
-//! [`poll`](Queue::poll) says what may start and what has lapsed.
+//! A bounded number of requests runs at once, the rest wait. A state machine without a clock: the caller passes
+//! requests and the time in, and [`poll`](Queue::poll) returns the requests that may start and those that have
+//! lapsed.
 //!
-//! **Order.** Each request has a moment at which it is *due*: its arrival plus a patience that is shorter the higher its
-//! priority. The one that is due first starts first. A moment by which it should start may bring it forward inside its
-//! own priority's band, and never past the next priority's. As what is due never changes, and whatever arrives is due
-//! after its arrival, nothing that arrives after a request is due goes before it: nobody starves.
+//! **Order.** Each request has a time at which it is *due*: its arrival plus a patience that is shorter the higher
+//! its priority. The request that is due first starts first. A latest start may bring a request forward inside its
+//! own priority's band, and never past the next priority's. A due time never changes, and every request is due after
+//! its arrival. So no request that arrives after another one is due goes before it: no request starves.
 //!
-//! **Reservations** hold a place by a token, and are due like any request. They hold nobody up: while a place is not
-//! taken those behind it start; whoever presents the token in time has the place it reserved. Others lapse.
+//! **Reservations** keep a place by a token, and are due like any request. They delay no other request: while a
+//! reservation is not taken up, the requests behind it start; a caller that presents the token in time gets the
+//! reserved place. Others lapse.
 
 mod concurrency;
 mod pace;
@@ -24,7 +26,7 @@ use crate::quantity::{Bytes, Moment, Seconds};
 pub use concurrency::{Concurrency, ConcurrencyConfig, FinishedTurn};
 pub use pace::{Ahead, Pace};
 
-/// From 0, the lowest, to [`MAX`](Self::MAX).
+/// Priority from 0, the lowest, to [`MAX`](Self::MAX).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -35,7 +37,7 @@ impl Priority {
     /// The highest: there are 12, as in the Google trace.
     pub const MAX: Self = Self(11);
 
-    /// Priority `level`, at most the highest.
+    /// Makes the priority `level`, at most the highest.
     #[must_use]
     pub const fn new(level: u8) -> Self {
         if level > Self::MAX.0 {
@@ -62,7 +64,7 @@ pub struct Request {
     pub start_by: Option<Moment>,
 }
 
-/// A request that was taken in.
+/// Number of an accepted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ticket(u64);
@@ -103,9 +105,9 @@ impl Default for QueueConfig {
 /// Event that the queue reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It may start; it runs from now until it is [finished](Queue::finish).
+    /// The request may start; it runs from now until it is [finished](Queue::finish).
     Start(Ticket),
-    /// Its reservation was not taken up, and is gone.
+    /// The reservation was not taken up, and is gone.
     Lapsed(Ticket),
 }
 
@@ -121,10 +123,10 @@ pub enum QueueError {
     /// Two reservations cannot have one token.
     #[error("the token is in use")]
     TokenInUse,
-    /// No such reservation: it was taken up, has lapsed, or never was.
+    /// The reservation does not exist: it was taken up, has lapsed, or never was.
     #[error("there is no reservation with this token")]
     NoReservation,
-    /// No such request: it has finished, was cancelled, or never was.
+    /// The request does not exist: it has finished, was cancelled, or never was.
     #[error("there is no such request")]
     NoRequest,
 }
@@ -146,7 +148,7 @@ enum State {
     },
     Waiting,
     Running,
-    /// It runs, and does not use its turn.
+    /// The request runs, and does not use its slot.
     Idle,
 }
 
@@ -174,7 +176,7 @@ pub struct Queue {
     now: Moment,
     next: u64,
     entries: BTreeMap<Ticket, Entry>,
-    /// Those that wait, the next one first.
+    /// Waiting requests, the next one first.
     line: BTreeSet<Place>,
     tokens: HashMap<Token, Ticket>,
     lapses: BTreeSet<(Moment, Ticket)>,
@@ -183,7 +185,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty one.
+    /// Makes an empty queue.
     #[must_use]
     pub fn new(config: QueueConfig) -> Self {
         Self {
@@ -199,7 +201,7 @@ impl Queue {
         }
     }
 
-    /// Takes in a request.
+    /// Accepts a request.
     ///
     /// # Errors
     ///
@@ -265,7 +267,7 @@ impl Queue {
         Ok(ticket)
     }
 
-    /// Makes a reservation of a request that waits, in the place that it has: for one who goes and comes again.
+    /// Turns a waiting request into a reservation that keeps its place: for a caller that leaves and returns.
     ///
     /// # Errors
     ///
@@ -312,19 +314,20 @@ impl Queue {
         self.tokens.contains_key(&token)
     }
 
-    /// Takes in a request that runs already and cannot be made to wait: it counts, and may be one too many.
+    /// Adds a request that runs already and cannot be made to wait: it counts, and may exceed the limit.
     pub fn run(&mut self, now: Moment, request: Request) -> Ticket {
         self.advance(now);
         self.running += 1;
         self.insert(request, State::Running)
     }
 
-    /// A running request does nothing for now: it gives its place to another. False if it did not run.
+    /// Marks a running request as idle: it gives its slot to another. Returns false if it did not run.
     pub fn idle(&mut self, ticket: Ticket) -> bool {
         self.switch(ticket, State::Running, State::Idle)
     }
 
-    /// It goes on, at once: then there may be one too many for a while. False if it was not idle.
+    /// Marks an idle request as running, at once: the limit may be exceeded for a while. Returns false if it was not
+    /// idle.
     pub fn resume(&mut self, ticket: Ticket) -> bool {
         self.switch(ticket, State::Idle, State::Running)
     }
@@ -413,7 +416,8 @@ impl Queue {
         Some(self.entries.get(&ticket)?.request.bytes)
     }
 
-    /// Bytes that a request would have before it if it came now: what runs, and what is due before. O(requests).
+    /// Returns the bytes that a request would have before it if it came now: of those that run, and of those that are
+    /// due earlier. O(requests).
     #[must_use]
     pub fn bytes_before(&self, now: Moment, request: &Request) -> Bytes {
         self.before(now, request).1
@@ -448,8 +452,8 @@ impl Queue {
         self.tokens.len()
     }
 
-    /// Of each that waits, the first one first: how many go before it, and what they have to move. Who has reserved is
-    /// not counted before he comes. O(requests).
+    /// Returns for each waiting request, the first one first, the number of requests before it and the bytes that
+    /// they still have to move. A reservation is not counted before it is taken up. O(requests).
     pub fn line(&self) -> impl Iterator<Item = (Ticket, usize, Bytes)> {
         let active = |state| matches!(state, State::Running | State::Idle);
         let running = self.sum(|_, entry| active(entry.state));

@@ -1,12 +1,13 @@
 //! Estimated waiting times, from the durations of recent transfers by their sizes.
 //!
-//! **What a turn takes from the others.** One that ran for `elapsed` while on average `beside` ran, itself included, had
-//! 1/`beside` of what the medium gives: `elapsed / beside` is its part of the time. The parts of many add up to the time
-//! that all of them take, however many run at once, on a medium that is used up by one as well as on one that serves
-//! several side by side.
+//! **Share of a transfer.** A transfer that ran for `elapsed` while on average `beside` ran, itself included, had
+//! 1/`beside` of the medium: `elapsed / beside` is its part of the time. The parts of many transfers add up to the
+//! time of all of them, however many run at once, on a medium that one transfer saturates as well as on one that
+//! serves several side by side.
 //!
-//! A part is a start that does not depend on the size, and the bytes: `part = start + bytes × slope`, fitted to the last
-//! turns by least squares. Where all are about the same size, or noise hides the slope, the mean takes its place.
+//! A part is a start that does not depend on the size, and the bytes: `part = start + bytes × slope`, fitted to the
+//! last transfers by least squares. Where all are of about one size, or noise hides the slope, the mean takes its
+//! place.
 
 use std::collections::VecDeque;
 
@@ -16,13 +17,13 @@ use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 /// Number of transfers that are remembered.
 const REMEMBERED: usize = 32;
 
-/// Nothing is said of sizes so many times the largest that was seen.
+/// Ratio to the largest size seen beyond which sizes are not extrapolated.
 const BEYOND: f64 = 8.0;
 
-/// So many turns that ran with as many beside them as may run now are enough to go by them alone.
+/// Number of transfers at the present limit that are enough to use them alone.
 const ENOUGH: usize = 4;
 
-/// Those that go before one.
+/// Transfers that go before another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
     /// Number of them that run.
@@ -34,7 +35,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Turns that are still to be done: those that run are half done, as far as anybody knows.
+    /// Returns the number of transfers that are still to be done: on average, those that run are half done.
     fn turns(&self) -> f64 {
         self.running as f64 / 2.0 + self.waiting as f64
     }
@@ -63,7 +64,7 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     bytes: f64,
-    /// Its part of the time, seconds.
+    /// Part of the time that the transfer used, seconds.
     part: f64,
     /// Average number of transfers that ran at once.
     beside: f64,
@@ -74,13 +75,14 @@ struct Turn {
 struct Fit {
     start: f64,
     slope: f64,
-    /// Of the turns that it rests on, the mean and the largest size, bytes.
+    /// Mean size of the transfers that the fit rests on, and their largest size, bytes.
     mean: f64,
     largest: f64,
 }
 
 impl Pace {
-    /// Learns from a turn. One of which it is not known how many ran beside it counts as if it had been alone.
+    /// Learns from a finished transfer. If the number that ran beside it is not known, it counts as if it had been
+    /// alone.
     pub fn finished(&mut self, turn: &FinishedTurn) {
         if self.turns.len() >= REMEMBERED {
             self.turns.pop_front();
@@ -147,7 +149,7 @@ fn fit<'a>(turns: impl Iterator<Item = &'a Turn> + Clone) -> Option<Fit> {
         together += (turn.bytes - bytes) * (turn.part - part);
         largest = largest.max(turn.bytes);
     }
-    // Sizes within a tenth of each other tell of noise.
+    // Sizes within a tenth of each other differ only by noise.
     let spread = (varied / count).sqrt() > bytes / 10.0;
     let slope = together / varied;
     let start = part - slope * bytes;
@@ -201,7 +203,7 @@ mod tests {
         };
         // One at a time: all.
         assert_eq!([share(1, 0, 1), share(1, 3, 1), share(0, 1, 1)], [1.0; 3]);
-        // Of two that run, one; of two and a half turns, all but half a turn.
+        // Of two running transfers, one is before it; of two and a half transfers, all but half of one.
         assert_eq!([share(2, 0, 2), share(1, 2, 2)], [0.5, 0.8]);
         // A place is free.
         assert_eq!([share(1, 0, 2), share(0, 0, 1), share(3, 0, 16)], [0.0; 3]);
@@ -239,7 +241,7 @@ mod tests {
         assert_eq!(pace.drain(None, 1).unwrap().value().round(), 1000.0);
     }
 
-    /// 16 turns of 1 GB, on a medium that does 1 GB/s and on one that does so for each that runs.
+    /// Queues 16 transfers of 1 GB, on a medium of 1 GB/s in total and on one of 1 GB/s for each transfer.
     #[test]
     fn a_queue_takes_as_long_as_all_of_it_does_whoever_runs_at_once() {
         let queue = ahead(4, 14, 16_000_000_000);
@@ -248,12 +250,13 @@ mod tests {
             used_up.finished(&turn(1_000_000_000, 4.0, 4.0));
             wide.finished(&turn(1_000_000_000, 1.0, 4.0));
         }
-        // All but the one and a half turns that run on.
+        // All but the one and a half transfers that run on.
         assert_eq!(time(&used_up, &queue, 4), 14.5);
         assert_eq!(time(&wide, &queue, 4), 14.5 / 4.0);
         assert_eq!(used_up.drain(None, 4).unwrap().value().round(), 1e9);
         assert_eq!(wide.drain(None, 4).unwrap().value().round(), 4e9);
-        // Those alone tell the same of the medium that is used up; of the other, what four do together counts.
+        // These samples alone predict the same time for the saturated medium; for the other one, the rate of four
+        // together counts.
         for _ in 0..8 {
             used_up.finished(&turn(1_000_000_000, 1.0, 1.0));
             wide.finished(&turn(1_000_000_000, 1.0, 1.0));

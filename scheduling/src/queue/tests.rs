@@ -130,7 +130,7 @@ fn unused_tokens_lapse() {
         queue.present(second(300), Token(7), Bytes::ZERO),
         Err(QueueError::NoReservation)
     );
-    // A clock that goes back does not bring it back.
+    // A clock that goes back does not restore the reservation.
     assert_eq!(
         queue.present(second(1), Token(7), Bytes::ZERO),
         Err(QueueError::NoReservation)

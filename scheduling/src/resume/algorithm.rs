@@ -18,7 +18,7 @@ pub enum Preference {
     None,
 }
 
-/// `t.previous_checkpoint`, and what it would take to resume from it.
+/// `t.previous_checkpoint`, with the figures for resuming from it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PreviousCheckpoint {
     /// Size of the checkpoint.
@@ -54,14 +54,14 @@ pub enum Resumption {
     Remote,
 }
 
-/// overhead_local = size/bw_read + queue_time_local.
+/// Returns overhead_local = size/bw_read + queue_time_local.
 #[must_use]
 pub fn overhead_local(checkpoint: &PreviousCheckpoint) -> Seconds {
     let read = checkpoint.size.at(checkpoint.bw_read);
     read.plus(checkpoint.queue_time_local)
 }
 
-/// overhead_remote = size/bw_net + size/bw_read + queue_time_remote.
+/// Returns overhead_remote = size/bw_net + size/bw_read + queue_time_remote.
 #[must_use]
 pub fn overhead_remote(checkpoint: &PreviousCheckpoint) -> Seconds {
     let sent = checkpoint.size.at(checkpoint.bw_net);
@@ -69,7 +69,7 @@ pub fn overhead_remote(checkpoint: &PreviousCheckpoint) -> Seconds {
     sent.plus(read).plus(checkpoint.queue_time_remote)
 }
 
-/// Algorithm 2, line by line:
+/// Runs Algorithm 2, line by line:
 ///
 /// ```text
 /// overhead_local = size/bw_read + queue_time_local
@@ -102,7 +102,8 @@ pub fn algorithm_2(preempted_tasks: &[PreemptedTask]) -> Vec<(TaskId, Resumption
 mod tests {
     use super::*;
 
-    /// 5 GB as in the paper, on its NVM (Table 3), over its 10 Gbit/s: 2.92 s to read, 4 s to send.
+    /// Makes a checkpoint of 5 GB as in the paper, on its NVM (Table 3), over its 10 Gbit/s: 2.92 s to read, 4 s to
+    /// send.
     fn checkpoint(queue_time_local: f64, queue_time_remote: f64) -> PreviousCheckpoint {
         PreviousCheckpoint {
             size: Bytes::new(5_000_000_000),

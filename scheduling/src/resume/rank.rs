@@ -1,5 +1,5 @@
-//! All the nodes that could resume a task, the best first: Algorithm 2 with as many nodes as there are, each of which
-//! lacks what it lacks of the image.
+//! Ranking of the nodes that could resume a task, the best first: Algorithm 2 for any number of nodes, each of which
+//! may lack a part of the image.
 
 use serde::Serialize;
 
@@ -35,12 +35,13 @@ pub struct Ranked {
 pub struct Ranking {
     /// Nodes, the best first.
     pub nodes: Vec<Ranked>,
-    /// Nodes of which too little is known, and what.
+    /// Nodes with missing figures, and the reason for each.
     pub unknown: Vec<(NodeId, NoCost)>,
 }
 
-/// Nodes by the time until the task runs there, then by the overhead, then local ones, as in Algorithm 2, then by
-/// number. A preference goes before everything else: the others follow, for when there is no room on those.
+/// Ranks nodes by the time until the task runs there, then by the overhead, then local ones, as in Algorithm 2, then
+/// by number. A preference takes precedence over everything else: the other nodes follow, for when there is no room
+/// on the preferred ones.
 #[must_use]
 pub fn rank(size: Bytes, offers: &[Offer<'_>], preference: Preference) -> Ranking {
     let mut ranking = Ranking::default();

@@ -8,10 +8,10 @@ use crate::figure::Missing;
 use crate::place::tree::{Line, Tree};
 use crate::quantity::{Bytes, Seconds};
 
-/// Nodes by the time that a restore takes there.
+/// Index of nodes by the time that a restore takes there.
 ///
-/// What a node would have to be sent first is not in that time, as it is another for each image and node: whoever ranks
-/// takes a few more than are wanted, and those that hold the image.
+/// The time does not include the transfer of pages that a node lacks, as it differs for each image and node: a caller
+/// that ranks nodes takes a few more than it wants, and those that hold the image.
 #[derive(Clone, Debug, Default)]
 pub struct Readers {
     tree: Tree,
@@ -19,7 +19,7 @@ pub struct Readers {
 }
 
 impl Readers {
-    /// Takes in what is known of a node now, in place of what was. O(log n), on the average over many.
+    /// Replaces the figures of a node. O(log n), on the average over many.
     ///
     /// # Errors
     ///
@@ -60,13 +60,13 @@ impl Readers {
 fn line(figures: &NodeFigures) -> Result<Line, Missing> {
     let queue = figures.read_wait()?;
     let rate = figures.read.sustained().known()?;
-    // A fixed time that nobody measured is the same everywhere: nothing.
+    // A fixed time that was never measured counts as 0 on every node.
     let fixed = figures.restore_start.known().map_or(0.0, |t| t.p50.value());
     Ok(Line {
         node: figures.node,
         start: queue.p50.value() + fixed,
         per_byte: 1.0 / rate.p50.value(),
-        // Whoever reads needs no room.
+        // A restore needs no room.
         free: Bytes::new(u64::MAX),
     })
 }

@@ -14,7 +14,7 @@ const MOST: f64 = 1e6;
 /// Predictions against measurements, the last 200.
 #[derive(Clone, Debug, Default)]
 pub struct Accuracy {
-    /// Signed, relative to what was measured.
+    /// Signed errors, relative to the measured values.
     errors: VecDeque<f64>,
 }
 
@@ -32,8 +32,8 @@ pub struct Errors {
 }
 
 impl Accuracy {
-    /// Takes in one prediction, and what was then measured in the same unit. Values that are no positive measurement
-    /// are left out, as nothing can be said relative to them.
+    /// Records one prediction, and the value that was then measured in the same unit. Measurements that are not
+    /// positive are left out, as no error is relative to them.
     pub fn compare(&mut self, predicted: f64, measured: f64) {
         let usable = predicted.is_finite() && measured.is_finite() && measured > 0.0;
         if !usable {
@@ -46,7 +46,7 @@ impl Accuracy {
         self.errors.push_back(error.clamp(-MOST, MOST));
     }
 
-    /// The errors so far.
+    /// Returns the errors so far.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Accuracy {
     }
 }
 
-/// The least value that `percent` of all are no larger than.
+/// Returns the least value that `percent` of all values do not exceed.
 fn percentile(values: &mut [f64], percent: usize) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let rank = (values.len() * percent).div_ceil(100);

@@ -1,11 +1,11 @@
 //! Predicted size of a task's next dump.
 //!
-//! A dump has two sizes. What it *moves* goes from the task to the node, and rules its time. What it *stores* is what
-//! differs from what is there, and takes room. An incremental dump without dirty pages moves the whole memory and stores
-//! little of it. Either is in proportion to something that can be read while the task runs: a full dump's to the resident
-//! memory, an incremental one's to the dirty pages, or to the resident memory where nobody counts those. The factors are
-//! learnt from the dumps of the job, and of its kind while the job has too few of its own. Paper 000, §4.1, takes the
-//! memory size as it is, for both.
+//! A dump has two sizes. The bytes that it *moves* go from the task to the node, and determine its duration. The
+//! bytes that it *stores* are the difference from stored pages, and take room. An incremental dump without dirty
+//! pages moves the whole memory and stores little of it. Either size is in proportion to a figure that can be read
+//! while the task runs: a full dump's to the resident memory, an incremental one's to the dirty pages, or to the
+//! resident memory where the kernel does not count those. The factors are learnt from the dumps of the job, and of
+//! its kind while the job has too few of its own. Paper 000, §4.1, uses the memory size itself, for both.
 
 mod accuracy;
 
@@ -24,7 +24,7 @@ use crate::quantity::{Bytes, Moment, Ratio, Seconds};
 const PAGE: u64 = 4096;
 /// Dumps of its own after which a job is not compared with its kind any more.
 const ENOUGH: u32 = 3;
-/// A job's dumps count by half after a day: programs change with what they work on, not with the hour.
+/// Half-life of a job's dumps, one day: programs change with the data that they work on, not with the hour.
 const HALF_LIFE: Seconds = Seconds::ONE_DAY;
 
 /// A job, numbered by the caller.
@@ -54,7 +54,7 @@ pub struct Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DumpKind {
-    /// All pages but zero ones.
+    /// All pages except zero pages.
     Full,
     /// Pages that differ from the job's last checkpoint.
     Incremental,
@@ -79,15 +79,15 @@ pub struct Dumped {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Basis {
-    /// Dirty pages counted now, times what the job stored of them in the past.
+    /// Dirty pages counted now, times the share that the job stored of them in the past.
     DirtyPages,
-    /// Resident memory now, times what the job stored of it in the past.
+    /// Resident memory now, times the share that the job stored of it in the past.
     Job,
     /// Resident memory now, times the share that other jobs of its kind stored in the past.
     Kind,
-    /// Dirty pages counted now; nothing is known of how many of them are stored: an upper bound.
+    /// Dirty pages counted now; the share of them that is stored is not known: an upper bound.
     DirtyPagesBound,
-    /// Resident memory now; nothing is known of how much of it is stored: an upper bound.
+    /// Resident memory now; the share of it that is stored is not known: an upper bound.
     ResidentBound,
 }
 
@@ -105,7 +105,7 @@ pub struct Prediction {
 /// A dump nothing can be learnt from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum NotLearnt {
-    /// It comes without the task's memory, or that was 0.
+    /// The dump comes without the task's memory, or that was 0.
     #[error("the dump was reported without the task's memory")]
     NoMemory,
     /// More was moved or stored than there can have been.
@@ -116,7 +116,7 @@ pub enum NotLearnt {
         /// Reported as resident.
         resident: Bytes,
     },
-    /// No room for another job.
+    /// The predictor has no room for another job.
     #[error("there are {limit} jobs already")]
     TooManyJobs {
         /// Maximum number of jobs.
@@ -184,7 +184,7 @@ pub struct SizePredictor {
 }
 
 impl SizePredictor {
-    /// One that knows nothing, for at most `limit` jobs and as many kinds; each takes at most about 6 KiB.
+    /// Makes a predictor without dumps, for at most `limit` jobs and as many kinds; each takes at most about 6 KiB.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -194,7 +194,7 @@ impl SizePredictor {
         }
     }
 
-    /// Takes in a dump that was made.
+    /// Learns from a dump.
     ///
     /// # Errors
     ///
@@ -225,12 +225,13 @@ impl SizePredictor {
         Ok(())
     }
 
-    /// Forgets a job that is over; its kind keeps what it learnt.
+    /// Forgets a job that is over; its kind keeps the factors learnt from it.
     pub fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
     }
 
-    /// Size of the next dump of a task with this memory. Dirty pages, where they are counted, go before everything.
+    /// Predicts the size of the next dump of a task with this memory. Dirty pages, where they are counted, take
+    /// precedence.
     ///
     /// # Errors
     ///
@@ -270,7 +271,7 @@ struct Learnt {
     moved: Estimate<Ratio>,
 }
 
-/// The job's own factors if it has enough dumps, else its kind's, else the job's few.
+/// Returns the job's own factors if it has enough dumps, else its kind's, else the job's few.
 fn factors_of<'a>(
     job: Option<&'a Factors>,
     of: Option<&'a Factors>,
@@ -388,7 +389,7 @@ mod tests {
         let mib = prediction.size.p50.count() >> 20;
         assert!((499..=501).contains(&mib), "{prediction:?}");
         assert!(prediction.size.p95 > prediction.size.p50);
-        // All of it was moved to be compared.
+        // All of the memory was moved to be compared.
         let moved = prediction.moved.p50.count() >> 20;
         assert!((4999..=5001).contains(&moved), "{prediction:?}");
         // Nothing was learnt of full dumps.

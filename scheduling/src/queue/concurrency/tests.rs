@@ -1,4 +1,4 @@
-//! Simulated media: what all move together by how many run, with noise that is drawn anew for each turn.
+//! Simulated media: the total rate by the number of transfers, with noise that is drawn anew for each transfer.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn saturates_at_four(running: usize) -> f64 {
     ONE * [1.0, 2.0, 3.0, 4.0][running.clamp(1, 4) - 1]
 }
 
-/// A disk whose head travels between more than two.
+/// Models a disk whose head moves between more than two positions.
 fn degrades_beyond_two(running: usize) -> f64 {
     match running {
         1 => ONE,
@@ -26,7 +26,7 @@ fn degrades_beyond_two(running: usize) -> f64 {
     }
 }
 
-/// Numbers between 0 and 1, the same for the same seed.
+/// Deterministic numbers between 0 and 1.
 struct Noise(u64);
 
 impl Noise {
@@ -44,7 +44,8 @@ impl Noise {
     }
 }
 
-/// Turns of a queue that is never empty: as many run as may. What was settled upon after each.
+/// Runs transfers of a queue that is never empty, as many at once as may run. Returns the limit that was settled
+/// after each.
 fn run(medium: Medium, noise: f64, turns: usize, seed: u64) -> (Concurrency, Vec<usize>) {
     let mut concurrency = Concurrency::new(ConcurrencyConfig::default());
     let mut random = Noise(seed);
@@ -90,7 +91,7 @@ fn noise_moves_nothing_back_and_forth() {
             saturates_at_four,
             degrades_beyond_two,
         ] {
-            // Twice as fast or half as fast, from turn to turn.
+            // Twice as fast or half as fast, from transfer to transfer.
             let (_, settled) = run(medium, 0.7, 20_000, seed);
             let late = &settled[2000..];
             let changes = late.windows(2).filter(|pair| pair[0] != pair[1]).count();
