@@ -8,18 +8,18 @@ use crate::error::ShadowError;
 use crate::ids::SegmentNo;
 use crate::space::Space;
 
-/// A reference count for every segment, and a bitmap of the free ones.
+/// Reference count of every segment, and a bitmap of the free ones.
 pub(crate) struct Allocator {
     holders: Vec<u32>,
     /// One bit a segment, set if it is free.
     free_bits: Vec<u64>,
     free: u32,
-    /// No word before this one has a free segment.
+    /// First word that may have a free segment: no word before it has one.
     search_from: usize,
 }
 
 impl Allocator {
-    /// All segments free.
+    /// Makes an allocator with all segments free.
     pub(crate) fn new(segments: u32) -> Self {
         let count = crate::convert::to_usize(u64::from(segments));
         let mut free_bits = vec![u64::MAX; count.div_ceil(64)];
@@ -38,8 +38,8 @@ impl Allocator {
         self.free
     }
 
-    /// The lowest free segment, with one holder: low ones first keeps extents long, and what a tmpfs
-    /// has mapped already in use.
+    /// Takes the lowest free segment, with one holder: low ones first keeps extents long, and reuses the memory that
+    /// a tmpfs has already mapped.
     fn take(&mut self) -> Option<SegmentNo> {
         for (word, bits) in self.free_bits.iter().enumerate().skip(self.search_from) {
             if *bits != 0 {
@@ -54,7 +54,7 @@ impl Allocator {
         None
     }
 
-    /// One holder more.
+    /// Adds a holder to a segment.
     pub(crate) fn hold(&mut self, segment: SegmentNo) {
         let index = crate::convert::to_usize(u64::from(segment.0));
         self.holders[index] += 1;
@@ -64,7 +64,7 @@ impl Allocator {
         }
     }
 
-    /// One holder less; free after the last.
+    /// Removes a holder from a segment, which is free after the last.
     fn release(&mut self, segment: SegmentNo) {
         let index = crate::convert::to_usize(u64::from(segment.0));
         self.holders[index] -= 1;
@@ -142,7 +142,7 @@ impl Lease {
             .sum()
     }
 
-    /// Segments that nobody else holds.
+    /// Returns the number of segments that have no other holder.
     pub(crate) fn exclusive(&self) -> u64 {
         let allocator = self
             .space
@@ -162,7 +162,7 @@ impl Lease {
         after > 0 && segment.0 < self.extents[after - 1].end
     }
 
-    /// Never gives the segments back: whether they are in use shows at the next open only.
+    /// Never gives the segments back: only the next open shows whether they are in use.
     pub(crate) fn leak(mut self) {
         self.extents.clear();
     }
@@ -185,7 +185,7 @@ impl Drop for Lease {
 pub(crate) struct Holdings {
     space: Arc<Space>,
     segments: BTreeSet<u32>,
-    /// The one asked for last: nearly always the next one too.
+    /// Segment of the last query: nearly always the next one too.
     recent: Option<SegmentNo>,
 }
 
@@ -198,7 +198,7 @@ impl Holdings {
         }
     }
 
-    /// A free segment.
+    /// Takes a free segment.
     pub(crate) fn allocate(&mut self) -> Result<SegmentNo, ShadowError> {
         if let Some(failure) = self.space.failure.get() {
             return Err(ShadowError::Failed(failure.clone()));
@@ -216,7 +216,8 @@ impl Holdings {
                     free: u64::from(allocator.free()) * segment_bytes,
                 });
             };
-            // Taken and given to nobody: what is written to a lost page goes nowhere.
+            // A segment with a lost page stays allocated and unused: bytes that are written to a lost page are not
+            // stored.
             if !self.space.has_lost_page(segment) {
                 self.segments.insert(segment.0);
                 return Ok(segment);

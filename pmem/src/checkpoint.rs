@@ -11,7 +11,7 @@ use crate::map::{MapRoot, PageMap};
 use crate::root;
 use crate::space::Space;
 
-/// Attribute bit 0: kept by retention policies. The region itself deletes what it is told to.
+/// Attribute bit 0: retention policies keep the checkpoint. The region itself deletes any checkpoint on request.
 pub const ATTR_PINNED: u32 = 1;
 
 /// Attribute bit 1: the cluster lists it. Never collected as left over.
@@ -57,26 +57,26 @@ impl Checkpoint {
         }
     }
 
-    /// Its name in the region.
+    /// Returns the id of the checkpoint in the region.
     #[must_use]
     pub const fn id(&self) -> CheckpointId {
         self.id
     }
 
-    /// Reads both copies of every root page: how many are damaged while the other one is intact. A region whose root
-    /// pages have lost both copies does not open.
+    /// Reads both copies of every root page. Returns the number of pages of which one copy is damaged while the other
+    /// one is intact. A region whose root pages have lost both copies does not open.
     ///
     /// # Errors
-    /// [`OpenError`]: as the next open would refuse the region.
+    /// [`OpenError`]: the error with which the next open would refuse the region.
     pub fn check_root(&self) -> Result<u64, OpenError> {
         let (page, crc32) = self.root;
         root::load(&self.space, self.id, page, crc32).map(|root| root.damaged_copies)
     }
 
-    /// The manifest as sealed, verified.
+    /// Returns the manifest as sealed, verified.
     ///
     /// # Errors
-    /// [`PageError`] if it is damaged.
+    /// [`PageError`] if the manifest is damaged.
     pub fn manifest(self: &Arc<Self>) -> Result<Vec<u8>, PageError> {
         let mut manifest = Vec::new();
         let copied = self
@@ -92,7 +92,7 @@ impl Checkpoint {
         }
     }
 
-    /// Attribute bits, as last set.
+    /// Returns the attribute bits, as last set.
     #[must_use]
     pub fn attrs(&self) -> u32 {
         self.attrs.load(Ordering::Relaxed)
@@ -102,13 +102,13 @@ impl Checkpoint {
         self.attrs.store(bits, Ordering::Relaxed);
     }
 
-    /// Segments that hold anything of it, inherited ones included.
+    /// Returns the number of segments with pages of the checkpoint, inherited ones included.
     #[must_use]
     pub fn segments(&self) -> u64 {
         self.lease.segments()
     }
 
-    /// The numbers of those segments, ascending.
+    /// Returns the numbers of those segments, ascending.
     pub fn segment_numbers(&self) -> impl Iterator<Item = SegmentNo> {
         self.lease
             .extents()
@@ -117,7 +117,7 @@ impl Checkpoint {
             .map(SegmentNo)
     }
 
-    /// A map of its manifest, for reading. The root is not looked at before pages are.
+    /// Returns a map that the manifest refers to, for reading. The root is not read before pages are.
     #[must_use]
     pub fn map(self: &Arc<Self>, root: &MapRoot) -> PageMap {
         PageMap::new(Arc::clone(self), *root)

@@ -5,7 +5,7 @@ const _: () = assert!(
     "regions are mapped whole: 64-bit targets only"
 );
 
-/// An offset or count of a 64-bit address space as an index.
+/// Converts an offset or count of a 64-bit address space to an index.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "usize has 64 bits, asserted above"
@@ -14,7 +14,7 @@ pub(crate) const fn to_usize(value: u64) -> usize {
     value as usize
 }
 
-/// An index or length as an offset.
+/// Converts an index or length to an offset.
 pub(crate) const fn to_u64(value: usize) -> u64 {
     value as u64
 }

@@ -1,11 +1,11 @@
 //! Writing cache lines back, store fences, and copies that bypass the cache.
 //!
-//! `std::arch` has neither `clwb` nor `clflushopt`, hence the assembly. Elsewhere than on x86-64 there
-//! is no cache write-back here, and [`FlushInstruction::detect`] says so: DAX is then not used.
+//! `std::arch` has neither `clwb` nor `clflushopt`, hence the assembly. On processors other than x86-64 this module
+//! has no cache write-back: [`FlushInstruction::detect`] returns `None`, and DAX is not used.
 
 use std::sync::OnceLock;
 
-/// Bytes of a cache line, what the flush instructions act on. Fixed on x86-64.
+/// Bytes of a cache line, the unit of the flush instructions. Fixed on x86-64.
 pub(crate) const CACHE_LINE: usize = 64;
 
 /// Instruction by which this CPU writes a cache line back to memory.
@@ -17,12 +17,12 @@ pub(crate) enum FlushInstruction {
     ClflushOpt,
     /// Writes back and drops the line; each waits for the one before it.
     Clflush,
-    /// None that this crate knows.
+    /// No instruction that this crate knows.
     None,
 }
 
 impl FlushInstruction {
-    /// The best one this CPU has. Cached.
+    /// Returns the best instruction that this CPU has. Cached.
     pub(crate) fn detect() -> Self {
         static FOUND: OnceLock<FlushInstruction> = OnceLock::new();
         *FOUND.get_or_init(Self::probe)
@@ -63,7 +63,7 @@ impl FlushInstruction {
         Self::None
     }
 
-    /// The instruction's name.
+    /// Returns the instruction's name.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Clwb => "clwb",
@@ -107,7 +107,7 @@ pub(crate) unsafe fn write_back(start: *const u8, len: usize, instruction: Flush
     }
 }
 
-/// Nothing to do where DAX is not used.
+/// Does nothing: DAX is not used on these processors.
 ///
 /// # Safety
 /// None needed; the signature is that of the x86-64 one.
@@ -127,16 +127,16 @@ pub(crate) fn store_fence() {
 
 /// Copies around the cache. A [`store_fence`] must follow before anything relies on the order.
 ///
-/// The data reach memory without having been read from it first, and without displacing what the
-/// reader of the next chunk has in its cache.
+/// The bytes reach memory without a read of the target, and without displacing the next chunk from its reader's
+/// cache.
 ///
 /// # Safety
-/// `to` is valid for writes of `from.len()` bytes that do not overlap `from`, and nobody else accesses
-/// them meanwhile. Both `to` and `from.len()` are multiples of [`CACHE_LINE`].
+/// `to` is valid for writes of `from.len()` bytes that do not overlap `from`, and no other thread accesses them
+/// meanwhile. Both `to` and `from.len()` are multiples of [`CACHE_LINE`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8]) {
     debug_assert!(to.addr().is_multiple_of(CACHE_LINE) && from.len().is_multiple_of(CACHE_LINE));
-    // AVX-512 brings nothing over AVX here: two stores fill a cache line, and memory is the limit.
+    // AVX-512 is not faster than AVX here: two stores fill a cache line, and memory is the limit.
     if is_x86_feature_detected!("avx") {
         // SAFETY: as the caller promises, and the CPU has AVX.
         unsafe { copy_avx(to, from) }
@@ -146,7 +146,7 @@ pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8]) {
     }
 }
 
-/// Elsewhere a plain copy: streaming is an optimisation.
+/// Copies without streaming, which is only an optimisation.
 ///
 /// # Safety
 /// As the x86-64 one.

@@ -9,14 +9,14 @@ use crate::error::{JournalFault, OpenError};
 use crate::ids::CheckpointId;
 use crate::journal::Live;
 
-/// A checkpoint that the journal lists and whose root cannot be read. It stays listed until it is deleted, and as
-/// nobody knows which segments it has, every segment that may be one of them is kept from being reused until then.
+/// Checkpoint that the journal lists and whose root cannot be read. It stays listed until it is deleted. Its segments
+/// are not known, so no segment that may be one of them is reused until then.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct DamagedCheckpoint {
-    /// Its name in the region.
+    /// Id of the checkpoint in the region.
     pub id: CheckpointId,
-    /// Its attribute bits.
+    /// Attribute bits of the checkpoint.
     pub attrs: u32,
     /// The reason for which it cannot be read.
     pub reason: Arc<OpenError>,
@@ -47,19 +47,19 @@ impl fmt::Debug for DamagedCheckpoint {
     }
 }
 
-/// Unreadable records of a journal. Checkpoints that were sealed in its unreadable records are missing, and ones
-/// that were deleted there are back.
+/// Unreadable records of a journal. Checkpoints that were sealed in these records are missing, and checkpoints that
+/// were deleted in them exist again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalDamage {
     /// Faults, in the order of the records.
     pub faults: Vec<JournalFault>,
     /// Records that cannot be read; each may have sealed or deleted a checkpoint.
     pub records_lost: u64,
-    /// Checkpoints that later records name, and that none of the readable ones seals.
+    /// Checkpoints that later records name, and that no readable record seals.
     pub checkpoints_lost: Vec<CheckpointId>,
 }
 
-/// The reason for which a region takes no more writes until it is opened anew. Reading goes on.
+/// Reason why a region takes no more writes until it is opened again. Reading goes on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{action}: {cause}")]
 #[non_exhaustive]

@@ -22,7 +22,7 @@ pub enum MediumError {
         #[source]
         source: io::Error,
     },
-    /// Another process has it.
+    /// Another process has the file open as a region.
     #[error("{path} is in use by another process")]
     InUse {
         /// The region's path.
@@ -34,7 +34,8 @@ pub enum MediumError {
         /// The region's path.
         path: PathBuf,
     },
-    /// Somebody else's: they could change its mode, read the memory of every process in it, and put other pages there.
+    /// The file belongs to another user, who could change its mode, read the memory of every process in it, and
+    /// replace pages.
     #[error(
         "{path} belongs to uid {owner}, and this process is uid {user}: give it to this user with chown if you trust what \
          is in it, or use another file"
@@ -88,7 +89,7 @@ pub enum MediumError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// Not a power of two from 64 KiB to 2 MiB.
+    /// The segment size is not a power of two from 64 KiB to 2 MiB.
     #[error("a segment has a power of two of bytes from 65536 to 2097152, not {segment_bytes}")]
     SegmentSize {
         /// Segment size that was requested, bytes.
@@ -102,7 +103,7 @@ pub enum FormatError {
         /// Number of records that was requested.
         journal_records: u32,
     },
-    /// No room for a single segment, or for more than the format can count.
+    /// The medium has no room for a single segment, or for more segments than the format can count.
     #[error(
         "{capacity_bytes} bytes do not make a region with these segments and journal, which needs at least {needed_bytes}"
     )]
@@ -145,10 +146,10 @@ pub enum JournalFault {
     /// Neither half has a header.
     #[error("neither half has a valid header")]
     NoHeader,
-    /// One of the records that a compaction had made durable before its header.
+    /// A record is damaged that a compaction had made durable before its header.
     #[error("record {record} of {compacted} compacted ones is damaged")]
     Compacted {
-        /// Its place in the half.
+        /// Place of the record in the half.
         record: u32,
         /// Number of compacted records, from the header.
         compacted: u32,
@@ -164,19 +165,20 @@ pub enum JournalFault {
     /// The copies of a record are both valid and differ.
     #[error("the two copies of record {record} differ")]
     CopiesDiffer {
-        /// Its place in the half.
+        /// Place of the record in the half.
         record: u32,
     },
-    /// Intact, yet says what no writer says: an unknown kind, a second seal of an id, a delete of none.
+    /// The record is intact, but no writer makes it: an unknown kind, a second seal of an id, a delete of a
+    /// checkpoint that does not exist.
     #[error("record {record} makes no sense after those before it")]
     Senseless {
-        /// Its place in the half.
+        /// Place of the record in the half.
         record: u32,
     },
-    /// The header of the half with the newest records is damaged: how many of them were compacted is unknown.
+    /// The header of the half with the newest records is damaged: the number of compacted records is unknown.
     #[error("the header of the newest half is damaged")]
     Header,
-    /// The medium returns an error for them, and they come where the next record goes: one of them may be one.
+    /// The medium returns an error for records at the place of the next record: one of them may be a record.
     #[error("records {first} to {last} cannot be read")]
     Unreadable {
         /// The first one.
@@ -201,7 +203,7 @@ pub enum OpenError {
         /// The second one's.
         second: SuperblockFault,
     },
-    /// Both are intact and of different regions.
+    /// Both superblocks are intact and of different regions.
     #[error("the two superblocks describe different regions")]
     SuperblocksDisagree,
     /// Written by a newer build.
@@ -215,7 +217,7 @@ pub enum OpenError {
     /// The medium ends before the region does.
     #[error("the region has {expected} bytes, the medium only {found}: it was truncated")]
     Truncated {
-        /// By the superblock.
+        /// Length of the region by its superblock, bytes.
         expected: u64,
         /// The medium's capacity.
         found: u64,
@@ -248,23 +250,23 @@ pub enum MapFault {
     /// The node is not what its parent refers to: damaged, stale or misplaced.
     #[error("node has CRC32 {found:08x}, its parent says {expected:08x}")]
     Checksum {
-        /// By the parent.
+        /// CRC32 by the parent.
         expected: u32,
-        /// Of the page.
+        /// CRC32 of the page.
         found: u32,
     },
-    /// The page checksums in the segment's header are not those the run was written with.
+    /// The page checksums in the segment's header differ from those with which the run was written.
     #[error("page checksums of the run have CRC32 {found:08x}, the run says {expected:08x}")]
     PageChecksums {
-        /// By the run.
+        /// CRC32 by the run.
         expected: u32,
-        /// Of the table.
+        /// CRC32 of the table.
         found: u32,
     },
     /// The medium returns an error for it.
     #[error("cannot be read: media error")]
     Unreadable,
-    /// Not a node of the expected level, or its entries do not ascend.
+    /// The page is not a node of the expected level, or its entries do not ascend.
     #[error("not a well-formed node")]
     Malformed,
     /// Refers to a page outside the segments of its checkpoint.
@@ -287,10 +289,10 @@ pub enum MapFault {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
-    /// A page is not what was written.
+    /// The content of a page differs from the sealed content.
     #[error("page {index:#x} at {location} has CRC32 {found:08x} instead of {expected:08x}")]
     Corrupt {
-        /// Its index in the map.
+        /// Index of the page in the map.
         index: u64,
         /// Location of the page in the region.
         location: PageNo,
@@ -302,7 +304,7 @@ pub enum PageError {
     /// The medium cannot give a page.
     #[error("page {index:#x} at {location} cannot be read: media error")]
     Lost {
-        /// Its index in the map.
+        /// Index of the page in the map.
         index: u64,
         /// Location of the page in the region.
         location: PageNo,
@@ -321,7 +323,7 @@ pub enum PageError {
 }
 
 impl PageError {
-    /// The index of the damaged page, if it is a page of the map and not of the region's own.
+    /// Returns the index of the damaged page, if it is a page of the map and not of the region's own.
     #[must_use]
     pub const fn index(&self) -> Option<u64> {
         match self {
@@ -331,23 +333,23 @@ impl PageError {
     }
 }
 
-/// A damaged page was not written anew.
+/// Error of healing a damaged page.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HealError {
-    /// Its map or its checksum cannot be read.
+    /// The map or the checksum of the page cannot be read.
     #[error(transparent)]
     Page(#[from] PageError),
-    /// The map has no such page, or it is one of zeros, which is not stored.
+    /// The map has no such page, or it is a zero page, which is not stored.
     #[error("page {index:#x} is not stored")]
     NotStored {
-        /// Its index in the map.
+        /// Index of the page in the map.
         index: u64,
     },
-    /// The bytes offered are not those that were sealed.
+    /// The offered bytes differ from the sealed ones.
     #[error("page {index:#x} is offered with CRC32 {found:08x} instead of {expected:08x}")]
     OtherContent {
-        /// Its index in the map.
+        /// Index of the page in the map.
         index: u64,
         /// CRC32 of the sealed page.
         expected: u32,
@@ -360,7 +362,7 @@ pub enum HealError {
     /// The medium took the write, and has something else.
     #[error("page {index:#x} was written anew, and is damaged again")]
     NotKept {
-        /// Its index in the map.
+        /// Index of the page in the map.
         index: u64,
     },
 }
@@ -377,14 +379,14 @@ pub enum BlobError {
     Sink(#[source] io::Error),
 }
 
-/// Writing to a shadow failed. All that is left to do with it is to drop it.
+/// Error of writing to a shadow. After it the shadow can only be dropped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShadowError {
-    /// No free segment.
+    /// The region has no free segment.
     #[error("region is full: {needed} bytes needed, {free} free")]
     Full {
-        /// Bytes of the segments asked for.
+        /// Bytes of the segments that were requested.
         needed: u64,
         /// Bytes of the free segments.
         free: u64,
@@ -397,13 +399,13 @@ pub enum ShadowError {
         /// The least that may come.
         expected: u64,
     },
-    /// The parent was said to have a page and has not.
+    /// The caller referred to a page of the parent that the parent does not have.
     #[error("page {index:#x} is said to be in the parent, which lacks it")]
     MissingInParent {
         /// Index of the page.
         index: u64,
     },
-    /// Not a whole number of pages.
+    /// The length is not a whole number of pages.
     #[error("{len_bytes} bytes are not a whole number of pages")]
     NotPages {
         /// Number of bytes that came.
@@ -438,7 +440,7 @@ pub enum ShadowError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// No such checkpoint.
+    /// The checkpoint does not exist.
     #[error("no checkpoint {id}")]
     Unknown {
         /// Id of the checkpoint.
@@ -450,8 +452,8 @@ pub enum JournalError {
         /// Records of a half.
         records: u32,
     },
-    /// An earlier write of the journal failed, so what is durable is unknown until the region is
-    /// opened anew. Reading goes on.
+    /// An earlier write of the journal failed: it is unknown what is durable until the region is opened again.
+    /// Reading goes on.
     #[error("journal failed earlier: open the region anew")]
     Failed,
     /// The region was closed.
@@ -462,7 +464,7 @@ pub enum JournalError {
     Io(#[from] io::Error),
 }
 
-/// Sealing failed. Unless it says otherwise the checkpoint does not exist.
+/// Error of sealing. Unless a variant states otherwise, the checkpoint does not exist.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
@@ -487,12 +489,12 @@ pub enum CloseError {
     /// Writing the superblock.
     #[error("write superblock")]
     Io(#[from] io::Error),
-    /// The journal had failed: what is durable shows at the next open.
+    /// The journal had failed: the next open shows what is durable.
     #[error("journal failed earlier: the region stays marked as open")]
     Failed,
 }
 
-/// A run or node that lies where nothing of it can be.
+/// Makes the error of a run or node at a place where none can be.
 pub(crate) fn outside(location: PageNo) -> PageError {
     PageError::MapCorrupt {
         location,
@@ -500,7 +502,7 @@ pub(crate) fn outside(location: PageNo) -> PageError {
     }
 }
 
-/// The failure to read a node or page checksums of a map.
+/// Makes the error of reading a node or page checksums of a map.
 pub(crate) fn unreadable(location: PageNo, error: io::Error) -> PageError {
     match LostPage::of(&error) {
         Some(_) => PageError::MapCorrupt {

@@ -110,12 +110,12 @@ impl Geometry {
         self.segment_bytes >> PAGE_BYTES.trailing_zeros()
     }
 
-    /// Byte offset of a segment.
+    /// Returns the byte offset of a segment.
     pub(crate) fn segment_at(&self, segment: SegmentNo) -> u64 {
         self.segments_at + u64::from(segment.0) * u64::from(self.segment_bytes)
     }
 
-    /// Page number of a page of a segment.
+    /// Returns the page number of a page of a segment.
     pub(crate) fn page_no(&self, segment: SegmentNo, page: u32) -> PageNo {
         PageNo(self.segment_at(segment) / PAGE_BYTES + u64::from(page))
     }
@@ -142,7 +142,8 @@ impl Geometry {
     }
 }
 
-/// Size of the smallest region: with one segment. The fewest records by default are those of [`Geometry::plan`].
+/// Returns the size of the smallest region: with one segment. The default number of records is the minimum of
+/// [`Geometry::plan`].
 pub(crate) fn least_bytes(segment_bytes: u32, journal_records: Option<u32>) -> u64 {
     let records = journal_records.unwrap_or(LEAST_RECORDS);
     let segment_bytes = u64::from(segment_bytes);

@@ -1,13 +1,14 @@
-//! Memory of the C library's allocator, given back to the system.
+//! Returns memory of the C library's allocator to the system.
 //!
-//! Not of a region: it is here because the way to the allocator is `unsafe`, which only this crate has.
+//! The memory is not a region's: the function is here because the way to the allocator is `unsafe`, which only this
+//! crate has.
 //!
-//! glibc keeps what was freed. A flood of connections leaves holes in the arenas of the threads that served it, a block
+//! glibc keeps freed memory. A flood of connections leaves holes in the arenas of the threads that served it, a block
 //! that is still in use behind each of them, and a daemon that runs for months would keep the most it ever had.
 //! `malloc_trim` gives the whole pages of such holes back. Fewer arenas leave fewer holes.
 
-/// Arenas at most. By default glibc makes eight for each processor; what they avoid is contention of threads that
-/// allocate all the time, and pages move here without being allocated.
+/// Maximum number of arenas. By default glibc makes eight for each processor, to avoid contention of threads that
+/// allocate all the time; here pages move without allocations.
 const ARENAS: i32 = 4;
 
 /// `M_ARENA_MAX` of malloc.h.
@@ -31,8 +32,7 @@ pub fn bound_arenas() {
     let _ = (M_ARENA_MAX, ARENAS);
 }
 
-/// Gives memory that was freed back to the system. Costs a walk over what is free, milliseconds for hundreds of
-/// megabytes.
+/// Gives freed memory back to the system. Costs a walk over the free blocks, milliseconds for hundreds of megabytes.
 pub fn return_freed() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     glibc::malloc_trim(0);

@@ -1,4 +1,4 @@
-//! Newtypes for what is counted and named in a region.
+//! Newtypes for counts and names in a region.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,13 +10,13 @@ use crate::PAGE_BYTES;
 pub struct CheckpointId(u128);
 
 impl CheckpointId {
-    /// An id from its number.
+    /// Makes an id from its number.
     #[must_use]
     pub const fn new(value: u128) -> Self {
         Self(value)
     }
 
-    /// A new id from the kernel's random numbers.
+    /// Makes a new id from the kernel's random numbers.
     ///
     /// # Panics
     /// If the kernel has no `getrandom`, which every kernel since 3.17 has.
@@ -52,7 +52,7 @@ impl fmt::Debug for CheckpointId {
     }
 }
 
-/// Not 32 hex digits.
+/// Error for a text that is not 32 hex digits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 32 hex digits, not {text:?}")]
 pub struct ParseIdError {
@@ -81,13 +81,13 @@ impl FromStr for CheckpointId {
 pub struct RegionUuid([u8; 16]);
 
 impl RegionUuid {
-    /// From 16 bytes.
+    /// Makes a UUID from 16 bytes.
     #[must_use]
     pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// A random version-4 UUID.
+    /// Makes a random version-4 UUID.
     ///
     /// # Panics
     /// As [`CheckpointId::random`].
@@ -99,7 +99,7 @@ impl RegionUuid {
         Self(bytes)
     }
 
-    /// The 16 bytes.
+    /// Returns the 16 bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
@@ -153,13 +153,13 @@ impl PageNo {
         self.0
     }
 
-    /// Byte offset in the region.
+    /// Returns the byte offset in the region.
     #[must_use]
     pub const fn offset_bytes(self) -> u64 {
         self.0.saturating_mul(PAGE_BYTES)
     }
 
-    /// The page `pages` further on.
+    /// Returns the page `pages` further on.
     #[must_use]
     pub const fn plus(self, pages: u64) -> Self {
         Self(self.0.saturating_add(pages))

@@ -1,9 +1,9 @@
-//! The journal: one record makes a checkpoint exist, or no longer.
+//! Journal of a region: one record makes a checkpoint exist, or no longer.
 //!
-//! Two halves. Records are appended to the active one, one at a time, each durable before the next is
-//! begun: so a crash tears at most the last. When the active half is full, the live state is written
-//! to the other one and a header record there makes that the active half. Epochs are never used twice,
-//! not even by a compaction that a crash cut short, so what is left over in a half never counts.
+//! The journal has two halves. Records are appended to the active half, one at a time, each durable before the next
+//! is begun: so a crash tears at most the last. When the active half is full, the live state is written to the other
+//! half, and a header record there makes that half active. Epochs are never used twice, not even by a compaction that
+//! a crash cut short, so records that are left over in a half never count.
 
 use std::collections::HashMap;
 
@@ -88,8 +88,8 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Writes and flushes the journal of a new region: an empty first half, and a second one that is
-    /// none. Zeroes both: records of an earlier region with the same uuid would count.
+    /// Writes and flushes the journal of a new region: an empty first half, and a second half without a header.
+    /// Zeroes both: records of an earlier region with this uuid would count.
     pub(crate) fn format(
         medium: &dyn Medium,
         geometry: &Geometry,
@@ -117,7 +117,7 @@ impl Journal {
         u64::from(self.epoch) << 32 | u64::from(self.next)
     }
 
-    /// The order that the next seal gets.
+    /// Returns the order that the next seal gets.
     pub(crate) fn next_order(&self) -> u64 {
         self.next_order
     }
@@ -215,7 +215,7 @@ impl Journal {
 
     /// Writes the one record that makes the change happen, and waits until it is durable.
     ///
-    /// An error leaves it open whether the change happened: the journal takes no more.
+    /// After an error it is unknown whether the change happened: the journal takes no more.
     pub(crate) fn commit(
         &mut self,
         medium: &dyn Medium,
@@ -268,7 +268,7 @@ impl Journal {
         record: RecordCopy,
     ) -> std::io::Result<()> {
         if matches!(prepared.place, Place::Flip { .. }) {
-            // The header makes what was compacted count: not before that is durable.
+            // The header makes the compacted records count: it is written after they are durable.
             medium.fence(&mut self.flushed)?;
         }
         let bytes = encode(self.uuid, record);
@@ -278,7 +278,7 @@ impl Journal {
         medium.fence(&mut self.flushed)
     }
 
-    /// A change on its own: prepares and commits.
+    /// Prepares and commits a change on its own.
     pub(crate) fn change(
         &mut self,
         medium: &dyn Medium,
@@ -288,7 +288,7 @@ impl Journal {
         self.commit(medium, &prepared)
     }
 
-    /// Writes the live state to the other half, which is active then: what was damaged in this one no longer counts.
+    /// Writes the live state to the other half, which becomes active: damage in this half no longer counts.
     pub(crate) fn compact(&mut self, medium: &dyn Medium) -> Result<(), JournalError> {
         self.check()?;
         let prepared = self.prepare_compaction(medium, None, 0)?;
@@ -424,7 +424,7 @@ fn header_record(epoch: u32, compacted: u32) -> RecordCopy {
     record
 }
 
-/// A record's two copies, with their checksums.
+/// Encodes a record's two copies, with their checksums.
 fn encode(uuid: RegionUuid, mut record: RecordCopy) -> [u8; RECORD_BYTES] {
     record.crc32 = U32::new(checksum(uuid, &record));
     let mut bytes = [0; RECORD_BYTES];

@@ -20,9 +20,9 @@ pub const ROOT_MAGIC: [u8; 8] = *b"PFCKROOT";
 /// First bytes of a page-map node.
 pub const NODE_MAGIC: [u8; 4] = *b"PFMN";
 
-/// Superblock state: nobody has the region open, everything acknowledged is in it.
+/// Superblock state: the region is closed, everything acknowledged is in it.
 pub const STATE_CLEAN: u32 = 1;
-/// Superblock state: open; found at the next open, it tells an unsafe shutdown.
+/// Superblock state: open; if an open finds this state, the last shutdown was unsafe.
 pub const STATE_OPEN: u32 = 2;
 
 /// Identity, geometry and state of a region: at pages 0 and 1, the one with the higher generation counts.
@@ -54,7 +54,7 @@ pub struct Superblock {
     pub journal_records: U32,
     /// Reserved: zero.
     pub reserved0: U32,
-    /// One more than the other superblock's when this one was written.
+    /// Generation: one more than the other superblock's when this one was written.
     pub generation: U64,
     /// Times the region was opened without having been closed.
     pub unsafe_shutdowns: U64,
@@ -76,7 +76,7 @@ pub const RECORD_ATTRS: u16 = 4;
 /// Journal record flag: `replaces` names a checkpoint that this record deletes.
 pub const RECORD_REPLACES: u16 = 1;
 
-/// One of the two equal copies that make a journal record.
+/// Copy of a record; two equal ones make a journal record.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -118,7 +118,7 @@ pub struct SegmentHeader {
     pub magic: [u8; 8],
     /// Number of this segment.
     pub segment: U32,
-    /// Pages written after this one.
+    /// Number of pages written after this one.
     pub pages: U32,
     /// The region's uuid.
     pub uuid: [u8; 16],
@@ -160,11 +160,11 @@ pub struct RootPage {
     pub next_crc32: U32,
     /// Extents in this page.
     pub extents_here: U32,
-    /// Extents in this page and those after it.
+    /// Number of extents in this page and those after it.
     pub extents_left: U32,
     /// Reserved: zero.
     pub reserved: [u8; 44],
-    /// Segments that hold anything of this checkpoint, ascending, its own and inherited ones.
+    /// Segments with pages of this checkpoint, ascending, its own and inherited ones.
     pub extents: [ExtentEntry; ROOT_EXTENTS],
 }
 
@@ -178,7 +178,7 @@ pub struct MapRootBytes {
     pub node: U64,
     /// CRC32 of that page.
     pub crc32: U32,
-    /// Its level, 0 for a leaf.
+    /// Level of that node, 0 for a leaf.
     pub level: U16,
     /// Reserved: zero.
     pub reserved: U16,

@@ -11,13 +11,12 @@
 //!  Region::checkpoint ──▶ Checkpoint ──▶ PageMap ──▶ runs ──▶ pages, each verified
 //! ```
 //!
-//! A [`Medium`] is memory that can be read, written, flushed and fenced. A [`Region`] is a formatted
-//! medium: two superblocks, a journal, segments. Whatever a session writes goes through a [`Shadow`]
-//! into segments that nothing refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`]
-//! makes them a [`Checkpoint`], once and for all, with one journal record. `docs/format.md` describes
-//! every byte.
+//! A [`Medium`] is memory that can be read, written, flushed and fenced. A [`Region`] is a formatted medium: two
+//! superblocks, a journal, segments. All writes of a session go through a [`Shadow`] into segments that nothing
+//! refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`] makes them a [`Checkpoint`], once and
+//! for all, with one journal record. `docs/format.md` describes every byte.
 //!
-//! This crate knows no network, no async runtime and nothing of CRIU, and is the only one of the
+//! This crate uses no network and no async runtime, does not depend on CRIU's formats, and is the only one of the
 //! project with `unsafe` code: mapping, flushing and lending slices of mapped memory.
 
 #![allow(
@@ -64,7 +63,7 @@ pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
 pub use region::{FormatOptions, Region, Usage};
 pub use shadow::Shadow;
 
-/// Bytes of a page: what a process image, a map node and a checksum are counted in. x86-64's.
+/// Bytes of a page: the unit of process images, map nodes and checksums. x86-64's.
 pub const PAGE_SIZE: usize = 4096;
 
 /// [`PAGE_SIZE`] as an offset.

@@ -1,4 +1,4 @@
-//! Opening a region: what a crash left becomes the sealed set again.
+//! Opening a region: recovers the sealed set after a crash.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -21,8 +21,8 @@ use crate::superblock::{self, Chosen, SuperblockState};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoverOptions {
-    /// Go on writing to a region whose journal is damaged. What was sealed in unreadable records is then lost for good:
-    /// its segments are free. Default: no, such a region is for reading only.
+    /// True to write to a region although its journal is damaged. Checkpoints that were sealed in unreadable records
+    /// are then lost for good: their segments are free. Default: false, such a region is for reading only.
     pub accept_loss: bool,
     /// Write nothing, and take no writes. Default: no.
     pub read_only: bool,
@@ -60,19 +60,19 @@ impl RecoverOptions {
 pub struct RecoveryReport {
     /// The region had been closed. If not, it was in use when its host or process died.
     pub clean: bool,
-    /// Times that it was not, this one included.
+    /// Number of times that the region had not been closed, this one included.
     pub unsafe_shutdowns: u64,
-    /// Checkpoints found, without damaged ones.
+    /// Number of checkpoints found, without damaged ones.
     pub checkpoints: u64,
     /// Checkpoints that are listed and cannot be read ([`Region::damaged`](crate::Region::damaged)).
     pub damaged: u64,
-    /// Bytes of free segments that are kept for those, as they may be theirs.
+    /// Bytes of free segments that are kept for the damaged checkpoints, as they may be theirs.
     pub withheld_bytes: u64,
     /// The last journal write was cut short: that operation did not happen.
     pub torn_record: bool,
-    /// One superblock was unusable; the other one served, and it is written anew.
+    /// True if one superblock was unusable; the other one served, and the damaged one is rewritten.
     pub superblock_damaged: bool,
-    /// Journal records with one damaged copy, written anew from the other.
+    /// Number of journal records with one damaged copy, rewritten from the other.
     pub records_repaired: u64,
     /// Root pages with one damaged copy. Left as they are: sealed pages are never written to.
     pub root_copies_damaged: u64,
@@ -155,7 +155,8 @@ pub(crate) fn recover(
     let written = if options.read_only {
         Err(io::Error::other("it was opened for reading only"))
     } else if let Some(damage) = replayed.damage.as_ref().filter(|_| !options.accept_loss) {
-        // Nothing is written: what is free by this journal may be what the unreadable records sealed.
+        // Nothing is written: segments that are free by this journal may belong to checkpoints that the unreadable
+        // records sealed.
         let (records, first) = (damage.records_lost, &damage.faults[0]);
         Err(io::Error::other(format!(
             "the journal is damaged ({records} records cannot be read; first: {first})"
@@ -216,7 +217,7 @@ struct Roots {
     checkpoints: HashMap<CheckpointId, Arc<Checkpoint>>,
     damaged: HashMap<CheckpointId, DamagedCheckpoint>,
     copies_damaged: u64,
-    /// Segments kept for the damaged ones.
+    /// Number of segments that are kept for the damaged checkpoints.
     withheld: u64,
 }
 
@@ -251,8 +252,8 @@ impl Roots {
         Ok(roots)
     }
 
-    /// Adds checkpoints whose roots no record names; their ids. Among them are removed ones whose segments hold nothing
-    /// else yet, and ones whose seal was cut short.
+    /// Adds checkpoints whose roots no record names, and returns their ids. Among them are removed ones whose
+    /// segments are not overwritten yet, and ones whose seal was cut short.
     fn find_unlisted(&mut self, space: &Arc<Space>) -> HashSet<CheckpointId> {
         let mut found = HashSet::new();
         for (id, page, crc32) in root::search(space) {
@@ -276,8 +277,8 @@ impl Roots {
     }
 }
 
-/// Takes hold of the segments that nobody holds and that something may have been written to: those with a header of
-/// this region, or with one that cannot be read. A damaged root does not say which of them are its checkpoint's.
+/// Takes hold of the free segments that may have been written to: those with a header of this region, or with one
+/// that cannot be read. A damaged root does not tell which of them are its checkpoint's.
 fn withhold(space: &Arc<Space>) -> Lease {
     let mut header = [0; std::mem::offset_of!(SegmentHeader, reserved)];
     let free = {
@@ -315,8 +316,8 @@ fn mark_open(
             .flush(*at, to_u64(RECORD_BYTES), &mut flushed)?;
     }
 
-    // 2. Zero the first chunk of what crashes left of torn records, so that no later record that is
-    //    torn in its turn completes them. A crash here leaves a chunk as it is or zero: still torn.
+    // 2. Zero the first chunk of torn records that crashes left, so that no later record that is torn in its turn
+    // completes them. A crash here leaves a chunk as it is or zero: still torn.
     for &at in &replayed.remnants {
         // SAFETY: as above.
         unsafe { space.medium.write(at, &[0; journal::REMNANT_BYTES])? };
@@ -324,7 +325,7 @@ fn mark_open(
         space.medium.flush(at, len_bytes, &mut flushed)?;
     }
 
-    // 3. Leave a damaged half behind: what its readable records say, in the other one.
+    // 3. Leave a damaged half behind: write the state of its readable records to the other one.
     if replayed.damage.is_some() {
         space.medium.fence(&mut flushed)?;
         let compacted = replayed.journal.compact(&*space.medium);

@@ -19,8 +19,8 @@ use crate::superblock::{self, SuperblockState};
 /// Options for formatting a region.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
-    /// Bytes of a segment: a power of two from 64 KiB to 2 MiB. Default 1 MiB. A checkpoint takes at
-    /// least one; larger ones make runs longer and small deltas costlier.
+    /// Bytes of a segment: a power of two from 64 KiB to 2 MiB. Default 1 MiB. A checkpoint takes at least one
+    /// segment; larger segments make runs longer and small deltas costlier.
     pub segment_bytes: u32,
     /// Records in each of the two journal halves, a multiple of 32; two fewer are the most checkpoints
     /// there can be. Default: two for every segment, from 64 to 65,536; 128 bytes each.
@@ -45,7 +45,7 @@ impl Default for FormatOptions {
 pub struct Usage {
     /// Bytes of all segments.
     pub capacity_bytes: u64,
-    /// Bytes of the segments that nobody holds.
+    /// Bytes of the free segments.
     pub free_bytes: u64,
     /// Number of segments.
     pub segments: u64,
@@ -68,12 +68,12 @@ pub struct Region {
     journal: Mutex<Journal>,
     /// Changed with the journal held, and only for an instant.
     checkpoints: RwLock<HashMap<CheckpointId, Arc<Checkpoint>>>,
-    /// Those that cannot be read; as the line above.
+    /// Damaged checkpoints, which cannot be read; changed as `checkpoints` is.
     damaged: RwLock<HashMap<CheckpointId, DamagedCheckpoint>>,
     journal_damage: Option<JournalDamage>,
     unlisted: HashSet<CheckpointId>,
     superblock: Mutex<SuperblockState>,
-    /// Copies of what the two locks above guard, for [`Region::usage`], which must not wait for a fence.
+    /// Copies of values that the two locks above guard, for [`Region::usage`], which must not wait for a fence.
     journal_position: AtomicU64,
     unsafe_shutdowns: u64,
 }
@@ -82,7 +82,7 @@ pub struct Region {
 pub(crate) type Forgotten = (Option<Arc<Checkpoint>>, Option<DamagedCheckpoint>);
 
 impl Region {
-    /// Size of the smallest medium that [`Region::format`] takes with these options, bytes.
+    /// Returns the size of the smallest medium that [`Region::format`] accepts with these options, bytes.
     #[must_use]
     pub fn least_bytes(options: &FormatOptions) -> u64 {
         least_bytes(options.segment_bytes, options.journal_records)
@@ -102,7 +102,7 @@ impl Region {
         let uuid = options.uuid.unwrap_or_else(RegionUuid::random);
         // 1. No superblock: a crash from here to step 3 leaves no region, and neither half an old one.
         superblock::erase(medium)?;
-        // 2. The journal, durable before a superblock says that it is one.
+        // 2. The journal, durable before a superblock refers to it.
         let mut flushed = Flushed::new();
         Journal::format(medium, &geometry, uuid, &mut flushed)?;
         medium.fence(&mut flushed)?;
@@ -111,16 +111,16 @@ impl Region {
         Ok(())
     }
 
-    /// Reads what a region says of itself, to decide whether it is to be opened. Reads the superblocks and the journal.
+    /// Reads a region's description, to decide whether to open the region. Reads the superblocks and the journal.
     ///
     /// # Errors
-    /// As [`Region::open`]. Nothing is written in any case.
+    /// The errors of [`Region::open`]. Nothing is written in any case.
     pub fn summary(medium: &dyn Medium) -> Result<RegionSummary, OpenError> {
         RegionSummary::read(medium)
     }
 
-    /// Opens a region and recovers what a crash left. Reads the superblocks, the journal and a page or
-    /// two for every checkpoint.
+    /// Opens a region and recovers the state before a crash. Reads the superblocks, the journal and a page or two for
+    /// every checkpoint.
     ///
     /// A checkpoint whose root is unreadable is set aside ([`Region::damaged`]) and the rest is opened. A region whose
     /// journal is damaged ([`Region::journal_damage`]) or cannot be written is opened as well, and takes no writes
@@ -155,13 +155,13 @@ impl Region {
         Ok((Arc::new(region), recovered.report))
     }
 
-    /// The medium it is on.
+    /// Returns the medium that the region is on.
     #[must_use]
     pub fn medium(&self) -> &Arc<dyn Medium> {
         &self.space.medium
     }
 
-    /// All checkpoints, in the order of their seals.
+    /// Returns all checkpoints, in the order of their seals.
     #[must_use]
     pub fn checkpoints(&self) -> Vec<Arc<Checkpoint>> {
         let table = self
@@ -184,9 +184,9 @@ impl Region {
             .cloned()
     }
 
-    /// A number that ascends with each change of the region that is durable, over all times that it is opened. A region
-    /// with a lower one than was seen before is an older copy, or has lost its last changes. Its lower 32 bits are the
-    /// records of the active journal half.
+    /// Returns a number that ascends with each durable change of the region, over all times that it is opened. A
+    /// region with a lower number than before is an older copy, or has lost its last changes. The lower 32 bits count
+    /// the records of the active journal half.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.journal_position.load(Ordering::Relaxed)
@@ -199,7 +199,7 @@ impl Region {
         damaged.contains_key(&id) || self.checkpoint(id).is_some()
     }
 
-    /// The checkpoints that are listed and cannot be read, in the order of their seals.
+    /// Returns the checkpoints that are listed and cannot be read, in the order of their seals.
     #[must_use]
     pub fn damaged(&self) -> Vec<DamagedCheckpoint> {
         let damaged = self.damaged.read().unwrap_or_else(PoisonError::into_inner);
@@ -209,7 +209,7 @@ impl Region {
         all
     }
 
-    /// The part of the journal that could not be read when the region was opened.
+    /// Returns the part of the journal that could not be read when the region was opened.
     #[must_use]
     pub const fn journal_damage(&self) -> Option<&JournalDamage> {
         self.journal_damage.as_ref()
@@ -222,7 +222,7 @@ impl Region {
         self.unlisted.contains(&id)
     }
 
-    /// The reason for which the region takes no more writes; `None` while it does.
+    /// Returns the reason why the region takes no more writes; `None` while it does.
     #[must_use]
     pub fn failure(&self) -> Option<&RegionFailure> {
         self.space.failure.get()
@@ -320,7 +320,7 @@ impl Region {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let next = superblock.next(false, superblock.unsafe_shutdowns);
-        // After an error, too: the superblock may say so already.
+        // After an error, too: the superblock may already be marked as closed.
         journal.close();
         next.store(&*self.space.medium, &mut Flushed::new())?;
         *superblock = next;
@@ -335,7 +335,7 @@ impl Region {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be called after each change of the journal.
+    /// Updates the copies of the journal's counts; to be called after each change of the journal.
     pub(crate) fn count_records(&self, journal: &Journal) {
         self.journal_position
             .store(journal.position(), Ordering::Relaxed);

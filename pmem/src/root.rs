@@ -1,7 +1,7 @@
-//! A checkpoint's root pages: who it is, which segments it holds, where its manifest is.
+//! Root pages of a checkpoint: its id, its segments, and the location of its manifest.
 //!
-//! Roots are what recovery reads, one or a few pages a checkpoint, so each page is written twice: no
-//! single damaged page keeps a region from opening.
+//! Recovery reads the roots, one or a few pages a checkpoint, so each page is written twice: no single damaged page
+//! keeps a region from opening.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) struct Root {
     pub(crate) manifest: MapRoot,
     pub(crate) manifest_bytes: u64,
     pub(crate) extents: Vec<Extent>,
-    /// Pages of which one copy was damaged.
+    /// Number of pages of which one copy was damaged.
     pub(crate) damaged_copies: u64,
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn write(
     manifest: &MapRoot,
     manifest_bytes: u64,
 ) -> Result<(PageNo, u32), ShadowError> {
-    // The root lists the segments that it is itself in: have them before writing the list.
+    // The root lists its own segments too: allocate them before writing the list.
     let mut pages = 0;
     let extents = loop {
         let extents = out.holdings().extents();
@@ -77,7 +77,7 @@ pub(crate) fn write(
     Ok(next)
 }
 
-/// No more extents than segments, and those are counted in 32 bits.
+/// Converts a number of extents: there are no more extents than segments, and those are counted in 32 bits.
 fn count(extents: usize) -> U32 {
     U32::new(u32::try_from(extents).unwrap_or(u32::MAX))
 }
@@ -173,7 +173,7 @@ fn to_extent(entry: &ExtentEntry, before: Option<&Extent>, segments: u32) -> Opt
     (ascends && first < end && end <= segments).then_some(Extent { first, end })
 }
 
-/// The page at `at`, or its copy in the next page; and how many of the two are intact.
+/// Reads the page at `at`, or its copy in the next page; returns it with the number of intact copies.
 fn load_page(
     space: &Space,
     at: PageNo,

@@ -12,13 +12,12 @@ use crate::root;
 use crate::shadow::Shadow;
 
 impl Shadow {
-    /// Makes the shadow a checkpoint named `id`; `replaces`, which may have the same name, is deleted in the same
-    /// instant. On `Ok` it is durable. Two fences, whatever was flushed before; a third if the journal is compacted.
+    /// Makes the shadow a checkpoint named `id`, and deletes `replaces`, which may have this id too, in one step. On
+    /// `Ok` it is durable. Two fences, for any amount of flushed data; a third if the journal is compacted.
     ///
     /// # Errors
     /// [`SealError`]: nothing was sealed, and the shadow's segments are free again; except after
-    /// [`JournalError::Io`], when the next open shows whether it was, and the region takes no more
-    /// writes until then.
+    /// [`JournalError::Io`], when the next open shows whether it was, and the region takes no more writes until then.
     pub fn seal(
         self,
         id: CheckpointId,
@@ -49,9 +48,9 @@ impl Shadow {
         let (root, root_crc32) = root::write(&mut self.out, id, &manifest.0, manifest.1)?;
 
         // 2. Flush and fence data, maps, manifest, root: everything that the record will refer to is durable. Not
-        //    after step 4: the record may become durable the moment it is stored, long before its own fence,
-        //    and would refer to pages that a crash then loses. Not after step 3: whoever seals a few pages would
-        //    wait for the journal until all of somebody else's are on the medium.
+        // after step 4: the record may become durable as soon as it is stored, long before its own fence, and would
+        // refer to pages that a crash then loses. Not after step 3: a session that seals a few pages would wait for
+        // the journal until all pages of another session are on the medium.
         if let Err(error) = self.out.flush_and_fence() {
             if LostPage::of(&error).is_none() {
                 // A failed fence is final for the medium.
@@ -60,8 +59,8 @@ impl Shadow {
             return Err(ShadowError::Io(error).into());
         }
 
-        // 3. Take the journal. From here to the end no other operation decides anything, so what is
-        //    checked now still holds at step 4.
+        // 3. Take the journal. From here to the end no other operation decides anything, so the checks still hold at
+        // step 4.
         let mut journal = region.journal();
         if replaces != Some(id) && journal.live().contains_key(&id) {
             return Err(SealError::Exists { id });
@@ -78,20 +77,20 @@ impl Shadow {
         let prepared = region.note(journal.prepare(medium, change))?;
         let order = journal.next_order();
 
-        // 4. Write the record (after a compaction: the header), flush, fence. Now it is sealed. Not
-        //    before step 2, see there.
+        // 4. Write the record (after a compaction: the header), flush, fence. Now it is sealed. Not before step 2,
+        // see there.
         let lease = self.out.into_holdings().into_lease();
         if let Err(error) = region.note(journal.commit(medium, &prepared)) {
             if matches!(error, JournalError::Io(_)) {
-                // The record may be durable and refer to these segments: nobody else may have them.
+                // The record may be durable and refer to these segments: no other shadow may get them.
                 lease.leak();
             }
             return Err(error.into());
         }
 
-        // 5. Let readers see it, and no longer the one replaced: not before it is durable, as what was
-        //    seen once must not vanish. Segments that were freed are reused from here on, which is
-        //    after the record that freed them became durable.
+        // 5. Let readers see it, and no longer the replaced one: not before it is durable, as a checkpoint that was
+        // seen must not vanish. Freed segments are reused from here on, after the record that freed them became
+        // durable.
         let checkpoint = Arc::new(Checkpoint::new(
             id,
             region.space(),

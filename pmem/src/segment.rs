@@ -30,12 +30,12 @@ pub(crate) struct SegmentWriter {
 /// Segments in which a page of one append was lost before the medium counts as failed.
 const MAX_LOST_SEGMENTS: u32 = 16;
 
-/// The segment that pages are appended to. Its header stays in DRAM until it is full or flushed.
+/// Segment that pages are appended to. Its header stays in DRAM until it is full or flushed.
 struct OpenSegment {
     number: SegmentNo,
     /// Place of the next page in the segment.
     next: u32,
-    /// Pages before this one are flushed, and the header with their checksums.
+    /// Place up to which pages are flushed, and the header with their checksums.
     flushed: u32,
     header: Box<SegmentHeader>,
 }
@@ -92,7 +92,7 @@ impl SegmentWriter {
                     self.pages_written += 1;
                     return Ok(place);
                 }
-                // The next segment will do; the allocator gives this one to nobody again.
+                // The next segment is tried; the allocator never hands this one out again.
                 Err(error)
                     if LostPage::of(&error).is_some() && lost_segments < MAX_LOST_SEGMENTS =>
                 {

@@ -29,22 +29,22 @@ impl Shadow {
         Self { region, out }
     }
 
-    /// A new page map, one for every object (an address space, an image file).
+    /// Makes a page map, one for every object (an address space, an image file).
     #[must_use]
     pub fn map(&self) -> MapWriter {
         MapWriter::new()
     }
 
-    /// Appends whole pages of an object, ascending: the first has index `first_index`, the others
-    /// follow. A page of zeros is not stored; one that equals the parent's at the same index (checksum
-    /// first, then every byte) is referred to; any other is stored, and so is one that cannot be compared
-    /// because the parent is damaged there, which [`MapStats::parent_damaged`] counts.
+    /// Appends whole pages of an object, ascending: the first has index `first_index`, the others follow. A zero page
+    /// is not stored. A page that equals the parent's at this index (checksum first, then every byte) is referred to.
+    /// Any other page is stored, also where the parent is damaged and cannot be compared, which
+    /// [`MapStats::parent_damaged`] counts.
     ///
-    /// Meant for a buffer that is still in the cache: each page is read for its checksum and then
-    /// copied around the cache, in chunks of a page.
+    /// Meant for a buffer that is still in the cache: each page is read for its checksum and then copied around the
+    /// cache, in chunks of a page.
     ///
     /// # Errors
-    /// [`ShadowError`]; the shadow is then good for nothing but dropping.
+    /// [`ShadowError`]; the shadow can then only be dropped.
     pub fn append(
         &mut self,
         w: &mut MapWriter,
@@ -85,13 +85,12 @@ impl Shadow {
         Ok(())
     }
 
-    /// Refers to pages that the parent has at the same indices, with the flags they have there, without
-    /// reading them. Every one must be there.
+    /// Refers to pages that the parent has at these indices, with the flags they have there, without reading them.
+    /// The parent must have all of them.
     ///
     /// # Errors
-    /// [`ShadowError::MissingInParent`] names the first page that is not, [`ShadowError::Corrupt`] the damage
-    /// in the parent's map: without these pages there is no checkpoint. Others as for
-    /// [`append`](Self::append).
+    /// [`ShadowError::MissingInParent`] names the first page that is not there, [`ShadowError::Corrupt`] the damage
+    /// in the parent's map: without these pages there is no checkpoint. Others as for [`append`](Self::append).
     pub fn reference(
         &mut self,
         w: &mut MapWriter,
@@ -117,8 +116,8 @@ impl Shadow {
         self.refer(w, first_index, pages, Some(flags), parent)
     }
 
-    /// Appends pages of zeros, without anybody having to bring them. The cost does not depend on their number, but
-    /// for a run for each 2^32 pages.
+    /// Appends zero pages without a buffer. The cost does not depend on their number, except for a run for each 2^32
+    /// pages.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -177,7 +176,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Ends a map and gives what a manifest needs to refer to it.
+    /// Ends a map and returns the root that a manifest needs to refer to it, and its statistics.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -214,7 +213,7 @@ impl Shadow {
     /// Takes hold of all of a checkpoint's segments: its map roots are valid in this shadow's manifest,
     /// and its pages live as long as the checkpoint that comes of this shadow.
     pub fn inherit(&mut self, from: &Arc<Checkpoint>) {
-        // Segments of another region mean nothing here; roots of it would not verify either.
+        // Segments of another region mean nothing here; map roots in it would not verify either.
         if !Arc::ptr_eq(from.space(), self.out.space()) {
             return;
         }
@@ -232,8 +231,8 @@ impl Shadow {
         self.out.pages_written() * PAGE_BYTES
     }
 
-    /// Makes everything appended so far durable, at the cost of a fence if there is anything. It is
-    /// referred to by nothing yet: a crash still frees it.
+    /// Makes everything appended so far durable, at the cost of a fence if there is anything. Nothing refers to it
+    /// yet: a crash still frees it.
     ///
     /// # Errors
     /// [`ShadowError::Io`].
@@ -241,8 +240,8 @@ impl Shadow {
         Ok(self.out.flush_and_fence()?)
     }
 
-    /// Refers to the parent's page if it equals `page`; tells whether it does. Comparing saves space and no
-    /// more, so damage in the parent is counted: what is stored instead is whole.
+    /// Refers to the parent's page if it equals `page`; returns true if it does. The comparison only saves space, so
+    /// damage in the parent is counted: the page that is stored instead is intact.
     fn refer_if_equal(
         &mut self,
         w: &mut MapWriter,
@@ -277,7 +276,7 @@ impl Shadow {
             return Ok(false);
         };
         if old != page {
-            // Another page with the same checksum, or far more likely a damaged one.
+            // The parent's page differs: a collision of checksums, or far more likely damage.
             w.stats.parent_damaged += u64::from(crc32fast::hash(old) != crc);
             return Ok(false);
         }

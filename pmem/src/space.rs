@@ -27,7 +27,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// Waits until what a shadow has flushed is durable. A failure that is not of one page is the region's.
+    /// Waits until the ranges that a shadow has flushed are durable. A failure that is not of one page is the
+    /// region's.
     pub(crate) fn fence(&self, flushed: &mut Flushed) -> io::Result<()> {
         let fenced = self.medium.fence(flushed);
         if let Err(error) = &fenced
@@ -50,14 +51,14 @@ impl Space {
         self.medium.check(at, len_bytes).is_err()
     }
 
-    /// A copy of a page.
+    /// Returns a copy of a page.
     pub(crate) fn read_page(&self, page: PageNo) -> io::Result<Box<[u8; PAGE_SIZE]>> {
         let mut copy = Box::new([0; PAGE_SIZE]);
         self.medium.read(page.offset_bytes(), copy.as_mut_slice())?;
         Ok(copy)
     }
 
-    /// The CRC32s that a segment's header has for `pages` pages, appended to `into` as they are stored.
+    /// Appends the CRC32s of `pages` pages in a segment's header to `into`, as they are stored.
     pub(crate) fn read_crcs(
         &self,
         place: SegmentPlace,

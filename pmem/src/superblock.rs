@@ -56,10 +56,10 @@ impl SuperblockState {
         }
     }
 
-    /// Writes the state to its slot and waits until it is durable. A torn write damages this slot
-    /// only; the other one has the state before.
+    /// Writes the state to its slot and waits until it is durable. A torn write damages this slot only; the other one
+    /// has the state before.
     ///
-    /// Fences what is in `flushed` before it as well.
+    /// Fences the ranges in `flushed` as well.
     pub(crate) fn store(&self, medium: &dyn Medium, flushed: &mut Flushed) -> io::Result<()> {
         let mut block = Superblock {
             magic: SUPERBLOCK_MAGIC,
@@ -88,7 +88,7 @@ impl SuperblockState {
     }
 }
 
-/// Both superblocks' pages zero and durable: the first step of a format.
+/// Zeroes both superblocks' pages, durably: the first step of a format.
 pub(crate) fn erase(medium: &dyn Medium) -> io::Result<()> {
     let zeros = vec![0; to_usize(2 * PAGE_BYTES)];
     // SAFETY: as in `store`; nobody has the region open while it is formatted.
@@ -215,7 +215,7 @@ fn load_slot(
     }))
 }
 
-/// Of all bytes but the last four.
+/// Returns the CRC32 of all bytes but the last four.
 fn checksum(block: &Superblock) -> u32 {
     let bytes = block.as_bytes();
     crc32fast::hash(&bytes[..bytes.len() - 4])

@@ -1,5 +1,5 @@
-//! Damage on the medium: served by the other copy, or refused by name and place; never wrong data,
-//! never a panic, never a write to what was refused.
+//! Damage on the medium: served by the other copy, or refused with name and place; never wrong data, never a panic,
+//! never a write to a region that was refused.
 
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 
@@ -42,7 +42,7 @@ fn page(salt: u64) -> Vec<u8> {
         .collect()
 }
 
-/// A closed region with two checkpoints, the second one's pages partly the first one's; and the map roots.
+/// Returns a closed region with two checkpoints, the second one's pages partly the first one's; and the map roots.
 fn sealed() -> (Vec<u8>, [MapRoot; 2]) {
     let medium = Arc::new(SimMedium::new(CAPACITY));
     let shared = || Arc::clone(&medium) as Arc<dyn Medium>;
@@ -79,7 +79,7 @@ fn sealed() -> (Vec<u8>, [MapRoot; 2]) {
     (medium.image(), [roots[0], roots[1]])
 }
 
-/// Reads everything; what is read without an error must be right. Tells whether all was.
+/// Reads everything; pages that are read without an error must be right. Returns true if all could be read.
 fn check(region: &Region, roots: &[MapRoot; 2]) -> bool {
     if region.journal_damage().is_some() || !region.damaged().is_empty() {
         return false;
@@ -168,7 +168,7 @@ fn blank_and_foreign_media_are_no_regions() {
         Err(OpenError::BothSuperblocksCorrupt { .. })
     ));
     assert!(open(&[0; PAGE_SIZE]).is_err());
-    // Somebody's file that happens to be blank where the second superblock would be.
+    // A user's file that happens to be blank where the second superblock would be.
     let mut foreign = vec![0; CAPACITY];
     foreign[..100].fill(b'x');
     assert!(matches!(
@@ -334,7 +334,7 @@ fn a_flipped_bit_in_a_page_is_refused_by_index_and_place() {
                         .contains(&format!("{index:#x} at byte {at:#x}")),
                     "{error}"
                 );
-                // Only the pages asked for count.
+                // Only the requested pages count.
                 for good in (0..u64::from(run.pages)).filter(|&good| good != page) {
                     checkpoint
                         .map(root)
@@ -346,7 +346,8 @@ fn a_flipped_bit_in_a_page_is_refused_by_index_and_place() {
     }
 }
 
-/// Flips a bit of every byte of a range in turn; gives how often everything could be read all the same.
+/// Flips a bit of every byte of a range in turn; returns the number of flips after which everything could still be
+/// read.
 fn flip_each(image: &[u8], range: std::ops::Range<usize>, roots: &[MapRoot; 2]) -> usize {
     let mut whole = 0;
     for at in range {
@@ -428,8 +429,8 @@ fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
         record,
         later: record + 1,
     };
-    // The header: all records are there. The first seal: what was sealed later. The second: its id is known all the
-    // same, as its attributes were set.
+    // The header: all records are there. The first seal: later checkpoints remain. The second: its id is known
+    // nevertheless, as its attributes were set.
     let (found, damage_found) = refused_writes(0);
     assert_eq!(
         (found, damage_found.faults),
@@ -484,7 +485,7 @@ fn a_damaged_journal_is_left_behind_when_the_loss_is_accepted() {
     assert_eq!(ids(&region), [2, 9]);
 }
 
-/// The image with both copies of a checkpoint's root damaged.
+/// Returns the image with both copies of a checkpoint's root damaged.
 fn root_lost(image: &[u8], id: usize) -> Vec<u8> {
     let mut damaged = image.to_vec();
     for at in (0..CAPACITY)
@@ -534,7 +535,7 @@ fn a_root_damaged_in_both_copies_costs_its_checkpoint_only() {
 #[test]
 fn what_may_belong_to_a_damaged_root_is_not_overwritten_before_it_is_deleted() {
     let (image, _) = sealed();
-    // The second one's: what the first one has is the first one's.
+    // The second checkpoint's root: pages that the first one has are the first one's.
     let damaged = root_lost(&image, 2);
     let (region, report) = open(&damaged).unwrap();
     assert!(report.withheld_bytes > 0);
@@ -610,7 +611,7 @@ fn a_damaged_parent_costs_a_compared_child_space_only() {
     };
     let at = (location.offset_bytes() + (5 - run.first_index) * PAGE_SIZE as u64) as usize;
 
-    // A page: stored anew, and only that one.
+    // A damaged page: stored again, and only that one.
     let mut damaged = image.clone();
     damaged[at + 77] ^= 4;
     let stats = child_of_damaged(&damaged, &roots);

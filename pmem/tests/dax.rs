@@ -1,5 +1,5 @@
-//! DAX, where there is some: `PERMAFROST_DAX_DIR` names a directory on a file system mounted with it.
-//! `PERMAFROST_DAX_EXPECT=errno` says instead that MAP_SYNC is refused there with that errno.
+//! DAX tests: `PERMAFROST_DAX_DIR` names a directory on a file system mounted with it. With
+//! `PERMAFROST_DAX_EXPECT=errno` the tests expect instead that MAP_SYNC is refused there with that errno.
 
 #![allow(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! `docs/format.md` and the code say the same.
+//! Comparison of `docs/format.md` with the code.
 
 #![allow(missing_docs)]
 
@@ -112,7 +112,7 @@ fn code() -> BTreeMap<&'static str, (usize, Fields)> {
     ])
 }
 
-/// The tables that follow a `layout:` comment.
+/// Returns the tables that follow a `layout:` comment.
 fn document() -> BTreeMap<&'static str, (usize, Fields)> {
     DOCUMENT
         .split("<!-- layout: ")

@@ -32,7 +32,7 @@ fn pages(salts: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// A map's content, page by page.
+/// Returns a map's content, page by page.
 fn content(checkpoint: &Arc<Checkpoint>, root: &MapRoot) -> Vec<(u64, u16, Vec<u8>)> {
     let map = checkpoint.map(root);
     let mut all = Vec::new();
@@ -462,7 +462,7 @@ fn a_file_that_is_anothers_or_open_to_others_is_no_region() {
     std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     open().unwrap();
     if std::fs::metadata(&path).unwrap().uid() == 0 {
-        // Of nobody, as a file that somebody put there.
+        // Owned by `nobody`, as a file that another user put there.
         std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
         let refused = open().unwrap_err();
         assert!(
@@ -557,8 +557,8 @@ fn splice_takes_verified_pages_from_the_mediums_file() {
     assert!(map.splice_source(&runs[1]).unwrap().is_some());
 }
 
-/// The digest tells what a map holds: the same for pages appended, compared, referred to or split otherwise, computed
-/// while they come or from the sealed map; another for any difference.
+/// Checks that the digest identifies a map's content: equal for pages appended, compared, referred to or split
+/// otherwise, computed while they come or from the sealed map; another one for any difference.
 #[test]
 fn a_maps_digest_is_that_of_its_content() {
     use sha2::{Digest, Sha256};
@@ -633,7 +633,7 @@ fn a_maps_digest_is_that_of_its_content() {
     }
 }
 
-/// 2^45 pages, which is all that an address space can have: a step for each would take days.
+/// Appends 2^45 pages, all that an address space can have: a step for each would take days.
 #[test]
 fn a_run_of_zeros_costs_the_same_whatever_its_length() {
     let region = region(8 << 20);

@@ -1,4 +1,4 @@
-//! Pages that the medium cannot give or take: an error to whoever needs them, and nothing to anybody else.
+//! Pages that the medium cannot give or take: an error to code that needs them, and no effect on other code.
 
 #![allow(missing_docs, clippy::cast_possible_truncation)]
 #![allow(
@@ -45,7 +45,7 @@ fn seal(region: &Arc<Region>, id: u128, pages: u64) -> (Arc<Checkpoint>, MapRoot
     (shadow.seal(id, b"manifest", None).unwrap(), root)
 }
 
-/// Reads the pages of runs: how many could be, all right, and the first error.
+/// Reads the pages of runs: returns the number that could be read, all right, and the first error.
 fn read_runs(
     map: &PageMap,
     runs: impl Iterator<Item = Result<Run, PageError>>,
@@ -95,7 +95,7 @@ fn reopened(medium: &SimMedium, lost: &[u64]) -> Arc<Region> {
     Region::open(Arc::new(medium)).unwrap().0
 }
 
-/// Byte offset of a page of the first run.
+/// Returns the byte offset of a page of the first run.
 fn place(checkpoint: &Arc<Checkpoint>, root: &MapRoot, index: u64) -> u64 {
     let run = checkpoint.map(root).lookup(index).unwrap().unwrap();
     let RunKind::Stored { location, .. } = run.kind else {
@@ -126,7 +126,7 @@ fn a_file_truncated_under_its_readers_and_writers_is_an_error_to_them() {
         matches!(error, Some(PageError::Lost { index: 20, location }) if location.offset_bytes() == cut),
         "{error:?}"
     );
-    // Again, and on many threads: what the handler put there is never given out.
+    // Again, and on many threads: the page that the handler put there is never given out.
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| assert_eq!(again().0, 20));
@@ -141,7 +141,7 @@ fn a_file_truncated_under_its_readers_and_writers_is_an_error_to_them() {
     );
     assert!(region.lost_pages() >= 1);
 
-    // A dump fails with the cause, and is told that it is the medium's.
+    // A dump fails with the cause, which names the medium.
     let mut shadow = region.begin();
     let mut map = shadow.map();
     let written = (0..200).try_for_each(|index| {
@@ -235,7 +235,7 @@ fn lost_pages_are_not_written_to_again() {
         let segment = place(&checkpoint, &root, index) / SEGMENT * SEGMENT;
         assert!(!retired.contains(&segment));
     }
-    // And one that is lost while it is being written: what is in it stays good, the rest goes elsewhere.
+    // A segment that is lost while it is being written: pages in it stay good, the rest goes to other segments.
     let mut shadow = region.begin();
     let mut map = shadow.map();
     for index in 0..20 {
@@ -330,7 +330,7 @@ fn lost_pages_are_named_by_their_place() {
     assert_eq!(medium.lost_pages(), 1);
 }
 
-/// Not a test of its own: what [`a_fault_elsewhere_ends_the_process_as_before`] runs in a process of its own.
+/// Helper of [`a_fault_elsewhere_ends_the_process_as_before`], which runs it in a process of its own.
 #[test]
 fn fault_elsewhere() {
     if std::env::var_os("FAULT_ELSEWHERE").is_none() {

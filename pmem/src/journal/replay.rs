@@ -24,9 +24,9 @@ pub(crate) struct Replayed {
     pub(crate) torn: bool,
     /// Records with a damaged copy: offset and intact content.
     pub(crate) repairs: Vec<(u64, [u8; RECORD_BYTES])>,
-    /// Offsets of what crashes left of torn copies elsewhere. Their first chunk must be zeroed before
-    /// anything is appended: a later record has chunks in common with the torn one (its epoch and
-    /// place), and if a crash kept just those, it would complete the torn one.
+    /// Offsets of torn copies that crashes left in other places. Their first chunk must be zeroed before anything is
+    /// appended: a later record has chunks in common with the torn one (its epoch and place), and if a crash kept
+    /// just those, it would complete the torn one.
     pub(crate) remnants: Vec<u64>,
     /// Damage that no crash explains. The journal is not to be appended to before it was compacted.
     pub(crate) damage: Option<JournalDamage>,
@@ -34,7 +34,7 @@ pub(crate) struct Replayed {
 
 /// Reads both halves and replays the active one. Writes nothing.
 ///
-/// Damage is gone around: what the readable records say counts, in their order, and the report has the others.
+/// Damaged records are skipped: the readable ones count, in their order, and the report lists the others.
 pub(crate) fn replay(
     medium: &dyn Medium,
     geometry: &Geometry,
@@ -61,7 +61,7 @@ pub(crate) fn replay(
         geometry.journal_records,
     );
 
-    // A crash while the next record was written leaves neither a valid copy nor what was there before.
+    // A crash while the next record was written leaves neither a valid copy nor the bytes before.
     let next = read.next;
     let torn = active
         .remnants(next..next.saturating_add(1))
@@ -160,14 +160,14 @@ struct Records {
 impl Records {
     fn all(&mut self, half: &Half, epoch: u32, compacted: u32, slots: u32) {
         let last = (0..slots).rev().find(|&slot| half.has(slot, epoch));
-        // What a compaction had made durable before its header was there, and no crash takes away.
+        // Compacted records were durable before the header was written: no crash takes them away.
         let sure = compacted.saturating_add(1).min(slots);
         let end = last.map_or(0, |last| last + 1).max(sure);
         for slot in 0..end {
             self.record(half, slot, epoch, compacted, last);
         }
         self.next = end;
-        // Behind the last record there are none, but where they cannot be read there may be.
+        // Behind the last record there are none, but where the slots cannot be read there may be.
         let unreadable = (end..slots)
             .take_while(|&slot| half.is_unreadable(slot))
             .count();
@@ -184,10 +184,10 @@ impl Records {
     fn record(&mut self, half: &Half, slot: u32, epoch: u32, compacted: u32, last: Option<u32>) {
         let (record, copies) = match half.record(slot, epoch) {
             Ok(Some(found)) => found,
-            // The header: what is wrong with it is known, or it would not be missing here.
+            // The header: its fault is known, or it would not be missing here.
             Ok(None) if slot == 0 => return,
             Ok(None) => {
-                // Every record is durable before the one after it is begun, and compacted ones before their header: no
+                // Every record is durable before the next one is begun, and compacted ones before their header: no
                 // crash explains it.
                 let fault = match last.filter(|&last| last > slot) {
                     Some(_) if slot > compacted => JournalFault::Hole {
@@ -222,7 +222,7 @@ impl Records {
         self.damage.faults.push(fault);
     }
 
-    /// Applies a record. After lost ones it may name a checkpoint that was sealed or deleted in one of them.
+    /// Applies a record. After lost records it may name a checkpoint that was sealed or deleted in one of them.
     fn change(&mut self, slot: u32, record: &RecordCopy) {
         let Some(change) = Change::from_record(record) else {
             return self.lose(JournalFault::Senseless { record: slot });
@@ -250,12 +250,12 @@ impl Records {
     }
 }
 
-/// One half, as read.
+/// Half of the journal, as read.
 struct Half {
     at: u64,
     uuid: RegionUuid,
     bytes: Vec<u8>,
-    /// Pages of it that the medium returned an error for, ascending.
+    /// Pages of the half that the medium returned an error for, ascending.
     unreadable: Vec<usize>,
 }
 
@@ -302,7 +302,7 @@ impl Half {
         self.is_unreadable(0) || self.remnants(0..1).next().is_some()
     }
 
-    /// The copies of a slot that are intact, whatever their epoch.
+    /// Returns the copies of a slot that are intact, of any epoch.
     fn copies(&self, slot: u32) -> impl Iterator<Item = RecordCopy> {
         let at = to_usize(u64::from(slot)) * RECORD_BYTES;
         let bytes = self.bytes.get(at..at + RECORD_BYTES).unwrap_or_default();
@@ -314,7 +314,7 @@ impl Half {
             })
     }
 
-    /// The record of this epoch in a slot, and how many of its copies are intact.
+    /// Returns the record of this epoch in a slot, and the number of its intact copies.
     fn record(&self, slot: u32, epoch: u32) -> Result<Option<(RecordCopy, u32)>, JournalFault> {
         let mut found = None;
         for copy in self.copies(slot) {
@@ -330,13 +330,13 @@ impl Half {
         Ok(found)
     }
 
-    /// The header, if there is one.
+    /// Returns the header, if there is one.
     fn header(&self) -> Option<RecordCopy> {
         self.copies(0)
             .find(|r| r.kind.get() == RECORD_HEADER && r.sequence.get() == 0)
     }
 
-    /// Over all slots, left-overs of compactions that never were included.
+    /// Returns the highest epoch of all slots, also of unfinished compactions.
     fn highest_epoch(&self) -> u32 {
         let slots = u32::try_from(self.bytes.len() / RECORD_BYTES).unwrap_or(u32::MAX);
         (0..slots)

@@ -8,12 +8,11 @@ use super::{PageMap, Run, RunKind};
 use crate::error::{MapFault, PageError, SegmentPlace};
 use crate::ids::PageNo;
 
-/// A place in a map. Owns what it needs: the path of nodes to a leaf, each a verified copy, and a
-/// reference to the checkpoint, whose segments therefore stay. Ascending look-ups are O(1) amortised,
-/// others O(height).
+/// Place in a map. Owns its data: the path of nodes to a leaf, each a verified copy, and a reference to the
+/// checkpoint, whose segments therefore stay. Ascending look-ups are O(1) amortised, others O(height).
 pub struct MapCursor {
     map: PageMap,
-    /// From the root down; the last one is a leaf after a successful seek.
+    /// Nodes from the root down; the last one is a leaf after a successful seek.
     path: Vec<Step>,
     /// Index after the map's last page, once the root is loaded.
     end_index: Option<u64>,
@@ -24,8 +23,8 @@ struct Step {
     node: Node,
     /// Last entry visited.
     at: usize,
-    /// Indices from here up to the node's end lead to this node; may be less than its first index if
-    /// the gap before it was asked for.
+    /// Index from which, up to the node's end, look-ups lead to this node; may be less than its first index if the
+    /// gap before it was looked up.
     from_index: u64,
 }
 
@@ -70,7 +69,7 @@ impl MapCursor {
         &self.map
     }
 
-    /// The first run that ends after `index`: the one with the page, or if there is none the next.
+    /// Returns the first run that ends after `index`: the one with the page, or if there is none the next.
     ///
     /// # Errors
     /// [`PageError`] if a node on the way is damaged.
@@ -125,7 +124,7 @@ impl MapCursor {
         }
     }
 
-    /// The run with the page.
+    /// Returns the run with the page.
     ///
     /// # Errors
     /// As [`seek`](Self::seek).
@@ -133,7 +132,7 @@ impl MapCursor {
         Ok(self.seek(index)?.filter(|run| run.first_index <= index))
     }
 
-    /// The page at `index` with its checksum.
+    /// Returns the page at `index` with its checksum.
     pub(crate) fn page(&mut self, index: u64) -> Result<Option<ParentPage>, PageError> {
         if !self
             .checksums
@@ -165,7 +164,7 @@ impl MapCursor {
         }))
     }
 
-    /// The checksums of `run`'s pages from `skip` on, `pages` of them, with their place.
+    /// Returns the checksums of `pages` pages of `run` from `skip` on, with their place.
     pub(crate) fn checksums(
         &mut self,
         run: Run,

@@ -1,4 +1,4 @@
-//! The digest of a map: 32 bytes that say what it holds, wherever and however its pages are stored.
+//! Digest of a map: 32 bytes that identify its content, independent of the storage of its pages.
 
 use sha2::{Digest, Sha256};
 use zerocopy::little_endian::U32;
@@ -9,7 +9,7 @@ use crate::error::PageError;
 /// Bytes hashed for a page: index, flags, CRC32.
 const ENTRY_BYTES: usize = 8 + 2 + 4;
 
-/// Entries hashed at once; the hash's own buffer would be asked for each of them otherwise.
+/// Bytes hashed at once; otherwise the hash would copy each entry into its own buffer.
 const BATCH_BYTES: usize = 64 * ENTRY_BYTES;
 
 /// A digest in the making, over pages in ascending order.
@@ -21,7 +21,7 @@ pub(super) struct MapHasher {
     zeros: Option<ZeroRun>,
 }
 
-/// Consecutive zero pages with the same flags.
+/// Run of consecutive zero pages with equal flags.
 struct ZeroRun {
     first_index: u64,
     end_index: u64,
@@ -48,7 +48,7 @@ impl MapHasher {
         }
     }
 
-    /// Zero pages from `index` on. The cost does not depend on their number.
+    /// Adds zero pages from `index` on. The cost does not depend on their number.
     pub(super) fn zeros(&mut self, index: u64, flags: u16, pages: u64) {
         if pages == 0 {
             return;
@@ -97,11 +97,11 @@ impl MapHasher {
 }
 
 impl PageMap {
-    /// Computes a SHA-256 over what the map holds, which does not depend on where and how its pages are stored.
-    /// For each page, ascending: its index (8 bytes), flags (2) and CRC32 (4), little-endian. A longest run of zero
-    /// pages with equal flags counts as two such entries, whatever its length: the index after its last page and the
-    /// index of its first, both with its flags and 0. Reads map and checksums, verified, but no page: that the pages
-    /// are what their checksums say is what reading them shows.
+    /// Computes a SHA-256 over the map's content, which does not depend on the storage of its pages. For each page,
+    /// ascending: its index (8 bytes), flags (2) and CRC32 (4), little-endian. A longest run of zero pages with equal
+    /// flags counts as two such entries, whatever its length: the index after its last page and the index of its
+    /// first, both with its flags and 0. Reads map and checksums, verified, but no page: only a read of the pages
+    /// compares them with their checksums.
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].

@@ -1,14 +1,14 @@
-//! Writing a damaged page anew, in its place.
+//! Healing a damaged page in its place.
 //!
 //! # Why this overwrites nothing live
 //!
-//! A sealed page is the bytes that its checksum demands. Only a page that does not have them is written to, and only
-//! with those bytes, so there is no reader to whom anything but an error changes:
+//! A sealed page has the bytes that match its checksum. Only a page without them is written to, and only with those
+//! bytes, so the only change that a reader can see is that an error ends:
 //!
-//! - whoever has verified the page has these very bytes already;
-//! - whoever is verifying it gets an error, as before, or the bytes that were sealed;
-//! - a crash leaves each 8-byte chunk damaged or right. The checksum still decides: the page is found damaged again, or
-//!   is healed.
+//! - a reader that has verified the page already has exactly these bytes;
+//! - a reader that is verifying the page gets an error, as before, or the sealed bytes;
+//! - a crash leaves each 8-byte chunk damaged or right. The next verification finds the page damaged again, or
+//!   healed.
 //!
 //! Checksum, map, root and journal stay as they are, so healing a page heals it for every checkpoint that shares it.
 
@@ -18,11 +18,11 @@ use crate::convert::to_usize;
 use crate::error::{HealError, PageError};
 
 impl PageMap {
-    /// Writes a damaged page anew, durably; whether it was damaged. `page` comes from another copy of the checkpoint and
-    /// is compared with this map's own checksum. Costs one fence.
+    /// Heals a damaged page, durably; returns true if it was damaged. `page` comes from another copy of the
+    /// checkpoint and is compared with this map's own checksum. Costs one fence.
     ///
     /// # Errors
-    /// [`HealError`]: then the page is as damaged as it was.
+    /// [`HealError`]: the page is still damaged.
     pub fn heal_page(&self, index: u64, page: &[u8; PAGE_SIZE]) -> Result<bool, HealError> {
         let run = self.lookup(index)?;
         let Some((

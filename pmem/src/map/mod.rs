@@ -1,4 +1,4 @@
-//! Page maps: which pages an object has and where they are.
+//! Page maps: the pages of an object and their locations.
 //!
 //! A map is a B-tree of 4096-byte nodes, written once, in ascending order, while the pages come in: a
 //! writer holds one node a level. Leaves hold runs. Every reference carries the CRC32 of what it refers
@@ -29,13 +29,13 @@ use crate::layout::{MapRootBytes, RUN_STORED, RUN_ZERO, RunEntry};
 /// Levels a map can have: 127 runs of at least a page, times 169 a level, exceed 2^64 pages well before.
 const MAX_LEVEL: u16 = 8;
 
-/// Refers to a page map: 32 bytes for a manifest. Valid within the checkpoint that it was written for,
-/// and in those that inherit from it.
+/// Reference to a page map: 32 bytes for a manifest. Valid within the checkpoint that it was written for, and in
+/// those that inherit from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapRoot(MapRootBytes);
 
 impl MapRoot {
-    /// Of a map without pages.
+    /// Root of a map without pages.
     pub(crate) const EMPTY: Self = Self(MapRootBytes {
         node: U64::ZERO,
         crc32: U32::ZERO,
@@ -130,9 +130,9 @@ pub struct Run {
 /// Storage of a run's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunKind {
-    /// All zero, stored nowhere.
+    /// Zero pages, stored nowhere.
     Zero,
-    /// One after the other in the region, within one segment.
+    /// Pages one after the other in the region, within one segment.
     Stored {
         /// The first one.
         location: PageNo,
@@ -142,7 +142,7 @@ pub enum RunKind {
 }
 
 impl Run {
-    /// Index after the last page.
+    /// Returns the index after the last page.
     #[must_use]
     pub const fn end_index(&self) -> u64 {
         self.first_index.saturating_add(self.pages as u64)

@@ -87,7 +87,7 @@ impl NodeBuilder {
         (self.first_index, self.end_index)
     }
 
-    /// The finished page.
+    /// Returns the finished page.
     pub(super) fn page(&mut self) -> &[u8; PAGE_SIZE] {
         let header = NodeHeader {
             magic: NODE_MAGIC,
@@ -101,7 +101,7 @@ impl NodeBuilder {
         &self.page
     }
 
-    /// Empty again, at the same level.
+    /// Empties the node, at its level.
     pub(super) fn clear(&mut self) {
         self.entries = 0;
         self.page.fill(0);
@@ -146,8 +146,8 @@ impl Node {
             };
             return Err(PageError::MapCorrupt { location, fault });
         }
-        // From here on the page is what a writer wrote, barring a collision; checked all the same, as
-        // nothing that comes from a disk may panic or loop.
+        // From here on the page is a writer's, barring a collision; the checks are made all the same, as nothing that
+        // comes from a disk may panic or loop.
         let malformed = PageError::MapCorrupt {
             location,
             fault: MapFault::Malformed,
@@ -233,7 +233,7 @@ impl Node {
         entry_at(&self.page, i).unwrap_or(&NONE)
     }
 
-    /// The first run that ends after `index`; there is one if `index < end_index`.
+    /// Returns the first run that ends after `index`; there is one if `index < end_index`.
     pub(super) fn run_after(&self, index: u64) -> usize {
         self.partition(|i| {
             let run = self.run_entry(i);
@@ -244,7 +244,7 @@ impl Node {
         })
     }
 
-    /// The last child that begins at or before `index`, or the first.
+    /// Returns the last child that begins at or before `index`, or the first.
     pub(super) fn child_for(&self, index: u64) -> usize {
         self.partition(|i| self.child(i).first_index.get() <= index)
             .saturating_sub(1)
@@ -272,7 +272,7 @@ fn entry_at<T: FromBytes + zerocopy::Immutable + zerocopy::KnownLayout + zerocop
     T::ref_from_bytes(page.get(at..at + size_of::<T>())?).ok()
 }
 
-/// A run's page count as a length.
+/// Converts a run's page count to a length.
 pub(super) fn run_len(pages: u32) -> usize {
     to_usize(u64::from(pages)) * PAGE_SIZE
 }

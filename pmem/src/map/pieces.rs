@@ -1,6 +1,6 @@
 //! Log of appended pages, for callers that pass them on: tells for each page whether it was stored.
 
-/// Consecutive pages that went the same way.
+/// Consecutive pages with one kind of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Index of the first one.
@@ -18,13 +18,13 @@ pub struct Piece {
 pub enum Kept {
     /// Written to the shadow.
     Stored,
-    /// All zero: stored nowhere.
+    /// Zero page: stored nowhere.
     Zero,
-    /// The parent has it at the same index, and not as zeros.
+    /// Page that the parent has at this index, and not as a zero page.
     Parent,
 }
 
-/// Pieces since they were last asked for; neighbours that went the same way are one.
+/// Pieces since the last call of `drain`; neighbours with one kind of storage are one piece.
 #[derive(Default)]
 pub(super) struct PieceLog(Vec<Piece>);
 

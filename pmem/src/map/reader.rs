@@ -37,13 +37,13 @@ impl PageMap {
         &self.root
     }
 
-    /// The checkpoint it is read from.
+    /// Returns the checkpoint that the map is read from.
     #[must_use]
     pub fn checkpoint(&self) -> &Arc<Checkpoint> {
         &self.checkpoint
     }
 
-    /// All runs, ascending.
+    /// Returns all runs, ascending.
     #[must_use]
     pub fn runs(&self) -> Runs {
         Runs {
@@ -52,13 +52,13 @@ impl PageMap {
         }
     }
 
-    /// For look-ups in ascending order, and as a parent for a shadow.
+    /// Returns a cursor for look-ups in ascending order, and as a parent for a shadow.
     #[must_use]
     pub fn cursor(self) -> MapCursor {
         MapCursor::new(self)
     }
 
-    /// The run with the page. Reads a node a level; a [`cursor`](Self::cursor) remembers them.
+    /// Returns the run with the page. Reads a node a level; a [`cursor`](Self::cursor) remembers them.
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].
@@ -66,16 +66,16 @@ impl PageMap {
         self.clone().cursor().lookup(index)
     }
 
-    /// A run's pages, lent from the mapped medium, every one of them verified; empty for zeros. Costs a
-    /// CRC32 of all of them.
+    /// Returns a run's pages, lent from the mapped medium, every one of them verified; empty for zeros. Costs a CRC32
+    /// of all of them.
     ///
     /// # Errors
-    /// [`PageError::Corrupt`] or [`PageError::Lost`] names the first page that is not what was written.
+    /// [`PageError::Corrupt`] or [`PageError::Lost`] names the first page that differs from the sealed one.
     pub fn read(&self, run: &Run) -> Result<&[u8], PageError> {
         self.read_range(run, run.first_index, run.pages)
     }
 
-    /// Some of a run's pages, verified; empty for zeros and for pages that are not the run's.
+    /// Returns some of a run's pages, verified; empty for zeros and for pages that are not the run's.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -127,8 +127,8 @@ impl PageMap {
         }
     }
 
-    /// Fails if a page that [`read_range`](Self::read_range) lent was lost since. To be asked after the pages were
-    /// copied or passed on, and before that counts: a page that is lost while it is used reads as zeros.
+    /// Fails if a page that [`read_range`](Self::read_range) lent was lost since. To be called after the pages were
+    /// copied or passed on, and before the result counts: a page that is lost while it is used reads as zeros.
     ///
     /// # Errors
     /// [`PageError::Lost`].
@@ -146,7 +146,7 @@ impl PageMap {
     }
 
     /// Verifies a run's page checksums, and none of its pages: for pages that other maps share, and that were read
-    /// through one of those.
+    /// through one of those maps.
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].
@@ -236,7 +236,7 @@ impl PageMap {
         Node::load(&self.checkpoint, location, crc32, level)
     }
 
-    /// The page checksums of a stored run, and where its pages are.
+    /// Returns the verified page checksums of a stored run, and the place of its pages.
     pub(super) fn verified_checksums(
         &self,
         location: PageNo,
@@ -256,8 +256,8 @@ impl PageMap {
         Ok((place, crcs))
     }
 
-    /// The page checksums of a stored run, unverified, and where its pages are: in a segment that the
-    /// checkpoint holds.
+    /// Reads the page checksums of a stored run, unverified, and returns the place of its pages: in a segment that
+    /// the checkpoint holds.
     pub(super) fn read_checksums(
         &self,
         location: PageNo,
@@ -279,7 +279,8 @@ impl PageMap {
     }
 }
 
-/// The page of a run that an error of the medium is about; the run begins with `first_index` at `first`.
+/// Makes the error for the page of a run that an error of the medium is about; the run begins with `first_index` at
+/// `first`.
 fn lost_page(error: io::Error, first_index: u64, first: PageNo) -> PageError {
     let Some(lost) = LostPage::of(&error) else {
         return PageError::Io(error);

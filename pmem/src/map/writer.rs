@@ -16,17 +16,17 @@ use crate::segment::SegmentWriter;
 pub struct MapStats {
     /// Pages, however they are kept.
     pub pages: u64,
-    /// Of these, stored by this shadow.
+    /// Pages that this shadow stored.
     pub stored: u64,
-    /// Of these, all zero.
+    /// Zero pages.
     pub zero: u64,
-    /// Of these, equal to the parent's (compared, or said to be), whether stored there or zero.
+    /// Pages that equal the parent's (compared, or referred to by the caller), whether stored there or zero.
     pub parent: u64,
-    /// Of those stored, the ones that the parent may have as well: there it is damaged.
+    /// Stored pages that the parent may have as well: the parent is damaged there.
     pub parent_damaged: u64,
     /// Runs they make.
     pub runs: u64,
-    /// The map's digest ([`PageMap::digest`](super::PageMap::digest)), once it is finished.
+    /// Digest of the map ([`PageMap::digest`](super::PageMap::digest)), once it is finished.
     pub digest: [u8; 32],
 }
 
@@ -62,7 +62,7 @@ impl MapWriter {
         }
     }
 
-    /// From now on remembers what becomes of the pages that come in, for [`MapWriter::pieces`].
+    /// Records from now on the storage of the pages that come in, for [`MapWriter::pieces`].
     pub fn watch(&mut self) {
         self.log.get_or_insert_default();
     }
@@ -113,8 +113,8 @@ impl MapWriter {
         // Never more than a segment's pages.
         let pages = u32::try_from(crcs.len()).unwrap_or(u32::MAX);
         if let Some(run) = self.run.as_mut() {
-            // The page after a segment's last is the next one's header, so what follows without a gap
-            // is in the same segment.
+            // The page after a segment's last is the next one's header, so a page that follows without a gap is in
+            // this segment.
             let follows = run
                 .location
                 .is_some_and(|l| l.plus(u64::from(run.pages)) == location);
@@ -252,7 +252,7 @@ impl MapWriter {
         Ok((Entry::child(first, place, crc), first, end))
     }
 
-    /// Writes what is left, leaves first.
+    /// Writes the remaining nodes, leaves first.
     pub(crate) fn finish(
         mut self,
         out: &mut SegmentWriter,

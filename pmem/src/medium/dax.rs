@@ -1,7 +1,7 @@
 //! Persistent memory mapped with MAP_SYNC: flushed by CPU instructions, no system call.
 //!
-//! Only MAP_SHARED_VALIDATE makes the kernel refuse what it cannot give: plain MAP_SHARED ignores
-//! flags it does not know, and MAP_SYNC with it.
+//! Only MAP_SHARED_VALIDATE makes the kernel refuse unsupported flags: plain MAP_SHARED ignores flags that the kernel
+//! does not know, and MAP_SYNC with them.
 
 use std::ffi::c_void;
 use std::fs::File;

@@ -1,17 +1,18 @@
-//! A slower device than there is: bandwidth each way and a latency, around any other medium.
+//! Emulation of a slower device: bandwidth each way and a latency, around any other medium.
 //!
-//! What it promises is what the medium below promises; only the time differs, and that is the longer of the two
+//! The emulation keeps the guarantees of the medium below; only the time differs, and that is the longer of the two
 //! devices'. It models:
 //!
-//! - **Writing.** A flush hands its range to the device, which works it off at `write_bytes_per_s` while the caller goes
-//!   on; with [`QUEUE`] of work in front of it a flush waits, as a full request queue does. A fence waits for
-//!   the ranges that it is of and what was in front of them, and `latency` once.
-//! - **Reading.** What is read or lent comes at `read_bytes_per_s`; a read that does not begin where the last one ended
-//!   waits `latency` first.
-//! - **The page cache**, where the device would be behind one (`cached`): what was written or read since the medium was
-//!   opened is read for nothing. A mapped file on a disk is so as long as memory lasts; mapped NVM is not.
+//! - **Writing.** A flush hands its range to the device, which writes it at `write_bytes_per_s` while the caller goes
+//!   on; with [`QUEUE`] of work in front of it a flush waits, as a full request queue does. A fence waits for its
+//!   ranges and for the work in front of them, and `latency` once.
+//! - **Reading.** Bytes that are read or lent come at `read_bytes_per_s`; a read that does not begin where the last
+//!   one ended waits `latency` first.
+//! - **The page cache**, where the device would be behind one (`cached`): pages that were written or read since the
+//!   medium was opened are read for nothing. A mapped file on a disk behaves so as long as memory lasts; mapped NVM
+//!   does not.
 //!
-//! Not modelled: reads and writes in each other's way, a write's place on the device.
+//! Not modelled: interference of reads and writes, a write's place on the device.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -28,10 +29,11 @@ use crate::{PAGE_BYTES, PAGE_SIZE};
 
 /// Work that a device may have before it, beyond which a flush waits.
 const QUEUE: Duration = Duration::from_millis(100);
-/// Idle time that is made up for: sleeping ends late by up to a scheduler's tick, and without this every wait would make
-/// the device slower than it is said to be. So it is off by no more than this over any stretch of time.
+/// Idle time that is made up for: sleeping ends late by up to a scheduler's tick, and without this every wait would
+/// make the emulated device slower than configured. So its speed is off by no more than this over any stretch of
+/// time.
 const CREDIT: Duration = Duration::from_millis(5);
-/// A read waits once this much is due: to sleep for less costs more than it is worth.
+/// Least time for which a read sleeps: shorter sleeps cost more than they are worth.
 const GRAIN: Duration = Duration::from_micros(200);
 
 /// A device to be emulated.
@@ -50,13 +52,13 @@ pub struct Emulation {
 }
 
 impl Emulation {
-    /// The devices of Li et al., Middleware '15, by name: `hdd`, `ssd`, `nvm`.
+    /// Returns the device of Li et al., Middleware '15, with this name: `hdd`, `ssd`, `nvm`.
     ///
-    /// Derived from Table 3, the first checkpoint of a program of 5 GB (taken as 5 × 10^9 bytes): 169.18 s on the hard
-    /// disk, 43.73 s on the SSD (OCZ Deneva 2), 2.92 s on PMFS, which are 29.55, 114.34 and 1712.33 MB/s. That is what a
-    /// checkpoint got of the device, file system and CRIU included, and not what its data sheet says. The text gives no
-    /// figure for reading alone, and no latency: reading is taken to be as fast as writing, and the latency as none.
-    /// The disks are behind the page cache, PMFS is mapped.
+    /// Derived from Table 3, the first checkpoint of a program of 5 GB (taken as 5 × 10^9 bytes): 169.18 s on the
+    /// hard disk, 43.73 s on the SSD (OCZ Deneva 2), 2.92 s on PMFS, which are 29.55, 114.34 and 1712.33 MB/s. These
+    /// are the rates of a checkpoint, file system and CRIU included, and not those of the data sheets. The text gives
+    /// no figure for reading alone, and no latency: reading is assumed to be as fast as writing, and the latency to
+    /// be 0. The disks are behind the page cache, PMFS is mapped.
     #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
         const CHECKPOINT_BYTES: u64 = 5_000_000_000;
@@ -101,7 +103,7 @@ impl fmt::Display for Emulation {
     }
 }
 
-/// Not a device.
+/// Error for a text that does not describe a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is no device: say hdd, ssd, nvm or WRITE:READ:LATENCY[:cached], such as 120M:140M:8ms:cached (bytes a second in units of 1000)"
@@ -176,11 +178,11 @@ fn parse_latency(text: &str) -> Option<Duration> {
     (latency <= Duration::from_secs(60)).then_some(latency)
 }
 
-/// Time, and waiting for it. A test brings its own.
+/// Clock with a way to wait. A test brings its own.
 pub(super) trait Clock: Send + Sync {
-    /// Since any fixed moment.
+    /// Returns the time since any fixed origin.
     fn now(&self) -> Duration;
-    /// Returns at `moment` or later.
+    /// Returns at time `moment` or later.
     fn wait_until(&self, moment: Duration);
 }
 
@@ -199,7 +201,7 @@ impl Clock for Monotonic {
     }
 }
 
-/// One direction of a device: when it will have done what it was given.
+/// Direction of a device, with the time at which its work will be done.
 #[derive(Debug, Default)]
 struct Throttle {
     done_at: Duration,
@@ -238,7 +240,7 @@ impl Cached {
         Self((0..words).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Puts the pages of a range in; how many were not.
+    /// Puts the pages of a range in; returns the number of pages that were absent.
     fn insert(&self, at: u64, len_bytes: u64) -> u64 {
         let pages = at / PAGE_BYTES..at.saturating_add(len_bytes).div_ceil(PAGE_BYTES);
         let absent = pages.filter(|page| {
@@ -341,7 +343,7 @@ impl Medium for Emulated {
         &self.guarantee
     }
 
-    // No `file`: what is spliced out of it would pass by.
+    // No `file`: bytes that are spliced out of it would bypass the emulation.
 
     fn lost_pages(&self) -> u64 {
         self.below.lost_pages()
@@ -404,7 +406,7 @@ impl Medium for Emulated {
             return Ok(());
         }
         let (now, latency) = (self.clock.now(), self.device.latency);
-        // The latency is the device's: whoever comes later waits for it as well.
+        // The latency is the device's: later fences wait for it as well.
         let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         writing.give(now, 0, self.device.write_bytes_per_s, latency);
         drop(writing);
@@ -416,9 +418,9 @@ impl Medium for Emulated {
     }
 }
 
-/// Slows `medium` down to `device`. Where it is the slower one already, it stays so.
+/// Slows `medium` down to `device`. A medium that is already slower stays so.
 ///
-/// Pages cannot be spliced out of what is returned, and are copied: that, too, costs time.
+/// Pages cannot be spliced out of the result, and are copied: that, too, costs time.
 #[must_use]
 pub fn emulate(medium: Arc<dyn Medium>, device: Emulation) -> Arc<dyn Medium> {
     Arc::new(Emulated::new(

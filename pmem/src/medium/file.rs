@@ -1,12 +1,12 @@
-//! A mapped file, made durable by `msync`.
+//! Mapped file, made durable by `msync`.
 //!
-//! Honest about its grain: the kernel tracks dirtiness by page, so flushing eight bytes writes 4096.
-//! A flush starts write-back at once (`sync_file_range`), so that the device works while the dump still
-//! comes in; the fence then waits for exactly the ranges of its own writer (`msync`), whatever others have in flight.
+//! The kernel tracks dirtiness by page, so flushing eight bytes writes 4096. A flush starts write-back at once
+//! (`sync_file_range`), so that the device works while the dump still comes in; the fence then waits for exactly the
+//! ranges of its own writer (`msync`), and not for ranges of others.
 //!
-//! The kernel reports a failed write-back once to every open file description, and to no matter which of the threads
-//! that wait through it. So that none of them takes the error of another and is told of success, each fence has a
-//! description to itself while it waits. All of them are as old as the medium: none has missed an error.
+//! The kernel reports a failed write-back once to every open file description, and to an arbitrary one of the threads
+//! that wait through it. A thread could so take the error of another, which would then see success. Therefore each
+//! fence has a description to itself while it waits. All of them are as old as the medium: none has missed an error.
 
 use std::fs::File;
 use std::io;
@@ -23,8 +23,8 @@ use super::{Flushed, Guarantee, Medium};
 use crate::convert::to_usize;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
-/// Past so many separate ranges those that are closest are waited for as one: every `msync` ends with a flush of the
-/// device's cache.
+/// Maximum number of separate ranges to wait for; beyond it the closest ones are joined: every `msync` ends with a
+/// flush of the device's cache.
 const MAX_MSYNCS: usize = 16;
 
 /// Fences that wait at once; more wait for each other. Each takes a descriptor.
@@ -34,13 +34,13 @@ const MAX_FENCES: usize = 8;
 pub(super) struct MappedFile {
     raw: RawBytes,
     map: Arc<MmapRaw>,
-    /// Also keeps the lock on the region.
+    /// File of the region; keeps the lock on it.
     file: File,
-    /// Second open file of the same file, for reading only, to be lent; `None` where `/proc` is not there to open it
-    /// by.
+    /// Second open file of the region's file, for reading only, to be lent; `None` where it cannot be opened because
+    /// `/proc` is missing.
     reading: Option<File>,
     guarantee: Guarantee,
-    /// Mappings through descriptions of their own, those that no fence uses: what is mapped is `msync`ed.
+    /// Mappings through descriptions of their own that no fence uses: `msync` takes a mapping.
     fences: Mutex<Vec<Arc<MmapRaw>>>,
     fence_freed: Condvar,
     /// A fence has failed: the kernel then forgets which pages were dirty, so nothing after it can be believed.
@@ -86,7 +86,7 @@ impl MappedFile {
         &self.map
     }
 
-    /// Waits for the ranges, with a description that nobody else waits through.
+    /// Waits for the ranges, with a description that no other fence waits through.
     fn sync(&self, ranges: &[(u64, u64)]) -> io::Result<()> {
         let mut free = self.fences.lock().unwrap_or_else(PoisonError::into_inner);
         let through = loop {

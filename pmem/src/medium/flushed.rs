@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Ranges that one writer has flushed and not fenced yet. Each has its own, so that a fence waits for nobody else's ranges.
+/// Ranges that one writer has flushed and not fenced yet. Each writer has its own, so that a fence waits for no other
+/// writer's ranges.
 #[derive(Debug, Default)]
 pub struct Flushed {
     /// (start, end) in bytes, in the order of the flushes; neighbours are one.
@@ -44,8 +45,8 @@ impl Flushed {
     }
 }
 
-/// The least ranges that cover the given ones: whole units of `grain`, joined where they touch, and past `most` of them
-/// those that are closest, with what lies between.
+/// Returns the least ranges that cover the given ones: whole units of `grain`, joined where they touch. Beyond `most`
+/// ranges the closest ones are joined, with the gaps between them.
 pub(super) fn cover(ranges: &[(u64, u64)], grain: u64, most: usize) -> Vec<(u64, u64)> {
     let mut rounded: Vec<_> = ranges
         .iter()

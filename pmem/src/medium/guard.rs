@@ -1,15 +1,16 @@
 //! Mappings whose lost pages are errors instead of the end of the process.
 //!
-//! A load from a mapped page that its medium cannot give raises SIGBUS: a poisoned line, a bad sector, a file that was
-//! truncated. The handler here puts an empty anonymous page in its place and marks it lost; the access goes on, and
-//! whoever made it asks [`Guard::check`] afterwards and gets an error. A lost page stays lost until it is written anew
-//! through its file, or the medium is opened anew: what is stored there goes nowhere, so writes and flushes of it fail.
+//! A load from a mapped page that its medium cannot give raises SIGBUS: a poisoned line, a bad sector, a file that
+//! was truncated. The handler here puts an empty anonymous page in its place and marks it lost; the access goes on,
+//! and the code that made the access calls [`Guard::check`] afterwards and gets an error. A lost page stays lost
+//! until it is rewritten through its file, or the medium is opened again: bytes that are stored there are not kept,
+//! so writes and flushes of it fail.
 //!
 //! Jumping out of the faulting access instead (`siglongjmp`) would skip Rust frames, which is undefined.
 //!
-//! The handler makes one system call, allocates nothing and takes no lock: mappings are found through a list that only
-//! grows, whose entries are read under a version number each. Addresses that belong to no guarded mapping go to the
-//! handler that was there before.
+//! The handler makes one system call, allocates nothing and takes no lock: mappings are found through a list that
+//! only grows, whose entries are read under a version number each. Addresses that belong to no guarded mapping go to
+//! the handler that was there before.
 
 use std::io;
 use std::ptr;
@@ -21,8 +22,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::convert::{to_u64, to_usize};
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
-/// Isolated lost pages that are replaced one by one. Each splits the mapping in two, of which a process may have 65,530
-/// (`vm.max_map_count`); past this the whole mapping counts as lost.
+/// Maximum number of isolated lost pages that are replaced one by one. Each splits the mapping in two, of which a
+/// process may have 65,530 (`vm.max_map_count`); past this the whole mapping counts as lost.
 const MAX_FRAGMENTS: usize = 8192;
 
 /// Every slot ever made, the newest first.
@@ -51,7 +52,7 @@ impl From<LostPage> for io::Error {
 }
 
 impl LostPage {
-    /// The lost page that an error of a medium is about.
+    /// Returns the lost page that an error of a medium is about; `None` for other errors.
     #[must_use]
     pub fn of(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
@@ -81,7 +82,8 @@ struct LostPages {
     bits: Box<[AtomicU64]>,
     count: AtomicU64,
     fragments: AtomicUsize,
-    /// Too many to be told apart, or no memory to replace them: nothing of the mapping counts any more.
+    /// True if the lost pages are too many to be told apart, or could not be replaced for lack of memory: all of the
+    /// mapping counts as lost.
     all: AtomicBool,
 }
 
@@ -163,8 +165,8 @@ impl Guard {
         self.lost().count.load(Ordering::Acquire)
     }
 
-    /// Fails if a page of the range is lost. After an access to the range: whether what was read, or what was written,
-    /// counts. One atomic load while nothing is lost.
+    /// Fails if a page of the range is lost. To be called after an access to the range: the bytes that were read or
+    /// written count only then. One atomic load while nothing is lost.
     pub(super) fn check(&self, at: u64, len_bytes: u64) -> Result<(), LostPage> {
         // The handler runs on this thread, between the access and this.
         compiler_fence(Ordering::SeqCst);
@@ -183,7 +185,7 @@ impl Guard {
         }
     }
 
-    /// The page at `at` is lost no longer: it is mapped again, or was only said to be.
+    /// Marks the page at `at` as not lost: it is mapped again, or was only marked.
     pub(super) fn find_again(&self, at: u64) {
         let page = to_usize(at / PAGE_BYTES);
         if let Some(word) = self.lost().bits.get(page / 64) {
@@ -215,7 +217,7 @@ impl Drop for Guard {
 }
 
 impl Slot {
-    /// One caller at a time: whoever has the slot.
+    /// Sets the mapping of a slot. One caller at a time: the owner of the slot.
     fn set(&self, base: usize, len: usize, lost: *mut LostPages) {
         self.version.fetch_add(1, Ordering::AcqRel);
         fence(Ordering::Release);
@@ -225,7 +227,7 @@ impl Slot {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Base, end and lost pages, if they are of one mapping.
+    /// Returns base, end and lost pages, if they are of one mapping.
     fn read(&self) -> Option<(usize, usize, *mut LostPages)> {
         let version = self.version.load(Ordering::Acquire);
         let fields = (
@@ -280,7 +282,7 @@ fn install() -> io::Result<()> {
     // SAFETY: as above.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigbus as *const () as usize;
-    // ONSTACK: as Rust's own handler, which tells a stack overflow, has it.
+    // ONSTACK, as in Rust's own handler, which detects stack overflows.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler is async-signal-safe, see there.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } != 0 {
@@ -310,7 +312,7 @@ extern "C" fn on_sigbus(
     unsafe { *errno = saved };
 }
 
-/// Replaces the page at `address`, if it is in a guarded mapping, and marks it; tells whether it did.
+/// Replaces the page at `address`, if it is in a guarded mapping, and marks it; returns true if it did.
 fn lose(address: usize, code: libc::c_int) -> bool {
     let mut slot = SLOTS.load(Ordering::Acquire);
     // SAFETY: slots are never freed.
@@ -323,14 +325,14 @@ fn lose(address: usize, code: libc::c_int) -> bool {
             continue;
         }
         if code == libc::BUS_MCEERR_AO {
-            // Poison that nobody has read yet. It is dealt with when somebody does.
+            // Poison that no access has read yet. It is handled when an access does.
             return true;
         }
         // SAFETY: the interrupted access is to this mapping, so whoever makes it holds the medium, whose part the guard
         // is that owns this.
         let lost = unsafe { &*lost };
         let page = (address - base) / PAGE_SIZE;
-        // First: who reads the page that is put there must find it marked.
+        // First: a thread that reads the new page must find it marked.
         lost.mark(page);
         if !lost.all.load(Ordering::Acquire) && put_empty(base + page * PAGE_SIZE, PAGE_SIZE) {
             return true;

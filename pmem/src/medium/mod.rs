@@ -1,8 +1,7 @@
 //! Media: memory that is read, written, flushed and fenced.
 //!
-//! Three of them: a DAX mapping, where a flush is a few CPU instructions; a plain file, where it is
-//! `msync`; and the crash simulator. Each can be slowed down to another device. Regions know no other way to touch
-//! storage.
+//! There are three: a DAX mapping, where a flush is a few CPU instructions; a plain file, where it is `msync`; and
+//! the crash simulator. Each can be slowed down to another device. Regions access storage only through a medium.
 
 mod dax;
 mod emulated;
@@ -88,15 +87,15 @@ impl fmt::Display for Guarantee {
 
 /// Memory with explicit durability.
 ///
-/// A range is durable once [`flush`](Self::flush) of it **and** a later [`fence`](Self::fence) of the same [`Flushed`]
-/// have returned. Before that, on a crash, each aligned 8-byte chunk of it has either its old or its new
-/// value, independently of all others. A failed fence is final: all later ones fail too.
+/// A range is durable once [`flush`](Self::flush) of it **and** a later [`fence`](Self::fence) of its [`Flushed`]
+/// have returned. Before that, on a crash, each aligned 8-byte chunk of it has either its old or its new value,
+/// independently of all others. A failed fence is final: all later ones fail too.
 ///
-/// Offsets are bytes from the medium's start; a range past [`capacity_bytes`](Self::capacity_bytes)
-/// is [`io::ErrorKind::InvalidInput`], never a fault. A page that the medium cannot give or take is a [`LostPage`] to
-/// every access from then on, until the medium is opened anew.
+/// Offsets are bytes from the medium's start; a range past [`capacity_bytes`](Self::capacity_bytes) is
+/// [`io::ErrorKind::InvalidInput`], never a fault. A page that the medium cannot give or take is a [`LostPage`] to
+/// every access from then on, until the medium is opened again.
 pub trait Medium: Send + Sync {
-    /// Usable bytes, a multiple of the page size.
+    /// Returns the number of usable bytes, a multiple of the page size.
     fn capacity_bytes(&self) -> u64;
 
     /// Returns the kind of the medium.
@@ -107,8 +106,8 @@ pub trait Medium: Send + Sync {
     /// Returns the durability that the medium guarantees.
     fn guarantee(&self) -> &Guarantee;
 
-    /// The file behind the medium, for reading only, at the same offsets: for `splice`, which moves pages
-    /// into a pipe without copying them.
+    /// Returns the file behind the medium, for reading only, at equal offsets: for `splice`, which moves pages into a
+    /// pipe without copying them.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -116,8 +115,8 @@ pub trait Medium: Send + Sync {
     /// Pages lost since the medium was opened.
     fn lost_pages(&self) -> u64;
 
-    /// Fails if a page of the range is lost. To be asked after bytes that [`bytes`](Self::bytes) lent were used: only
-    /// then they count. One atomic load while nothing is lost.
+    /// Fails if a page of the range is lost. To be called after the use of bytes that [`bytes`](Self::bytes) lent:
+    /// they count only then. One atomic load while nothing is lost.
     ///
     /// # Errors
     /// A [`LostPage`], or a range outside the medium.
@@ -147,7 +146,8 @@ pub trait Medium: Send + Sync {
     /// Nobody else reads, writes or has borrowed any of the range.
     unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()>;
 
-    /// Copies bytes in around the CPU cache where that pays. `at` and the length must be multiples of
+    /// Copies bytes in around the CPU cache where that is faster. `at` and the length must be multiples of 64. To be
+    /// flushed with [`flush_streamed`](Self::flush_streamed).
     /// 64. To be flushed with [`flush_streamed`](Self::flush_streamed).
     ///
     /// # Errors
@@ -172,21 +172,21 @@ pub trait Medium: Send + Sync {
         self.flush(at, len_bytes, flushed)
     }
 
-    /// Waits until everything in `flushed` is durable, and for nothing else; `flushed` is empty then. Whoever wrote
-    /// must have handed over to this thread, if it was another one.
+    /// Waits until everything in `flushed` is durable, and for nothing else; `flushed` is empty then. Writes of
+    /// another thread must happen before this call.
     ///
     /// # Errors
-    /// A [`LostPage`] among it, or a failing device: what is durable is then unknown.
+    /// A [`LostPage`] in one of the ranges, or a failing device: it is then unknown what is durable.
     fn fence(&self, flushed: &mut Flushed) -> io::Result<()>;
 
-    /// Writes a whole page that the medium has lost, durably; it is lost no longer. Where there is a file this is a system
-    /// call: a store would first have to read the lost page, and clears no poison of persistent memory.
+    /// Writes a whole page that the medium has lost, durably; it is lost no longer. Where there is a file this is a
+    /// system call: a store would first have to read the lost page, and clears no poison of persistent memory.
     ///
     /// # Errors
     /// A range outside the medium, or a page that takes no write.
     ///
     /// # Safety
-    /// Nobody else writes to the page. Whoever reads it or has borrowed any of it relies on nothing but bytes that equal
-    /// `page`.
+    /// No other thread writes to the page. Code that reads it or has borrowed any of it relies only on bytes that
+    /// equal `page`.
     unsafe fn rewrite_page(&self, at: u64, page: &[u8; PAGE_SIZE]) -> io::Result<()>;
 }

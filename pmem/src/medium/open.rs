@@ -45,9 +45,9 @@ impl Default for OpenOptions {
     }
 }
 
-/// Opens the file at `path` as a medium, creating it with `size_if_created` bytes (0600) if there is
-/// none. Takes an exclusive lock until the medium is dropped. Tries DAX first, then a plain mapping;
-/// which of them it became, and why, is told by [`Medium::guarantee`].
+/// Opens the file at `path` as a medium, creating it with `size_if_created` bytes (0600) if there is none. Takes an
+/// exclusive lock until the medium is dropped. Tries DAX first, then a plain mapping; [`Medium::guarantee`] returns
+/// which of them was used, and the reason.
 ///
 /// All of the file is allocated, so that a full disk shows here and not as a fatal signal later.
 ///
@@ -89,7 +89,7 @@ pub fn open_medium(
         });
     }
     check_private(path, &metadata)?;
-    // Length 0: created now, or by someone who got no further than that.
+    // Length 0: created now, or by a process that ended before it allocated the file.
     let created = metadata.len() == 0;
     let wanted = if created {
         size_if_created
@@ -146,7 +146,7 @@ pub fn open_medium(
     }
 }
 
-/// Refuses a file that somebody else owns or can open: what is in it goes into processes, and out of them.
+/// Refuses a file that another user owns or can open: its pages go into processes, and come out of them.
 fn check_private(path: &Path, metadata: &Metadata) -> Result<(), MediumError> {
     let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
     if owner != user {
@@ -166,11 +166,11 @@ fn check_private(path: &Path, metadata: &Metadata) -> Result<(), MediumError> {
     Ok(())
 }
 
-/// A plain medium in anonymous shared memory, for tests and benches: gone with its last reference. Every
-/// page is there when it returns.
+/// Makes a plain medium in anonymous shared memory, for tests and benches: gone with its last reference. Every page
+/// is mapped when it returns.
 ///
 /// # Errors
-/// [`MediumError::Io`] if there is not so much memory.
+/// [`MediumError::Io`] if there is not enough memory.
 pub fn create_medium_in_memory(capacity_bytes: u64) -> Result<Arc<dyn Medium>, MediumError> {
     let path = Path::new("memfd:region");
     let io_error = |action: &'static str| {

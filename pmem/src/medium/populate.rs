@@ -7,11 +7,11 @@
 
 use std::sync::{Arc, Weak};
 
-/// Bytes populated at a time: long enough that the calls do not matter, short enough that nobody waits
-/// long for the lock on the address space that each one holds.
+/// Bytes populated at a time: large enough that the calls do not matter, small enough that no thread waits long for
+/// the lock on the address space that each call holds.
 const STEP_BYTES: usize = 2 << 20;
 
-/// A mapping that unmaps itself when it is dropped.
+/// Mapping that unmaps itself when it is dropped.
 pub(super) trait Mapping: Send + Sync + 'static {
     /// Address and length.
     fn area(&self) -> (*mut u8, usize);
@@ -46,7 +46,7 @@ fn populate<M: Mapping>(mapping: &Weak<M>) {
     }
 }
 
-/// Populates a range of a mapping; tells whether the kernel did.
+/// Populates a range of a mapping; returns true if the kernel did.
 pub(super) fn populate_now(start: *mut u8, len: usize) -> bool {
     // SAFETY: callers give a range of a live mapping of theirs. The advice changes page tables, never
     // contents, so it races with no reader or writer.

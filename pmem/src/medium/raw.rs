@@ -7,7 +7,8 @@ use super::guard::Guard;
 use crate::convert::{to_u64, to_usize};
 use crate::{PAGE_BYTES, PAGE_SIZE, cpu};
 
-/// A mapping's address and length. Whoever holds one keeps the mapping alive beside it, and drops it first.
+/// Address and length of a mapping. The owner of a value keeps the mapping alive beside it, and drops the value
+/// first.
 pub(super) struct RawBytes {
     base: *mut u8,
     len: usize,
@@ -50,12 +51,12 @@ impl RawBytes {
         self.guard.lose(at, len_bytes);
     }
 
-    /// The page at `at` is there again: nothing has to be mapped.
+    /// Marks the page at `at` as not lost: nothing has to be mapped.
     pub(super) fn find_again(&self, at: u64) {
         self.guard.find_again(at);
     }
 
-    /// Maps the page at `at` of the file once more in the place of the empty one, if it was lost.
+    /// Maps the page at `at` of the file again in the place of the empty one, if it was lost.
     pub(super) fn restore(&self, at: u64, file: BorrowedFd<'_>, flags: i32) -> io::Result<()> {
         let page = self.range(at / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)?;
         if self.guard.check(at, 1).is_ok() {
@@ -82,7 +83,7 @@ impl RawBytes {
         Ok(())
     }
 
-    /// The address of a range, once it is known to lie inside.
+    /// Returns the address of a range, once it is known to lie inside.
     pub(super) fn range(&self, at: u64, len_bytes: u64) -> io::Result<*mut u8> {
         match at.checked_add(len_bytes) {
             Some(end) if end <= to_u64(self.len) => {
@@ -139,7 +140,7 @@ impl RawBytes {
         Ok(self.guard.check(at, len)?)
     }
 }
-/// Streaming copies move whole cache lines.
+/// Checks the alignment of a streaming copy, which moves whole cache lines.
 pub(super) fn check_streaming(at: u64, len: usize) -> io::Result<()> {
     if at.is_multiple_of(to_u64(cpu::CACHE_LINE)) && len.is_multiple_of(cpu::CACHE_LINE) {
         return Ok(());

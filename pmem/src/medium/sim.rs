@@ -2,21 +2,21 @@
 //!
 //! # Fault model
 //!
-//! There is what the program sees and what is durable. A write changes the former only. For each
-//! aligned 8-byte chunk, the values written since it was last made durable are *pending*. A flush marks
-//! the pending values of a range as flushed; a fence of that range makes each chunk's last flushed value
-//! durable, and does nothing for ranges that somebody else has flushed. On a crash **every chunk independently** has its durable value or any of its pending ones,
-//! flushed or not, drawn from a seed: caches evict lines when they like, devices reorder, nothing that
-//! was not fenced may be relied on to be there, or to be missing. Streaming writes are no exception:
-//! here they need their flush, as on a plain file. (The model of verified-storage and of Intel's
-//! persistent-memory documents: 8 bytes is what is written atomically.)
+//! The simulator keeps two states: the bytes that the program sees, and the durable bytes. A write changes the former
+//! only. For each aligned 8-byte chunk, the values written since it was last made durable are *pending*. A flush
+//! marks the pending values of a range as flushed; a fence of that range makes each chunk's last flushed value
+//! durable, and does nothing for ranges that another writer has flushed. On a crash **every chunk independently** has
+//! its durable value or any of its pending ones, flushed or not, drawn from a seed: caches evict lines at any time,
+//! devices reorder writes, and a program may not rely on the presence or the absence of bytes that were not fenced.
+//! Streaming writes are no exception: here they need their flush, as on a plain file. (This is the model of
+//! verified-storage and of Intel's persistent-memory documents: 8 bytes are written atomically.)
 //!
 //! # Use
 //!
-//! A [`SimMedium`] records a log of events. [`Replay`] follows a log and yields the [image](Replay::crash)
-//! that a crash at that place may leave, as many and as different ones as there are seeds; each is opened
-//! as a new `SimMedium`. So one run of a scenario serves every cut of it. [`SimMedium::fail_from`] stops
-//! a medium for good in mid-run instead, to see what the program does then.
+//! A [`SimMedium`] records a log of events. [`Replay`] follows a log and yields the [image](Replay::crash) that a
+//! crash at that place may leave, a different one for each seed; each image is opened as a new `SimMedium`. So one
+//! run of a scenario serves every cut of it. [`SimMedium::fail_from`] instead stops a medium for good in mid-run, to
+//! test the program's error handling.
 
 use std::collections::HashMap;
 use std::io;
@@ -51,7 +51,7 @@ pub enum Event {
     },
     /// A fence of the ranges (start, end), which were flushed before.
     Fence(Vec<(u64, u64)>),
-    /// The scenario says how far it has got.
+    /// The scenario has reached this mark.
     Mark(u64),
 }
 
@@ -64,7 +64,7 @@ impl Event {
     }
 }
 
-/// Memory that remembers what was done to it.
+/// Medium in memory that records all operations on it.
 pub struct SimMedium {
     raw: RawBytes,
     _map: MmapRaw,
@@ -84,16 +84,16 @@ struct State {
 }
 
 impl SimMedium {
-    /// Blank.
+    /// Makes a blank medium.
     ///
     /// # Panics
-    /// If there is not so much memory: it is a test's tool.
+    /// If there is not enough memory: the medium is a test's tool.
     #[must_use]
     pub fn new(capacity_bytes: usize) -> Self {
         Self::from_image(&vec![0; capacity_bytes])
     }
 
-    /// With the given content, all durable.
+    /// Makes a medium with the given content, all durable.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -133,7 +133,7 @@ impl SimMedium {
         self.state().log.push(Event::Mark(number));
     }
 
-    /// The log since the beginning, or since it was last taken.
+    /// Returns the log since the beginning, or since the last call.
     #[must_use]
     pub fn take_log(&self) -> Vec<Event> {
         std::mem::take(&mut self.state().log)
@@ -151,25 +151,25 @@ impl SimMedium {
         self.state().fences
     }
 
-    /// From the n-th flush or fence on (counted together, from 0), everything fails and nothing is
-    /// written: the device is gone.
+    /// Makes everything fail from the n-th flush or fence on (counted together, from 0), without writing anything:
+    /// the device is gone.
     pub fn fail_from(&self, n: u64) {
         self.state().fail_from = Some(n);
     }
 
-    /// From the next flush or fence on, everything fails.
+    /// Makes everything fail from the next flush or fence on.
     pub fn fail_now(&self) {
         let mut state = self.state();
         state.fail_from = Some(state.flushes + state.fences);
     }
 
-    /// The pages of a range are lost from now on, as by a media error.
+    /// Loses the pages of a range from now on, as by a media error.
     pub fn lose(&self, at: u64, len_bytes: u64) {
         self.raw.lose(at, len_bytes);
     }
 
-    /// The n-th flush or fence (counted together, from 0) is claimed and not done. For tests of the
-    /// tests: such a medium must be caught.
+    /// Skips the n-th flush or fence (counted together, from 0), and reports success. For tests of the tests: the
+    /// simulator must detect such a medium.
     pub fn skip(&self, n: u64) {
         self.state().skip = Some(n);
     }
@@ -278,10 +278,10 @@ impl Medium for SimMedium {
     }
 }
 
-/// Follows a log, keeping apart what is durable and what is pending.
+/// Player of a log that keeps durable and pending values apart.
 pub struct Replay {
     durable: Vec<u8>,
-    /// By chunk number, in the order of the writes.
+    /// Pending values by chunk number, in the order of the writes.
     pending: HashMap<u64, Vec<Pending>>,
 }
 
@@ -291,7 +291,7 @@ struct Pending {
 }
 
 impl Replay {
-    /// From a medium's content before the log's first event.
+    /// Starts from a medium's content before the log's first event.
     #[must_use]
     pub fn new(image: Vec<u8>) -> Self {
         Self {
@@ -300,7 +300,7 @@ impl Replay {
         }
     }
 
-    /// One event further.
+    /// Applies the next event.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Write { at, bytes } => self.write(to_usize(*at), bytes),
@@ -349,8 +349,8 @@ impl Replay {
             let mut value = values.last().map_or(durable, |p| p.value);
             let before = value;
             value[skip..skip + now.len()].copy_from_slice(now);
-            // The same value again still has to be flushed again if the one before was not; if nothing
-            // is pending and nothing changes, every outcome of a crash is the same.
+            // A value that is written again still has to be flushed again if the previous one was not; if nothing is
+            // pending and nothing changes, every outcome of a crash is equal.
             if !values.is_empty() || value != before {
                 values.push(Pending {
                     value,

@@ -1,5 +1,5 @@
-//! Media that do not do what they should: one that leaves out a flush or fence must be caught by the
-//! simulator, one that fails must be believed.
+//! Media that fail: the simulator must detect one that leaves out a flush or fence, and the region must report one
+//! that fails.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::scenario::{Played, Player};
 /// Draws enough that each of a handful of pending chunks is lost in one and kept in another.
 const DRAWS: u64 = 48;
 
-/// A region with one checkpoint of three segments.
+/// Returns a region with one checkpoint of three segments.
 fn prepared() -> Player {
     let mut player = Player::new(1);
     player.format();
@@ -62,7 +62,7 @@ fn dump(
     Ok(())
 }
 
-/// Without a fence of the data's own: the seal's first one does for all.
+/// Seals without a fence of the data's own: the seal's first fence covers all ranges.
 fn seal(
     player: &mut Player,
     id: u128,
@@ -85,8 +85,8 @@ fn points(player: &Player) -> u64 {
     player.medium.flushes() + player.medium.fences()
 }
 
-/// Runs `operation` once for every flush and fence that it makes, without that one; the simulator must
-/// notice every time.
+/// Runs `operation` once for every flush and fence that it makes, without that one; the simulator must notice every
+/// time.
 fn every_one_is_needed(name: &str, operation: impl Fn(&mut Player)) {
     let mut whole = prepared();
     let first = points(&whole);
@@ -184,7 +184,7 @@ fn a_failing_medium_loses_nothing_and_the_region_takes_no_more() {
             sealed.is_err() || deleted.as_ref().is_some_and(Result::is_err),
             "point {n}"
         );
-        // What was acknowledged is still read, whatever failed.
+        // Acknowledged checkpoints are still read, whatever failed.
         check_reads(&player, &region);
         let unknown = matches!(sealed, Err(SealError::Journal(JournalError::Io(_))));
         if unknown {

@@ -1,4 +1,4 @@
-//! A damaged page is written anew: a crash at any moment leaves it damaged or healed, and touches nothing else.
+//! Healing of a damaged page: a crash at any time leaves it damaged or healed, and touches nothing else.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn page(salt: u64) -> [u8; PAGE_SIZE] {
     page
 }
 
-/// A region whose checkpoints 1 and 2 share all pages; their roots, and where page `BAD` is.
+/// Returns a region whose checkpoints 1 and 2 share all pages, with their roots and the place of page `BAD`.
 fn two_that_share() -> (Vec<u8>, [MapRoot; 2], usize) {
     let medium = Arc::new(SimMedium::new(CAPACITY));
     let shared = || Arc::clone(&medium) as Arc<dyn Medium>;
@@ -154,7 +154,7 @@ fn a_page_that_verifies_is_never_written_to_and_other_bytes_never_written() {
     let map = map_of(&region, 1, &roots[0]);
     map.heal_page(BAD, &page(7)).unwrap_err();
     assert!(medium.take_log().is_empty());
-    // A medium that takes no write there leaves the damage, and says so.
+    // A medium that takes no write there leaves the damage, and returns an error.
     medium.fail_from(0);
     assert!(matches!(
         map.heal_page(BAD, &page(BAD)),

@@ -36,14 +36,14 @@ fn seed() -> u64 {
     })
 }
 
-/// The states allowed after each event of a log: the last acknowledged, and the one in flight.
+/// Returns the states allowed after each event of a log: the last acknowledged, and the one in flight.
 fn allowed(states: &[State], mark: usize) -> Vec<&State> {
     let mut allowed = vec![&states[mark]];
     allowed.extend(states.get(mark + 1));
     allowed
 }
 
-/// Tries every cut of a log; gives how many.
+/// Tries every cut of a log; returns their number.
 fn cut_everywhere(
     seed: u64,
     before: Vec<u8>,
@@ -77,7 +77,7 @@ fn cut_everywhere(
     Ok(cuts)
 }
 
-/// Recovers an image and, now and then, crashes the recovery and what is done after it.
+/// Recovers an image and, now and then, crashes the recovery and the operations after it.
 fn recover_and_go_on(seed: u64, image: &[u8], allowed: &[&State]) -> Result<u64, String> {
     let (region, which, medium) = recover(image, allowed)?;
     let Some(region) = region else { return Ok(1) };
@@ -96,7 +96,7 @@ fn recover_and_go_on(seed: u64, image: &[u8], allowed: &[&State]) -> Result<u64,
         })?;
     }
     if mix(seed) % 16 == 1 {
-        // Life goes on: dump, seal; then all of it crashes once more.
+        // Continue: dump, seal; then all of it crashes again.
         let before = medium.image();
         let _ = medium.take_log();
         let mut player = Player::resume(seed, medium, region, state);

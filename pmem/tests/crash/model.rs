@@ -22,10 +22,10 @@ pub(crate) struct Sealed {
     pub(crate) objects: Vec<Pages>,
 }
 
-/// All that is sealed; `None` before there is a region.
+/// All sealed checkpoints; `None` before there is a region.
 pub(crate) type State = Option<BTreeMap<CheckpointId, Sealed>>;
 
-/// A page's content.
+/// Returns a page's content.
 pub(crate) fn page(salt: Salt) -> Vec<u8> {
     if salt == 0 {
         return vec![0; PAGE_SIZE];
@@ -35,11 +35,11 @@ pub(crate) fn page(salt: Salt) -> Vec<u8> {
         .collect()
 }
 
-/// The region, which of the allowed states it is in, and its medium.
+/// Recovered region, the number of its state among the allowed ones, and its medium.
 pub(crate) type Recovered = (Option<Arc<Region>>, usize, Arc<SimMedium>);
 
-/// Opens an image and compares: it must be one of `allowed`, byte for byte. Gives the region, which of
-/// them it is, and the medium.
+/// Opens an image and compares: it must be one of `allowed`, byte for byte. Returns the region, the number of its
+/// state, and the medium.
 pub(crate) fn recover(image: &[u8], allowed: &[&State]) -> Result<Recovered, String> {
     let medium = Arc::new(SimMedium::from_image(image));
     let found = match Region::open(Arc::clone(&medium) as Arc<dyn Medium>) {
@@ -79,7 +79,7 @@ pub(crate) fn recover(image: &[u8], allowed: &[&State]) -> Result<Recovered, Str
         })
     };
     let mut why = format!("found {ids:x?}");
-    // Two states may have the same ids: before and after one took its own place.
+    // Two states may have equal ids: before and after a checkpoint was replaced under its id.
     for (which, state) in allowed.iter().enumerate() {
         if !has_ids(state) {
             continue;

@@ -1,4 +1,4 @@
-//! Scenarios: what a seed makes a region go through.
+//! Scenarios: sequences of operations on a region, made from a seed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Player {
         }
     }
 
-    /// A scenario from beginning to end.
+    /// Plays a scenario from beginning to end.
     pub(crate) fn play(mut self) -> Played {
         self.format();
         self.open();
@@ -326,7 +326,7 @@ impl Player {
     }
 }
 
-/// A full region is part of a scenario; other errors are not.
+/// Accepts a full region, which is part of a scenario; other errors are not.
 fn full_is_ok<T, U>(result: Result<(T, U), ShadowError>) -> Result<(T, U), ()> {
     match result {
         Ok(done) => Ok(done),

@@ -1,4 +1,4 @@
-//! By a clock that only moves when it is waited for: what passes on it is what the device takes.
+//! Tests with a clock that only moves when it is waited for: the time that passes on it is the device's time.
 
 use super::*;
 use crate::medium::create_medium_in_memory;
@@ -232,7 +232,7 @@ fn behind_a_page_cache_only_the_first_read_costs() {
     let first = read(2 * MIB);
     near(first, 20.97);
     assert_eq!(read(2 * MIB), 0.0, "read before");
-    // Half of it.
+    // Half of the pages are cached.
     let half = read(2 * MIB + MIB / 2);
     assert!((half - 10.48).abs() < 0.3, "{half}");
 }
