@@ -33,7 +33,7 @@ pub struct ClusterConfig {
 pub struct TlsFiles {
     /// Certificates of the authorities that etcd's certificates are signed by.
     pub ca: PathBuf,
-    /// This node's certificate and key.
+    /// Certificate and key of this node.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -43,7 +43,7 @@ impl ClusterConfig {
     /// Parses `etcd://host:port[,host:port…][/prefix]`. A host without a port gets 2379.
     ///
     /// # Errors
-    /// Says what is wrong.
+    /// The URL is malformed; the message describes the defect.
     pub fn parse(url: &str) -> Result<Self, StoreError> {
         let invalid = |why: &str| StoreError::Invalid {
             message: format!("catalog {url:?}: {why}"),

@@ -26,7 +26,7 @@ pub enum Acquaintance {
     /// This node remembers no data. Its checkpoints may have been listed elsewhere, so no published one may be
     /// dropped.
     New,
-    /// Other data, or an older copy: no published checkpoint may be dropped. The text says which.
+    /// Other data, or an older copy: no published checkpoint may be dropped. The text describes the difference.
     Different(String),
 }
 

@@ -1,9 +1,9 @@
 //! The fence: decides if this node may still act under its registration.
 //!
 //! etcd counts a lease from when it took the last sign of life; this node counts from before it sent it, and
-//! stops a margin earlier. So it ceases to act before anybody can take its place, as long as the clocks run at
-//! about the same speed. What was under way at that moment is stopped by etcd: every transaction compares the
-//! registration's create revision, the *fencing token*, which never comes back once it is gone.
+//! stops a margin earlier. So it ceases to act before another node can take its place, as long as the clocks
+//! run at about the same speed. etcd stops changes that were under way at that moment: every transaction
+//! compares the registration's create revision, the *fencing token*, which never comes back once it is gone.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -76,7 +76,6 @@ impl Fence {
     /// Checks that this node may act. Cheap: makes no call.
     ///
     /// # Errors
-    ///
     /// [`StoreError::Unavailable`]: another node may take its place now, or has.
     pub fn check(&self) -> Result<(), StoreError> {
         self.registration().map(|_| ())

@@ -28,7 +28,6 @@ pub trait Inventories: Send + Sync {
     /// wait for that.
     ///
     /// # Errors
-    ///
     /// Those of [`Inventories::inventory`].
     fn verify(&self, node: &str, asked: request::Verify) -> Result<message::Verified, StoreError>;
 }

@@ -1,10 +1,10 @@
 //! The cluster: its nodes, and the holders of each checkpoint.
 //!
-//! On one machine there is none. With `--catalog etcd://…` the *registry* in etcd says what exists and who holds it;
-//! each node's own catalog (sled) stays the index over its own region.
+//! A single machine has no cluster. With `--catalog etcd://…` the *registry* in etcd lists the checkpoints and
+//! their holders; each node's own catalog (sled) stays the index over its own region.
 //!
-//! [`Cluster::join`] registers this node and gives the parts: the registry, the view of the nodes, the fence and the
-//! leader. docs/cluster.md has the keys and why each step is safe.
+//! [`Cluster::join`] registers this node and returns the parts: the registry, the view of the nodes, the fence
+//! and the leader. docs/cluster.md has the keys and why each step is safe.
 
 #![forbid(unsafe_code)]
 
@@ -67,7 +67,6 @@ impl Cluster {
     /// must not be able to forge in etcd.
     ///
     /// # Errors
-    ///
     /// Those of [`Self::join`].
     pub async fn join_as(
         config: &ClusterConfig,
@@ -120,8 +119,8 @@ impl Cluster {
         self.membership.fence()
     }
 
-    /// Returns the id of etcd's data, as of this node's last registration; `None` before the first. What a sweep
-    /// goes by is [`EtcdRegistry::mark`] and [`KnownData`].
+    /// Returns the id of etcd's data, as of this node's last registration; `None` before the first. A sweep uses
+    /// [`EtcdRegistry::mark`] and [`KnownData`] instead.
     #[must_use]
     pub fn id(&self) -> Option<String> {
         self.membership.data_id()

@@ -36,7 +36,7 @@ const AT_ONCE: usize = 8;
 
 /// Handles `permafrost node …`. All methods block.
 pub trait Operate: Send + Sync {
-    /// Lists the nodes, or one of them. Without the registry they are told as last seen, and nothing is counted.
+    /// Lists the nodes, or one of them. Without the registry, the last known nodes are returned, without counts.
     ///
     /// # Errors
     /// No such node.
@@ -45,8 +45,8 @@ pub trait Operate: Send + Sync {
     /// Drains a node, takes it back, or removes it.
     ///
     /// # Errors
-    /// No such node or state; it lives and is not drained; it alone holds something undamaged; the other copies of what it
-    /// holds are being read; unavailable.
+    /// No such node or state; the node to be removed is live and not drained, or holds the only undamaged copy of a
+    /// checkpoint, or the other copies of its checkpoints are still being read; the registry is unavailable.
     fn set_node(&self, set: &request::SetNode) -> Result<NodeList, StoreError>;
 
     /// Lists the nodes' checkpoints again in the registry.

@@ -115,7 +115,7 @@ pub struct NodeFacts {
     /// copied to other nodes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub failed: String,
-    /// Its measured figures. `None`: it publishes none.
+    /// Measured figures. `None`: the node publishes none.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "permafrost_metering::costs::lenient_report"

@@ -165,13 +165,13 @@ pub trait Source: Send + Sync + 'static {
     /// Returns all listed checkpoints, without parked ones.
     ///
     /// # Errors
-    /// As the store says.
+    /// The store's errors.
     fn checkpoints(&self) -> Result<Vec<Checkpoint>, StoreError>;
 
-    /// Predicts the size of a job's next dump. Job and program are empty if nobody said.
+    /// Predicts the size of a job's next dump. Job and program are empty if unknown.
     ///
     /// # Errors
-    /// [`Missing`] if nothing can be said.
+    /// [`Missing`] if no prediction is possible.
     fn predict(
         &self,
         job: &str,
@@ -189,7 +189,7 @@ pub trait Source: Send + Sync + 'static {
     /// Cancels a reservation.
     ///
     /// # Errors
-    /// [`Refusal::NoReservation`], or what keeps it from being done.
+    /// [`Refusal::NoReservation`], or the reason why it cannot be cancelled.
     fn cancel(&self, token: &str) -> Result<(), Refusal>;
 
     /// Installs starting estimates for this node.
@@ -204,7 +204,6 @@ pub trait Source: Send + Sync + 'static {
     /// Checks that the daemon does its work.
     ///
     /// # Errors
-    ///
     /// The reason why it does not, in words.
     fn ready(&self) -> Result<(), String> {
         Ok(())

@@ -144,7 +144,6 @@ pub(super) fn node_of(asked: &Asked<'_>, task: &Task<'_>) -> Option<NodeId> {
 /// Returns a node that the request names.
 ///
 /// # Errors
-///
 /// A problem about the field.
 pub(super) fn named(asked: &Asked<'_>, pointer: &str, name: &str) -> Result<NodeId, Failure> {
     asked.world.names().id(name).ok_or_else(|| {

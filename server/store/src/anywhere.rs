@@ -16,9 +16,9 @@ pub(super) struct Anywhere<'a> {
     store: &'a Store,
     /// Name of the checkpoint as people write it.
     pub(super) name: String,
-    /// Its line of the listing.
+    /// Record of the checkpoint in the listing.
     pub(super) record: control::Checkpoint,
-    /// Its manifest; the map roots are this node's where it has a copy.
+    /// Manifest of the checkpoint; the map roots are this node's where it has a copy.
     pub(super) manifest: Manifest,
     /// This node's copy, if it has one that can be opened.
     pub(super) here: Option<Reader>,

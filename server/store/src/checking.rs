@@ -34,8 +34,8 @@ pub struct Checked {
     pub damage: Vec<String>,
     /// The damaged pages that other copies have, too: the first 1,024.
     pub pages_damaged: Vec<DamagedPage>,
-    /// There is damage beyond those pages: in a map, a root or the manifest, which every copy has of its own; or in more
-    /// of them.
+    /// True if there is damage beyond those pages: in a map, a root or the manifest, of which every copy has its
+    /// own, or in more pages than that.
     pub damaged_beyond: bool,
     /// True if the check was stopped before its end.
     pub stopped: bool,
@@ -84,7 +84,8 @@ impl PagesRead {
         }
     }
 
-    /// The next pages of a run that were not read: how many of it come before them, and how many they are.
+    /// Returns the next pages of a run that were not read yet: the number of pages of the run before them, and
+    /// their number.
     fn missing(&self, first: u64, pages: u32, from: u32) -> Option<(u32, u32)> {
         let is_missing = |skip: &u32| !self.has(first + u64::from(*skip));
         let begin = (from..pages).find(is_missing)?;
@@ -170,8 +171,8 @@ impl Store {
     /// copy. Returns how many were damaged. Bytes that differ from the sealed ones are refused.
     ///
     /// # Errors
-    /// It is not here, or has no such object; its map is damaged; other bytes; the medium takes no write there. Pages
-    /// before the one that failed are healed.
+    /// The checkpoint is not here, or has no such object; the object's map is damaged; the bytes are not the sealed
+    /// ones; the medium takes no write there. Pages before the one that failed are healed.
     pub fn heal_pages(
         &self,
         id: &str,

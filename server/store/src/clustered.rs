@@ -22,7 +22,7 @@ use crate::{Registered, Registry};
 
 /// Cluster services that a store uses when it is one node of several.
 pub struct Cluster {
-    /// This node's name.
+    /// Name of this node.
     pub node: String,
     /// Begins copies of dumps. `None`: nothing is copied while a dump streams.
     pub replicate: Option<Arc<dyn Replicate>>,
@@ -130,22 +130,23 @@ impl Store {
         replicate.begin(request).map(Some)
     }
 
-    /// The commit of a cluster. At every moment at which this node can die, the checkpoint is visible entirely or
-    /// not at all, which is decided by step 5 alone: what the registry lists exists, whatever any node believes.
+    /// Commits a dump in a cluster. At every moment at which this node can die, the checkpoint is visible entirely
+    /// or not at all, which is decided by step 5 alone: a checkpoint exists if the registry lists it, whatever any
+    /// node believes.
     ///
     /// 1. Prepare: enough nodes hold pages and images, durable, with one digest. Dying before the end of this
-    ///    step leaves segments that nothing refers to: free at once on this node's restart, and on the others
-    ///    when the conversation ends.
+    /// step leaves segments that nothing refers to: free at once on this node's restart, and on the others when the
+    /// conversation ends.
     /// 2. Reserve a generation. Dying here leaves a gap in the numbers, which nothing minds.
     /// 3. Seal here, provisional. Dying behind it leaves one provisional checkpoint, here. It is not listed, so
-    ///    `settle` drops it. Not before step 1, which is the last that can fail for lack of room on the others.
+    /// `settle` drops it. Not before step 1, which is the last that can fail for lack of room on the others.
     /// 4. Seal on the copies, provisional, too. Dying after k of n leaves k + 1 provisional ones; each node drops
-    ///    its own, as above. Not before step 3: a node that cannot seal its own dump has nothing to tell others.
+    /// its own, as above. Not before step 3: a node that cannot seal its own dump has nothing to tell others.
     /// 5. Publish: one transaction of the registry, which fails if this node's lease is lost. This is the commit.
-    ///    Dying before it: as at 4, and the task was told nothing, or that the dump failed. Dying behind it: the
-    ///    checkpoint is listed, all copies are durable since step 4, and `settle` publishes the provisional ones.
+    /// Dying before it: as at 4, and the task was told nothing, or that the dump failed. Dying behind it: the
+    /// checkpoint is listed, all copies are durable since step 4, and `settle` publishes the provisional ones.
     /// 6. Mark it published, here and on the copies. If any of that is lost, `settle` asks the registry and does
-    ///    it: it never drops what is listed.
+    /// it: it never drops what is listed.
     ///
     /// Why `settle` cannot drop what is about to be listed: it waits longer than the deadline of this function
     /// (checked before step 5) and the lease together, and without its lease this node cannot publish.
@@ -352,7 +353,7 @@ impl Store {
         Ok(own)
     }
 
-    /// Takes a checkpoint off the cluster's list, if it is on it, and tells the nodes that hold it.
+    /// Takes a checkpoint off the cluster's list, if it is on it, and notifies the nodes that hold it.
     pub(super) fn withdraw(&self, record: &control::Checkpoint) -> Result<(), StoreError> {
         let Some(cluster) = self.cluster.get() else {
             return Ok(());
@@ -372,7 +373,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns a checkpoint that was sealed here, if it counts: in a cluster only what is listed does.
+    /// Returns a checkpoint that was sealed here, if it counts: in a cluster, only a listed checkpoint does.
     ///
     /// # Errors
     /// It is not known to be listed.

@@ -224,7 +224,6 @@ impl DumpBuilder {
     /// Appends pages as [`DumpBuilder::pages`] does, addressed by the first page's index.
     ///
     /// # Errors
-    ///
     /// Those of [`DumpBuilder::pages`].
     pub(super) fn append(
         &mut self,
@@ -294,7 +293,7 @@ impl DumpBuilder {
     /// Appends zero pages that were announced and not sent.
     ///
     /// # Errors
-    /// As [`DumpBuilder::pages`].
+    /// Those of [`DumpBuilder::pages`].
     pub(super) fn zeros(
         &mut self,
         first_index: u64,

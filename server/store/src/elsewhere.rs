@@ -21,7 +21,7 @@ impl Store {
     /// Opens a listed checkpoint (32 hex digits, and `JOB@GENERATION`) as the other nodes hold it.
     ///
     /// # Errors
-    /// It is not listed so, or nobody who has it is there.
+    /// The checkpoint is not listed under that name, or none of its holders can be reached.
     pub fn open_elsewhere(
         &self,
         checkpoint: &str,

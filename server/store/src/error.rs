@@ -18,7 +18,7 @@ pub enum StoreError {
     /// Anonymous dumps have reached their limit of the region.
     #[error("dumps that nobody has adopted take as much as they may ({limit_bytes} bytes)")]
     ParkQuota {
-        /// That limit in bytes.
+        /// Limit for anonymous dumps, bytes.
         limit_bytes: u64,
     },
     /// A name, reference or images directory is invalid.

@@ -56,7 +56,7 @@ impl Store {
     /// Writes a checkpoint that the region holds into a directory, as [`Store::export`] does, whatever its name.
     ///
     /// # Errors
-    /// As [`Store::export`].
+    /// Those of [`Store::export`].
     pub fn export_record(
         &self,
         record: control::Checkpoint,

@@ -173,7 +173,6 @@ impl Fetch {
     /// Returns the digest of the pages of the address space at `place` before `from_index`, each of them verified.
     ///
     /// # Errors
-    ///
     /// One of those pages or the map is damaged.
     pub fn digest_before(&self, place: usize, from_index: u64) -> Result<MapDigest, StoreError> {
         match self.manifest().spaces.get(place) {
@@ -202,7 +201,6 @@ impl Fetch {
     /// Passes on the image at `place` in the manifest, from 0, as [`Self::image`] does.
     ///
     /// # Errors
-    ///
     /// Those of [`Self::image`].
     pub fn image_at(
         &self,

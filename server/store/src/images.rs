@@ -1,6 +1,7 @@
 //! Stores the small images of a dump, from an images directory or from an agent.
 //!
-//! Each is read once, piece by piece, and goes into the region and to the copies as it comes: none has to fit in memory.
+//! Each image is read once, piece by piece, and written to the region and to the copies at the same time: no
+//! image has to fit in memory.
 
 use std::fs::File;
 use std::io::{self, Read};

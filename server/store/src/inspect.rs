@@ -42,7 +42,7 @@ impl Store {
     /// Returns all details of one checkpoint. For one that is not here, the space that it takes here is zero.
     ///
     /// # Errors
-    /// No such checkpoint; a damaged manifest, and nobody else has it.
+    /// No such checkpoint; a damaged manifest, and no other node has a copy.
     pub fn show(&self, reference: &str) -> Result<control::Detail, StoreError> {
         let shown = Anywhere::open(self, self.resolve(reference)?)?;
         let (segments, exclusive_bytes) = match &shown.here {
@@ -128,7 +128,7 @@ impl Store {
     /// and checks them.
     ///
     /// # Errors
-    /// No such checkpoint, or not here. Damage is no error: it is what the answer lists.
+    /// No such checkpoint, or not here. Damage is no error: the reply lists it.
     pub fn verify(
         &self,
         reference: &str,

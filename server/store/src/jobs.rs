@@ -29,7 +29,6 @@ impl JobLocks {
     /// Locks the job for `holder`.
     ///
     /// # Errors
-    ///
     /// The current holder of the job.
     pub(super) fn lock(&self, job: &str, holder: &str) -> Result<JobGuard, String> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -230,7 +230,6 @@ impl Store {
     /// Fails while the region takes no writes.
     ///
     /// # Errors
-    ///
     /// [`StoreError::ReadOnly`].
     pub fn check_writable(&self) -> Result<(), StoreError> {
         match self.region.failure() {
@@ -245,7 +244,6 @@ impl Store {
     /// locked, and may block. The session holds the returned slot until it ends.
     ///
     /// # Errors
-    ///
     /// Those of [`Self::open_session`], and those of `admit`.
     pub fn open_session_after(
         &self,
@@ -445,7 +443,6 @@ impl Store {
     /// that it does not wait in vain.
     ///
     /// # Errors
-    ///
     /// The job name is invalid; a dump of the job is under way here.
     pub fn check_free(&self, job: &str) -> Result<(), StoreError> {
         check_job(job)?;

@@ -10,9 +10,9 @@ const MAX_LISTED: usize = 16;
 /// Maximum number of processes whose programs are looked up while they are frozen.
 const MAX_LOOKED_AT: usize = 64;
 
-/// Returns the processes that pages were received for; with their programs if `from_here` says that they run on
-/// this machine. They are frozen: CRIU waits for the answer to its CLOSE. A process with such a number that is
-/// not traced is another one, because the pid is that of the process's own namespace.
+/// Returns the processes that pages were received for; with their programs if `from_here` is true, that is, if
+/// they run on this machine. They are frozen: CRIU waits for the answer to its CLOSE. A process with such a
+/// number that is not traced is another one, because the pid is that of the process's own namespace.
 pub(super) fn look_at(spaces: &[AddressSpace], from_here: bool) -> Vec<DumpedProcess> {
     let processes = spaces
         .iter()

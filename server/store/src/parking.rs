@@ -1,8 +1,9 @@
-//! Parked dumps: how long each has been kept, and how much of the region all of them may take.
+//! Parked dumps: the time that each has been kept, and the limit on the space that all of them take.
 //!
-//! A parked dump may be the only copy of a task, so the wall clock has no say in its end: what counts is the time that
-//! daemons have run with it, by the monotonic clock. That time is written down, so that a restart does not begin it anew;
-//! what a crash loses of it is at most [`SAVE_PERIOD`], and the dump is kept for that much longer.
+//! A parked dump may be the only copy of a task, so the wall clock does not decide when it is deleted. The
+//! retention counts the time that daemons have run with the dump, by the monotonic clock. That time is saved,
+//! so that a restart continues it. A crash loses at most [`SAVE_PERIOD`] of it, and the dump is kept for that
+//! much longer.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

@@ -9,7 +9,6 @@ use std::path::Path;
 /// read it.
 ///
 /// # Errors
-///
 /// The file system fails.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     const OWNER_ONLY: u32 = 0o600;

@@ -113,7 +113,6 @@ impl<T: Default + 'static> PrivateFile<T> {
     /// Reads the file.
     ///
     /// # Errors
-    ///
     /// See [`PrivateFileError`].
     pub fn load(
         kind: &'static FileKind<T>,

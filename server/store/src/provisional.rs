@@ -158,7 +158,6 @@ impl Store {
     /// Settles candidates that were found before the list was made, as [`Store::settle`] does.
     ///
     /// # Errors
-    ///
     /// The journal cannot be written.
     pub fn settle_against(
         &self,

@@ -1,8 +1,8 @@
 //! Checkpoints that are known to be damaged here, and the interface of the scrub, which looks for them.
 //!
-//! One in quarantine stays, and nothing is built upon it: no dump is compared with it, and no restore begins that no
-//! other node could help out. Remembered in memory, and in a cluster in its registry too: a restarted node sets aside what
-//! is listed as damaged, until the scrub has read it.
+//! A checkpoint in quarantine is kept, but not used: no dump is compared with it, and no restore of it begins
+//! unless another node has a copy. The quarantine is kept in memory, and in a cluster also in the registry: a
+//! restarted node quarantines the checkpoints listed as damaged, until the scrub has read them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
@@ -95,7 +95,6 @@ impl Store {
     /// Returns the verification state of copies of this node, for another node that is to rely on them.
     ///
     /// # Errors
-    ///
     /// Too many checkpoints in one request; this node is starting or stopping.
     pub fn verified(&self, asked: &request::Verify) -> Result<Verified, StoreError> {
         if asked.checkpoints.len() > request::MAX_VERIFY {

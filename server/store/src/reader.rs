@@ -19,7 +19,7 @@ pub(super) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 pub(super) struct Reader {
     /// Name of the checkpoint as people write it.
     pub(super) name: String,
-    /// Its line of the listing.
+    /// Record of the checkpoint in the listing.
     pub(super) record: control::Checkpoint,
     /// Manifest of the checkpoint.
     pub(super) manifest: Manifest,
@@ -35,7 +35,8 @@ impl From<StoreError> for ReadError {
     }
 }
 
-/// Compares a checkpoint's line of the listing with its manifest: etcd says who holds what, not what is in it.
+/// Compares a checkpoint's line of the listing with its manifest: etcd lists holders, and is not trusted about
+/// contents.
 pub(super) fn check_listed_as(
     record: &control::Checkpoint,
     manifest: &Manifest,

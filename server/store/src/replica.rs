@@ -5,8 +5,8 @@
 //!                 └──── dropped before the commit: everything is free again ────┘    └─▶ roll_back
 //! ```
 //!
-//! What is committed is *provisional* until it is known here that the cluster lists it. Numbers, names and times are
-//! the sender's; nothing here looks at what this node dumps itself.
+//! A committed copy is *provisional* until this node knows that the cluster lists it. Numbers, names and times
+//! are the sender's; nothing here depends on this node's own dumps.
 
 mod images;
 
@@ -90,8 +90,8 @@ enum Stage {
 }
 
 impl Store {
-    /// Begins a copy of a dump that another node takes. A parent that is not here, or is damaged, is ignored:
-    /// [`ReplicaDump::has_parent`] tells.
+    /// Begins a copy of a dump that another node takes. A parent that is not here, or is damaged, is ignored: see
+    /// [`ReplicaDump::has_parent`].
     ///
     /// # Errors
     /// A bad job name.
@@ -127,7 +127,6 @@ impl Store {
     /// a restart.
     ///
     /// # Errors
-    ///
     /// There is a checkpoint of that id with other content; its manifest is damaged.
     pub fn committed(&self, commit: &Commit) -> Result<Option<control::Checkpoint>, StoreError> {
         let Ok(checkpoint) = self.checkpoint(&commit.checkpoint) else {
@@ -200,7 +199,7 @@ impl ReplicaDump {
     /// Appends pages of zeros. The cost does not depend on their number.
     ///
     /// # Errors
-    /// As [`ReplicaDump::pages`].
+    /// Those of [`ReplicaDump::pages`].
     pub fn zero(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), StoreError> {
         self.receiving()?.zeros(first_index, flags, pages)
     }
@@ -208,7 +207,7 @@ impl ReplicaDump {
     /// Appends references to pages that the parent has at the same place, with the flags `flags`.
     ///
     /// # Errors
-    /// As [`ReplicaDump::pages`]; the parent is not here, lacks a page, or its map is damaged.
+    /// Those of [`ReplicaDump::pages`]; the parent is not here, lacks a page, or its map is damaged.
     pub fn parent(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), StoreError> {
         self.receiving()?.same_as_parent(first_index, flags, pages)
     }
@@ -264,7 +263,7 @@ impl ReplicaDump {
     /// Stores a small image in one call.
     ///
     /// # Errors
-    /// As [`ReplicaDump::begin_image`] and [`ReplicaDump::image_data`]; it cannot be read.
+    /// Those of [`ReplicaDump::begin_image`] and [`ReplicaDump::image_data`]; it cannot be read.
     pub fn image(
         &mut self,
         name: &str,
@@ -306,7 +305,6 @@ impl ReplicaDump {
     /// stay. The copy must be opened without a parent, whose pages may be the damaged ones.
     ///
     /// # Errors
-    ///
     /// There is no checkpoint of that id. Those of [`ReplicaDump::commit`]; then the damaged checkpoint may be
     /// gone, too.
     pub fn commit_again(&mut self, commit: &Commit) -> Result<control::Checkpoint, StoreError> {

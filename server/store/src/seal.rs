@@ -54,7 +54,6 @@ impl Store {
     /// has stopped waiting. Its freeze has ended, the task runs on, and the checkpoint would be of a failed dump.
     ///
     /// # Errors
-    ///
     /// Those of [`Store::seal_session`]; the caller no longer waits.
     pub fn seal_session_while(
         &self,
@@ -90,7 +89,6 @@ impl Store {
     /// last of them is received, the session can still be discarded.
     ///
     /// # Errors
-    ///
     /// Those of [`Store::seal_session`]; there is no such session; the images end early.
     pub fn seal_with(
         &self,

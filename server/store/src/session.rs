@@ -8,9 +8,8 @@
 //!                                                   Failed
 //! ```
 //!
-//! A session whose CLOSE is CRIU's last word is sealed as a parked checkpoint before CLOSE is answered. While
-//! it is being sealed nobody but the sealing thread ends it: what is sealed and what was discarded are never the
-//! same session.
+//! A session that ends with CLOSE is sealed as a parked checkpoint before CLOSE is answered. While a session is
+//! being sealed, only the sealing thread ends it: no session is both sealed and discarded.
 
 mod sealing;
 
@@ -511,7 +510,6 @@ impl SessionSink {
     /// Appends zero pages that are announced and not sent. The cost does not depend on their number.
     ///
     /// # Errors
-    ///
     /// Those of appending pages.
     pub fn zeros(&mut self, first_index: u64, flags: u16, pages: u64) -> Result<(), SinkError> {
         let bytes = pages.saturating_mul(PAGE_SIZE as u64);

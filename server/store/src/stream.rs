@@ -24,13 +24,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SPLICED_BYTES: u64 = 64 << 10;
 
 impl Store {
-    /// Serves a checkpoint to the CRIU that connects to `listener`, until it hangs up. Every page is verified
-    /// before it is given; one that is not here, or damaged here, comes from another node. Where there is none the
-    /// file ends early, which makes the restore fail. `served` counts the bytes as they are given.
+    /// Serves a checkpoint to the CRIU that connects to `listener`, until that CRIU disconnects. Every page is
+    /// verified before it is given; one that is not here, or damaged here, comes from another node. If there is
+    /// none, the file ends early, which makes the restore fail. `served` counts the bytes as they are given.
     ///
     /// # Errors
-    /// No such checkpoint; nobody connects before `caller` hangs up; damage, by name and address; no node that holds
-    /// it is there.
+    /// No such checkpoint; nobody connects before `caller` hangs up; damage, by name and address; no node that
+    /// holds it is there.
     pub fn stream(
         &self,
         reference: &str,

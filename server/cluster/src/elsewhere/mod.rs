@@ -14,7 +14,7 @@
 //! store.look_elsewhere(Arc::new(peers));
 //! ```
 //!
-//! Damage that is found while reading is told to the store's scrub (`Store::suspect`), which mends it.
+//! Damage that is found while reading is reported to the store's scrub (`Store::suspect`), which heals it.
 
 mod measured;
 mod order;

@@ -12,7 +12,6 @@ impl EtcdRegistry {
     /// Returns the identity and revision of etcd's data.
     ///
     /// # Errors
-    ///
     /// Unavailable.
     pub fn mark(&self) -> Result<Mark, StoreError> {
         let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;

@@ -88,7 +88,7 @@ impl Puller {
     /// and pin stay.
     ///
     /// # Errors
-    /// As [`Puller::pull`]; it is not here. The damaged copy is as it was.
+    /// Those of [`Puller::pull`]; it is not here. The damaged copy is as it was.
     pub fn pull_again(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
         let _turn = self.under_way.begin(&request.checkpoint)?;
         if !self.store.holds(&request.checkpoint) {

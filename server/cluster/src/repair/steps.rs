@@ -59,20 +59,18 @@ pub trait Peers: Send + Sync {
     /// Has `node` pull a checkpoint; succeeds at once if the node has it.
     ///
     /// # Errors
-    /// It does not answer in time, or could not.
+    /// The node does not answer in time, or fails to pull the checkpoint.
     fn pull(&self, node: &str, pull: request::Pull, patience: Duration) -> Result<(), PeerError>;
 
-    /// Has `node` drop its copy of a checkpoint that it is no longer listed for.
+    /// Has `node` drop its copy of a checkpoint for which it is no longer listed.
     ///
     /// # Errors
-    ///
     /// Those of [`Peers::pull`].
     fn drop_copy(&self, node: &str, checkpoint: &str) -> Result<(), PeerError>;
 
     /// Returns the state of a copy of `node`, which the node reads if it was not read lately.
     ///
     /// # Errors
-    ///
     /// Those of [`Peers::pull`].
     fn verify(&self, node: &str, checkpoint: &str) -> Result<CopyHealth, PeerError>;
 }

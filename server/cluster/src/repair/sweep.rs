@@ -118,7 +118,7 @@ impl Sweep {
     }
 
     /// Starts the sweep on a thread of its own: first disclaims missing checkpoints, and sweeps for the first time
-    /// after one interval. says what it has not, and sweeps for the first time after one interval.
+    /// after one interval.
     ///
     /// # Errors
     /// The system has no thread left.

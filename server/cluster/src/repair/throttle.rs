@@ -1,4 +1,5 @@
-//! Limits the rate of repair: none while nothing else runs, and a fraction of full speed while dumps come in.
+//! Limits the rate of repair: to full speed while nothing else runs, and to a fraction of it while dumps come
+//! in.
 //!
 //! Each thread that copies for repair reports the cost of each frame, and waits for the time that it gets. The
 //! limit is on the throughput, as a share of that measured while no dump came in: then processor, link and

@@ -6,8 +6,8 @@
 //!                     └─ DumpSender ═▶ node c
 //! ```
 //!
-//! A copy that fails or lags is given up at once, so that the task does not stay frozen for it. What is then
-//! missing is made up for at the commit: the dump is sealed here, and another node pulls it.
+//! A copy that fails or lags is given up at once, so that the task does not stay frozen for it. A missing copy
+//! is replaced at the commit: the dump is sealed here, and another node pulls it.
 
 mod links;
 mod others;

@@ -7,7 +7,6 @@ use permafrost_transport::peer::Frame;
 /// Applies a frame of pages or of an image.
 ///
 /// # Errors
-///
 /// Those of the store.
 pub fn apply(dump: &mut ReplicaDump, frame: &Frame) -> Result<(), StoreError> {
     let header = &frame.header;

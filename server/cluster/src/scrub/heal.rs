@@ -82,7 +82,6 @@ impl Scrubber {
     /// Heals a checkpoint from another copy, and reads it again.
     ///
     /// # Errors
-    ///
     /// The reason why it was not healed.
     ///
     /// First its damaged pages are rewritten in their places: that takes no room, and heals them for every
@@ -150,7 +149,6 @@ impl Scrubber {
     /// Reads a checkpoint once more.
     ///
     /// # Errors
-    ///
     /// Description of the damage.
     fn is_whole(&self, held: &Held, read: Option<&mut PagesRead>) -> Result<(), String> {
         match self.read(held, read, &mut |_| {}) {

@@ -26,7 +26,7 @@ pub trait Mend: Send + Sync {
     /// the place of the damaged one. Blocks for as long as the transfer takes.
     ///
     /// # Errors
-    /// None of them gives it; the region is full or fails. The damaged copy is as it was.
+    /// None of the holders delivers it; the region is full or fails. The damaged copy is unchanged.
     fn mend(&self, checkpoint: &control::Checkpoint, holders: &[String]) -> Result<(), StoreError>;
 }
 

@@ -9,11 +9,13 @@
 //!     set aside until a later look ◀── no ── Mend: its pages in place, else a fresh copy; read again ── good ──▶ lifted
 //! ```
 //!
-//! It works in a thread of its own, for a share of a processor's time, and not at all while a dump comes in. A
-//! page that checkpoints share is read once a round, through the first of them; its checksum is compared for
-//! each. What it holds is listed now and then, not for each checkpoint: a pass is linear in their number.
+//! The scrub works in a thread of its own, for a share of a processor's time, and not at all while a dump comes
+//! in. A page that checkpoints share is read once a round, through the first of them; its checksum is compared
+//! for each. The held checkpoints are listed periodically, not for each check: a pass is linear in their
+//! number.
 //!
-//! The daemon makes one, always, before it listens, and keeps what `start` gives until it stops:
+//! The daemon always makes one scrubber before it listens, and keeps the value that `start` returns until it
+//! stops:
 //!
 //! ```ignore
 //! let scrubber = Scrubber::new(&store, ScrubOptions {
@@ -26,7 +28,7 @@
 //! let scrubbing = scrubber.start()?;                     // dropped: stopped
 //! ```
 //!
-//! `permafrost scrub`, `permafrost status` and damage found while reading come to it through the store
+//! `permafrost scrub`, `permafrost status` and damage found while reading reach it through the store
 //! ([`Store::scrub_now`], [`Store::scrub_status`], [`Store::suspect`]).
 
 mod background;

@@ -1,7 +1,7 @@
 //! Decides which checkpoint is verified next, and when: sans-I/O, from the held checkpoints, their
 //! verifications and the time.
 //!
-//! All held checkpoints are visited in [`Schedule::sync`] alone, which is called now and then; each step in
+//! All held checkpoints are visited in [`Schedule::sync`] alone, which is called periodically; each step in
 //! between costs a look-up. So a pass over all checkpoints is linear in their number, but for the depth of a
 //! tree.
 

@@ -11,7 +11,6 @@ use crate::problem::Failure;
 /// Parses the parameters of a query.
 ///
 /// # Errors
-///
 /// A problem that names the wrong parameter.
 pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
     let parsed = Query::<T>::try_from_uri(uri);

@@ -37,7 +37,6 @@ impl Tokens {
     /// Reads the file of tokens.
     ///
     /// # Errors
-    ///
     /// See [`PrivateFileError`].
     pub(super) fn load(path: &Path, look_every: Duration) -> Result<Self, PrivateFileError> {
         PrivateFile::load(&TOKENS, path, look_every).map(Self)
@@ -52,7 +51,6 @@ impl Tokens {
 /// Parses the file.
 ///
 /// # Errors
-///
 /// The number of the line that does not parse, and the reason.
 fn parse(text: &str) -> Result<Callers, (usize, String)> {
     let mut callers = Callers::new();

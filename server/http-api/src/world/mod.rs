@@ -46,7 +46,7 @@ pub struct World {
     nodes: Vec<Option<Node>>,
     places: Places,
     readers: Readers,
-    /// For each node the one that would take copies of its dumps.
+    /// For each node, the one that would take copies of its dumps.
     replicas: Vec<OnceLock<Option<NodeId>>>,
     jobs: Option<Arc<Jobs>>,
 }

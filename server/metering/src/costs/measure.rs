@@ -1,13 +1,15 @@
 //! Measures transfers and keeps the measurements as figures.
 //!
-//! A dump's time, as its client sees it, is taken apart: from the first byte to CLOSE answered is its *transfer*, which
-//! goes by the bytes moved; the rest, from the opening of the session (CRIU starts, finds and stops the task) to the
-//! first byte and from CLOSE to the seal (small images, the seal), is what a dump takes whatever its size. So
+//! A dump's time, as its client sees it, is divided: from the first byte to CLOSE answered is its *transfer*,
+//! which depends on the bytes moved; the rest, from the opening of the session (CRIU starts, finds and stops
+//! the task) to the first byte and from CLOSE to the seal (small images, the seal), is the fixed time of a
+//! dump, whatever its size. So
 //!
 //! dump_start + moved / bandwidth
 //!
-//! is what the next one will take. Bytes *moved*, not stored: an incremental dump without dirty pages brings the whole
-//! memory and stores little of it. Its bandwidth is that of comparing, and has figures of its own.
+//! is the expected duration of the next dump. Bytes *moved*, not stored: an incremental dump without dirty
+//! pages brings the whole memory and stores little of it. Its bandwidth is that of comparing, which has figures
+//! of its own.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

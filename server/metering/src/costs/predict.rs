@@ -15,7 +15,6 @@ impl Costs {
     /// that of the job's last dump.
     ///
     /// # Errors
-    ///
     /// [`Missing`] when neither is known.
     pub fn predict(
         &self,

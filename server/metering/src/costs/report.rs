@@ -1,7 +1,7 @@
 //! Report of a node to the others, and its evaluation by them.
 //!
-//! Reports travel as JSON in the node's facts. A figure that cannot be read (a rate of 0 or 10^18, a negative time) is
-//! one that is not believed; the rest of the report, and of the facts, is read all the same.
+//! Reports travel as JSON in the node's facts. A figure that cannot be read (a rate of 0 or 10^18, a negative
+//! time) is not believed; the rest of the report, and of the facts, is read all the same.
 
 mod believe;
 mod lenient;

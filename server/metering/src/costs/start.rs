@@ -162,7 +162,7 @@ impl Costs {
     /// saves everything for the next start.
     ///
     /// # Errors
-    /// [`StartError`]; if one of them cannot be true none is taken in.
+    /// [`StartError`]; if one of them cannot be true, none is recorded.
     pub fn install(&self, figures: &StartFigures) -> Result<(), StartError> {
         if figures.samples.len() > MAX_SAMPLES {
             let samples = figures.samples.len();

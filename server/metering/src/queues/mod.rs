@@ -151,7 +151,6 @@ impl Admission {
     /// Builds an admission from the fields of a request.
     ///
     /// # Errors
-    ///
     /// [`QueuesError::BadToken`].
     pub fn new(
         bytes: u64,
@@ -250,7 +249,6 @@ impl Queues {
     /// place is kept under a token, with which it has to come again.
     ///
     /// # Errors
-    ///
     /// Those of [`Self::enter`].
     pub fn enter_within(
         &self,

@@ -27,7 +27,7 @@ pub trait Others: Send + Sync {
 /// Makes and cancels reservations.
 pub struct Reservations {
     queues: Arc<Queues>,
-    /// This node's name; empty on a single machine.
+    /// Name of this node; empty on a single machine.
     node: String,
     others: Option<Box<dyn Others>>,
     /// Size of this node's region, bytes: no larger dump fits.

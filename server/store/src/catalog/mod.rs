@@ -1,7 +1,7 @@
-//! The catalog: which checkpoints there are, by job and generation.
+//! The catalog: an index of the checkpoints by job and generation.
 //!
-//! On one machine it is an index over the regions and nothing more: what it says and a region does not is
-//! wrong, and [`reconcile`] makes it right at every start.
+//! On one machine it is only an index over the regions: where the two differ, the catalog is wrong, and
+//! [`reconcile`] corrects it at every start.
 
 mod counted;
 mod positioned;
@@ -66,7 +66,6 @@ pub trait Catalog: Send + Sync {
     /// Records the region's position at which the index last agreed with the region.
     ///
     /// # Errors
-    ///
     /// The index cannot be written.
     fn note(&self, position: &RegionPosition) -> Result<(), CatalogError>;
 

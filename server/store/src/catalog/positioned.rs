@@ -10,7 +10,8 @@ use super::{Catalog, CatalogError, RegionPosition};
 /// Records the region's position after each change, so that the next start finds a region that is older than
 /// its catalog.
 ///
-/// What is noted is durable in the region before, so after a crash the region may be ahead of it, and never behind.
+/// The region's change is durable before its position is recorded, so after a crash the region may be ahead of
+/// the record, and never behind.
 pub struct Positioned {
     inner: Box<dyn Catalog>,
     region: Arc<Region>,

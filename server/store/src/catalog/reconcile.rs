@@ -33,8 +33,8 @@ pub struct Hidden {
 /// Makes the index agree with the region: `truth` are the region's checkpoints in the order of their seals, by
 /// id and whether pinned, and `load` reads the summary of one that the index lacks or has with other contents.
 ///
-/// A difference is what a crash between a region's journal record and the index leaves behind, or a lost index.
-/// A checkpoint that cannot be loaded, or not listed beside another, is left out; it stays in the region.
+/// Differences come from a crash between a region's journal record and the index, or from a lost index. A
+/// checkpoint that cannot be loaded, or not listed beside another, is left out; it stays in the region.
 ///
 /// # Errors
 /// The index cannot be read or written.

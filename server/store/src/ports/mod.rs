@@ -1,5 +1,5 @@
-//! The ports of the store: what it needs of a cluster, of the cost model and of the queues, as traits. A store on one machine has
-//! none of them.
+//! The ports of the store, as traits: its interfaces to a cluster, to the cost model and to the queues. A store
+//! on one machine uses none of them.
 
 mod elsewhere;
 mod observer;

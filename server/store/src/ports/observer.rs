@@ -10,7 +10,7 @@ use permafrost_scheduling::size::{DumpKind, Memory};
 
 /// Measures the store's operations. Methods block on nothing but a lock.
 pub trait Observer: Send + Sync {
-    /// Begins to observe a dump. It runs until what is returned is dropped.
+    /// Begins to observe a dump. The dump runs until the returned value is dropped.
     fn dump_begins(&self, beginning: &Beginning<'_>) -> Box<dyn Ongoing>;
 
     /// Records that a dump became a checkpoint.
@@ -113,7 +113,7 @@ pub struct DumpDone<'a> {
     pub memory: Memory,
     /// Measured transfer of its bytes.
     pub transferred: Transferred,
-    /// Time from the opening of the session to the seal. `None` where nobody opened it before its first byte.
+    /// Time from the opening of the session to the seal. `None` if the session was opened by its first byte.
     pub whole: Option<Duration>,
     /// Estimate made when the dump began.
     pub expected: Option<Expected>,

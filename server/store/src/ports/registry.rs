@@ -72,7 +72,6 @@ pub trait Registry: Send + Sync {
     /// Locks a job against other dumps, on every node, while the lock is held and this node's lease lives.
     ///
     /// # Errors
-    ///
     /// [`StoreError::Conflict`] names the holder of the lock.
     fn lock_job(&self, job: &str) -> Result<JobLock, StoreError>;
 
@@ -86,7 +85,8 @@ pub trait Registry: Send + Sync {
     /// number is taken. `replaces` is a parked checkpoint's id that goes in the same step.
     ///
     /// # Errors
-    /// Unavailable; then whether it was listed is unknown, and [`Registry::find`] tells once it is back.
+    /// Unavailable; then it is unknown if the checkpoint was listed, and [`Registry::find`] returns the outcome
+    /// once the registry is back.
     fn publish(&self, entry: &Registered, replaces: Option<&str>) -> Result<(), StoreError>;
 
     /// Removes a checkpoint from the list, and records that for a month ([`Registry::is_withdrawn`]).
@@ -96,7 +96,7 @@ pub trait Registry: Send + Sync {
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
 
     /// Returns true if a node of the cluster has taken a checkpoint off the list. This excludes a checkpoint that
-    /// was merely lost with the registry's data, or deleted by somebody with write access to it. Only a withdrawn
+    /// was merely lost with the registry's data, or deleted by a client with write access to it. Only a withdrawn
     /// checkpoint may be dropped once it was published. If its manifest cannot be read, only its id is given.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Copies of a dump on other nodes, made while it streams.
 //!
-//! [`Replicate`] begins the copies of a session, [`Copies`] takes what the session takes. A copy that fails is dropped or replaced
-//! behind them; what the session is told is only whether enough nodes hold the dump.
+//! [`Replicate`] begins the copies of a session, [`Copies`] receives the same pages as the session. The
+//! implementation drops or replaces a copy that fails; the session only learns if enough nodes hold the dump.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -19,12 +19,12 @@ pub type ContentDigest = [u8; 32];
 /// count, and those on volatile media (tmpfs) only if the operator allows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// On this node; repair makes the other copies later.
+    /// Durable on this node; repair makes the other copies later.
     #[default]
     Local,
-    /// On more than half of the copies asked for: two of three, two of two.
+    /// Durable on more than half of the requested copies: two of three, two of two.
     Quorum,
-    /// On all copies asked for.
+    /// Durable on all requested copies.
     All,
 }
 
@@ -32,7 +32,6 @@ impl Durability {
     /// Parses the control protocol's word; `None` for the empty word, which selects the node's default.
     ///
     /// # Errors
-    ///
     /// The word is none of `local`, `quorum` and `all`.
     pub fn parse(word: &str) -> Result<Option<Self>, StoreError> {
         Ok(match word {
@@ -81,9 +80,9 @@ pub trait Replicate: Send + Sync {
     }
 }
 
-/// The copies of one session. Methods block while copies are slower than the dump, so that nothing piles up; what
-/// fails shows at [`Copies::close`], [`Copies::prepare`] and [`Copies::commit`] as too few copies. Dropped, every
-/// copy that is not committed is free again.
+/// The copies of one session. Methods block while copies are slower than the dump, so that no pages accumulate.
+/// Failures appear at [`Copies::close`], [`Copies::prepare`] and [`Copies::commit`] as too few copies. Dropping
+/// the value frees every copy that is not committed.
 pub trait Copies: Send {
     /// Returns true if every copy that is under way has the requested parent. If not, pages in the parent are sent
     /// as pages, and [`Copies::parent`] is not called.
@@ -140,7 +139,7 @@ pub trait Copies: Send {
     /// Seals every copy. Returns the names of the nodes that hold one, without this node.
     ///
     /// # Errors
-    /// The durability was not reached within the deadline; those that had sealed were told to roll back.
+    /// The durability was not reached within the deadline; the nodes that had sealed were told to roll back.
     fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError>;
 
     /// Notifies the nodes that the cluster lists the checkpoint, without waiting.

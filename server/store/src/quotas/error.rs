@@ -2,7 +2,7 @@
 
 use permafrost_protocol::control::{self, ErrorCode};
 
-/// A quota that does not allow what is asked for.
+/// A quota that refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
     /// The namespace would exceed a limit.

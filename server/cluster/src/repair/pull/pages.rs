@@ -19,7 +19,7 @@ impl Puller {
     /// accepts. `wanted` ascends. Holders that fail go to the end, so that the next fetch does not wait for them.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] with what each of them said.
+    /// [`StoreError::Unavailable`] with the reason of each holder.
     pub fn pages<T>(
         &self,
         checkpoint: &str,

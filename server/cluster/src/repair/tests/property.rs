@@ -330,8 +330,8 @@ proptest! {
     }
 }
 
-/// A surplus copy is taken off the list, the node does not hear that it is to drop it, and is removed: the copy that
-/// is left on it is nobody's, also when the last holder dies after.
+/// A surplus copy is taken off the list, the node does not hear that it is to drop it, and is removed: the copy
+/// that is left on it does not count, also when the last holder dies later.
 #[test]
 fn a_copy_left_on_a_removed_node_is_no_copy() {
     let mut fails = vec![false; 16];
