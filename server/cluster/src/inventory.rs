@@ -21,7 +21,7 @@ pub trait Inventories: Send + Sync {
     /// Returns everything that a node holds. Blocks.
     ///
     /// # Errors
-    /// It cannot be asked, or does not answer.
+    /// The node cannot be asked, or does not answer.
     fn inventory(&self, node: &str) -> Result<NodeInventory, StoreError>;
 
     /// Returns the state of copies of a node. The node reads those that it has not read lately; the call does not

@@ -57,7 +57,7 @@ impl Cluster {
     /// called on a tokio runtime with time and I/O enabled, on which all calls run.
     ///
     /// # Errors
-    /// Files that cannot be read; [`StoreError::Conflict`] when another node of this name is there, or this one was
+    /// A file cannot be read; [`StoreError::Conflict`] when there is another node of this name, or this one was
     /// removed.
     pub async fn join(config: &ClusterConfig, facts: NodeFacts) -> Result<Self, StoreError> {
         Self::join_as(config, facts, None).await

@@ -52,7 +52,7 @@ pub trait Operate: Send + Sync {
     /// Lists the nodes' checkpoints again in the registry.
     ///
     /// # Errors
-    /// Unavailable. It can be repeated.
+    /// The registry is unavailable. The rebuild can be repeated.
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<Rebuilt, StoreError>;
 }
 

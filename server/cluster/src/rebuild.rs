@@ -165,7 +165,7 @@ fn add(versions: &mut Vec<Registered>, copy: &Copy, node: &str, wanted_copies: u
 /// dumped now or another node was quicker: they must be planned and applied again.
 ///
 /// # Errors
-/// Unavailable.
+/// The registry is unavailable.
 pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, StoreError> {
     for (job, generation) in &plan.generations {
         registry.raise_generation(job, *generation)?;
@@ -199,7 +199,7 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, St
 /// do not take the numbers of older ones.
 ///
 /// # Errors
-/// Unavailable.
+/// The registry is unavailable.
 pub fn keep_numbers(
     registry: &EtcdRegistry,
     holdings: &[permafrost_store::Holding],

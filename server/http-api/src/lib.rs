@@ -154,7 +154,7 @@ impl Api {
     /// checkpoint of a name. Has them listed if necessary, which takes milliseconds and as long as the daemon.
     ///
     /// # Errors
-    /// They were not listed within [`limits::LISTING_PATIENCE`].
+    /// The checkpoints were not listed within [`limits::LISTING_PATIENCE`].
     async fn listed_since(&self, since: Instant) -> Result<Arc<World>, Failure> {
         let mut published = self.published.subscribe();
         let listed = async {

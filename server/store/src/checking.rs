@@ -233,7 +233,7 @@ impl Store {
     /// intact, and intact ones are added to it.
     ///
     /// # Errors
-    /// It is not here. Damage is no error.
+    /// The checkpoint is not here. Damage is no error.
     pub fn check(
         &self,
         held: &Held,

@@ -100,7 +100,7 @@ impl Store {
     /// Begins copies of a dump, if this store replicates.
     ///
     /// # Errors
-    /// There are not enough nodes: now, before the task is frozen.
+    /// There are not enough nodes: reported now, before the task is frozen.
     pub(super) fn begin_copies(
         &self,
         session: [u8; 16],
@@ -376,7 +376,7 @@ impl Store {
     /// Returns a checkpoint that was sealed here, if it counts: in a cluster, only a listed checkpoint does.
     ///
     /// # Errors
-    /// It is not known to be listed.
+    /// The checkpoint is not known to be listed.
     pub(super) fn acknowledged(
         &self,
         record: control::Checkpoint,

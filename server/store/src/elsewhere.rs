@@ -88,7 +88,7 @@ impl Store {
     /// Returns the content digest that the registry lists for a checkpoint; `None` without a registry.
     ///
     /// # Errors
-    /// It does not list it; it does not answer.
+    /// The registry does not list the checkpoint, or does not answer.
     pub fn listed_digest(
         &self,
         record: &control::Checkpoint,

@@ -28,8 +28,8 @@ impl Store {
     /// Cost: one pass over the pages, on as many threads as there are processors (at most four).
     ///
     /// # Errors
-    /// No such checkpoint; damage, by name and address; no node that holds it is there; a file is there already or
-    /// cannot be written.
+    /// There is no such checkpoint; a page is damaged, reported by name and address; no node that holds the
+    /// checkpoint can be reached; a file exists already or cannot be written.
     pub fn export(
         &self,
         reference: &str,

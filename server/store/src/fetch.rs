@@ -60,7 +60,7 @@ impl Store {
     /// compared with it.
     ///
     /// # Errors
-    /// It is not here; its manifest is damaged.
+    /// The checkpoint is not here; its manifest is damaged.
     pub fn open_fetch(&self, checkpoint: &str, parent: &str) -> Result<Fetch, StoreError> {
         let held = self.checkpoint(checkpoint)?;
         let record = self.summary(&held, &manifest_of(&held)?);
@@ -184,7 +184,7 @@ impl Fetch {
     /// Passes on a small image, piece by piece, after all of it was verified.
     ///
     /// # Errors
-    /// There is none of that name, or it is damaged; the receiver's own error as [`StoreError::Io`].
+    /// There is no image of that name, or it is damaged; the receiver's own error as [`StoreError::Io`].
     pub fn image(
         &self,
         name: &str,

@@ -24,7 +24,7 @@ pub trait SmallImages: Read {
     /// Goes on to the next image and returns its name, a plain one, and its length in bytes. `None` behind the last.
     ///
     /// # Errors
-    /// There is another image, and it cannot be had.
+    /// The next image cannot be read.
     fn next_image(&mut self) -> Result<Option<(String, u64)>, StoreError>;
 
     /// Returns the reason of a failed [`Read`], if it is more precise than the error of the read.

@@ -222,7 +222,7 @@ impl Store {
     /// Opens a session; it takes pages once a connection has been made.
     ///
     /// # Errors
-    /// A bad job name, a dump of the job that is open already, a catalog that cannot be read.
+    /// The job name is invalid; a dump of the job is open already; the catalog cannot be read.
     pub fn open_session(&self, request: SessionRequest) -> Result<Arc<Session>, StoreError> {
         self.open_session_after(request, || Ok(None))
     }
@@ -292,7 +292,7 @@ impl Store {
     /// Discards a session that is not sealed, or a parked one.
     ///
     /// # Errors
-    /// There is none of that name, or it is being sealed.
+    /// There is no session of that name, or it is being sealed.
     pub fn abort_session(&self, id: &str) -> Result<(), StoreError> {
         let session = self.sessions().get(id).cloned();
         if let Some(session) = session {
@@ -499,7 +499,7 @@ impl Store {
     /// Returns the checkpoint that `JOB` or `JOB@GEN` names.
     ///
     /// # Errors
-    /// It names none, or none that is known.
+    /// The reference is invalid, or there is no such checkpoint.
     pub fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
         let parsed: CheckpointRef = reference.parse().map_err(|error| StoreError::Invalid {
             message: format!("{reference:?} names no checkpoint: {error}"),
@@ -680,7 +680,7 @@ fn manifest_of(checkpoint: &Arc<permafrost_pmem::Checkpoint>) -> Result<Manifest
 /// Returns `job` as a valid job name.
 ///
 /// # Errors
-/// It is none: an empty one, too.
+/// The name is invalid, or empty.
 pub fn job_name(job: &str) -> Result<JobName, StoreError> {
     job.parse().map_err(|error| StoreError::Invalid {
         message: format!("{job:?} is no job name: {error}"),

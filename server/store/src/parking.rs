@@ -193,7 +193,7 @@ impl Quota {
     /// Begins a dump with a share of one segment; `parked_bytes` are parked.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// The limit has no room for the dump.
     pub(super) fn begin(
         self: &Arc<Self>,
         parked_bytes: u64,
@@ -217,7 +217,7 @@ impl Share {
     /// Grows the share to `bytes` in total.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// The limit has no room for the bytes.
     pub(super) fn grow_to(&mut self, bytes: u64) -> Result<(), StoreError> {
         let more = bytes.saturating_sub(self.bytes);
         if more == 0 {

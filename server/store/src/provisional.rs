@@ -54,7 +54,7 @@ impl Store {
     /// idempotent.
     ///
     /// # Errors
-    /// It is not here; the journal cannot be written.
+    /// The checkpoint is not here; the journal cannot be written.
     pub fn publish(&self, id: &str) -> Result<(), StoreError> {
         let _index = self.index();
         let checkpoint = self.checkpoint(id)?;
@@ -71,7 +71,7 @@ impl Store {
     /// was sealed without a cluster, is dropped only if it was `withdrawn` from the list.
     ///
     /// # Errors
-    /// It is published; the journal or the catalog cannot be written.
+    /// The checkpoint is published; the journal or the catalog cannot be written.
     pub fn roll_back(&self, id: &str, withdrawn: bool) -> Result<bool, StoreError> {
         let _index = self.index();
         let Ok(checkpoint) = self.checkpoint(id) else {

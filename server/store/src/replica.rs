@@ -247,7 +247,7 @@ impl ReplicaDump {
     /// Begins a small image of `len_bytes` bytes, which follow through [`ReplicaDump::image_data`].
     ///
     /// # Errors
-    /// The one before is short; the name is no file name, or there is one of that name; the spaces are not closed.
+    /// The image before is short; the name is no file name, or another image has it; the spaces are not closed.
     pub fn begin_image(&mut self, name: &str, len_bytes: u64) -> Result<(), StoreError> {
         self.closed()?.begin_image(name, len_bytes)
     }
@@ -295,8 +295,9 @@ impl ReplicaDump {
     /// checkpoint.
     ///
     /// # Errors
-    /// It is not prepared, or holds something else than the sender wants sealed; the number or the id is another
-    /// checkpoint's; the manifest would break a rule; the region is full or fails. Nothing is sealed then.
+    /// The copy is not prepared, or its contents differ from those that the sender wants sealed; another checkpoint
+    /// has the number or the id; the manifest would break a rule; the region is full or fails. Nothing is sealed
+    /// then.
     pub fn commit(&mut self, commit: &Commit) -> Result<control::Checkpoint, StoreError> {
         self.commit_as(commit, false)
     }

@@ -270,7 +270,7 @@ impl Store {
     /// journal does both: a crash leaves the one or the other, and a failure leaves the damaged one.
     ///
     /// # Errors
-    /// There is none of that id. As [`Store::seal_numbered`].
+    /// There is no checkpoint of that id. Those of [`Store::seal_numbered`].
     pub(super) fn seal_again(
         &self,
         shadow: Shadow,

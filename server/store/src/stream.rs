@@ -29,8 +29,8 @@ impl Store {
     /// none, the file ends early, which makes the restore fail. `served` counts the bytes as they are given.
     ///
     /// # Errors
-    /// No such checkpoint; nobody connects before `caller` hangs up; damage, by name and address; no node that
-    /// holds it is there.
+    /// There is no such checkpoint; nobody connects before `caller` disconnects; a page is damaged, reported by
+    /// name and address; no node that holds the checkpoint can be reached.
     pub fn stream(
         &self,
         reference: &str,

@@ -13,7 +13,7 @@ impl EtcdRegistry {
     /// Adds entries to the list.
     ///
     /// # Errors
-    /// Unavailable; the list is full.
+    /// The registry is unavailable; the list is full.
     pub fn deny(&self, entries: &[String]) -> Result<(), StoreError> {
         let entries = entries.to_vec();
         self.wait(|inner| async move {
@@ -25,7 +25,7 @@ impl EtcdRegistry {
     /// Removes entries from the list. Returns the revision from which on it is without them.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     pub fn undeny(&self, entries: &[String]) -> Result<i64, StoreError> {
         let entries = entries.to_vec();
         self.wait(|inner| async move {

@@ -12,7 +12,7 @@ impl EtcdRegistry {
     /// Returns the identity and revision of etcd's data.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     pub fn mark(&self) -> Result<Mark, StoreError> {
         let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;
         if mark.id.is_empty() {
@@ -37,7 +37,7 @@ impl EtcdRegistry {
     /// Returns all listed checkpoints, and the identity of the data.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     pub fn listed(&self) -> Result<(Vec<Registered>, Mark), StoreError> {
         let bound = self.bound.clone();
         self.wait(|inner| async move { inner.list("", bound.as_ref()).await })
@@ -46,7 +46,7 @@ impl EtcdRegistry {
     /// Returns the node that leads the background work.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     pub fn leader(&self) -> Result<Option<String>, StoreError> {
         self.wait(|inner| async move {
             let key = inner.keys.leader();
@@ -66,7 +66,7 @@ impl EtcdRegistry {
     /// Raises the job's counter to at least `generation`, so that the number is never handed out.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     pub fn raise_generation(&self, job: &str, generation: u64) -> Result<(), StoreError> {
         let job = job.to_owned();
         self.wait(|inner| async move { inner.raise_generation(&job, generation).await })
@@ -76,7 +76,7 @@ impl EtcdRegistry {
     /// loses its registration and its locks; it keeps trying, and registers when it is taken back.
     ///
     /// # Errors
-    /// Unavailable, or the cluster has never seen it.
+    /// The registry is unavailable, or the cluster has never seen the node.
     pub fn set_member_state(&self, node: &str, state: MemberState) -> Result<(), StoreError> {
         let node = node.to_owned();
         self.wait(|inner| async move {

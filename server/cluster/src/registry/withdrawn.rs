@@ -26,7 +26,7 @@ impl EtcdRegistry {
     /// Records a removal of a checkpoint that is not listed, so that the nodes drop their copies.
     ///
     /// # Errors
-    /// It is listed; unavailable.
+    /// The checkpoint is listed; the registry is unavailable.
     pub fn discard(&self, id: &str) -> Result<(), StoreError> {
         let id = id.to_owned();
         self.wait(|inner| async move {

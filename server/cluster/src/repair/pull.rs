@@ -56,9 +56,10 @@ impl Puller {
     /// A copy that refers to pages of a parent here reads them first: if one is damaged, everything is fetched.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] with what each node said, when none has it whole and with the content asked for;
-    /// [`StoreError::Conflict`] when it is being pulled already, or is here with another content; it is here,
-    /// damaged, and no other node was named; the region is full or fails; the node stops. Nothing is left behind.
+    /// [`StoreError::Unavailable`] with the answer of each node, when none has the checkpoint whole and with the
+    /// requested content; [`StoreError::Conflict`] when it is being pulled already, or is here with another
+    /// content; it is here, damaged, and no other node was named; the region is full or fails; the node stops.
+    /// Nothing is left behind.
     pub fn pull(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
         let _turn = self.under_way.begin(&request.checkpoint)?;
         let damage = self.store.damage(&request.checkpoint);

@@ -81,12 +81,13 @@ impl Scrubber {
 
     /// Heals a checkpoint from another copy, and reads it again.
     ///
-    /// # Errors
-    /// The reason why it was not healed.
-    ///
     /// First its damaged pages are rewritten in their places: that takes no room, and heals them for every
     /// checkpoint that shares them. Where that is not enough (the medium takes no write there; the damage is in a
     /// map, which every copy has of its own), a fresh copy replaces it.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it was not healed.
     fn healed(
         &self,
         held: &Held,

@@ -14,7 +14,7 @@ pub trait Mend: Send + Sync {
     /// Returns how many were damaged. Blocks for as long as that takes.
     ///
     /// # Errors
-    /// None of the holders gives some page; the medium takes no write there. Other pages may be healed.
+    /// None of the holders delivers one of the pages; the medium takes no write there. Other pages may be healed.
     fn heal(
         &self,
         checkpoint: &control::Checkpoint,

@@ -189,7 +189,7 @@ impl Scrubber {
     /// Scrubs in the background until the returned value is dropped.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread cannot be started.
     pub fn start(self: &Arc<Self>) -> io::Result<Scrubbing> {
         let scrubber = Arc::clone(self);
         let thread = std::thread::Builder::new()

@@ -39,7 +39,7 @@ impl Buckets {
     /// Takes a token of `caller`'s.
     ///
     /// # Errors
-    /// There is none: how long until there is one.
+    /// There is no token: the time until there is one.
     pub(super) fn take(&self, caller: &str, now: Instant) -> Result<(), Duration> {
         let per_s = f64::from(self.rate.per_s);
         let burst = f64::from(self.rate.burst);

@@ -60,7 +60,7 @@ pub trait Links: Send + Sync {
     /// Sends [`LINK_PROBE_BYTES`] to a node, which discards them; returns the elapsed time. Blocks.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason why the probe failed, in words.
     fn probe(&self, peer: &str) -> Result<Duration, String>;
 }
 
@@ -126,7 +126,7 @@ impl Prober {
     /// Probes in the background until the returned value is dropped.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread cannot be started.
     pub fn start(self: &Arc<Self>) -> io::Result<Probing> {
         let prober = Arc::clone(self);
         let thread = std::thread::Builder::new()

@@ -20,7 +20,7 @@ pub trait Others: Send + Sync {
     /// Sends a request to a node. Blocks.
     ///
     /// # Errors
-    /// It is not there, or refuses.
+    /// The node cannot be reached, or refuses.
     fn ask(&self, node: &str, body: request::Body) -> Result<reply::Body, control::Error>;
 }
 
@@ -210,7 +210,7 @@ impl Reservations {
     /// Cancels a reservation, here or on its node.
     ///
     /// # Errors
-    /// There is none with that token; its node is not there.
+    /// There is no reservation with that token; its node cannot be reached.
     pub fn cancel(&self, cancel: &request::CancelReservation) -> Result<(), control::Error> {
         let known = self.kept().remove(&cancel.token);
         let node = match known {

@@ -78,21 +78,21 @@ pub trait Registry: Send + Sync {
     /// Returns a generation number of the job that was never used, and that no other node will get.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     fn reserve_generation(&self, job: &str) -> Result<u64, StoreError>;
 
     /// Lists a checkpoint, and moves its job's head, in one transaction; fails if this node's lease was lost or the
     /// number is taken. `replaces` is a parked checkpoint's id that goes in the same step.
     ///
     /// # Errors
-    /// Unavailable; then it is unknown if the checkpoint was listed, and [`Registry::find`] returns the outcome
-    /// once the registry is back.
+    /// The registry is unavailable; then it is unknown if the checkpoint was listed, and [`Registry::find`] returns
+    /// the outcome once the registry is back.
     fn publish(&self, entry: &Registered, replaces: Option<&str>) -> Result<(), StoreError>;
 
     /// Removes a checkpoint from the list, and records that for a month ([`Registry::is_withdrawn`]).
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
 
     /// Returns true if a node of the cluster has taken a checkpoint off the list. This excludes a checkpoint that
@@ -100,31 +100,31 @@ pub trait Registry: Send + Sync {
     /// checkpoint may be dropped once it was published. If its manifest cannot be read, only its id is given.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     fn is_withdrawn(&self, checkpoint: &Checkpoint) -> Result<bool, StoreError>;
 
     /// Returns one checkpoint; a job's newest when `generation` is 0.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     fn find(&self, job: &str, generation: u64) -> Result<Option<Registered>, StoreError>;
 
     /// Lists all of a job's checkpoints, or all checkpoints with an empty name.
     ///
     /// # Errors
-    /// Unavailable.
+    /// The registry is unavailable.
     fn list(&self, job: &str) -> Result<Vec<Registered>, StoreError>;
 
     /// Pins a checkpoint, or unpins it, for all nodes.
     ///
     /// # Errors
-    /// Unavailable, or it is not listed.
+    /// The registry is unavailable, or the checkpoint is not listed.
     fn set_pinned(&self, checkpoint: &Checkpoint, pinned: bool) -> Result<(), StoreError>;
 
     /// Adds or removes a node as a holder of a checkpoint.
     ///
     /// # Errors
-    /// Unavailable, or it is not listed.
+    /// The registry is unavailable, or the checkpoint is not listed.
     fn set_holder(
         &self,
         checkpoint: &Checkpoint,
@@ -135,7 +135,7 @@ pub trait Registry: Send + Sync {
     /// Marks the copy of a holder as damaged, or as whole again.
     ///
     /// # Errors
-    /// Unavailable, or it is not listed.
+    /// The registry is unavailable, or the checkpoint is not listed.
     fn set_damaged(
         &self,
         checkpoint: &Checkpoint,

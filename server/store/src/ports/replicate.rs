@@ -70,7 +70,7 @@ pub trait Replicate: Send + Sync {
     /// Chooses nodes and begins the copies.
     ///
     /// # Errors
-    /// There are not enough nodes for the durability: better now than when the task is frozen.
+    /// There are not enough nodes for the durability: reported now rather than when the task is frozen.
     fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError>;
 
     /// Notifies nodes that hold a checkpoint that the cluster no longer lists it, so that they drop it. Does not
@@ -122,7 +122,7 @@ pub trait Copies: Send {
     /// Sends a small image.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The image cannot be read.
     fn image(
         &mut self,
         name: &str,

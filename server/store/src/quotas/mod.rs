@@ -89,7 +89,7 @@ impl Quota {
     /// Checks that `namespace` may have `priority`.
     ///
     /// # Errors
-    /// It is too high.
+    /// The priority is too high.
     pub fn check_priority(&self, namespace: &str, priority: u32) -> Result<(), QuotaError> {
         match self.priority {
             Some(limit) if u64::from(priority) > limit => Err(QuotaError::Priority {

@@ -31,7 +31,7 @@ impl<'a> Sealing<'a> {
     /// Ends the time in which the session can be discarded: its small images are in.
     ///
     /// # Errors
-    /// It has been discarded.
+    /// The session has been discarded.
     pub(crate) fn images_are_in(&self) -> Result<(), StoreError> {
         let mut state = self.session.state();
         match &state.phase {
