@@ -1,4 +1,4 @@
-//! A private CA in a directory: what `permafrost pki` works on.
+//! A private CA in a directory, which `permafrost pki` manages.
 //!
 //! ```text
 //! ca.pem       the CAs to trust, the newest first; it is the one that signs
@@ -6,8 +6,9 @@
 //! chain.pem    after a change of the CA: the newest, signed by the one before it
 //! ```
 //!
-//! A changed CA needs no order among the nodes: what the new one issues comes with its certificate by the old
-//! one, so nodes that know only the old one trust it, and nodes that were re-issued trust both.
+//! Nodes need not be told of a changed CA in any order: a certificate of the new CA comes with the new CA's
+//! certificate by the old one. So nodes that know only the old CA trust it, and nodes with reissued
+//! certificates trust both.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,19 +26,18 @@ use super::files::{self, CA, CA_KEY, CERTIFICATE, CHAIN, KEY, NewFile};
 use super::subject::{check_host, check_name, dns_name, time};
 use super::{IdentityError, Namespaces, Role, Subject, tls};
 
-/// Days that a certificate is valid unless told otherwise: long enough to be rotated once a month with two
-/// failures in a row.
+/// Default validity of a certificate, days: long enough to be rotated once a month with two failures in a row.
 pub const DEFAULT_DAYS: u32 = 90;
 
-/// Most days that a certificate can be valid.
+/// Longest validity of a certificate, days.
 pub const MAX_DAYS: u32 = 825;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Certificates are valid from a day ago on, because clocks differ by hours in practice.
+/// Time by which a certificate's validity begins in the past, because clocks differ by hours in practice.
 const BACKDATED: Duration = DAY;
 
-/// A CA is valid for ten years.
+/// Validity of a CA: ten years.
 const CA_VALIDITY: Duration = Duration::from_secs(3_650 * 86_400);
 
 /// Contents of a certificate to be issued.
@@ -51,14 +51,14 @@ pub struct Order {
     pub namespaces: Namespaces,
     /// True if the holder may remove checkpoints in its namespaces. For agents and operators only.
     pub delete: bool,
-    /// Addresses and host names besides: CRIU compares its `--address` with them.
+    /// Further addresses and host names of the holder: CRIU compares its `--address` with them.
     pub hosts: Vec<String>,
-    /// Days from now, up to [`MAX_DAYS`].
+    /// Validity in days from now, up to [`MAX_DAYS`].
     pub days: u32,
 }
 
 impl Order {
-    /// For [`DEFAULT_DAYS`], without namespaces and hosts, and without the right to delete.
+    /// Returns an order for [`DEFAULT_DAYS`], without namespaces and hosts, and without the right to delete.
     pub fn new(name: impl Into<String>, role: Role) -> Self {
         Self {
             name: name.into(),
@@ -86,7 +86,7 @@ impl Order {
     }
 }
 
-/// An identity that was written.
+/// An identity that was written by [`Authority::issue`] or a related method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     /// Directory of the identity.
@@ -105,7 +105,7 @@ pub struct Authority {
 }
 
 impl std::fmt::Debug for Authority {
-    /// Without the key.
+    /// Formats the CA without its key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("Authority")
@@ -115,11 +115,11 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Makes a CA for `cluster` in `directory`. With `replace`, in place of one that is there: nothing that was
-    /// issued before is trusted then.
+    /// Makes a CA for `cluster` in `directory`. With `replace`, it replaces an existing CA: certificates issued
+    /// by that one are no longer trusted.
     ///
     /// # Errors
-    /// There is one already, the name is none, or it cannot be written.
+    /// A CA exists already, the name is invalid, or the files cannot be written.
     pub fn create(directory: &Path, cluster: &str, replace: bool) -> Result<Self, IdentityError> {
         check_name(cluster)?;
         if files::holds(directory, CERTIFICATE) {
@@ -137,7 +137,7 @@ impl Authority {
     /// Opens the CA in `directory`.
     ///
     /// # Errors
-    /// There is none, its key can be read by others, or it has expired.
+    /// The directory has no CA, its key can be read by others, or it has expired.
     pub fn open(directory: &Path) -> Result<Self, IdentityError> {
         let place = files::resolve(directory)?;
         let ca_path = place.join(CA);
@@ -192,10 +192,11 @@ impl Authority {
         self.directory.join("issued").join(name)
     }
 
-    /// Issues what is ordered into `out`. With `replace`, in place of what is there.
+    /// Issues the ordered certificate into the directory `out`. With `replace`, it replaces an existing
+    /// identity.
     ///
     /// # Errors
-    /// The order makes no sense, the CA is over, there is an identity already, or it cannot be written.
+    /// The order is invalid, the CA has expired, an identity exists already, or the files cannot be written.
     pub fn issue(&self, order: &Order, out: &Path, replace: bool) -> Result<Issued, IdentityError> {
         order.check()?;
         let now = SystemTime::now();
@@ -209,11 +210,11 @@ impl Authority {
         self.issue_for(order, now - BACKDATED, not_after, out, replace)
     }
 
-    /// Issues a certificate that is valid between two moments, whenever those are: for tests of what happens
-    /// before and after.
+    /// Issues a certificate that is valid between two given times, whenever those are: for tests of the
+    /// behaviour before and after.
     ///
     /// # Errors
-    /// As [`Authority::issue`], but for the dates.
+    /// The same as for [`Authority::issue`], but for the dates.
     pub fn issue_for(
         &self,
         order: &Order,
@@ -256,10 +257,10 @@ impl Authority {
     }
 
     /// Issues the certificate in `out` anew, with a new key, for `days` from now or as long as before, and with
-    /// the CAs of now. One that has expired, too.
+    /// the current CAs. Also reissues a certificate that has expired.
     ///
     /// # Errors
-    /// There is none that this CA issued, the CA is over, or it cannot be written.
+    /// The directory has no certificate of this CA, the CA has expired, or the files cannot be written.
     pub fn reissue(&self, out: &Path, days: Option<u32>) -> Result<Issued, IdentityError> {
         let chain = tls::certificates(&files::resolve(out)?.join(CERTIFICATE))?;
         let before = Subject::of(&chain[0])?;
@@ -281,7 +282,8 @@ impl Authority {
         self.issue(&order, out, true)
     }
 
-    /// Anything can stand in `out`; only what is ours becomes valid again. The dates are not asked about.
+    /// Checks that the certificate in `out` was issued by this CA, so that only such certificates are issued
+    /// anew. Ignores the dates.
     fn check_issued(
         &self,
         chain: &[rustls::pki_types::CertificateDer<'_>],
@@ -298,11 +300,11 @@ impl Authority {
         })
     }
 
-    /// Adds a new CA, which signs from here on; those before stay trusted until [`Authority::retire`]. Nodes
-    /// that have not heard of it trust what it issues.
+    /// Adds a new CA, which signs from here on; its predecessors stay trusted until [`Authority::retire`].
+    /// Nodes that do not know the new CA trust its certificates.
     ///
     /// # Errors
-    /// The name is none, or it cannot be written.
+    /// The name is invalid, or the files cannot be written.
     pub fn succeed(&self, cluster: &str) -> Result<Self, IdentityError> {
         check_name(cluster)?;
         let key = new_key()?;
@@ -316,11 +318,11 @@ impl Authority {
         Self::open(&self.directory)
     }
 
-    /// Drops all CAs but the newest: what the others issued is no longer trusted by what is issued from here
-    /// on. Returns how many.
+    /// Removes all CAs but the newest: identities issued from here on do not trust certificates of the removed
+    /// CAs. Returns the number removed.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The files cannot be written.
     pub fn retire(&self) -> Result<usize, IdentityError> {
         let place = files::resolve(&self.directory)?;
         let all = tls::certificates(&place.join(CA))?;
@@ -374,10 +376,10 @@ pub struct Trusted {
     pub not_after: SystemTime,
 }
 
-/// The CAs that stand in `directory`, be it an authority's or an identity's; the newest first.
+/// Returns the CAs in `directory`, be it an authority's or an identity's; the newest first.
 ///
 /// # Errors
-/// `ca.pem` is missing or holds something else.
+/// `ca.pem` is missing or is not a list of certificates.
 pub fn trusted(directory: &Path) -> Result<Vec<Trusted>, IdentityError> {
     let path = files::resolve(directory)?.join(CA);
     tls::certificates(&path)?
@@ -469,7 +471,7 @@ fn occupied(directory: &Path, what: &'static str) -> IdentityError {
     }
 }
 
-/// Somebody else was faster.
+/// Replaces the error of a concurrent creation by [`IdentityError::Exists`].
 fn taken(error: IdentityError, directory: &Path, what: &'static str) -> IdentityError {
     match error {
         IdentityError::Io { path, source, .. }
@@ -485,7 +487,7 @@ fn text(bytes: Vec<u8>) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The first of the certificates in `pem`.
+/// Returns the first of the certificates in `pem`.
 fn first_pem(pem: &str) -> &str {
     const END: &str = "-----END CERTIFICATE-----";
     pem.find(END).map_or(pem, |at| {

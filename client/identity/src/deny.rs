@@ -1,4 +1,4 @@
-//! Certificates that are refused before they are over: a file of serial numbers and names.
+//! Certificates that are refused before they expire: a file of serial numbers and names.
 //!
 //! ```text
 //! # comment
@@ -19,7 +19,7 @@ use super::{IdentityError, files};
 /// Name of the file beside a certificate, and in a daemon's data directory.
 pub const DENIED: &str = "denied";
 
-/// Most entries of a list: every check looks through two trees, and a list travels in one value of etcd.
+/// Most entries of a list: every check searches two trees, and a list travels in one value of etcd.
 pub const MAX_DENIALS: usize = 4096;
 
 /// Longest serial number, hex digits: RFC 5280 allows 20 bytes, and a zero byte before them.
@@ -32,7 +32,7 @@ pub enum Denial {
     Serial(String),
     /// Every certificate of this holder.
     Holder {
-        /// Its role, as [`Role::name`] has it: names are unique within a role.
+        /// Name of the holder's role, as returned by [`Role::name`]: names are unique within a role.
         role: &'static str,
         /// Name of the holder.
         name: String,
@@ -40,10 +40,10 @@ pub enum Denial {
 }
 
 impl Denial {
-    /// By serial number, with or without colons and leading zeros.
+    /// Parses a serial number, with or without colons and leading zeros.
     ///
     /// # Errors
-    /// It is no hexadecimal number of at most 20 bytes.
+    /// The text is not a hexadecimal number of at most 20 bytes.
     pub fn serial(text: &str) -> Result<Self, IdentityError> {
         let digits: String = text.chars().filter(|letter| *letter != ':').collect();
         let sound = !digits.is_empty()
@@ -57,10 +57,10 @@ impl Denial {
         Ok(Self::Serial(normalized(&digits)))
     }
 
-    /// By name.
+    /// Returns the denial of a holder by role and name.
     ///
     /// # Errors
-    /// No certificate has such a name.
+    /// The name is not valid in a certificate.
     pub fn holder(role: Role, name: &str) -> Result<Self, IdentityError> {
         check_name(name)?;
         Ok(Self::Holder {
@@ -69,7 +69,7 @@ impl Denial {
         })
     }
 
-    /// Returns true if it refuses this certificate.
+    /// Returns true if the denial refuses this certificate.
     #[must_use]
     pub fn matches(&self, subject: &Subject) -> bool {
         match self {
@@ -79,7 +79,7 @@ impl Denial {
     }
 }
 
-/// Serial numbers are compared as numbers.
+/// Normalises a serial number for comparison: lower case, without leading zeros.
 pub(super) fn normalized(digits: &str) -> String {
     let digits = digits.trim_start_matches('0');
     if digits.is_empty() { "0" } else { digits }.to_ascii_lowercase()
@@ -117,7 +117,7 @@ impl DenyList {
     /// Reads a list; an empty one where there is no file.
     ///
     /// # Errors
-    /// The file cannot be read, others may write it, or a line makes no sense.
+    /// The file cannot be read, others may write it, or a line is invalid.
     pub fn load(path: &Path) -> Result<Self, IdentityError> {
         let bytes = match files::read_ours(path) {
             Ok(bytes) => bytes,
@@ -139,10 +139,10 @@ impl DenyList {
         Ok(list)
     }
 
-    /// Writes the list in the place of the file that is there, all or nothing, 0600.
+    /// Writes the list atomically in the place of the old file, with mode 0600.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn store(&self, path: &Path) -> Result<(), IdentityError> {
         let directory = path.parent().unwrap_or(Path::new("."));
         let write = || {
@@ -161,10 +161,10 @@ impl DenyList {
         write().map_err(files::io_error("write", path))
     }
 
-    /// Adds a denial. False if it is there.
+    /// Adds a denial. Returns false if the list contains it already.
     ///
     /// # Errors
-    /// There are [`MAX_DENIALS`] already.
+    /// The list has [`MAX_DENIALS`] entries already.
     pub fn insert(&mut self, denial: Denial) -> Result<bool, IdentityError> {
         if self.0.len() >= MAX_DENIALS && !self.0.contains(&denial) {
             return Err(IdentityError::TooManyDenials { limit: MAX_DENIALS });
@@ -185,18 +185,18 @@ impl DenyList {
         })
     }
 
-    /// Takes a denial back. False if there is none.
+    /// Removes a denial. Returns false if the list does not contain it.
     pub fn remove(&mut self, denial: &Denial) -> bool {
         self.0.remove(denial)
     }
 
-    /// The entry that refuses a certificate.
+    /// Returns the entry that refuses a certificate.
     #[must_use]
     pub fn refuses(&self, subject: &Subject) -> Option<&Denial> {
         self.0.iter().find(|denial| denial.matches(subject))
     }
 
-    /// Returns true if it is on the list.
+    /// Returns true if the denial is on the list.
     #[must_use]
     pub fn contains(&self, denial: &Denial) -> bool {
         self.0.contains(denial)
@@ -207,21 +207,21 @@ impl DenyList {
         self.0.iter()
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// There is none.
+    /// Returns true if the list has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// The lists that an identity goes by: one beside the certificate, for whoever keeps files, and one that the daemon
-/// writes itself. A certificate in either is refused.
+/// Files of denied certificates that an identity uses: one beside the certificate, managed by the user, and one
+/// that the daemon writes itself. A certificate in either is refused.
 #[derive(Clone, Debug)]
 pub(super) struct DenyFiles {
     beside: PathBuf,
@@ -236,12 +236,12 @@ impl DenyFiles {
         }
     }
 
-    /// With the daemon's own list.
+    /// Adds the daemon's own list.
     pub(super) fn keep(&mut self, path: PathBuf) {
         self.own = Some(path);
     }
 
-    /// The list that this program writes.
+    /// Returns the path of the list that this program writes.
     pub(super) fn written(&self) -> &Path {
         self.own.as_deref().unwrap_or(&self.beside)
     }
@@ -250,7 +250,7 @@ impl DenyFiles {
         [Some(&self.beside), self.own.as_deref()]
     }
 
-    /// Everything that is denied.
+    /// Returns the union of the lists.
     pub(super) fn load(&self) -> Result<DenyList, IdentityError> {
         let mut all = DenyList::default();
         for path in self.paths().into_iter().flatten() {

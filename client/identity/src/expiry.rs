@@ -7,8 +7,8 @@ use super::Subject;
 const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Counts the warnings that are due: one when a quarter of the certificate's life is left, and one each for three days, a
-/// day, an hour and nothing, as far as those are less than a quarter.
+/// Returns the number of warnings that are due: one when a quarter of the certificate's validity is left, and
+/// one each for three days, a day, an hour and nothing, as far as those are less than a quarter.
 pub(super) fn warnings_due(subject: &Subject, now: SystemTime) -> usize {
     let life = subject
         .not_after

@@ -6,9 +6,9 @@
 //! DIR/ca.pem    -> current/ca.pem       for programs that want files (CRIU, openssl)
 //! ```
 //!
-//! A reader that resolves `current` once and opens its files in what it found gets files that belong
-//! together, always: a version's files never change. The one before is kept for readers that resolved it just
-//! before. One file with everything in it would do, too, but CRIU wants three.
+//! A reader that resolves `current` once and opens its files in the directory found always gets files that
+//! belong together: a version's files never change. The previous version is kept for readers that resolved it
+//! just before. One file with all contents would do too, but CRIU requires three.
 //!
 //! A directory without `current` holds the files itself; one with `..data` is a volume of a cluster manager
 //! that switches in the same way.
@@ -67,7 +67,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, IdentityError> {
     read_checked(path, |_| Ok(()))
 }
 
-/// Reads a key, if nobody else could.
+/// Reads a key, if no other user could read it.
 pub(crate) fn read_key(path: &Path) -> Result<Vec<u8>, IdentityError> {
     read_checked(path, |metadata| {
         let mode = metadata.permissions().mode() & 0o7777;
@@ -88,7 +88,8 @@ pub(crate) fn read_key(path: &Path) -> Result<Vec<u8>, IdentityError> {
     })
 }
 
-/// Reads a list that must be ours alone to change: of this user or root, and not writable by others.
+/// Reads a list that only this user or root may change: it must belong to one of them, and not be writable by
+/// others.
 pub(crate) fn read_ours(path: &Path) -> Result<Vec<u8>, IdentityError> {
     read_checked(path, |metadata| {
         let mode = metadata.permissions().mode() & 0o7777;
@@ -105,7 +106,7 @@ pub(crate) fn read_ours(path: &Path) -> Result<Vec<u8>, IdentityError> {
     })
 }
 
-/// The checks are on the file that is open, not on the name, which may change between.
+/// Reads a file after checks. The checks are on the open file, not on the name, which may change between.
 fn read_checked(
     path: &Path,
     check: impl FnOnce(&fs::Metadata) -> Result<(), IdentityError>,
@@ -139,17 +140,17 @@ pub(crate) struct Stamp {
     inode: u64,
     size_bytes: u64,
     modified: (i64, i64),
-    /// Also of a chmod that makes a refused key acceptable.
+    /// Time of the last change of the inode, which also records a chmod that makes a refused key acceptable.
     changed: (i64, i64),
 }
 
-/// Stamps of `names` in `directory`, `None` for those that are not there.
+/// Returns the stamps of `names` in `directory`, `None` for files that do not exist.
 pub(crate) fn stamps<const N: usize>(directory: &Path, names: [&str; N]) -> [Option<Stamp>; N] {
     let directory = resolve(directory).unwrap_or_else(|_| directory.to_owned());
     names.map(|name| stamp(&directory.join(name)))
 }
 
-/// The stamp of a file, `None` if it is not there.
+/// Returns the stamp of a file, `None` if it does not exist.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let metadata = fs::metadata(path).ok()?;
     Some(Stamp {
@@ -184,8 +185,8 @@ pub(crate) fn holds(directory: &Path, name: &str) -> bool {
         .any(|place| fs::symlink_metadata(place.join(name)).is_ok())
 }
 
-/// Makes `files` the version of `directory` that counts. With `replace` unset, fails with `AlreadyExists` if
-/// there is one.
+/// Makes `files` the current version of `directory`. With `replace` unset, fails with `AlreadyExists` if there
+/// is one.
 ///
 /// 1. The files are written into a directory of their own and made durable.
 /// 2. `current` is pointed there by a rename; before that, nobody sees them, and a crash leaves a directory
@@ -253,7 +254,7 @@ pub(crate) fn write_version(
     Ok(())
 }
 
-/// Makes `name` a link to `target`, whatever it was.
+/// Makes `name` a link to `target`, and replaces an existing file or link.
 fn point(directory: &Path, name: &str, target: &Path, unique: &str) -> Result<(), IdentityError> {
     let path = directory.join(name);
     let beside = directory.join(format!(".{name}.{unique}"));

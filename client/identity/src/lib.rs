@@ -52,8 +52,7 @@ use tls::{Current, Denied, Material};
 /// Number of attempts to read files that change while they are read.
 const ATTEMPTS: usize = 5;
 
-/// A certificate with its key, and the CAs that are trusted: what stands in a directory at one moment.
-/// Cheap to clone.
+/// A certificate with its key, and the trusted CAs: the contents of a directory at one time. Cheap to clone.
 #[derive(Clone)]
 pub struct Identity {
     material: Arc<Material>,
@@ -64,8 +63,9 @@ impl Identity {
     /// denied certificates beside them, if there is one.
     ///
     /// # Errors
-    /// A file is missing or unreadable; the key is not ours, or others may read it; key and certificate do
-    /// not match; the certificate is over, of the future, not of this CA, or none of Permafrost's.
+    /// A file is missing or unreadable; the key belongs to another user, or others may read it; key and
+    /// certificate do not match; the certificate has expired, is not yet valid, is not of this CA, or is not
+    /// one of Permafrost's.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self, IdentityError> {
         let directory = directory.as_ref();
         let denied = DenyFiles::new(directory).load()?;
@@ -90,12 +90,12 @@ impl Identity {
         Material::load(directory, denied).map(Self::from)
     }
 
-    /// Key of stateless resets, the same for as long as the private key is.
+    /// Returns the key of stateless resets, which stays the same as long as the private key.
     pub fn reset_key(&self) -> [u8; 32] {
         self.material.reset_key
     }
 
-    /// Name of the holder.
+    /// Returns the name of the certificate's holder.
     pub fn name(&self) -> &str {
         &self.material.subject.name
     }
@@ -115,40 +115,44 @@ impl Identity {
         self.material.subject.not_after
     }
 
-    /// All that the certificate says.
+    /// Returns the subject of the certificate.
     pub fn subject(&self) -> &Subject {
         &self.material.subject
     }
 
-    /// For an endpoint that listens: TLS 1.3, our ALPN, client certificates required.
+    /// Returns the configuration of a listening QUIC endpoint: TLS 1.3, Permafrost's ALPN, client certificates
+    /// required.
     ///
     /// # Errors
-    /// TLS cannot be set up; not with certificates that were loaded.
+    /// TLS cannot be set up; this does not happen with loaded certificates.
     pub fn quic_server_config(&self) -> Result<quinn::ServerConfig, IdentityError> {
         tls::quic_server_config(self.material.clone())
     }
 
-    /// For connections to nodes: shows our certificate. Connect with [`server_name`] of the node, or with
-    /// [`Identity::connect`], so that the node's certificate is compared with the name.
+    /// Returns the configuration of QUIC connections to nodes, which show this identity's certificate. Connect
+    /// with [`server_name`] of the node, or with [`Identity::connect`], so that the node's certificate is
+    /// compared with the name.
     pub fn quic_client_config(&self) -> quinn::ClientConfig {
         self.material.quic_client.clone()
     }
 
-    /// For HTTP over TLS to a node: shows our certificate, and compares the node's with the host of the URL.
+    /// Returns the configuration of HTTP over TLS to a node: shows this identity's certificate, and compares
+    /// the node's with the host of the URL.
     ///
     /// # Errors
-    /// TLS cannot be set up; not with certificates that were loaded.
+    /// TLS cannot be set up; this does not happen with loaded certificates.
     pub fn https_client_config(&self) -> Result<rustls::ClientConfig, IdentityError> {
         self.material.https_client()
     }
 
     /// Begins a connection to node `name` at `address`.
     ///
-    /// Once this connection is there, we have verified the node; whether the node accepts *us* shows with the
-    /// first answer, for in TLS 1.3 the client is done before the server has seen its certificate.
+    /// Once the connection is established, this side has verified the node. Whether the node accepts this side
+    /// shows with its first reply: in TLS 1.3 the client completes the handshake before the server has seen its
+    /// certificate.
     ///
     /// # Errors
-    /// The endpoint is closed, or the address or the name is none.
+    /// The endpoint is closed, or the address or the name is invalid.
     pub fn connect(
         &self,
         endpoint: &quinn::Endpoint,
@@ -163,16 +167,16 @@ impl Identity {
     }
 }
 
-/// Reads a secret: a file of this user or root that nobody else may read.
+/// Reads a secret: a file of this user or root that no other user may read.
 ///
 /// # Errors
-/// It cannot be read; [`IdentityError::ReadableKey`] or [`IdentityError::ForeignKey`].
+/// The file cannot be read; [`IdentityError::ReadableKey`] or [`IdentityError::ForeignKey`].
 pub fn read_private(path: &Path) -> Result<Vec<u8>, IdentityError> {
     files::read_key(path)
 }
 
-/// For HTTP over TLS without a certificate of one's own: trusts the CAs in the file `ca`, and compares the node's
-/// certificate with the host of the URL.
+/// Returns the configuration of HTTP over TLS without a client certificate: trusts the CAs in the file `ca`,
+/// and compares the node's certificate with the host of the URL.
 ///
 /// # Errors
 /// The file is missing, or holds no certificates.
@@ -189,7 +193,7 @@ impl From<Material> for Identity {
 }
 
 impl fmt::Debug for Identity {
-    /// Without the key.
+    /// Formats the identity without its key.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_tuple("Identity")

@@ -13,10 +13,10 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Of a connection made with this module's configurations, which verify the certificate.
+    /// Returns the peer of a connection made with this crate's configurations, which verify the certificate.
     ///
     /// # Errors
-    /// There is no certificate, or it is of the CA but does not say name and role.
+    /// The peer showed no certificate, or the certificate is of the CA but does not state name and role.
     pub fn of(connection: &quinn::Connection) -> Result<Self, IdentityError> {
         let chain = connection
             .peer_identity()
@@ -25,18 +25,19 @@ impl Peer {
         Self::of_verified(&chain)
     }
 
-    /// Of a TLS connection made with this module's configurations: its peer's certificates, which the handshake
-    /// verified. `None` if it showed none, which only [`super::ReloadingIdentity::https_server_config`] allows.
+    /// Returns the peer of a TLS connection made with this crate's configurations, from the chain that the
+    /// handshake verified. `None` if the peer showed none, which only
+    /// [`super::ReloadingIdentity::https_server_config`] allows.
     ///
     /// # Errors
-    /// The certificate is of the CA but does not say name and role.
+    /// The certificate is of the CA but does not state name and role.
     pub fn of_chain(
         chain: Option<&[CertificateDer<'static>]>,
     ) -> Result<Option<Self>, IdentityError> {
         chain.map(|chain| Self::of_verified(chain)).transpose()
     }
 
-    /// Of a chain that a handshake verified.
+    /// Returns the peer for a chain that a handshake verified.
     pub(crate) fn of_verified(chain: &[CertificateDer<'_>]) -> Result<Self, IdentityError> {
         let own = chain.first().ok_or(IdentityError::NoCertificate)?;
         Ok(Self {
@@ -44,7 +45,7 @@ impl Peer {
         })
     }
 
-    /// Its name, unique within its role.
+    /// Returns the name of the peer, which is unique within its role.
     pub fn name(&self) -> &str {
         &self.subject.name
     }
@@ -54,7 +55,7 @@ impl Peer {
         self.subject.role
     }
 
-    /// Serial number of its certificate.
+    /// Returns the serial number of the peer's certificate.
     pub fn serial(&self) -> &str {
         &self.subject.serial
     }
@@ -64,7 +65,8 @@ impl Peer {
         &self.subject.namespaces
     }
 
-    /// End of its certificate. A connection that was [admitted](super::ReloadingIdentity::admit) ends then.
+    /// Returns the end of the certificate's validity. A connection that was
+    /// [admitted](super::ReloadingIdentity::admit) ends then.
     pub fn not_after(&self) -> SystemTime {
         self.subject.not_after
     }

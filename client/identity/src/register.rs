@@ -1,4 +1,4 @@
-//! Connections that are open, so that they end when their peer's certificate counts no longer.
+//! Register of the open connections, which end when their peer's certificate is no longer valid.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,18 +8,18 @@ use rustls::pki_types::CertificateDer;
 
 use super::Subject;
 
-/// Ends a connection, and is given the reason.
+/// Callback that ends a connection; the argument is the reason.
 pub(super) type End = Box<dyn FnOnce(&str) + Send>;
 
-/// A connection that is open.
+/// An open connection.
 pub(super) struct Open {
-    /// The peer's certificates, as the handshake verified them.
+    /// Certificates of the peer, as the handshake verified them.
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) subject: Subject,
     pub(super) end: End,
 }
 
-/// Every connection that is open.
+/// Register of all open connections.
 #[derive(Default)]
 pub(super) struct Register(Mutex<Entries>);
 
@@ -29,7 +29,7 @@ struct Entries {
     open: HashMap<u64, Open>,
 }
 
-/// A connection's place in the register. Dropped with the connection.
+/// A connection's entry in the register. Dropped with the connection.
 pub struct Tenure {
     register: Arc<Register>,
     number: u64,
@@ -47,7 +47,7 @@ impl Register {
         }
     }
 
-    /// Ends every connection for which `verdict` has a reason.
+    /// Ends every connection for which `verdict` returns a reason.
     pub(super) fn end_where(&self, verdict: impl Fn(&Open) -> Option<String>) {
         let mut ended = Vec::new();
         {

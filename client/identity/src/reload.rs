@@ -1,4 +1,4 @@
-//! An identity that follows its files.
+//! An identity that is reloaded when its files change.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,19 +17,19 @@ use super::statement::Signed;
 use super::tls::{self, Current, Denied, Material};
 use super::{Identity, IdentityError, Subject};
 
-/// Shortest interval between two looks at the files, which cost five `stat`s. A certificate is rotated days before it is
-/// over, and whoever is denied is cut off within this time.
+/// Shortest interval between two checks of the files, each of five `stat`s. A certificate is rotated days
+/// before it expires, and the connections of a denied holder are ended within this time.
 pub const RELOAD_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Longest interval between two comparisons of open connections with the clock.
 const OVERSIGHT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An [`Identity`] that is read again when its files change: new connections, of endpoints that are open
-/// already, use the new certificate, trust the new CAs and refuse who is denied. Files that cannot be used are
-/// reported once, and what they said before stays. Cheap to clone; clones share all.
+/// An [`Identity`] that is reloaded when its files change: new connections, also of endpoints that are open
+/// already, use the new certificate, trust the new CAs and refuse denied certificates. Files that cannot be
+/// used are reported once, and the previous ones stay in use. Cheap to clone; clones share all state.
 ///
-/// Connections that are open and were [admitted](Self::admit) end when their peer's certificate is over or denied, or
-/// its CA is no longer trusted. A thread sees to that, and warns before the own certificate is over.
+/// Open connections that were [admitted](Self::admit) end when their peer's certificate has expired or is
+/// denied, or its CA is no longer trusted. A thread checks this, and warns before the own certificate expires.
 #[derive(Clone)]
 pub struct ReloadingIdentity {
     shared: Arc<Shared>,
@@ -42,19 +42,19 @@ struct Shared {
     denied: Arc<Denied>,
     look: Mutex<Look>,
     register: Arc<Register>,
-    /// Grows with every change of what is trusted.
+    /// Counter that grows with every change of the trusted certificates.
     changes: AtomicU64,
-    /// The change that open connections were last compared with.
+    /// Value of `changes` that open connections were last compared with.
     compared: AtomicU64,
-    /// Warnings that were given of this certificate's end.
+    /// Number of warnings given about the end of this certificate.
     warned: AtomicUsize,
-    /// Another identity of this process warns of the same files.
+    /// True if another identity of this process warns about the same files.
     is_second: bool,
 }
 
 struct Look {
     at: Instant,
-    /// The files that were read last, whether or not they could be used.
+    /// Stamps of the files that were read last, whether or not they could be used.
     seen: Stamps,
     deny_files: DenyFiles,
     denials_seen: [Option<Stamp>; 2],
@@ -71,10 +71,10 @@ impl ReloadingIdentity {
         Self::load_every(directory, RELOAD_INTERVAL)
     }
 
-    /// With an interval of one's own.
+    /// Loads the identity like [`Self::load`], with the given interval between checks.
     ///
     /// # Errors
-    /// As [`Identity::load`]; the system has no thread left.
+    /// The same as for [`Identity::load`]; the system cannot start another thread.
     pub fn load_every(
         directory: impl AsRef<Path>,
         interval: Duration,
@@ -82,10 +82,11 @@ impl ReloadingIdentity {
         Self::load_as(directory.as_ref().to_owned(), interval, false)
     }
 
-    /// Another identity over the same files, which does not know what [nodes report](Self::report_denials).
+    /// Returns another identity over the same files, which ignores the lists that [nodes
+    /// report](Self::report_denials).
     ///
     /// # Errors
-    /// As [`Self::load_every`].
+    /// The same as for [`Self::load_every`].
     pub fn by_files_only(&self) -> Result<Self, IdentityError> {
         Self::load_as(self.shared.directory.clone(), self.shared.interval, true)
     }
@@ -172,19 +173,19 @@ impl ReloadingIdentity {
         self.admit(&chain, move |why| ended.close(code, why.as_bytes()))
     }
 
-    /// Signs a statement, for others to read where more than its author can write.
+    /// Signs a statement that is stored where other programs can write.
     ///
     /// # Errors
-    /// The key signs by no scheme that is known.
+    /// The key supports no known signature scheme.
     pub fn sign(&self, statement: &[u8]) -> Result<Signed, IdentityError> {
         self.shared.used().material.sign(statement)
     }
 
-    /// Verifies a statement and returns its signer, whose certificate must be trusted and not denied now. That it has
-    /// expired since does not matter.
+    /// Verifies a statement and returns its signer, whose certificate must be trusted and not denied now. The
+    /// certificate may have expired since.
     ///
     /// # Errors
-    /// It is another statement, or nobody who is trusted.
+    /// The signature is of another statement, or its signer is not trusted.
     pub fn signer(&self, statement: &[u8], signed: &Signed) -> Result<Subject, IdentityError> {
         let material = self.shared.used().material;
         material.signer(statement, signed, SystemTime::now())
@@ -206,16 +207,16 @@ impl ReloadingIdentity {
         Ok(())
     }
 
-    /// Lists the denied certificates.
+    /// Returns the list of denied certificates.
     #[must_use]
     pub fn denied(&self) -> Arc<DenyList> {
         self.shared.denied.list()
     }
 
-    /// Refuses certificates from now on, and ends their connections. How many of the entries are new.
+    /// Refuses certificates from now on, and ends their connections. Returns the number of new entries.
     ///
     /// # Errors
-    /// The list cannot be written: then it is as before.
+    /// The list cannot be written; it then stays unchanged.
     pub fn deny<'a>(
         &self,
         denials: impl IntoIterator<Item = &'a Denial>,
@@ -236,9 +237,9 @@ impl ReloadingIdentity {
         })
     }
 
-    /// Refuses the certificates that a node of the cluster reports as denied, in the place of those that it reported before.
-    /// They are kept in memory only. Nothing that a node reports counts once the own files deny that node by name. Returns true
-    /// if the list that handshakes go by has changed.
+    /// Refuses the certificates that a node of the cluster reports as denied, and replaces those that it
+    /// reported before. They are kept in memory only. The reports of a node are ignored once the own files deny
+    /// that node by name. Returns true if the list used by handshakes has changed.
     pub fn report_denials(&self, node: &str, list: DenyList) -> bool {
         let changed = self.shared.denied.report(node, list);
         if changed {
@@ -248,10 +249,10 @@ impl ReloadingIdentity {
         changed
     }
 
-    /// Takes denials back that [`Self::deny`] wrote. How many there were.
+    /// Takes back denials that [`Self::deny`] wrote. Returns their number.
     ///
     /// # Errors
-    /// The list cannot be written, or one of them stands in the other file.
+    /// The list cannot be written, or another file contains one of the denials too.
     pub fn undeny(&self, denials: &[Denial]) -> Result<usize, IdentityError> {
         let taken = self.rewrite(|list| {
             let taken = denials.iter().filter(|denial| list.remove(denial));
@@ -294,11 +295,12 @@ impl ReloadingIdentity {
         tls::quic_server_config(self.shared.clone())
     }
 
-    /// For HTTP over TLS, following the files: TLS 1.2 and 1.3. A client need show no certificate, but one that it shows
-    /// is verified in full. [`super::Peer::of_chain`] says who it is.
+    /// Returns the configuration of an HTTPS server that follows changes of the files: TLS 1.2 and 1.3. A
+    /// client need not show a certificate, but a certificate that is shown is verified in full.
+    /// [`super::Peer::of_chain`] identifies the client.
     ///
     /// # Errors
-    /// TLS cannot be set up; not with certificates that were loaded.
+    /// TLS cannot be set up; this does not happen with loaded certificates.
     pub fn https_server_config(&self) -> Result<rustls::ServerConfig, IdentityError> {
         tls::https_server_config(self.shared.clone())
     }
@@ -326,7 +328,7 @@ impl ReloadingIdentity {
     }
 }
 
-/// Looks at the files, the clock and the open connections until the identity is dropped.
+/// Checks the files, the clock and the open connections until the identity is dropped.
 fn oversee(watched: &Weak<Shared>) {
     while let Some(shared) = watched.upgrade() {
         let pause = shared.interval.min(OVERSIGHT_INTERVAL);
@@ -432,7 +434,7 @@ impl Shared {
         }
     }
 
-    /// Ends connections whose peers' certificates count no longer.
+    /// Ends connections whose peers' certificates are no longer valid.
     fn compare_open(&self) {
         let changes = self.changes.load(Ordering::Acquire);
         let changed = self.compared.swap(changes, Ordering::AcqRel) != changes;
@@ -464,7 +466,8 @@ impl Shared {
     }
 }
 
-/// Returns the reason for which a connection must end, if there is one. Its CA and the list are looked at only where they may have `changed`.
+/// Returns the reason for which a connection must end, if there is one. Checks its CA and the list only where
+/// they may have `changed`.
 fn verdict(
     subject: &Subject,
     chain: &[CertificateDer<'_>],

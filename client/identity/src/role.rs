@@ -10,20 +10,20 @@ use super::IdentityError;
 /// Role of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// `permafrostd` of a cluster: keeps copies of every namespace.
+    /// `permafrostd` of a cluster, which keeps copies of every namespace.
     Node,
-    /// Dumps and restores on a compute node, in its namespaces.
+    /// Agent of a compute node, which dumps and restores in its namespaces.
     Agent,
-    /// Reads checkpoints of its namespaces: a restore elsewhere, an export.
+    /// Reader of the checkpoints in its namespaces: for a restore on another host, or an export.
     Reader,
-    /// A person who looks after the cluster. Sees no pages unless namespaces are listed.
+    /// Person who operates the cluster. May read no pages unless namespaces are listed.
     Operator,
 }
 
-/// Something that a peer asks for. Only valid names are in a namespace, so that an odd one allows nothing.
+/// An action that a peer requests. Namespaces contain only valid names, so an invalid one permits nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action<'a> {
-    /// Add a checkpoint to this job, or pin one of it.
+    /// Add a checkpoint to this job, or pin one of its checkpoints.
     DumpInto(&'a JobName),
     /// Store pages without a job, which stay the peer's own until it adopts them.
     Park,
@@ -33,18 +33,18 @@ pub enum Action<'a> {
     Delete(&'a JobName),
     /// Discard a parked session without a job that the peer has brought itself.
     DeleteParked,
-    /// Keep places in the queues.
+    /// Reserve places in the queues.
     Reserve,
-    /// Hold and hand on copies: from node to node.
+    /// Store copies and pass them on, from node to node.
     Replicate,
     /// Drain and remove nodes, scrub.
     Operate,
-    /// See which nodes there are and how they are, and of the jobs those that it may read.
+    /// See the nodes and their state, and of the jobs those that the peer may read.
     List,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 4] = [Self::Node, Self::Agent, Self::Reader, Self::Operator];
 
     /// Returns the role's name, as written in certificates and on the command line.
@@ -57,8 +57,8 @@ impl Role {
         }
     }
 
-    /// Returns whether the holder of this role and these namespaces may do `action`; `delete`: it has the right to remove in
-    /// them, too. This is the whole table.
+    /// Returns true if the holder of this role and these namespaces may do `action`. `delete`: the holder has
+    /// the right to remove checkpoints in the namespaces. This is the complete table of rights.
     pub fn may(self, action: Action<'_>, namespaces: &Namespaces, delete: bool) -> bool {
         match (self, action) {
             // A node acts for others and holds everybody's copies; but it does not govern.
@@ -128,7 +128,7 @@ impl FromStr for Role {
     }
 }
 
-/// In a certificate: all namespaces.
+/// Name that stands for all namespaces in a certificate.
 pub const ALL_NAMESPACES: &str = "*";
 
 /// Longest namespace, in bytes.
@@ -196,7 +196,7 @@ impl Namespaces {
         self.0.iter().map(String::as_str)
     }
 
-    /// There is none.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -9,16 +9,16 @@ use super::Role;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Scope {
-    /// Nodes, jobs, costs and decisions: all that changes nothing.
+    /// Requests for nodes, jobs, costs and decisions, none of which changes anything.
     Read = 1,
-    /// Take and give back places in the queues.
+    /// Requests to reserve and give up places in the queues.
     Reserve = 2,
-    /// Set the starting estimates.
+    /// Requests to set the starting estimates.
     Operate = 4,
 }
 
 impl Scope {
-    /// All of them.
+    /// All scopes.
     pub const ALL: [Self; 3] = [Self::Read, Self::Reserve, Self::Operate];
 
     /// Returns the scope's name, as written in the file of tokens.
@@ -38,7 +38,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// No scope is called so.
+/// A word that is not the name of a scope.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is no scope: read, reserve or operate")]
 pub struct NoScope {
@@ -62,10 +62,10 @@ impl FromStr for Scope {
 pub struct Scopes(u8);
 
 impl Scopes {
-    /// None at all.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// All there are.
+    /// Returns the set of all scopes.
     #[must_use]
     pub fn all() -> Self {
         Scope::ALL.into_iter().collect()

@@ -1,4 +1,4 @@
-//! Statements that the holder of a certificate has signed: what is read where others can write.
+//! Statements signed by the holder of a certificate, for storage in places where others can write.
 
 use rustls::SignatureScheme;
 use rustls::pki_types::CertificateDer;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::tls::Material;
 use super::{IdentityError, Subject};
 
-/// Schemes that statements are signed by, the usual first: keys of `permafrost pki` are P-256.
+/// Signature schemes of statements, the usual first: keys of `permafrost pki` are P-256.
 const SCHEMES: [SignatureScheme; 4] = [
     SignatureScheme::ECDSA_NISTP256_SHA256,
     SignatureScheme::ED25519,
@@ -15,20 +15,20 @@ const SCHEMES: [SignatureScheme; 4] = [
     SignatureScheme::RSA_PSS_SHA256,
 ];
 
-/// Begins every message that is signed, so that no signature of TLS is one of a statement.
+/// Prefix of every signed message, so that a signature made for TLS is never valid for a statement.
 const CONTEXT: &[u8] = b"permafrost statement v1\0";
 
-/// Longest chain that is read: a certificate, and CAs by their predecessors.
+/// Longest chain that is read: a certificate, and CAs signed by their predecessors.
 const MAX_CHAIN: usize = 8;
 
-/// A signature, and the certificates to verify it by.
+/// A signature, and the certificates to verify it with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signed {
     /// The signer's certificate and those between it and its CA, DER in hex.
     pub chain: Vec<String>,
-    /// Scheme, by its number in TLS.
+    /// Number of the signature scheme in TLS.
     pub scheme: u16,
-    /// The signature, hex.
+    /// The signature as hex digits.
     pub signature: String,
 }
 

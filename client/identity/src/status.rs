@@ -7,7 +7,7 @@ use permafrost_protocol::control::CertificateStatus;
 use super::ReloadingIdentity;
 
 impl ReloadingIdentity {
-    /// The certificate that is shown at the moment.
+    /// Returns the certificate that is currently in use.
     #[must_use]
     pub fn status(&self) -> CertificateStatus {
         let identity = self.current();
@@ -23,7 +23,7 @@ impl ReloadingIdentity {
         }
     }
 
-    /// Time until the certificate is over; zero from then on.
+    /// Returns the time until the certificate expires; zero afterwards.
     #[must_use]
     pub fn expires_in(&self) -> Duration {
         let left = self.current().not_after().duration_since(SystemTime::now());

@@ -1,9 +1,9 @@
 //! CRIU's own TLS on a page-server connection.
 //!
-//! `criu --tls` shakes hands at once after `connect`, before any command, over the connection itself
-//! (`connect_to_page_server`), and ends with a close_notify for which it waits to be answered
-//! (`gnutls_bye(GNUTLS_SHUT_RDWR)`; after a failure it does not wait). So the first two bytes tell: a TLS
-//! handshake record, or a page-server command, none of which has these bytes.
+//! `criu --tls` begins the handshake immediately after `connect`, before any command, on the connection itself
+//! (`connect_to_page_server`), and ends with a close_notify whose reply it awaits
+//! (`gnutls_bye(GNUTLS_SHUT_RDWR)`; after a failure it does not wait). So the first two bytes distinguish a TLS
+//! handshake record from a page-server command, none of which has these bytes.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -21,8 +21,9 @@ pub fn looks_like_tls(first: &[u8]) -> bool {
     first.starts_with(&[0x16, 0x03])
 }
 
-/// Waits at most `limit` for the first two bytes of a connection, and looks without taking them. An end of the
-/// stream before them is no TLS. The stream's read timeout is changed, and taken away in the end.
+/// Waits at most `limit` for the first two bytes of a connection, and returns true if they begin a TLS
+/// handshake. Does not consume them. A stream that ends before them is not TLS. The stream's read timeout is
+/// changed, and removed at the end.
 ///
 /// # Errors
 /// The stream fails, or `TimedOut`.
@@ -66,28 +67,28 @@ pub enum TlsError {
     /// The stream failed, ended or was silent for too long.
     #[error("TLS handshake: {0}")]
     Io(#[source] io::Error),
-    /// The other side's certificate was refused, or it does not speak our TLS.
+    /// The peer's certificate was refused, or the peer's TLS is not compatible.
     #[error("TLS handshake: {0}")]
     Refused(#[source] rustls::Error),
-    /// The certificate is of our CA, but says too little.
+    /// The peer's certificate is of a trusted CA, but does not identify its holder.
     #[error("TLS handshake: {0}")]
     Peer(#[source] IdentityError),
 }
 
-/// Takes TLS connections of CRIU: TLS 1.2 and 1.3, client certificates required.
+/// Acceptor of CRIU's TLS connections: TLS 1.2 and 1.3, client certificates required.
 #[derive(Clone, Debug)]
 pub struct CriuTls {
     config: Arc<ServerConfig>,
-    /// Ends connections whose certificates count no longer.
+    /// Identity that ends connections whose certificates are no longer valid.
     identity: Option<ReloadingIdentity>,
 }
 
 impl CriuTls {
-    /// Shows the certificate of `identity`, which needs the address that CRIU connects to among its hosts,
-    /// unless CRIU is given `--tls-no-cn-verify`.
+    /// Returns an acceptor that shows the certificate of `identity`. The certificate needs the address that
+    /// CRIU connects to among its hosts, unless CRIU is given `--tls-no-cn-verify`.
     ///
     /// # Errors
-    /// TLS cannot be set up; not with certificates that were loaded.
+    /// TLS cannot be set up; this does not happen with loaded certificates.
     pub fn new(identity: &Identity) -> Result<Self, IdentityError> {
         Self::with(identity.source(), None)
     }
@@ -112,11 +113,11 @@ impl CriuTls {
         })
     }
 
-    /// Shakes hands, within `limit` however slowly bytes come. The stream has to be blocking; its timeouts are
-    /// changed, and taken away in the end.
+    /// Completes the handshake, within `limit` however slowly bytes come. The stream has to be blocking; its
+    /// timeouts are changed, and removed at the end.
     ///
     /// # Errors
-    /// See [`TlsError`]; the other side was sent an alert that says as much.
+    /// See [`TlsError`]; the peer was sent an alert with the reason.
     pub fn accept(&self, mut stream: TcpStream, limit: Duration) -> Result<TlsStream, TlsError> {
         let deadline = Instant::now() + limit;
         let mut connection =
@@ -175,10 +176,10 @@ fn timed_out(error: io::Error) -> TlsError {
 }
 
 /// A TLS connection, blocking. Each write is flushed, and is one record if it is no longer than 16 KiB: CRIU
-/// wants its replies so.
+/// expects its replies so.
 ///
-/// The end that the other side announced (close_notify) is answered and reads as 0 bytes; one that it did not is
-/// an `UnexpectedEof` error: the stream was cut.
+/// An announced end (close_notify) of the peer is answered and reads as 0 bytes; an end without one is an
+/// `UnexpectedEof` error: the stream was cut.
 pub struct TlsStream {
     inner: StreamOwned<ServerConnection, TcpStream>,
     peer: Peer,
@@ -192,12 +193,13 @@ impl TlsStream {
         &self.peer
     }
 
-    /// The connection below, for timeouts and for ending it. Nothing must be read from or written to it.
+    /// Returns the TCP connection below, for timeouts and for ending it. It must not be read from or written
+    /// to.
     pub fn tcp(&self) -> &TcpStream {
         self.inner.get_ref()
     }
 
-    /// Announces our end. Done by itself when the other side announces its own.
+    /// Announces this side's end. Done automatically when the peer announces its own.
     ///
     /// # Errors
     /// The stream fails.

@@ -20,14 +20,14 @@ use super::deny::normalized;
 use super::role::{Action, Namespaces, Role};
 use super::{IdentityError, files, tls};
 
-/// Domain of the names in certificates; never in any DNS.
+/// Domain of the names in certificates; it exists in no DNS.
 pub const DOMAIN: &str = ".permafrost";
 
 const ROLE_URI: &str = "permafrost://role/";
 const NAMESPACE_URI: &str = "permafrost://namespace/";
 const DELETE_URI: &str = "permafrost://right/delete";
 
-/// Longest name, in bytes: with role and domain it stays a DNS name.
+/// Longest name, bytes: with role and domain it is still a valid DNS name.
 pub const MAX_NAME_BYTES: usize = 200;
 
 /// Subject of a certificate: its holder and the holder's rights.
@@ -60,16 +60,16 @@ impl Subject {
     /// Reads the certificate in an identity's directory, whether or not it can be used.
     ///
     /// # Errors
-    /// There is none, or it is not one of Permafrost's.
+    /// The directory has no certificate, or it is not one of Permafrost's.
     pub fn in_directory(directory: &Path) -> Result<Self, IdentityError> {
         let path = files::resolve(directory)?.join(files::CERTIFICATE);
         Self::of(&tls::certificates(&path)?[0])
     }
 
-    /// Reads a certificate. Says nothing of whether it is to be trusted.
+    /// Parses a certificate. Does not verify that it is trusted.
     ///
     /// # Errors
-    /// It is not one of Permafrost's.
+    /// The certificate is not one of Permafrost's.
     pub fn of(certificate: &[u8]) -> Result<Self, IdentityError> {
         let foreign = |what| IdentityError::Foreign { what };
         let (_, certificate) = x509_parser::parse_x509_certificate(certificate)
@@ -141,17 +141,17 @@ impl Subject {
     }
 }
 
-/// The DNS name that stands for `name` in `role`.
+/// Returns the DNS name for `name` in `role`.
 pub(crate) fn dns_name(name: &str, role: Role) -> String {
     format!("{name}.{role}{DOMAIN}")
 }
 
-/// The TLS server name of node `name`.
+/// Returns the TLS server name of node `name`.
 pub fn server_name(name: &str) -> String {
     dns_name(name, Role::Node)
 }
 
-/// Names are DNS labels, in lower case because DNS names do not tell the cases apart.
+/// Checks that a name consists of DNS labels in lower case, because DNS names are case-insensitive.
 pub(crate) fn check_name(name: &str) -> Result<(), IdentityError> {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -170,7 +170,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), IdentityError> {
     }
 }
 
-/// A host is an address, or a DNS name that is not one of ours: or an agent could be named like a node.
+/// Checks that a host is an address, or a DNS name outside of [`DOMAIN`]: otherwise an agent could be named
+/// like a node.
 pub(crate) fn check_host(host: &str) -> Result<(), IdentityError> {
     let name = host.to_ascii_lowercase();
     let ours = name.ends_with(DOMAIN) || name == DOMAIN[1..];
@@ -200,7 +201,7 @@ fn address(bytes: &[u8]) -> Option<String> {
     Some(address.to_string())
 }
 
-/// Certificates of before 1970 are taken for ones of 1970: both are over.
+/// Converts a Unix time. Times before 1970 become 1970: both have passed.
 pub(crate) fn time(unix_s: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(u64::try_from(unix_s).unwrap_or(0))
 }

@@ -1,7 +1,7 @@
-//! Certificates in the terms of rustls and quinn.
+//! Configurations of rustls and quinn for the certificates of this crate.
 //!
-//! Verification is WebPKI's throughout. There is no session resumption: connections live long, and each new
-//! one is to see the certificates, the dates and the CAs of the moment.
+//! All verification is WebPKI's. There is no session resumption: connections live long, and each new one must
+//! use the current certificates, dates and CAs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,22 +39,22 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// The list of denied certificates that handshakes go by.
+/// List of denied certificates that handshakes use.
 #[derive(Debug, Default)]
 pub(crate) struct Denied(RwLock<Lists>);
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// Of the own files.
+    /// Denials in the own files.
     own: DenyList,
-    /// Of nodes, by the node that reported them.
+    /// Denials that nodes reported, by node.
     reported: BTreeMap<String, DenyList>,
-    /// All of them.
+    /// Union of all denials.
     all: Arc<DenyList>,
 }
 
 impl Lists {
-    /// A node that the own files deny has no say.
+    /// Computes the union. Reports of nodes that the own files deny are ignored.
     fn combine(&mut self) {
         let mut all = self.own.clone();
         for (node, list) in &self.reported {
@@ -79,7 +79,7 @@ impl Denied {
         lists.combine();
     }
 
-    /// Replaces what `node` has reported. Returns true if that changes anything.
+    /// Replaces the denials that `node` has reported. Returns true if that changes the union.
     pub(crate) fn report(&self, node: &str, list: DenyList) -> bool {
         let mut lists = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let before = Arc::clone(&lists.all);
@@ -93,7 +93,7 @@ impl Denied {
         Arc::clone(&lists.all)
     }
 
-    /// Refuses a certificate that is on the list. One that says nothing of a role is refused by [`super::Peer`].
+    /// Refuses a certificate that is on the list. A certificate without a role is refused by [`super::Peer`].
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
         let list = self.list();
         if list.is_empty() {
@@ -121,7 +121,7 @@ pub(crate) struct Material {
     servers: Arc<dyn ServerCertVerifier>,
     denied: Arc<Denied>,
     pub(crate) quic_client: quinn::ClientConfig,
-    /// Made of the private key, and tells nothing of it.
+    /// Key of stateless resets, derived from the private key, which it does not reveal.
     pub(crate) reset_key: [u8; 32],
 }
 
@@ -134,7 +134,7 @@ impl fmt::Debug for Material {
     }
 }
 
-/// The material that counts at this moment.
+/// Source of the material that is currently in use.
 pub(crate) trait Current: fmt::Debug + Send + Sync {
     fn current(self: Arc<Self>) -> Arc<Material>;
 }
@@ -146,7 +146,7 @@ impl Current for Material {
 }
 
 impl Material {
-    /// For HTTP over TLS: shows our certificate.
+    /// Returns the configuration of an HTTPS client that shows this identity's certificate.
     pub(crate) fn https_client(&self) -> Result<rustls::ClientConfig, IdentityError> {
         https_client_config(self.servers.clone(), Some(&self.certified))
     }
@@ -159,7 +159,7 @@ impl Material {
         self.denied.check(certificate)
     }
 
-    /// Verifies a peer's chain against the CAs that are trusted. Every certificate of ours is good for a client.
+    /// Verifies a peer's chain against the trusted CAs. Every certificate of Permafrost is valid for a client.
     pub(crate) fn verify(
         &self,
         chain: &[CertificateDer<'_>],
@@ -230,7 +230,7 @@ impl Material {
     }
 }
 
-/// The certificates in a file; at least one.
+/// Returns the certificates in a file; at least one.
 pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     let bytes = files::read(path)?;
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&bytes)
@@ -256,7 +256,8 @@ pub(crate) fn root_store(path: &Path) -> Result<RootCertStore, IdentityError> {
     Ok(roots)
 }
 
-/// Verifies clients against `roots`, in full. No hints of which CAs are trusted: a client has one certificate.
+/// Returns a verifier of clients against `roots`, in full. Sends no hints of the trusted CAs: a client has one
+/// certificate.
 pub(crate) fn client_verifier(
     roots: &Arc<RootCertStore>,
 ) -> Result<Arc<dyn ClientCertVerifier>, IdentityError> {
@@ -266,7 +267,7 @@ pub(crate) fn client_verifier(
         .map_err(|error| rustls::Error::General(error.to_string()).into())
 }
 
-/// Verifies servers against `roots`, in full, and refuses those that are denied.
+/// Returns a verifier of servers against `roots`, in full, which refuses denied certificates.
 fn server_verifier(
     roots: Arc<RootCertStore>,
     denied: Option<&Arc<Denied>>,
@@ -283,7 +284,8 @@ fn server_verifier(
     })
 }
 
-/// Every certificate of ours is good for a client, so a client's verification does for one's own.
+/// Verifies a chain as a client's: every certificate of Permafrost is valid for a client, so this also fits the
+/// own certificate.
 pub(crate) fn verify_chain(
     chain: &[CertificateDer<'_>],
     verifier: &dyn ClientCertVerifier,
@@ -326,7 +328,8 @@ pub(crate) fn quic_server_config(
     Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
 }
 
-/// For HTTP over TLS: who shows no certificate is let in, and has to say otherwise who it is.
+/// Returns the configuration of an HTTPS server. A client without a certificate is accepted, and has to
+/// identify itself in another way.
 pub(crate) fn https_server_config(
     source: Arc<dyn Current>,
 ) -> Result<rustls::ServerConfig, IdentityError> {
@@ -336,7 +339,8 @@ pub(crate) fn https_server_config(
     Ok(config)
 }
 
-/// For HTTP over TLS: has servers verified, and their certificates compared with the host of the URL.
+/// Returns the configuration of an HTTPS client that verifies servers and compares their certificates with the
+/// host of the URL.
 fn https_client_config(
     servers: Arc<dyn ServerCertVerifier>,
     certified: Option<&Arc<CertifiedKey>>,
@@ -358,12 +362,13 @@ fn https_client_config(
     Ok(config)
 }
 
-/// Trusts the CAs in the file `ca`, and shows no certificate.
+/// Returns the configuration of an HTTPS client that trusts the CAs in the file `ca`, and shows no certificate.
 pub(crate) fn https_client_trusting(ca: &Path) -> Result<rustls::ClientConfig, IdentityError> {
     https_client_config(server_verifier(Arc::new(root_store(ca)?), None)?, None)
 }
 
-/// Shows and trusts what `source` has when a client comes; requires a certificate.
+/// Returns the configuration of a server that uses the material of `source` at the time of each handshake;
+/// requires a certificate.
 pub(crate) fn server_config(
     source: Arc<dyn Current>,
     versions: &[&'static SupportedProtocolVersion],
@@ -398,7 +403,7 @@ fn configured(
     Ok(config)
 }
 
-/// Asks for the material of the moment, and leaves all verification to its WebPKI verifier.
+/// Verifier that uses the current material, and leaves all verification to its WebPKI verifier.
 #[derive(Debug)]
 struct Latest {
     source: Arc<dyn Current>,
@@ -468,7 +473,7 @@ impl ClientCertVerifier for Latest {
     }
 }
 
-/// WebPKI's verification of a server, and the list of who is denied.
+/// Verifier of servers: WebPKI's, and the list of denied certificates.
 #[derive(Debug)]
 struct NotDenied {
     verifier: Arc<WebPkiServerVerifier>,

@@ -1,7 +1,8 @@
-//! Bearer tokens of the HTTP API: what a caller shows, and what the node keeps of it.
+//! Bearer tokens of the HTTP API, and the hashes that a node stores of them.
 //!
-//! The node keeps hashes alone, so whoever reads its file has no token. A token is 256 random bits, so a plain
-//! SHA-256 cannot be guessed back, and where a comparison of hashes stops tells nothing about the token.
+//! The node stores hashes alone, so a reader of its file gets no token. A token is 256 random bits, so a plain
+//! SHA-256 cannot be inverted by guessing, and the time of a comparison of hashes reveals nothing about the
+//! token.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,18 +14,18 @@ use super::{IdentityError, tls};
 /// Prefix of every token, which makes a token recognisable in a log or a repository.
 const PREFIX: &str = "pft-";
 
-/// Random bytes of a token.
+/// Number of random bytes of a token.
 const SECRET_BYTES: usize = 32;
 
-/// A secret that says who calls. Shown by `Display`, not by `Debug`.
+/// A secret that identifies a caller. Shown by `Display`, not by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// A new one out of the system's random numbers.
+    /// Makes a new token from the system's random numbers.
     ///
     /// # Errors
-    /// The system has none.
+    /// The system gives no random numbers.
     pub fn fresh() -> Result<Self, IdentityError> {
         let mut secret = [0; SECRET_BYTES];
         let random = tls::provider().secure_random;
@@ -47,7 +48,7 @@ impl fmt::Display for Token {
 }
 
 impl fmt::Debug for Token {
-    /// Without the secret.
+    /// Formats the token without the secret.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_tuple("Token").finish_non_exhaustive()
     }
@@ -58,7 +59,7 @@ impl fmt::Debug for Token {
 pub struct TokenHash([u8; 32]);
 
 impl TokenHash {
-    /// Of what a caller shows, whatever that is.
+    /// Returns the hash of the text that a caller shows, even if it is not a token.
     pub fn of(token: &str) -> Self {
         Self(Sha256::digest(token.as_bytes()).into())
     }
@@ -70,7 +71,7 @@ impl fmt::Display for TokenHash {
     }
 }
 
-/// Not 64 hex digits.
+/// A text that is not 64 hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the SHA-256 of a token is 64 hex digits")]
 pub struct NoHash;

@@ -16,9 +16,9 @@ use crate::visible::visible;
 pub struct Context {
     /// Control socket, absolute: CRIU and its scripts work in other directories.
     pub socket: PathBuf,
-    /// Results and failures are printed as JSON.
+    /// True to print results and failures as JSON.
     pub json: bool,
-    /// Neither progress nor remarks.
+    /// True to print neither progress nor remarks.
     pub quiet: bool,
 }
 
@@ -35,13 +35,13 @@ impl Context {
     /// Connects to the daemon.
     ///
     /// # Errors
-    /// It is not there.
+    /// The daemon cannot be reached.
     pub fn connect(&self) -> Result<Connection, Failure> {
         Ok(Connection::connect(&self.socket)?)
     }
 
-    /// Tells the daemon how long something took, which it predicts by. It is done whether or not that arrives: nobody waits
-    /// for the answer.
+    /// Reports the duration of an operation to the daemon, which uses it for its predictions. Errors are
+    /// ignored, and the reply is not awaited: the operation is complete in either case.
     pub fn tell_took(&self, took: &request::Took) {
         if let Ok(mut connection) = self.connect() {
             let told = connection.begin(took.clone(), None);
@@ -51,7 +51,7 @@ impl Context {
         }
     }
 
-    /// Prints the result: JSON, or what `human` makes of it.
+    /// Prints the result: JSON, or the text that `human` returns.
     pub fn print<T: Serialize>(
         &self,
         value: &T,
@@ -65,7 +65,7 @@ impl Context {
         self.write(text.as_bytes())
     }
 
-    /// Writes text for people: control characters that others put into it are escaped.
+    /// Writes text to standard output; control characters in texts of others are escaped.
     pub fn write_text(&self, text: &str) -> Result<(), Failure> {
         self.write(visible(text).as_bytes())
     }
@@ -91,7 +91,7 @@ impl Context {
         }
     }
 
-    /// A remark beside the result, on standard error.
+    /// Prints a remark beside the result, on standard error.
     pub fn remark(&self, text: &str) {
         if !self.json && !self.quiet {
             let mut line = String::new();

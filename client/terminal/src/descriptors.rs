@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::fs;
 use std::process::Command;
 
-/// `O_CLOEXEC` as `/proc/PID/fdinfo/N` shows it, octal.
+/// Value of `O_CLOEXEC` as `/proc/PID/fdinfo/N` shows it, octal.
 const CLOSE_ON_EXEC: u32 = 0o2_000_000;
 
-/// Closes what was left open, and becomes the program given: CRIU refuses descriptors of files from outside of the mount
-/// namespace, and pipes whose other end is not in the tree.
+/// Script that closes inherited descriptors and becomes the given program: CRIU refuses descriptors of files
+/// from outside of the mount namespace, and pipes whose other end is not in the tree.
 const CLOSE_INHERITED: &str = r#"
 for fd in /proc/$$/fd/*; do
     fd=${fd##*/}

@@ -20,7 +20,7 @@ use crate::visible::visible;
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Code {
-    /// The reader of our output went away: no failure, but no reason to go on.
+    /// The reader of the output has gone: no failure, but no reason to go on.
     Unread = 0,
     /// A defect, or a failure that has no code of its own.
     Internal = 1,
@@ -28,7 +28,7 @@ pub enum Code {
     Invalid = 2,
     /// A checkpoint, session, process or file that does not exist.
     NotFound = 3,
-    /// Something else holds or uses what was asked for.
+    /// Another object holds or uses the requested one.
     Conflict = 4,
     /// CRIU has failed.
     CriuFailed = 5,
@@ -44,14 +44,14 @@ pub enum Code {
     Unreachable = 10,
     /// The registry or other nodes do not answer: try again.
     Unavailable = 11,
-    /// Too few good copies.
+    /// The number of good copies is too small.
     NotEnough = 12,
-    /// Ended by SIGINT, SIGTERM or SIGHUP.
+    /// The command was ended by SIGINT, SIGTERM or SIGHUP.
     Interrupted = 130,
 }
 
 impl Code {
-    /// The code of another `permafrost` that failed.
+    /// Returns the code for the exit code of another `permafrost` that failed.
     pub fn from_exit_code(exit_code: u8) -> Self {
         const ALL: [Code; 12] = [
             Code::Invalid,
@@ -96,7 +96,7 @@ pub struct Failure {
     pub code: Code,
     /// Exit code of the process, the number of `code`.
     pub exit_code: u8,
-    /// One line for people.
+    /// Description of the failure, in one line.
     pub message: String,
     /// Advice on the next step; empty for none.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -107,7 +107,7 @@ pub struct Failure {
     /// Path to which CRIU's log was saved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log: Option<PathBuf>,
-    /// The images are all that is left of the process.
+    /// True if the images are all that is left of the process.
     #[serde(skip)]
     pub keep_images: bool,
 }
@@ -132,7 +132,7 @@ impl Failure {
         self
     }
 
-    /// CRIU failed at `what`.
+    /// Returns the failure for a run of CRIU that failed at `what`.
     pub fn criu(what: impl Display, digest: Digest) -> Self {
         let mut failure = Self::new(Code::CriuFailed, format!("{what}: {}", digest.reason));
         failure.hint = digest.hint;
@@ -140,7 +140,7 @@ impl Failure {
         failure
     }
 
-    /// A file could not be used.
+    /// Returns the failure for a file that could not be used.
     pub fn io(what: &str, path: &Path, error: &io::Error) -> Self {
         let code = match error.kind() {
             io::ErrorKind::NotFound => Code::NotFound,
@@ -152,18 +152,18 @@ impl Failure {
         Self::new(code, format!("{what} {}: {error}", path.display()))
     }
 
-    /// A signal ended what was under way.
+    /// Returns the failure for an operation that a signal ended.
     pub fn interrupted(what: impl Into<String>) -> Self {
         Self::new(Code::Interrupted, what)
     }
 
-    /// Puts what was being done in front of the message.
+    /// Puts the operation that failed in front of the message.
     pub fn during(mut self, what: impl Display) -> Self {
         self.message = format!("{what}: {}", self.message);
         self
     }
 
-    /// Tells the user, and gives the exit code.
+    /// Prints the failure for the user, and returns the exit code.
     pub fn report(&self, json: bool) -> ExitCode {
         if self.code != Code::Unread {
             let mut text = String::new();

@@ -1,8 +1,8 @@
-//! Numbers as people read them.
+//! Formats numbers as text.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// `4.0 KiB`, `512 B`.
+/// Formats a size: `4.0 KiB`, `512 B`.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -20,7 +20,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
 }
 
-/// `35.2 ms`, `1.25 s`, `3 m 20 s`.
+/// Formats a duration: `35.2 ms`, `1.25 s`, `3 m 20 s`.
 pub fn duration(duration: Duration) -> String {
     let micros = duration.as_micros();
     match micros {
@@ -33,7 +33,7 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// [`duration`] of seconds with a fraction, as the API has them; what is no time is none.
+/// Formats seconds with a fraction like [`duration`], as the API has them; negative values count as 0.
 pub fn seconds(seconds: f64) -> String {
     if seconds <= 0.0 {
         return "0 s".to_owned();
@@ -41,12 +41,12 @@ pub fn seconds(seconds: f64) -> String {
     duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// [`age`] of seconds with a fraction.
+/// Formats seconds with a fraction like [`age`].
 pub fn age_s(seconds: f64) -> String {
     age(whole(seconds))
 }
 
-/// Without its fraction; what is below 0 or no number is 0.
+/// Returns the number without its fraction; 0 for a negative value or NaN.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -61,17 +61,17 @@ pub fn whole_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A time for people, from milliseconds.
+/// Formats a duration in milliseconds.
 pub fn millis(ms: u64) -> String {
     micros(ms.saturating_mul(1000))
 }
 
-/// [`duration`] of microseconds.
+/// Formats microseconds like [`duration`].
 pub fn micros(micros: u64) -> String {
     duration(Duration::from_micros(micros))
 }
 
-/// `12 s`, `3 m 20 s`, `5 h 1 m`, `2 d 3 h`, `7 d`.
+/// Formats a span: `12 s`, `3 m 20 s`, `5 h 1 m`, `2 d 3 h`, `7 d`.
 pub fn span(seconds: u64) -> String {
     let (large, small) = match seconds {
         0..60 => return format!("{seconds} s"),
@@ -85,7 +85,7 @@ pub fn span(seconds: u64) -> String {
     }
 }
 
-/// One unit only: `12s`, `3m`, `5h`, `2d`.
+/// Formats an age in one unit: `12s`, `3m`, `5h`, `2d`.
 pub fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -95,7 +95,7 @@ pub fn age(seconds: u64) -> String {
     }
 }
 
-/// Milliseconds since the Unix epoch, now.
+/// Returns the current time, milliseconds since the Unix epoch.
 pub fn now_unix_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -104,12 +104,12 @@ pub fn now_unix_ms() -> u64 {
         .unwrap_or_default()
 }
 
-/// Seconds since then; 0 for a time to come (another machine's clock).
+/// Returns the seconds since a time; 0 for a time in the future (another machine's clock).
 pub fn seconds_since(unix_ms: u64) -> u64 {
     now_unix_ms().saturating_sub(unix_ms) / 1_000
 }
 
-/// `2026-11-21 01:04:29 UTC`.
+/// Formats a date: `2026-11-21 01:04:29 UTC`.
 pub fn date(unix_ms: u64) -> String {
     let seconds = unix_ms / 1_000;
     let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -136,12 +136,12 @@ pub fn date(unix_ms: u64) -> String {
     )
 }
 
-/// `1 file`, `3 files`.
+/// Formats a number with its noun: `1 file`, `3 files`.
 pub fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// `37 %`; nothing of nothing is `0 %`.
+/// Formats a percentage: `37 %`; nothing of nothing is `0 %`.
 pub fn percent(part: u64, whole: u64) -> String {
     let share = (u128::from(part) * 100)
         .checked_div(u128::from(whole))
@@ -149,7 +149,7 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{share} %")
 }
 
-/// A moment to come, and how far away it is.
+/// Formats a time in the future, and the time until then.
 pub fn expiry(unix_ms: u64) -> String {
     let left = unix_ms.saturating_sub(now_unix_ms()) / 1000;
     let distance = if left == 0 {

@@ -1,5 +1,5 @@
-//! Ctrl-C, SIGTERM and SIGHUP: end the connection to the daemon, so that whatever waits for it fails in
-//! its ordinary way and cleans up behind itself. Nothing is killed.
+//! Handles Ctrl-C, SIGTERM and SIGHUP: they end the connection to the daemon, so that a call that waits for the
+//! daemon fails in its ordinary way and cleans up. Nothing is killed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,11 +18,11 @@ enum Target {
     #[default]
     Nothing,
     Connection(Canceller),
-    /// Waiting for a restored process: the signal is meant for it.
+    /// A restored process, which the command waits for: the signal is passed on to it.
     Process(Pid),
 }
 
-/// Catches the signals from its making on.
+/// Handler of the signals, from its creation on.
 #[derive(Clone, Debug)]
 pub struct Interrupts {
     came: Arc<AtomicU32>,
@@ -33,7 +33,7 @@ impl Interrupts {
     /// Catches SIGINT, SIGTERM and SIGHUP from now on.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the handlers.
     pub fn install() -> Result<Self, Failure> {
         let interrupts = Self::none();
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
@@ -47,7 +47,7 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// Those that never come: whoever asks sees to signals itself.
+    /// Returns interrupts that never come, for a caller that handles signals itself.
     pub fn none() -> Self {
         Self {
             came: Arc::default(),
@@ -69,7 +69,7 @@ impl Interrupts {
         }
     }
 
-    /// From now on an interrupt ends `connection`; at once if one came already.
+    /// Makes further interrupts end `connection`; ends it at once if one came already.
     pub fn end(&self, connection: &Connection) -> Result<(), Failure> {
         let canceller = connection
             .canceller()
@@ -78,12 +78,12 @@ impl Interrupts {
         self.check()
     }
 
-    /// From now on an interrupt is passed on to process `pid`.
+    /// Makes further interrupts be passed on to process `pid`.
     pub fn pass_on_to(&self, pid: Pid) {
         self.set(Target::Process(pid));
     }
 
-    /// From now on an interrupt ends nothing.
+    /// Makes further interrupts end nothing.
     pub fn leave_alone(&self) {
         self.set(Target::Nothing);
     }
@@ -102,7 +102,7 @@ impl Interrupts {
         self.came.load(Ordering::SeqCst)
     }
 
-    /// Fails if one came.
+    /// Fails if an interrupt has come.
     pub fn check(&self) -> Result<(), Failure> {
         if self.came() {
             Err(Failure::interrupted("interrupted"))
@@ -111,7 +111,7 @@ impl Interrupts {
         }
     }
 
-    /// A failure that an interrupt is behind is one of being interrupted.
+    /// Replaces a failure by one of being interrupted, if an interrupt has caused it.
     pub fn explain(&self, failure: Failure) -> Failure {
         if self.came() && failure.code == Code::Unreachable {
             Failure::interrupted("interrupted")

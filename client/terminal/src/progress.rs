@@ -1,4 +1,4 @@
-//! Progress on standard error, for what takes longer than about a second: a bar on a terminal, a line
+//! Progress on standard error, for operations that take longer than about a second: a bar on a terminal, a line
 //! now and then otherwise.
 
 use std::io::{self, IsTerminal, Write};
@@ -10,7 +10,7 @@ use permafrost_protocol::control;
 use crate::context::Context;
 use crate::human;
 
-/// Quiet for this long: most requests are done by then.
+/// Time without any display: most requests are done by then.
 const SILENT_FOR: Duration = Duration::from_millis(900);
 
 /// Time between two lines where there is no terminal.
@@ -25,7 +25,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins to count the time; shows nothing with `--json` or `--quiet`.
+    /// Starts the timer; shows nothing with `--json` or `--quiet`.
     pub fn new(context: &Context, label: impl Into<String>) -> Self {
         let started = Instant::now();
         let shown = !context.json && !context.quiet;
@@ -108,7 +108,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Begins to show a place in a queue of `many`.
+    /// Returns the display of a place in a queue of `many`.
     pub fn new(context: &Context, label: String, many: &'static str, remark: &'static str) -> Self {
         Self {
             label,
@@ -132,7 +132,7 @@ impl Queue {
         }
     }
 
-    /// Shows how it waits, or nothing any more.
+    /// Shows the place in the queue, or nothing once the request is admitted.
     pub fn update(&mut self, progress: &control::Progress) {
         if progress.waiting.is_some() {
             self.waits = true;

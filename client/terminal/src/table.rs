@@ -1,4 +1,4 @@
-//! Aligned tables for people.
+//! Tables with aligned columns, as text.
 
 use crate::visible::visible_line;
 
@@ -65,7 +65,7 @@ impl Table {
     }
 }
 
-/// `name  value` lines, the values aligned, under an optional title; empty values are left out.
+/// Formats `name  value` lines, the values aligned, under an optional title; empty values are left out.
 pub fn facts(title: &str, facts: &[(&str, String)]) -> String {
     let shown = facts.iter().filter(|(_, value)| !value.is_empty());
     let widest = shown

@@ -28,7 +28,7 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Control characters (C0, DEL, C1), and those that change the direction of text (UAX #9).
+/// Returns true for control characters (C0, DEL, C1), and those that change the direction of text (UAX #9).
 fn steers(letter: char) -> bool {
     letter.is_control()
         || matches!(

@@ -1,7 +1,7 @@
 //! A client's connection to the daemon's control socket.
 //!
-//! One request at a time: [`Connection::call`] sends it, hands progress to the caller as it comes, and
-//! returns the typed answer. Which answer belongs to which request is fixed by [`Call`].
+//! One request at a time: [`Connection::call`] sends it, passes progress to the caller as it comes, and returns
+//! the typed reply. [`Call`] fixes the reply for each request.
 
 use std::io;
 use std::net::Shutdown;
@@ -33,7 +33,7 @@ pub enum ControlError {
     /// No process listens on the control socket, or the caller may not open it.
     #[error("cannot reach permafrostd at {}: {source}", path.display())]
     Unreachable {
-        /// The control socket.
+        /// Path of the control socket.
         path: PathBuf,
         /// Error of the connection attempt.
         source: io::Error,
@@ -178,37 +178,37 @@ impl Connection {
             .map_err(unreachable)
     }
 
-    /// Speaks over a stream that is connected already.
+    /// Returns a connection over a stream that is connected already.
     pub fn from_stream(stream: UnixStream) -> Self {
         Self { stream }
     }
 
-    /// A handle that ends the connection from another thread: a call that waits returns
-    /// [`ControlError::Closed`], and the daemon drops what is bound to the connection.
+    /// Returns a handle that ends the connection from another thread: a call that waits returns
+    /// [`ControlError::Closed`], and the daemon drops the sessions that are bound to the connection.
     ///
     /// # Errors
-    /// No descriptor left.
+    /// The process has no descriptor left.
     pub fn canceller(&self) -> io::Result<Canceller> {
         self.stream.try_clone().map(Canceller)
     }
 
-    /// Has every wait for the daemon end after `limit`: for callers that go on without an answer. The connection is not usable
-    /// after one that did.
+    /// Makes every wait for the daemon end after `limit`, for callers that go on without a reply. The
+    /// connection is not usable after such an end.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the time limit.
     pub fn limit_waits(&self, limit: Duration) -> io::Result<()> {
         self.stream.set_read_timeout(Some(limit))?;
         self.stream.set_write_timeout(Some(limit))
     }
 
-    /// The process at the other end, where it can be seen from this pid namespace.
+    /// Returns the pid of the process at the other end, if it is visible in this pid namespace.
     pub fn peer_pid(&self) -> Option<u32> {
         let peer = rustix::net::sockopt::socket_peercred(&self.stream).ok()?;
         u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
     }
 
-    /// Sends a request without a directory and waits for its answer, skipping progress.
+    /// Sends a request without a directory and waits for its reply, skipping progress.
     ///
     /// # Errors
     /// See [`ControlError`]; a refusal leaves the connection usable.
@@ -216,8 +216,8 @@ impl Connection {
         self.call_with(request, None, &mut |_| {})
     }
 
-    /// Sends a request, with the descriptor it is about, and waits for its answer. Progress goes to
-    /// `on_progress` as it comes.
+    /// Sends a request, with its descriptor, and waits for its reply. Progress goes to `on_progress` as it
+    /// comes.
     ///
     /// # Errors
     /// See [`ControlError`]; a refusal leaves the connection usable.
@@ -231,8 +231,8 @@ impl Connection {
         self.finish::<C>(on_progress)
     }
 
-    /// Sends a request whose answer [`Connection::finish`] waits for: in between, the caller does what the
-    /// daemon needs to answer it.
+    /// Sends a request whose reply [`Connection::finish`] waits for: in between, the caller does the part that
+    /// the daemon needs before it can reply.
     ///
     /// # Errors
     /// [`ControlError::Send`].
@@ -248,14 +248,14 @@ impl Connection {
         framing::send(&self.stream, &request, descriptor.as_slice()).map_err(ControlError::Send)
     }
 
-    /// Says that no other request follows; the answer that is due still comes.
+    /// Announces that no other request follows; the reply that is due still comes.
     pub fn end_requests(&self) {
         // NotConnected is the only failure here: the daemon is gone, which the answer will tell.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Waits until the daemon says that the request begun has its turn; `on_progress` is told how it waits. A request
-    /// that is answered before it begins is refused.
+    /// Waits until the daemon reports that the current request is admitted; `on_progress` receives its place in
+    /// the queue. A request that is answered before it begins is refused.
     ///
     /// # Errors
     /// See [`ControlError`]; a refusal leaves the connection usable.
@@ -282,7 +282,7 @@ impl Connection {
         }
     }
 
-    /// Waits for the answer to the request begun.
+    /// Waits for the reply to the request that [`Connection::begin`] sent.
     ///
     /// # Errors
     /// See [`ControlError`]; a refusal leaves the connection usable.
@@ -316,12 +316,12 @@ fn refused(error: control::Error) -> ControlError {
     }
 }
 
-/// Ends a [`Connection`] from another thread.
+/// Handle that ends a [`Connection`] from another thread.
 #[derive(Debug)]
 pub struct Canceller(UnixStream);
 
 impl Canceller {
-    /// Ends it, in both directions. A connection that has ended already is no error.
+    /// Ends the connection, in both directions. A connection that has already ended is not an error.
     pub fn cancel(&self) {
         // NotConnected is the only failure here: the daemon was faster.
         let _ = self.0.shutdown(Shutdown::Both);

@@ -24,8 +24,8 @@ pub const MAX_FDS: usize = 1;
 /// Bytes of the length in front of a message.
 const LENGTH_BYTES: usize = 4;
 
-/// Most bytes asked of the socket at once. A peer that announces 16 MiB and sends none of them costs
-/// this much memory, not 16 MiB.
+/// Most bytes requested from the socket at once. A peer that announces 16 MiB and sends none of them costs this
+/// much memory, not 16 MiB.
 const READ_CHUNK_BYTES: usize = 64 << 10;
 
 /// A message that could not be received. The stream is out of step afterwards and must be dropped.
@@ -37,18 +37,18 @@ pub enum FramingError {
     /// The peer announced more than [`MAX_MESSAGE_BYTES`].
     #[error("control message of {announced_bytes} bytes is longer than {MAX_MESSAGE_BYTES}")]
     TooLong {
-        /// The length it announced.
+        /// Length that the peer announced.
         announced_bytes: u32,
     },
     /// The stream ended inside a message.
     #[error("connection ended after {read_bytes} of {expected_bytes} bytes of a control message")]
     Truncated {
-        /// Bytes that came.
+        /// Number of bytes received.
         read_bytes: usize,
-        /// Bytes that were due.
+        /// Number of bytes expected.
         expected_bytes: usize,
     },
-    /// Not the protobuf message expected here.
+    /// The bytes are not the expected protobuf message.
     #[error("decode control message: {0}")]
     Decode(#[from] prost::DecodeError),
 }

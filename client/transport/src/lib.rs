@@ -1,4 +1,5 @@
-//! The ways to a daemon: QUIC between hosts ([`peer`]), the control socket on one ([`control`]) and the HTTP API ([`api`]).
+//! Connections to a daemon: QUIC between hosts ([`peer`]), the control socket on one host ([`control`]) and the
+//! HTTP API ([`api`]).
 #![forbid(unsafe_code)]
 
 pub mod api;

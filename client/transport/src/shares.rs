@@ -1,9 +1,9 @@
-//! Bounds what one peer or caller may hold of what all of them share.
+//! Limits the part of a shared resource that one peer or caller may hold.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counts what is held, by caller and in all.
+/// Counters of held shares, by caller and in all.
 #[derive(Debug)]
 pub struct Shares {
     most_each: usize,
@@ -17,7 +17,7 @@ struct Held {
     all: usize,
 }
 
-/// One of them. Dropped, it is given back.
+/// A share of the resource. Dropping it returns it.
 #[derive(Debug)]
 pub struct Share {
     shares: Arc<Shares>,
@@ -25,7 +25,7 @@ pub struct Share {
 }
 
 impl Shares {
-    /// At most so many for a caller, and in all.
+    /// Returns counters with a limit for each caller, and one in all.
     #[must_use]
     pub fn new(most_each: usize, most: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -35,7 +35,7 @@ impl Shares {
         })
     }
 
-    /// One more for the caller of that name; `None` when that would be too many.
+    /// Takes a share for the caller of that name; `None` if a limit would be exceeded.
     #[must_use]
     pub fn take(self: &Arc<Self>, caller: &str) -> Option<Share> {
         let mut held = self.held();
@@ -54,7 +54,7 @@ impl Shares {
         })
     }
 
-    /// Counts those that are held.
+    /// Returns the number of shares that are held.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.held().all

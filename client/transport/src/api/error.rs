@@ -23,7 +23,7 @@ pub enum ApiError {
     /// A token for an unencrypted connection over a network.
     #[error("a token would go to {host} in clear text")]
     ClearText {
-        /// The host of the URL.
+        /// Host of the URL.
         host: String,
     },
     /// A token with characters that a header cannot hold.
@@ -38,7 +38,7 @@ pub enum ApiError {
     /// No process listens at the address, or the connection broke.
     #[error("cannot reach the API at {place}: {source}")]
     Unreachable {
-        /// Socket or URL.
+        /// Path of the socket, or the URL.
         place: String,
         /// Error of the connection attempt.
         source: io::Error,
@@ -54,7 +54,7 @@ pub enum ApiError {
     /// The connection broke during the exchange.
     #[error("the API at {place} broke off: {source}")]
     Broken {
-        /// Socket or URL.
+        /// Path of the socket, or the URL.
         place: String,
         /// Error of the connection.
         source: hyper::Error,
@@ -62,7 +62,7 @@ pub enum ApiError {
     /// The reply is incomplete or too long.
     #[error("the answer of the API at {place} did not come whole: {source}")]
     Body {
-        /// Socket or URL.
+        /// Path of the socket, or the URL.
         place: String,
         /// Error while the reply was read.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -70,7 +70,7 @@ pub enum ApiError {
     /// No reply in time.
     #[error("the API at {place} did not answer within {} s", limit.as_secs())]
     Late {
-        /// Socket or URL.
+        /// Path of the socket, or the URL.
         place: String,
         /// Time limit of the request.
         limit: Duration,
@@ -100,10 +100,10 @@ pub enum ApiError {
     Unexpected(#[source] serde_json::Error),
 }
 
-/// Fields that are named in a message; a batch may have thousands that are wrong.
+/// Most fields that are named in a message; a batch may have thousands that are wrong.
 const FIELDS: usize = 5;
 
-/// A problem in one line: what is wrong, and in which fields.
+/// Formats a problem in one line: the error, and the fields with errors.
 fn said(problem: &Problem) -> String {
     let mut text = problem.detail.clone();
     if text.is_empty() {

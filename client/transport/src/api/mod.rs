@@ -1,7 +1,7 @@
 //! A client of a node's HTTP API, for programs without a runtime of their own.
 //!
-//! One connection, made when it is needed and kept. An answer keeps the body it came in, as texts of batches are
-//! borrowed from it.
+//! Uses one connection, made when it is needed and kept. A reply keeps the body it came in, as texts of batches
+//! are borrowed from it.
 
 mod error;
 mod target;
@@ -31,7 +31,7 @@ pub const SOCKET: &str = "api.sock";
 /// Environment variable that names the API.
 pub const URL_VARIABLE: &str = "PERMAFROST_API";
 
-/// Environment variable with a token.
+/// Environment variable with a token for the API.
 pub const TOKEN_VARIABLE: &str = "PERMAFROST_API_TOKEN";
 
 /// Time limit for a connection with its handshake.
@@ -40,7 +40,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Time limit for a reply; a node gives up sooner.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Largest answer, bytes: 200,000 costs with all their parts and reasons are a third of it.
+/// Largest reply, bytes: 200,000 costs with all their parts and reasons are a third of it.
 const MOST_BYTES: usize = 512 << 20;
 
 /// Number of characters shown of a reply that does not come from Permafrost's API.
@@ -49,9 +49,9 @@ const EXCERPT: usize = 200;
 /// Address of the API, and the credentials to use.
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// The API's socket, if no URL is given.
+    /// Path of the API's socket, if no URL is given.
     pub socket: PathBuf,
-    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    /// URL of the API: `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: Option<String>,
     /// Token for the Authorization header.
     pub token: Option<String>,
@@ -64,7 +64,7 @@ pub struct ApiOptions {
 }
 
 impl ApiOptions {
-    /// The socket beside the control socket `control`, as whoever runs this.
+    /// Returns the options for the socket beside the control socket `control`, as the current user.
     pub fn beside(control: &Path) -> Self {
         Self {
             socket: control.with_file_name(SOCKET),
@@ -77,7 +77,7 @@ impl ApiOptions {
     }
 }
 
-/// A client. Calls block.
+/// A client of the API. Calls block.
 pub struct ApiClient {
     target: Target,
     token: Option<HeaderValue>,
@@ -86,10 +86,10 @@ pub struct ApiClient {
 }
 
 impl ApiClient {
-    /// Reads certificates; connects with the first call.
+    /// Reads the certificates; connects with the first call.
     ///
     /// # Errors
-    /// The URL is none, certificates cannot be used, or the token would go over a network in clear text.
+    /// The URL is invalid, certificates cannot be used, or the token would go over a network in clear text.
     pub fn new(options: &ApiOptions) -> Result<Self, ApiError> {
         let target = Target::of(options)?;
         let token = match &options.token {
@@ -115,7 +115,7 @@ impl ApiClient {
         })
     }
 
-    /// `GET path`. `query` is encoded here.
+    /// Sends `GET path`. `query` is encoded here.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -123,7 +123,7 @@ impl ApiClient {
         self.call(&Method::GET, &with_query(path, query), None)
     }
 
-    /// `POST path`.
+    /// Sends `POST path` with a JSON body.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -131,7 +131,7 @@ impl ApiClient {
         self.call(&Method::POST, path, Some(json(body)?))
     }
 
-    /// `PUT path`.
+    /// Sends `PUT path` with a JSON body.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -139,7 +139,7 @@ impl ApiClient {
         self.call(&Method::PUT, path, Some(json(body)?))
     }
 
-    /// `DELETE path`.
+    /// Sends `DELETE path`.
     ///
     /// # Errors
     /// See [`ApiError`].
@@ -258,7 +258,7 @@ fn answered((status, body): (StatusCode, Bytes)) -> Result<Answer, ApiError> {
     })
 }
 
-/// The path with its query, percent-encoded.
+/// Returns the path with its query, percent-encoded.
 fn with_query(path: &str, query: &[(&str, &str)]) -> String {
     let mut text = path.to_owned();
     for (index, (name, value)) in query.iter().enumerate() {
@@ -270,7 +270,7 @@ fn with_query(path: &str, query: &[(&str, &str)]) -> String {
     text
 }
 
-/// All but unreserved characters as `%XX` (RFC 3986, section 2): for a part of a path or a query.
+/// Encodes all but unreserved characters as `%XX` (RFC 3986, section 2): for a part of a path or a query.
 pub fn encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -147,7 +147,8 @@ impl Target {
         }
     }
 
-    /// In TLS 1.3 a client's certificate is refused after the handshake, with the first answer.
+    /// Returns the error of a broken connection. In TLS 1.3 a client's certificate is refused after the
+    /// handshake, with the first reply.
     pub(super) fn broken(&self, source: hyper::Error) -> ApiError {
         let place = self.to_string();
         match of_tls(&source) {
@@ -196,7 +197,8 @@ impl Tls {
     }
 }
 
-/// A name that a resolver maps to the loopback interface (RFC 6761, section 6.3), or an address of it.
+/// Returns true for a name that a resolver maps to the loopback interface (RFC 6761, section 6.3), or an
+/// address of it.
 fn is_loopback(host: &str) -> bool {
     host == "localhost"
         || host

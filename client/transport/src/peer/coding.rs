@@ -13,18 +13,18 @@ use permafrost_protocol::wire::frame::{Coding, Header};
 use super::pool::Pool;
 use super::{Compression, PeerError};
 
-/// zstd's level: the fastest of its regular ones.
+/// Level of zstd: the fastest of its regular ones.
 const LEVEL: i32 = 1;
-/// Bytes of a run between two samples; a page has at least one.
+/// Distance of two samples in a run, bytes; a page has at least one.
 const SAMPLE_STRIDE: usize = 4096;
-/// Bytes of one sample.
+/// Size of a sample, bytes.
 const SAMPLE_BYTES: usize = 64;
-/// Most bytes that are looked at of one run.
+/// Most bytes that are sampled of one run.
 const MAX_SAMPLED: usize = 1024;
-/// Order-0 entropy above which a run is left alone, bits a byte. A sample of 1,024 random bytes comes to about
-/// 7.8, of machine code to 6, of text to 4.5.
+/// Order-0 entropy above which a run is not compressed, bits a byte. A sample of 1,024 random bytes comes to
+/// about 7.8, of machine code to 6, of text to 4.5.
 const MAX_ENTROPY_BITS: f64 = 7.0;
-/// A compressed run must be smaller than 7/8 of itself to be sent so.
+/// Divisor of the least gain: a run is sent compressed if that makes it smaller than 7/8 of its size.
 const GAIN_DIVISOR: usize = 8;
 /// Assumed speed of the codec until it was measured, bytes/s.
 const CODEC_PRIOR: f64 = 400e6;
@@ -32,7 +32,7 @@ const CODEC_PRIOR: f64 = 400e6;
 const CODEC_MARGIN: f64 = 1.25;
 /// Weight of the newest measurement.
 const NEWEST: f64 = 0.25;
-/// Shortest stretch that a speed is measured over.
+/// Shortest stretch over which a speed is measured.
 const MIN_STRETCH: Duration = Duration::from_millis(20);
 
 /// Measured speed of the link.
@@ -43,8 +43,8 @@ pub(crate) struct LinkSpeed {
 }
 
 impl LinkSpeed {
-    /// `freed_bytes` were acknowledged at `now`; `waiting` says whether more than a part of the window was in
-    /// flight or waiting all the time before.
+    /// Records that `freed_bytes` were acknowledged at `now`. `waiting`: more than a part of the window was in
+    /// flight or queued all the time before.
     pub(crate) fn acknowledged(&mut self, now: Instant, freed_bytes: u64, waiting: bool) {
         if !waiting {
             self.stretch = None;
@@ -67,18 +67,18 @@ impl LinkSpeed {
         }
     }
 
-    /// A pause that says nothing about the link.
+    /// Discards the current stretch after a pause that has nothing to do with the link's speed.
     pub(crate) fn interrupted(&mut self) {
         self.stretch = None;
     }
 
-    /// Bytes a second, if it was ever what everybody waited for.
+    /// Returns bytes a second, if the link was ever the bottleneck.
     pub(crate) fn bytes_per_second(&self) -> Option<f64> {
         self.bytes_per_second
     }
 }
 
-/// Compresses runs, or leaves them.
+/// Encoder that compresses runs, or leaves them as they are.
 pub(crate) struct Coder {
     when: Compression,
     compressor: Option<zstd::bulk::Compressor<'static>>,
@@ -96,7 +96,8 @@ impl Coder {
         }
     }
 
-    /// The payload to send for `run`, over a link of this speed (`None`: never seen waiting). Copies it once.
+    /// Returns the payload to send for `run`, over a link of this speed (`None`: the link was never the
+    /// bottleneck). Copies the run once.
     pub(crate) fn encode(&mut self, run: &[u8], link: Option<f64>) -> (Coding, Bytes) {
         let wanted = match self.when {
             Compression::Off => false,
@@ -137,7 +138,7 @@ impl Coder {
     }
 }
 
-/// Order-0 entropy of a sample of `run`, bits a byte; a sample of n bytes shows at most log2 n.
+/// Returns the order-0 entropy of a sample of `run`, bits a byte; a sample of n bytes shows at most log2 n.
 fn entropy_bits(run: &[u8]) -> f64 {
     let mut counts = [0u16; 256];
     let mut sampled = 0u16;
@@ -171,7 +172,7 @@ fn entropy_bits(run: &[u8]) -> f64 {
 /// Decodes a payload: exactly as many bytes as its header announces, never more.
 ///
 /// # Errors
-/// It does not decode, or to another length.
+/// The payload cannot be decoded, or has another length.
 pub fn decode(node: &str, header: &Header, payload: Bytes) -> Result<Bytes, PeerError> {
     let wrong = || PeerError::protocol(node, "a payload that does not decode to its length");
     let expected = usize::try_from(header.decoded_bytes()).map_err(|_| wrong())?;

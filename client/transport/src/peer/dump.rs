@@ -16,9 +16,9 @@ use super::coding::{Coder, LinkSpeed};
 use super::network::Network;
 use driver::Driver;
 
-/// Longest run of pages in one frame, and piece of an image, bytes.
+/// Longest run of pages in one frame, and longest piece of an image, bytes.
 pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES as usize;
-/// A page, bytes.
+/// Size of a page, bytes.
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(PAGE_BYTES as u64 == permafrost_protocol::pageserver::PAGE_BYTES);
 
@@ -34,7 +34,7 @@ pub struct Progress {
     pub pushed_frames: u64,
     /// Number of frames that the peer has acknowledged.
     pub acknowledged_frames: u64,
-    /// Bytes of the window in use: what this dump holds in memory.
+    /// Bytes of the window in use: the memory that this dump takes.
     pub window_used_bytes: u64,
     /// Largest value of `window_used_bytes` so far.
     pub peak_window_bytes: u64,
@@ -42,7 +42,7 @@ pub struct Progress {
     pub raw_bytes: u64,
     /// Payload bytes pushed, as sent.
     pub sent_bytes: u64,
-    /// Conversations begun: 1 when the connection was never lost.
+    /// Number of conversations begun: 1 if the connection was never lost.
     pub conversations: u32,
 }
 
@@ -67,13 +67,13 @@ struct State {
 struct Shared {
     node: String,
     state: Mutex<State>,
-    /// Something was acknowledged or answered, or it failed.
+    /// Notified when an acknowledgement or a reply has come, or the dump has failed.
     changed: Condvar,
-    /// Something is to be sent.
+    /// Notified when there are frames to send.
     work: Notify,
-    /// A commit is to be sent.
+    /// Notified when there is a commit to send.
     commit: Notify,
-    /// It is over.
+    /// Notified when the dump is over.
     over: Notify,
 }
 
@@ -93,7 +93,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until `ready` has something, the dump fails, or the deadline passes.
+    /// Waits until `ready` returns a value, the dump fails, or the deadline passes.
     fn wait<T>(
         &self,
         doing: &'static str,
@@ -124,8 +124,8 @@ impl Shared {
     }
 }
 
-/// A dump on its way to one node. Its calls block; a lost connection is made again behind them. Dropped without a
-/// commit it is aborted.
+/// A dump that is being sent to one node. Its calls block; a lost connection is restored in the background. A
+/// dump that is dropped without a commit is aborted.
 pub struct DumpSender {
     shared: Arc<Shared>,
     coder: Coder,
@@ -136,7 +136,7 @@ impl DumpSender {
     /// Opens a dump at `node` and waits until the node has agreed.
     ///
     /// # Errors
-    /// It refuses, or does not answer by `deadline`.
+    /// The node refuses, or does not reply by `deadline`.
     pub fn open(
         network: &Network,
         node: &str,
@@ -200,16 +200,16 @@ impl DumpSender {
         &self.shared.node
     }
 
-    /// The peer has the parent that was asked for: [`Self::parent`] may be used.
+    /// Returns true if the peer has the requested parent: [`Self::parent`] may then be used.
     #[must_use]
     pub fn has_parent(&self) -> bool {
         self.shared.lock().opened.unwrap_or(false)
     }
 
-    /// An address space begins: its type, id and `pages_id`.
+    /// Begins an address space with its type, id and `pages_id`.
     ///
     /// # Errors
-    /// The dump failed, or the window stays full. So for every call here.
+    /// The dump failed, or the window stays full. The same holds for every call of this type.
     pub fn space(&mut self, space_type: u16, id: u64, pages_id: u32) -> Result<(), PeerError> {
         self.push(
             Kind::Space,
@@ -237,26 +237,26 @@ impl DumpSender {
         Ok(())
     }
 
-    /// Pages that are all zero.
+    /// Pushes pages that are all zero.
     ///
     /// # Errors
-    /// As [`Self::space`].
+    /// The same as for [`Self::space`].
     pub fn zero(&mut self, index: u64, flags: u16, pages: u32) -> Result<(), PeerError> {
         self.push(Kind::Zero, Coding::Raw, flags, pages, index, Bytes::new())
     }
 
-    /// Pages that the peer has in its parent.
+    /// Pushes references to pages that the peer has in its parent.
     ///
     /// # Errors
-    /// As [`Self::space`].
+    /// The same as for [`Self::space`].
     pub fn parent(&mut self, index: u64, flags: u16, pages: u32) -> Result<(), PeerError> {
         self.push(Kind::Parent, Coding::Raw, flags, pages, index, Bytes::new())
     }
 
-    /// All address spaces are in: waits until the peer has them durably.
+    /// Ends the address spaces, and waits until the peer has stored them durably.
     ///
     /// # Errors
-    /// As [`Self::space`]; or no answer by `deadline`.
+    /// The same as for [`Self::space`]; or no reply by `deadline`.
     pub fn close(&mut self, deadline: Instant) -> Result<Closed, PeerError> {
         self.push(Kind::Close, Coding::Raw, 0, 0, 0, Bytes::new())?;
         self.shared
@@ -266,16 +266,16 @@ impl DumpSender {
     /// Begins a small image of `len_bytes`, which [`Self::image_data`] brings.
     ///
     /// # Errors
-    /// As [`Self::space`].
+    /// The same as for [`Self::space`].
     pub fn begin_image(&mut self, name: &str, len_bytes: u64) -> Result<(), PeerError> {
         let name = Bytes::copy_from_slice(name.as_bytes());
         self.push(Kind::Image, Coding::Raw, 0, 0, len_bytes, name)
     }
 
-    /// The next bytes of the image.
+    /// Pushes the next bytes of the image.
     ///
     /// # Errors
-    /// As [`Self::space`].
+    /// The same as for [`Self::space`].
     pub fn image_data(&mut self, bytes: &[u8]) -> Result<(), PeerError> {
         for part in bytes.chunks(RUN_BYTES) {
             let bytes = u64::try_from(part.len()).unwrap_or(u64::MAX);
@@ -285,20 +285,21 @@ impl DumpSender {
         Ok(())
     }
 
-    /// All images are in: waits until the peer has everything durably.
+    /// Ends the images, and waits until the peer has stored everything durably.
     ///
     /// # Errors
-    /// As [`Self::space`]; or no answer by `deadline`.
+    /// The same as for [`Self::space`]; or no reply by `deadline`.
     pub fn prepare(&mut self, deadline: Instant) -> Result<Prepared, PeerError> {
         self.push(Kind::Prepare, Coding::Raw, 0, 0, 0, Bytes::new())?;
         self.shared
             .wait("the prepare", deadline, |state| state.prepared.clone())
     }
 
-    /// Has the peer seal it. Said again after a lost connection; the peer takes it once.
+    /// Makes the peer seal the dump. Sent again after a lost connection; the peer carries it out once.
     ///
     /// # Errors
-    /// As [`Self::space`]; or no answer by `deadline`: then nobody here knows whether the peer sealed it.
+    /// The same as for [`Self::space`]; or no reply by `deadline`: then it is unknown whether the peer sealed
+    /// the dump.
     pub fn commit(&mut self, commit: &Commit, deadline: Instant) -> Result<Committed, PeerError> {
         self.shared.lock().commit = Some(commit.clone());
         self.shared.commit.notify_one();
@@ -306,7 +307,7 @@ impl DumpSender {
             .wait("the commit", deadline, |state| state.committed.clone())
     }
 
-    /// Gives it up; the peer drops what it has of it.
+    /// Gives the dump up; the peer discards its part.
     pub fn abort(self) {
         drop(self);
     }
@@ -326,10 +327,10 @@ impl DumpSender {
         }
     }
 
-    /// Passes a frame on as it is. `payload` is as `coding` says.
+    /// Passes a frame on unchanged. `payload` is encoded by `coding`.
     ///
     /// # Errors
-    /// As [`Self::space`].
+    /// The same as for [`Self::space`].
     pub fn push(
         &mut self,
         kind: Kind,

@@ -75,7 +75,7 @@ impl FetchReader {
         })
     }
 
-    /// The manifest and the digest that the node has answered.
+    /// Returns the node's reply, with the manifest and the digest.
     #[must_use]
     pub fn opened(&self) -> &FetchOpened {
         &self.opened
@@ -130,7 +130,7 @@ async fn begin(
     Ok((link, receive, opened))
 }
 
-/// Hands on frames until the last one.
+/// Passes on frames until the last one.
 async fn take(
     claimed: tokio::sync::oneshot::Receiver<RecvStream>,
     give: &mpsc::Sender<Result<Frame, PeerError>>,

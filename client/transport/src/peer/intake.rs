@@ -1,4 +1,4 @@
-//! The receiving side of a dump: one session over all the conversations that it takes.
+//! The receiving side of a dump: one session, over all of its conversations.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ const MAX_OF_PEER: usize = MAX_SESSIONS / 4;
 /// Length of the queue between the connection and the handler, frames; 4 MiB with the largest frames.
 const QUEUED_FRAMES: usize = 16;
 
-/// The frames of a dump, in order and each once, for a blocking handler.
+/// Source of the frames of a dump, in order and each once, for a blocking handler.
 pub trait FrameSource: Send {
     /// Returns the next frame, decoded; blocks until it arrives. The last frame is [`Kind::Prepare`].
     ///
@@ -61,7 +61,7 @@ pub trait Replies: Send {
     fn committed(&mut self, committed: Committed);
 }
 
-/// A frame on its way to the handler; `None` wakes the handler.
+/// A frame in the queue for the handler; `None` wakes the handler.
 type Queued = Option<(Header, Bytes)>;
 
 struct State {
@@ -73,7 +73,7 @@ struct State {
     /// The handler has returned: no more replies follow.
     done: bool,
     failed: Option<PeerError>,
-    /// The handler was told to end.
+    /// True if the handler was told to end.
     cancelled: bool,
     frames: Option<mpsc::Sender<Queued>>,
     /// Time since which no conversation serves the dump.
@@ -107,7 +107,7 @@ impl Session {
         self.say.notify_one();
     }
 
-    /// Ends the handler's waiting. The peer hears the reason from the handler.
+    /// Ends the handler's waiting. The handler then reports the reason to the peer.
     fn cancel(&self) {
         let mut state = self.lock();
         state.cancelled = true;
@@ -129,7 +129,7 @@ impl Session {
         state.cancelled || state.failed.is_some()
     }
 
-    /// The handler has returned.
+    /// Records that the handler has returned.
     pub(crate) fn finish(&self, result: Result<(), control::Error>) {
         let mut state = self.lock();
         if let Err(error) = result {
@@ -142,11 +142,11 @@ impl Session {
     }
 }
 
-/// The dumps on their way in, of all peers.
+/// The dumps that are being received, from all peers.
 #[derive(Clone, Default)]
 pub(crate) struct Sessions(Arc<Mutex<HashMap<Key, Arc<Session>>>>);
 
-/// A session is its peer's: another that knows the id has nothing of it.
+/// Key of a session: peer and id. A session belongs to its peer: another peer that knows the id cannot use it.
 type Key = (String, [u8; 16]);
 
 /// The handler's end of a session.
@@ -157,11 +157,11 @@ pub(crate) struct Intake {
     /// Limits of the sender's silence, see [`Options`].
     idle: Duration,
     wait: Duration,
-    /// CRIU has not begun, or its dump is closed and not sealed yet.
+    /// True if CRIU has not begun, or its dump is closed and not sealed yet.
     is_waiting: bool,
 }
 
-/// The handler's answers.
+/// Replies of the handler.
 pub(crate) struct Answers(Arc<Session>);
 
 impl Sessions {
@@ -169,12 +169,13 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session that the same peer has begun.
+    /// Returns a session that the same peer has begun.
     pub(crate) fn find(&self, peer: &str, id: [u8; 16]) -> Option<Arc<Session>> {
         self.lock().get(&(peer.to_owned(), id)).cloned()
     }
 
-    /// A new session; `None` if there is one of this id, or too many. Must be called within a tokio runtime.
+    /// Begins a session; `None` if one of this id exists, or there are too many. Must be called within a tokio
+    /// runtime.
     pub(crate) fn begin(
         &self,
         peer: &str,
@@ -308,7 +309,7 @@ impl Sessions {
         });
     }
 
-    /// Gives up all sessions: the daemon stops.
+    /// Gives up all sessions, because the daemon stops.
     pub(crate) fn fail_all(&self) {
         for (_, session) in self.lock().drain() {
             session.fail(PeerError::aborted(&session.peer));
@@ -316,14 +317,15 @@ impl Sessions {
     }
 }
 
-/// One conversation of a session.
+/// A conversation of a session.
 struct Conversation<'a> {
     session: &'a Session,
     options: &'a Options,
 }
 
 impl Conversation<'_> {
-    /// True when all is said, false when the session is served elsewhere.
+    /// Serves the conversation. Returns true if everything was sent and answered, false if another conversation
+    /// serves the session now.
     async fn run(
         &self,
         id: [u8; 16],
@@ -381,7 +383,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// Takes frames in until the last of them, as fast as the handler does.
+    /// Receives frames until the last of them, as fast as the handler takes them.
     async fn take_in(&self, mut bulk: Bulk) -> Result<(), PeerError> {
         let session = self.session;
         let node = session.peer.as_str();
@@ -439,7 +441,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// Says what is to be said, until the handler is done.
+    /// Sends acknowledgements and replies, until the handler is done.
     async fn say(&self, send: &mut SendStream) -> Result<bool, PeerError> {
         let node = self.session.peer.as_str();
         let mut said = 0;
@@ -524,8 +526,9 @@ impl FrameSource for Intake {
 }
 
 impl Intake {
-    /// Waits for what the connection queues, as long as a sender may be silent: the handler has nothing else to do, so only
-    /// the sender holds it up. What does not come from the sender again (a resumed conversation) does not count.
+    /// Waits for the next item of the connection, as long as a sender may be silent: the handler has nothing
+    /// else to do, so only the sender delays it. A resumed conversation alone, without new items, does not
+    /// restart the time.
     fn receive(&mut self) -> Result<Option<Queued>, PeerError> {
         match self.frames.try_recv() {
             Ok(queued) => return Ok(Some(queued)),

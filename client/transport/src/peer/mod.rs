@@ -8,9 +8,9 @@
 //!        └── Closed, Prepared ◀────┘◀── Replies ────────────────────────────────────┘
 //! ```
 //!
-//! Pages are copied once into a window that is bounded, and stay there until the peer has taken them in. Whoever
-//! pushes waits while the window is full: that is how a slow peer slows CRIU down, instead of filling memory. A
-//! lost connection is made again, and the dump goes on behind the last frame that the peer has.
+//! Pages are copied once into a window of limited size, and stay there until the peer has acknowledged them.
+//! The pushing thread waits while the window is full: so a slow peer slows CRIU down, instead of filling
+//! memory. A lost connection is restored, and the dump continues behind the last frame that the peer has.
 //!
 //! The blocking calls must not be made on threads of the runtime.
 
@@ -42,19 +42,19 @@ pub use serve::{ApiServer, ApiStream, Endpoint, Handler};
 use bytes::Bytes;
 use permafrost_protocol::wire::frame::Header;
 
-/// Codes that streams and connections end with.
+/// Error codes of ended streams and connections.
 pub mod code {
-    /// Everything is said.
+    /// Everything was sent and answered.
     pub const DONE: u32 = 0;
-    /// The dump is given up: no resume comes.
+    /// The dump is given up and will not be resumed.
     pub const ABORTED: u32 = 1;
-    /// Nobody asked for this stream, or for this peer.
+    /// The stream, or the peer, was not requested.
     pub const UNWANTED: u32 = 2;
-    /// More connections or conversations than are served.
+    /// The limit on connections or conversations is reached.
     pub const BUSY: u32 = 3;
-    /// The peer does not keep to the protocol, or is too slow.
+    /// The peer violated the protocol, or is too slow.
     pub const MISBEHAVED: u32 = 4;
-    /// The peer's certificate is over or denied, or its CA is no longer trusted.
+    /// The peer's certificate has expired or is denied, or its CA is no longer trusted.
     pub const REFUSED: u32 = 5;
 }
 

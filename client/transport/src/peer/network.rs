@@ -1,4 +1,4 @@
-//! The way to the other nodes: sockets, and one connection to each node that is spoken with.
+//! Connections to the other nodes: the sockets, and one connection to each node in use.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -32,7 +32,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// A connection in use, and its bulk streams. Closed when its last clone is dropped: a conversation keeps one.
+/// A connection in use, and its bulk streams. Closed when its last clone is dropped: each conversation keeps
+/// one.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) connection: Connection,
@@ -43,7 +44,7 @@ pub(crate) struct Link {
 /// Ends a connection when it is dropped.
 struct Hold {
     connection: Connection,
-    /// Serial number of the certificate that the peer was shown.
+    /// Serial number of the own certificate that the peer was shown.
     shown: String,
     _tenure: Tenure,
 }
@@ -73,16 +74,16 @@ struct Inner {
     ways: std::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Way>>>>,
 }
 
-/// The way to the other nodes. Cheap to clone; the last clone closes all connections.
+/// Connections to the other nodes. Cheap to clone; the last clone closes all connections.
 #[derive(Clone)]
 pub struct Network(Arc<Inner>);
 
 impl Network {
-    /// Opens `options.sockets` sockets on `bind` (port 0, or it is the same for all). `region` is this node's, for
-    /// [`Hello`]; empty for an agent.
+    /// Opens `options.sockets` sockets on `bind` (port 0; any other port would be the same for all sockets).
+    /// `region` is this node's, for [`Hello`]; empty for an agent.
     ///
     /// # Errors
-    /// A socket cannot be had.
+    /// A socket cannot be bound.
     pub fn new(
         runtime: Handle,
         bind: SocketAddr,
@@ -107,11 +108,11 @@ impl Network {
         })))
     }
 
-    /// Asks `node` for anything but a dump or a fetch, and waits for the answer. Must not be called on a
-    /// thread of the runtime. A lost connection is not tried again once the request may have arrived.
+    /// Sends `node` any request but a dump or a fetch, and waits for the reply. Must not be called on a thread
+    /// of the runtime. The request is not sent again after a lost connection if it may have arrived.
     ///
     /// # Errors
-    /// [`PeerError::Refused`] with the peer's words, or no answer by `deadline`.
+    /// [`PeerError::Refused`] with the peer's error, or no reply by `deadline`.
     pub fn call(
         &self,
         node: &str,
@@ -146,7 +147,7 @@ impl Network {
     /// Opens a connection of HTTP to the API of `node`.
     ///
     /// # Errors
-    /// [`PeerError::Refused`] with the peer's words, or no answer by `deadline`.
+    /// [`PeerError::Refused`] with the peer's error, or no reply by `deadline`.
     pub async fn api(&self, node: &str, deadline: Instant) -> Result<ApiStream, PeerError> {
         let link = self.link(node, deadline).await?;
         let timeout = deadline.saturating_duration_since(Instant::now());
@@ -162,14 +163,14 @@ impl Network {
         Ok(ApiStream::new(send, receive))
     }
 
-    /// Closes every connection, with a word to the peers.
+    /// Closes every connection, and informs the peers.
     pub fn close(&self) {
         for endpoint in &self.0.endpoints {
             endpoint.close(VarInt::from_u32(code::DONE), b"shutting down");
         }
     }
 
-    /// Bytes on the wire and the like, of the connection to `node` if there is one.
+    /// Returns quinn's statistics of the connection to `node`, if there is one and it is not being made.
     #[must_use]
     pub fn stats(&self, node: &str) -> Option<quinn::ConnectionStats> {
         let way = self.ways().get(node).cloned()?;
@@ -194,7 +195,7 @@ impl Network {
         self.0.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection to `node`, made anew if it is lost, by `deadline`.
+    /// Returns the connection to `node`; a lost connection is made anew, by `deadline`.
     pub(crate) async fn link(&self, node: &str, deadline: Instant) -> Result<Link, PeerError> {
         let way = Arc::clone(self.ways().entry(node.to_owned()).or_default());
         let connected = async {
@@ -305,7 +306,7 @@ impl Drop for Inner {
     }
 }
 
-/// The body of a reply, or the refusal in it.
+/// Returns the body of a reply, or the refusal in it.
 pub(crate) fn answered(node: &str, answer: Reply) -> Result<reply::Body, PeerError> {
     match answer.body {
         Some(reply::Body::Error(error)) => Err(PeerError::refused(node, error)),
@@ -314,11 +315,11 @@ pub(crate) fn answered(node: &str, answer: Reply) -> Result<reply::Body, PeerErr
     }
 }
 
-/// A quinn endpoint on a socket of its own, as the peers' are: large buffers, batches that fit. Must be called within
-/// a tokio runtime.
+/// Returns a quinn endpoint on a socket of its own, configured like those for peers: large buffers, batches
+/// that fit. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// The socket cannot be had.
+/// The socket cannot be bound.
 pub fn quic_endpoint(
     bind: SocketAddr,
     server: Option<quinn::ServerConfig>,

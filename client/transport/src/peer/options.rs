@@ -6,13 +6,14 @@ use std::time::Duration;
 use quinn::congestion::CubicConfig;
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 
-/// Packets that are acknowledged at once, as long as none is missing. Each acknowledgement costs both ends about as
-/// much as a small packet.
+/// Number of packets that are acknowledged together, as long as none is missing. Each acknowledgement costs
+/// both ends about as much as a small packet.
 const ACKNOWLEDGED_PACKETS: u32 = 40;
-/// Longest delay of an acknowledgement: what a link waits whose congestion window is smaller than that.
+/// Longest delay of an acknowledgement: a link whose congestion window is smaller than that number of packets
+/// waits for so long.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(2);
-/// First congestion window, bytes: more than [`ACKNOWLEDGED_PACKETS`] of 1,500 bytes. Between nodes of one site
-/// nobody needs the slower start.
+/// First congestion window, bytes: more than [`ACKNOWLEDGED_PACKETS`] of 1,500 bytes. A slower start is of no
+/// use between nodes of one site.
 const INITIAL_WINDOW_BYTES: u64 = 256 << 10;
 
 /// Conditions for the compression of pages.
@@ -27,17 +28,18 @@ pub enum Compression {
     Always,
 }
 
-/// The transport's limits. quinn's own defaults suit a 100 Mbit/s WAN.
+/// Limits of the transport. quinn's own defaults suit a 100 Mbit/s WAN.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Sockets (and quinn endpoints) for outgoing connections; one is one task, so one core. Default 1.
+    /// Number of sockets (and quinn endpoints) for outgoing connections; each is one task, so one core. Default
+    /// 1.
     pub sockets: usize,
     /// Largest UDP payload tried, bytes: MTU discovery goes up to it. 8,972 fills jumbo frames; on a path of
     /// 1,500 its only cost is a few lost probes. Default 8,972.
     pub packet_bytes: u16,
     /// UDP payload that every path is known to carry, bytes; 1,200 is what QUIC demands. Default 1,200.
     pub assured_packet_bytes: u16,
-    /// Socket buffers asked for, bytes; the kernel's `net.core.[rw]mem_max` may give less. Default 8 MiB.
+    /// Socket buffers requested, bytes; the kernel's `net.core.[rw]mem_max` may give less. Default 8 MiB.
     pub socket_buffer_bytes: usize,
     /// Most bytes that a peer may send on one stream before they are read. Default 32 MiB.
     pub stream_window_bytes: u32,
@@ -50,15 +52,15 @@ pub struct Options {
     pub dump_window_bytes: usize,
     /// Streams of each kind that a peer may have open on a connection. Default 64.
     pub streams: u32,
-    /// Connections taken from peers, all together. Default 256.
+    /// Most connections accepted from all peers together. Default 256.
     pub connections: usize,
-    /// Handshakes under way at once. Default 64.
+    /// Most handshakes under way at once. Default 64.
     pub handshakes: usize,
-    /// Conversations served at once, of dumps and of fetches, each. Default 64.
+    /// Most conversations served at once, of dumps and of fetches, each. Default 64.
     pub conversations: usize,
     /// Time limit of a handshake. Default 5 s.
     pub handshake_timeout: Duration,
-    /// Time for a Hello and a Request, or a preamble, to come in, whatever their pace. Default 10 s.
+    /// Time limit for a Hello and a Request, or a preamble, however slowly its bytes come. Default 10 s.
     pub request_timeout: Duration,
     /// A dump's bulk stream that brings nothing, or takes nothing, for this long counts as lost, as does a
     /// frame that is not whole by then. CRIU pauses between frames, not within one. Default 10 s.
@@ -116,7 +118,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// quinn's transport parameters.
+    /// Returns quinn's transport parameters.
     #[must_use]
     pub fn transport(&self) -> Arc<TransportConfig> {
         let mut discovery = MtuDiscoveryConfig::default();

@@ -43,7 +43,7 @@ struct Opening {
     content_digest: Vec<u8>,
 }
 
-/// The handler's end of a fetch.
+/// Handler's end of a fetch.
 pub(crate) struct Outflow {
     peer: String,
     opened: Option<oneshot::Sender<Opening>>,
@@ -125,7 +125,7 @@ impl FrameSink for Outflow {
 }
 
 impl Tap {
-    /// Sends what the handler gives until it is done; `result` is what it then says.
+    /// Sends the handler's frames until it is done; `result` gives the handler's result then.
     pub(crate) async fn run(
         mut self,
         peer: &str,

@@ -1,7 +1,7 @@
-//! Buffers for payloads, used again and again.
+//! Pool of reusable buffers for payloads.
 //!
-//! A fresh buffer of 256 KiB costs more than the copy into it: its page faults, and the cache lines of whatever
-//! it replaces. The one that was given back last is taken first, because it is the likeliest to be in a cache.
+//! A fresh buffer of 256 KiB costs more than the copy into it: its page faults, and the cache lines that it
+//! displaces. The buffer that was returned last is taken first, because it is the likeliest to be in a cache.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -10,26 +10,27 @@ use permafrost_protocol::wire::frame::MAX_PAYLOAD_BYTES;
 
 /// Length of a pooled buffer, bytes: the longest payload's.
 const BUFFER_BYTES: usize = MAX_PAYLOAD_BYTES as usize;
-/// A payload shorter than this gets memory of its own: windows and queues are bounded by the bytes of payloads, and
-/// a pooled buffer is all there whatever is in it.
+/// Shortest payload for a pooled buffer. Shorter ones get memory of their own: windows and queues are bounded
+/// by the bytes of payloads, and a pooled buffer takes its whole length whatever is in it.
 const MIN_POOLED_BYTES: usize = BUFFER_BYTES / 4 * 3;
-/// Buffers that are kept for later, at most: 32 MiB, a window.
+/// Most buffers that are kept for later: 32 MiB, a window.
 const MAX_KEPT: usize = 128;
 
-/// Buffers of one dump or one stream. A clone is the same pool.
+/// Buffers of one dump or one stream. A clone shares the pool.
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<Kept>);
 
 type Kept = Mutex<Vec<Vec<u8>>>;
 
-/// A buffer that goes back where it came from, unless that is gone.
+/// A buffer that returns to its pool, unless the pool is gone.
 struct Lent {
     bytes: Vec<u8>,
     pool: Weak<Kept>,
 }
 
 impl Pool {
-    /// A payload of about `length` bytes, at most [`BUFFER_BYTES`]: what `fill` puts into the empty buffer.
+    /// Returns a payload of about `length` bytes, at most [`BUFFER_BYTES`], that `fill` writes into the empty
+    /// buffer.
     pub(crate) fn payload(&self, length: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Bytes {
         if !(MIN_POOLED_BYTES..=BUFFER_BYTES).contains(&length) {
             let mut bytes = Vec::with_capacity(length);

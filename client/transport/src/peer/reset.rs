@@ -1,6 +1,6 @@
-//! A peer that was killed and started again tells who still sends to its predecessor (stateless resets, RFC 9000,
-//! 10.3), which would wait for seconds otherwise. For that both must make the same of the same connection id: the key
-//! is of the private key of the certificate.
+//! Stateless resets (RFC 9000, 10.3): a peer that was killed and restarted tells the senders of its
+//! predecessor's connections to stop, which would otherwise wait for seconds. For that, both processes must
+//! derive the same token from a connection id: the key is derived from the certificate's private key.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 const BLOCK_BYTES: usize = 64;
 
-/// HMAC-SHA256, RFC 2104.
+/// Key of the resets, for HMAC-SHA256 (RFC 2104).
 pub(super) struct ResetKey(pub(super) [u8; 32]);
 
 impl ResetKey {
@@ -49,7 +49,7 @@ impl HmacKey for ResetKey {
     }
 }
 
-/// Random ids, of which none is refused: a predecessor's get their reset.
+/// Generator of random ids that rejects no id: ids of a predecessor get their reset.
 pub(super) struct Ids;
 
 const ID_BYTES: usize = 8;

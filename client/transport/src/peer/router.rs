@@ -23,7 +23,7 @@ struct Places {
 pub(crate) struct Router(Arc<Mutex<Places>>);
 
 impl Router {
-    /// Takes in the bulk streams of `connection` until it ends.
+    /// Receives the bulk streams of `connection` until it ends.
     pub(crate) fn spawn(connection: Connection, timeout: Duration) -> Self {
         let router = Self::default();
         let routed = router.clone();
@@ -69,7 +69,7 @@ impl Router {
         }
     }
 
-    /// The stream with this preamble, as soon as it is here.
+    /// Returns the stream with this preamble, as soon as it has come.
     pub(crate) fn claim(&self, id: [u8; 16]) -> oneshot::Receiver<RecvStream> {
         let (send, receive) = oneshot::channel();
         let mut places = self.lock();

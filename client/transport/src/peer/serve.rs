@@ -1,4 +1,4 @@
-//! Serving peers: a socket, its connections, and their conversations.
+//! Serves peers: a socket, its connections, and their conversations.
 
 use std::io;
 use std::net::SocketAddr;
@@ -61,9 +61,9 @@ impl AsyncWrite for ApiStream {
     }
 }
 
-/// The HTTP API of a node, for its peers.
+/// Server of a node's HTTP API, for its peers.
 pub trait ApiServer: Send + Sync {
-    /// Serves one connection to its end; what the peer may ask for is the server's to check.
+    /// Serves one connection to its end; the server has to check what the peer may request.
     fn serve(
         self: Arc<Self>,
         peer: &Peer,
@@ -100,17 +100,17 @@ pub trait Handler: Send + Sync + 'static {
         frames: &mut dyn FrameSink,
     ) -> Result<(), control::Error>;
 
-    /// The HTTP API, for a peer.
+    /// Returns the server of the HTTP API for a peer.
     ///
     /// # Errors
-    /// The peer may not ask it, or it is not served to peers.
+    /// The peer may not use the API, or the API is not served to peers.
     fn api(&self, peer: &Peer) -> Result<Arc<dyn ApiServer>, control::Error> {
         let message = format!("no API is served to {}", peer.name());
         Err(failure(control::ErrorCode::Unavailable, message))
     }
 }
 
-/// Parts of what a node serves at once that one peer may take. A node passes on the dumps of many, and a restore reads a
+/// Shares of a node's limits that one peer may use. A node passes on the dumps of many, and a restore reads a
 /// file for each process of its tree.
 struct PartOf {
     connections: usize,
@@ -139,29 +139,30 @@ struct Inner {
     handler: Arc<dyn Handler>,
     options: Options,
     sessions: Sessions,
-    /// Handshakes under way, by address.
+    /// Handshakes under way, counted by address.
     handshakes: Arc<Shares>,
-    /// Of all that follows: in all, and by peer.
+    /// Limit on the connections of all peers. Each of the following counters has a limit in all and one by
+    /// peer.
     connections: Arc<Semaphore>,
     streams: Arc<Shares>,
     calls: Arc<Shares>,
     dumps: Arc<Shares>,
     fetches: Arc<Shares>,
     apis: Arc<Shares>,
-    /// Counts how often all connections were ended.
+    /// Counter of the times that all connections were ended.
     disconnects: watch::Sender<u64>,
     /// Connections of each peer.
     peers: Arc<Shares>,
 }
 
-/// A socket that serves peers. Dropped, it says goodbye and serves nobody.
+/// A socket that serves peers. Dropping it closes the connections and ends the service.
 pub struct Endpoint(Arc<Inner>);
 
 impl Endpoint {
     /// Listens on `address`.
     ///
     /// # Errors
-    /// The socket cannot be had, or the identity cannot be used.
+    /// The socket cannot be bound, or the identity cannot be used.
     pub fn serve(
         runtime: &Handle,
         address: SocketAddr,
@@ -213,19 +214,19 @@ impl Endpoint {
         self.0.endpoint.local_addr()
     }
 
-    /// The identity that peers see.
+    /// Returns the identity that peers see.
     #[must_use]
     pub fn identity(&self) -> &ReloadingIdentity {
         &self.0.identity
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     #[must_use]
     pub fn open_connections(&self) -> usize {
         self.0.endpoint.open_connections()
     }
 
-    /// Ends every connection; peers may come back, and resume dumps within their grace.
+    /// Ends every connection; peers may reconnect, and resume dumps within their grace period.
     pub fn disconnect(&self) {
         self.0.disconnects.send_modify(|count| *count += 1);
     }

@@ -1,8 +1,8 @@
 //! The UDP socket under quinn: large buffers, and batches that fit a datagram.
 //!
-//! quinn hands the kernel up to ten packets at once (GSO), and the kernel takes at most 65,507 bytes: ten packets
-//! of more than 6,550 bytes are refused with EMSGSIZE, which quinn takes for a path that lost its MTU. A batch
-//! that is too long is split here, and from then on shorter ones are asked for.
+//! quinn hands the kernel up to ten packets at once (GSO), and the kernel takes at most 65,507 bytes: ten
+//! packets of more than 6,550 bytes are refused with EMSGSIZE, which quinn takes for a path that lost its MTU.
+//! A batch that is too long is split here, and quinn is asked for shorter ones from then on.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -24,7 +24,7 @@ const MAX_COALESCED_BYTES: usize = 65_536;
 /// Binds a UDP socket with large buffers. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// It cannot be bound. Buffers smaller than asked for are not an error.
+/// The socket cannot be bound. Buffers smaller than requested are not an error.
 pub(crate) fn bind(
     address: SocketAddr,
     buffer_bytes: usize,
@@ -46,12 +46,12 @@ pub(crate) fn bind(
     }))
 }
 
-/// A socket that never hands the kernel more than it takes.
+/// A socket that never hands the kernel more than it accepts.
 struct Batched {
     inner: Arc<dyn AsyncUdpSocket>,
-    /// Packets a batch may have, as far as their size is known.
+    /// Most packets in a batch, as far as their size is known.
     segments: AtomicUsize,
-    /// Packets that a received batch can have: quinn allocates so many of the largest, 32 times over.
+    /// Most packets in a received batch: quinn allocates so many of the largest, 32 times over.
     coalesced: usize,
 }
 

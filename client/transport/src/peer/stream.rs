@@ -1,4 +1,4 @@
-//! Messages on a quinn stream, and frames out of one.
+//! Messages on a quinn stream, and frames from one.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,17 +13,18 @@ use quinn::{Connection, RecvStream, SendStream};
 use super::PeerError;
 use super::pool::Pool;
 
-/// Longest message that is taken before anybody has been heard, bytes: the names in a pull, a control request.
+/// Longest first message of a peer, bytes: the names in a pull, a control request.
 pub(crate) const MAX_REQUEST_BYTES: usize = 1 << 20;
-/// Longest other message: what the framing allows.
+/// Longest other message, bytes: the limit of the framing.
 pub(crate) const MAX_REPLY_BYTES: usize = permafrost_protocol::control::MAX_MESSAGE_BYTES as usize;
 
-/// Most bytes asked of a stream at once, so that an announced length costs no memory before its bytes come.
+/// Most bytes requested from a stream at once, so that an announced length costs no memory before its bytes
+/// come.
 const READ_BYTES: usize = 64 << 10;
-/// Time for a peer to take a message: the longest at 2 Mbit/s. One that takes nothing keeps its connection alive all the
-/// same.
+/// Time limit for a peer to receive a message: the longest message at 2 Mbit/s. A peer that reads nothing still
+/// keeps its connection alive.
 const WRITE_PATIENCE: Duration = Duration::from_secs(60);
-/// Chunks taken from quinn under one lock of the connection.
+/// Most chunks taken from quinn under one lock of the connection.
 const CHUNKS: usize = 32;
 
 /// Reads one message of at most `max_bytes`.
@@ -95,7 +96,7 @@ pub(crate) async fn converse(
     Ok((send, receive))
 }
 
-/// The Hello of `name`.
+/// Returns the Hello of `name`.
 pub(crate) fn hello(name: &str, region: &str) -> Hello {
     Hello {
         version: VERSION,
@@ -122,7 +123,7 @@ impl Bulk {
         }
     }
 
-    /// Makes `bytes` of them be here; false at a clean end before the first of them.
+    /// Reads until `bytes` of them are buffered; returns false at a clean end before the first of them.
     async fn fill(&mut self, node: &str, bytes: usize) -> Result<bool, PeerError> {
         while self.available < bytes {
             let mut taken: [Bytes; CHUNKS] = std::array::from_fn(|_| Bytes::new());
@@ -145,7 +146,7 @@ impl Bulk {
         Ok(true)
     }
 
-    /// Copies the next bytes, which are here, to `take`.
+    /// Passes the next buffered bytes to `take`.
     fn take(&mut self, mut bytes: usize, mut take: impl FnMut(&[u8])) {
         self.available -= bytes;
         while bytes > 0 {
@@ -163,8 +164,8 @@ impl Bulk {
         }
     }
 
-    /// The next `N` bytes; `None` at a clean end. Waits for the first of them as long as it takes, for the rest
-    /// `timeout`.
+    /// Returns the next `N` bytes; `None` at a clean end. Waits for the first of them without limit, for the
+    /// rest for `timeout`.
     pub(crate) async fn array<const N: usize>(
         &mut self,
         node: &str,
@@ -183,7 +184,7 @@ impl Bulk {
         Ok(Some(array))
     }
 
-    /// The next `bytes` bytes, in one piece, within `timeout`.
+    /// Returns the next `bytes` bytes, in one piece, within `timeout`.
     pub(crate) async fn payload(
         &mut self,
         node: &str,
@@ -202,7 +203,7 @@ impl Bulk {
         Ok(buffers.payload(bytes, assemble))
     }
 
-    /// Tells the sender that no more is wanted.
+    /// Tells the sender that no more data is wanted.
     pub(crate) fn stop(&mut self, code: quinn::VarInt) {
         let _ = self.stream.stop(code);
     }

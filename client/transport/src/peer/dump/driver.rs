@@ -1,4 +1,4 @@
-//! The conversations of a dump, one after another: frames out of the window, replies into it.
+//! Drives the conversations of a dump, one after another: sends frames from the window, and receives replies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,11 +14,12 @@ use crate::peer::network::{Link, Network, answered};
 use crate::peer::stream::{self, within};
 use crate::peer::{PeerError, code};
 
-/// Bytes handed to quinn at once.
+/// Most bytes handed to quinn at once.
 const BATCH_BYTES: usize = 512 << 10;
-/// Frames handed to quinn at once.
+/// Most frames handed to quinn at once.
 const BATCH_FRAMES: usize = 256;
-/// Pause between two conversations that ended at once, so that a peer that ends each is not flooded.
+/// Pause between two conversations that ended immediately, so that a peer that ends each of them is not
+/// flooded.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Unacknowledged bytes that only a link slower than the sender accumulates: several acknowledgements' worth.
@@ -45,7 +46,8 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Makes conversations, the first by `opening`, until all is said or none comes about in time.
+    /// Holds conversations, the first by `opening`, until everything was sent and answered or none can be
+    /// opened in time.
     pub(super) async fn run(mut self, opening: Instant) {
         let reconnect = self.network.options().reconnect;
         let mut deadline = opening;
@@ -100,7 +102,7 @@ impl Driver {
         }
     }
 
-    /// Opens the conversation and learns where the peer is.
+    /// Opens the conversation and learns the peer's position in the dump.
     async fn begin(&self, deadline: Instant) -> Result<(Link, SendStream, RecvStream), PeerError> {
         let node = self.shared.node.as_str();
         let link = self.network.link(node, deadline).await?;
@@ -129,7 +131,7 @@ impl Driver {
         Ok((link, send, receive))
     }
 
-    /// Sends and listens until all is said.
+    /// Sends and receives until everything was sent and answered.
     async fn exchange(
         &self,
         link: &Link,
@@ -176,7 +178,7 @@ impl Driver {
         ended
     }
 
-    /// Takes the peer's replies in, until [`Committed`].
+    /// Receives the peer's replies, until [`Committed`].
     async fn listen(&self, receive: &mut RecvStream) -> Result<(), PeerError> {
         let shared = &*self.shared;
         let node = shared.node.as_str();
@@ -237,7 +239,7 @@ impl Driver {
         }
     }
 
-    /// Takes what is to be sent now, headers encoded into one piece of memory.
+    /// Takes the frames to be sent now, with the headers encoded into one piece of memory.
     fn batch(&self, chunks: &mut Vec<Bytes>) {
         let mut frames = Vec::new();
         let mut bytes = 0;
