@@ -1,11 +1,10 @@
-//! `Shadow::append`: pages out of a buffer into a shadow's segments. The hot path of a dump: a task is frozen
+//! `Shadow::append`: copies pages from a buffer into a shadow's segments. The hot path of a dump: a task is frozen
 //! for as long as this takes, and the socket should be the slower of the two.
 //!
-//! One iteration appends 64 MiB in calls of 64 KiB, 256 KiB (the front end's) or 1 MiB, each time the same
-//! buffer, as the front end does: so the column shows, too, from which size on the buffer is no longer in a
-//! cache near the core. `random` pages are checksummed and stored; `equal` ones are checksummed and compared
-//! with the parent's, which are read from the medium; `zero` ones are looked at and no more. Nothing is
-//! flushed here: see `seal.rs`.
+//! One iteration appends 64 MiB in calls of 64 KiB, 256 KiB (the front end's) or 1 MiB, each time from one buffer, as
+//! the front end does: so the column also shows from which size on the buffer is no longer in a cache near the core.
+//! `random` pages are checksummed and stored; `equal` ones are checksummed and compared with the parent's, which are
+//! read from the medium; `zero` ones are only compared with zero. Nothing is flushed here: see `seal.rs`.
 
 use std::sync::Arc;
 
@@ -56,8 +55,8 @@ fn zero(bencher: Bencher<'_, '_>, call_bytes: usize) {
     bench(bencher, &region, &pages, |stats| stats.zero, || None);
 }
 
-/// Times the dump alone; its shadow is begun before, and its segments are freed after. All of its pages must
-/// count as what is to be measured.
+/// Times the dump alone; its shadow is begun before, and its segments are freed after. All of its pages must be
+/// counted as the kind that is measured.
 fn bench(
     bencher: Bencher<'_, '_>,
     region: &Arc<Region>,

@@ -55,7 +55,7 @@ fn list(bencher: Bencher<'_, '_>) {
         });
 }
 
-/// A catalog of all jobs, and the directory it is in.
+/// Returns a catalog of all jobs, and its directory.
 fn filled() -> (TempDir, SledCatalog) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("catalog");
@@ -66,7 +66,7 @@ fn filled() -> (TempDir, SledCatalog) {
     (dir, catalog)
 }
 
-/// Every job's checkpoints, generation by generation, with every field that a record has.
+/// Returns every job's checkpoints, generation by generation, with every field that a record has.
 fn checkpoints(generations: std::ops::Range<u64>) -> impl Iterator<Item = Checkpoint> {
     generations.flat_map(|generation| {
         (0..JOBS).map(move |nr| Checkpoint {

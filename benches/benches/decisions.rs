@@ -96,7 +96,7 @@ fn quickest_eleven(bencher: Bencher<'_, '_>, nodes: u32) {
     });
 }
 
-/// A reason as it is told.
+/// Measures the text of one explanation.
 #[divan::bench]
 fn say_one(bencher: Bencher<'_, '_>) {
     let nodes: Vec<_> = (0..8).map(figures).collect();
@@ -146,7 +146,7 @@ fn figures(node: u32) -> NodeFigures {
     }
 }
 
-/// One of the nodes, with the next one for copies.
+/// Returns the site of one of the nodes, with the next node for copies.
 fn site<'a>(nodes: &'a [NodeFigures], link: &'a SizedRates, node: usize) -> Site<'a> {
     Site {
         node: &nodes[node],

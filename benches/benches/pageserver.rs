@@ -1,9 +1,9 @@
-//! The page server: how much of a dump's time goes into the protocol itself.
+//! Share of the protocol itself in a dump's time through the page server.
 //!
-//! `core` is the sans-I/O core by itself, frame by frame: the cost of a frame, whatever it brings. `serve` is
-//! the front end over a stream in memory, with a sink that drops the pages, in frames of so many pages: the
-//! most a connection can carry before a socket and a region have any part in it. CRIU sends a frame for each
-//! run of present pages, so a fragmented task is near the first figure, a large heap near the last.
+//! `core` is the sans-I/O core by itself, frame by frame: the cost of a frame of any kind. `serve` is the front end
+//! over a stream in memory, with a sink that drops the pages, in frames of the given number of pages: an upper bound
+//! for the rate of a connection, without a socket and a region. CRIU sends a frame for each run of present pages, so
+//! a fragmented task is near the first figure, a large heap near the last.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn core(bencher: Bencher<'_, '_>, dialect: Dialect) {
         });
 }
 
-/// A server to whom a space was opened.
+/// Returns a server to which a space was opened.
 fn opened(mut open: &[u8]) -> PageServer {
     let mut server = PageServer::new();
     while let Want::Frame { bytes } = server.want() {
@@ -68,7 +68,7 @@ fn serve(bencher: Bencher<'_, '_>, pages_a_frame: u32) {
         });
 }
 
-/// All that a CRIU says that dumps one process.
+/// Returns all bytes of a CRIU that dumps one process.
 fn conversation(pages_a_frame: u32) -> Vec<u8> {
     let (encoder, space) = (Encoder::new(Dialect::V32), SpaceId::process(1));
     let payload = vec![7; pages_a_frame as usize * 4096];
@@ -83,7 +83,7 @@ fn conversation(pages_a_frame: u32) -> Vec<u8> {
     said
 }
 
-/// A peer that has said everything, and does not listen.
+/// Peer that has sent everything, and does not read.
 struct Peer<'a> {
     left: &'a [u8],
 }

@@ -1,8 +1,8 @@
 //! Dumps over QUIC beside a bare quinn pair with the same transport parameters, over the loopback interface.
 //!
-//! `cargo bench -p permafrost-benches --bench quic`: medians of five, taken in turn, in one process. The receiver
-//! of a dump drops the pages, that of the bare pair the bytes, so that what differs is what the conversation costs:
-//! the copy into the window, the frames, the acknowledgements, the queue to the handler.
+//! `cargo bench -p permafrost-benches --bench quic`: medians of five alternating measurements, in one process. The
+//! receiver of a dump drops the pages, that of the bare pair the bytes, so that the difference is the cost of the
+//! conversation: the copy into the window, the frames, the acknowledgements, the queue to the handler.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -22,12 +22,12 @@ use tokio::runtime::Runtime;
 
 /// Sent in one measurement.
 const BYTES: usize = 512 << 20;
-/// Measurements of each, of which the median counts.
+/// Number of measurements of each, of which the median counts.
 const ROUNDS: usize = 5;
 /// UDP payloads: Ethernet, what quinn's GSO batches of ten hold at most, jumbo frames.
 const PACKETS: [u16; 3] = [1452, 6500, 8972];
 
-/// Drops what comes.
+/// Sink that drops all pages.
 struct Sink;
 
 impl Handler for Sink {
@@ -62,11 +62,11 @@ impl Handler for Sink {
 }
 
 fn main() {
-    // cargo test runs benches to see whether they work; this one would only take time.
+    // cargo test runs benches to check that they work; this one would only take time.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
-    // One of the two alone, for a profiler.
+    // Only one of the two, for a profiler.
     let others_than = |what: &str| !std::env::args().any(|argument| argument == what);
     let directory = tempfile::tempdir().expect("temporary directory");
     let authority =
@@ -156,7 +156,7 @@ fn median(mut measured: Vec<Measured>) -> Measured {
         .unwrap_or_default()
 }
 
-/// User and system time of this process: fields 14 and 15 of its stat, in ticks of 10 ms.
+/// Returns the user and system time of this process: fields 14 and 15 of its stat, in ticks of 10 ms.
 fn cpu_seconds() -> (f64, f64) {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);

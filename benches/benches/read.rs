@@ -1,10 +1,10 @@
-//! `PageMap`: finding a checkpoint's pages and reading them, verified. What a restore waits for, and what
-//! `permafrost verify` does with everything.
+//! `PageMap`: finding a checkpoint's pages and reading them, verified. A restore waits for this, and `permafrost
+//! verify` does it with every page.
 //!
-//! `read` lends 64 MiB from the mapped medium, in runs of so many pages: the cost of one is a CRC32 of its
-//! pages and, before, one of its checksums, so short runs show what a run costs by itself. `lookup` finds one
-//! page among 100,000 runs from the root down, each node verified; `ascending` visits all of those runs with
-//! a cursor, which remembers the way: the difference is why comparing with a parent uses a cursor.
+//! `read` lends 64 MiB from the mapped medium, in runs of the given number of pages: the cost of one is a CRC32 of
+//! its pages and, before, one of its checksums, so short runs show the cost of a run by itself. `lookup` finds one
+//! page among 100,000 runs from the root down, each node verified; `ascending` visits all of those runs with a
+//! cursor, which remembers the path: the difference is why comparing with a parent uses a cursor.
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
@@ -60,13 +60,13 @@ fn ascending(bencher: Bencher<'_, '_>) {
         .bench_local(|| assert_eq!(map.runs().flatten().count() as u64, RUNS));
 }
 
-/// Every second page, each a run of its own. Zeros: what is in a page is no matter here.
+/// Returns a map of every second page, each a run of its own. Zero pages: the content does not matter here.
 fn fragmented() -> PageMap {
     let zero = [0; PAGE_SIZE];
     map_of((0..RUNS).map(|nr| (nr * 2, zero.as_slice())))
 }
 
-/// A sealed map of pages and where they begin.
+/// Returns a sealed map of pages, given with their first indices.
 fn map_of<'a>(runs: impl Iterator<Item = (u64, &'a [u8])>) -> PageMap {
     let region = region(REGION_BYTES, &FormatOptions::default());
     let mut shadow = region.begin();

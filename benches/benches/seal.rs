@@ -1,12 +1,12 @@
-//! The seal, and what a restart pays for it.
+//! Cost of a seal, and of the recovery at a restart.
 //!
-//! `seal` makes a shadow of so many pages a checkpoint: manifest and root, flush, fence, one journal record,
-//! flush, fence. The task is still frozen. `open` recovers a region with so many checkpoints that was never
-//! closed: it reads the journal and a root for each, and the node is out of service until it has. The journal is
-//! the same for both, 1 MiB in two halves.
+//! `seal` makes a shadow of the given number of pages a checkpoint: manifest and root, flush, fence, one journal
+//! record, flush, fence. The task is still frozen. `open` recovers a region with the given number of checkpoints that
+//! was never closed: it reads the journal and a root for each, and the node is out of service until then. Both use a
+//! journal of 1 MiB in two halves.
 //!
-//! The medium is memory, where a flush is a system call that finds nothing to do: this is the part of the
-//! software. A disk adds its two fences.
+//! The medium is memory, where a flush is a system call without work: the bench measures the software's part. A disk
+//! adds its two fences.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const OPTIONS: FormatOptions = FormatOptions {
 };
 /// Segments for 1,000 checkpoints, and as many again.
 const REGION_BYTES: u64 = 128 << 20;
-/// About what the manifest of a small process has.
+/// Approximate length of the manifest of a small process.
 const MANIFEST_BYTES: usize = 1500;
 
 fn main() {
@@ -63,7 +63,7 @@ fn open(bencher: Bencher<'_, '_>, checkpoints: u64) {
         });
 }
 
-/// A shadow with one finished map, not flushed.
+/// Returns a shadow with one finished map, not flushed.
 fn shadow(region: &Arc<Region>, pages: &[u8]) -> Shadow {
     let mut shadow = region.begin();
     let mut writer = shadow.map();
@@ -74,7 +74,7 @@ fn shadow(region: &Arc<Region>, pages: &[u8]) -> Shadow {
     shadow
 }
 
-/// Deletes a checkpoint when it is dropped, which is after the time was taken.
+/// Deletes a checkpoint when it is dropped, after the time was taken.
 struct Deleted<'a>(&'a Region, CheckpointId);
 
 impl Drop for Deleted<'_> {

@@ -32,7 +32,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// So many of each.
+    /// Makes a cluster of `nodes` nodes and `jobs` jobs.
     #[must_use]
     pub fn new(nodes: u32, jobs: u32) -> Arc<Self> {
         Arc::new(Self {
@@ -79,7 +79,7 @@ impl Simulated {
             },
             write_queue: queue(n % 13),
             read_queue: queue(n % 7),
-            // Those that it has dealt with of late.
+            // Links to the nodes with which it exchanged pages lately.
             links: (1..8.min(self.nodes))
                 .map(|other| (name(n.wrapping_add(other) % self.nodes), rate(1.2)))
                 .collect(),
@@ -169,7 +169,7 @@ pub enum Question {
 }
 
 impl Question {
-    /// Path of the route.
+    /// Returns the path of the route.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -180,7 +180,7 @@ impl Question {
         }
     }
 
-    /// A body about so many candidates on so many nodes.
+    /// Returns a body about `candidates` candidates on `nodes` nodes.
     #[must_use]
     pub fn body(self, candidates: u32, nodes: u32) -> String {
         let list = |item: &dyn Fn(u32) -> String| {
@@ -218,7 +218,7 @@ impl Question {
     }
 }
 
-/// A connection that asks again and again.
+/// Connection that sends one request after another.
 pub struct Client {
     stream: BufReader<TcpStream>,
     answer: Vec<u8>,
@@ -238,10 +238,9 @@ impl Client {
         })
     }
 
-    /// Asks once. How long until the whole answer was there.
+    /// Sends a request. Returns the time until the whole reply was there.
     ///
-    /// # Errors
-    /// The connection breaks, or the answer is not 200.
+    /// # Errors The connection breaks, or the status of the reply is not 200.
     pub fn ask(&mut self, request: &[u8]) -> std::io::Result<Duration> {
         let begun = Instant::now();
         self.stream.get_mut().write_all(request)?;
@@ -268,14 +267,14 @@ impl Client {
         Err(std::io::Error::other(format!("{status}{said}")))
     }
 
-    /// Length of the last answer, bytes.
+    /// Returns the length of the last reply, bytes.
     #[must_use]
     pub fn answer_bytes(&self) -> usize {
         self.answer.len()
     }
 }
 
-/// A request with everything around its body.
+/// Returns a request with its head around the body.
 #[must_use]
 pub fn request(question: Question, body: &str, token: &str) -> Vec<u8> {
     let (path, length) = (question.path(), body.len());

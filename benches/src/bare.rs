@@ -1,5 +1,5 @@
-//! A bare quinn pair: nothing but bytes on one stream, with the transport parameters, sockets and certificates of the
-//! peers. What it takes is what the way between two nodes could take at best.
+//! Bare quinn pair: nothing but bytes on one stream, with the transport parameters, sockets and certificates of the
+//! peers. Its time is a lower bound for the transfer between two nodes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use quinn::{ConnectionError, Endpoint, VarInt};
 /// Number of bytes written at once.
 pub const RUN_BYTES: usize = 256 << 10;
 
-/// Transport options for a path that is known to carry UDP payloads of `packet_bytes`.
+/// Returns transport options for a path that is known to carry UDP payloads of `packet_bytes`.
 #[must_use]
 pub fn options(packet_bytes: u16) -> Options {
     Options {
@@ -22,16 +22,16 @@ pub fn options(packet_bytes: u16) -> Options {
     }
 }
 
-/// [`RUN_BYTES`] that do not compress, the same in each run.
+/// Returns [`RUN_BYTES`] that do not compress, equal in each run.
 #[must_use]
 pub fn run() -> Bytes {
     crate::noise(RUN_BYTES / permafrost_pmem::PAGE_SIZE).into()
 }
 
-/// The end that takes a connection. Must be called within a tokio runtime.
+/// Makes the end that accepts a connection. Must be called within a tokio runtime.
 ///
 /// # Panics
-/// If there is no such socket, or the identity is none of a node.
+/// If the socket cannot be opened, or the identity is not a node's.
 #[must_use]
 pub fn receiver(bind: SocketAddr, identity: &ReloadingIdentity, options: &Options) -> Endpoint {
     let mut config = identity.quic_server_config().expect("server");
@@ -39,10 +39,10 @@ pub fn receiver(bind: SocketAddr, identity: &ReloadingIdentity, options: &Option
     quic_endpoint(bind, Some(config), options).expect("bind")
 }
 
-/// The end that makes one. Must be called within a tokio runtime.
+/// Makes the end that opens a connection. Must be called within a tokio runtime.
 ///
 /// # Panics
-/// If there is no such socket.
+/// If the socket cannot be opened.
 #[must_use]
 pub fn sender(bind: SocketAddr, identity: &ReloadingIdentity, options: &Options) -> Endpoint {
     let mut endpoint = quic_endpoint(bind, None, options).expect("bind");
@@ -52,10 +52,11 @@ pub fn sender(bind: SocketAddr, identity: &ReloadingIdentity, options: &Options)
     endpoint
 }
 
-/// Takes one connection, drops what comes on its one stream, and hangs up after the last byte. How many there were.
+/// Accepts one connection, drops the bytes on its one stream, and closes it after the last byte. Returns the number
+/// of bytes.
 ///
 /// # Panics
-/// If the sender does not do its part.
+/// If the connection fails or the sender breaks off.
 pub async fn receive(endpoint: &Endpoint) -> usize {
     let connecting = endpoint.accept().await.expect("peer");
     let connection = connecting.await.expect("handshake");

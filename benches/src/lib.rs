@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use permafrost_pmem::{FormatOptions, PAGE_SIZE, Region, create_medium_in_memory};
 
-/// An empty region of `capacity_bytes` in memory, every page of it mapped, so that no bench times a page fault.
+/// Makes an empty region of `capacity_bytes` in memory, every page of it mapped, so that no bench times a page fault.
 ///
 /// # Panics
-/// If there is not so much memory.
+/// If there is not enough memory.
 #[must_use]
 pub fn region(capacity_bytes: u64, options: &FormatOptions) -> Arc<Region> {
     let medium = create_medium_in_memory(capacity_bytes).expect("memory for the region");
@@ -20,7 +20,7 @@ pub fn region(capacity_bytes: u64, options: &FormatOptions) -> Arc<Region> {
     Region::open(medium).expect("open region").0
 }
 
-/// `count` pages of noise, the same in each run: no page is zero, and no two are equal.
+/// Returns `count` pages of noise, equal in each run: no page is zero, and no two are equal.
 #[must_use]
 pub fn noise(count: usize) -> Vec<u8> {
     let mut numbers = Numbers::default();
@@ -31,12 +31,12 @@ pub fn noise(count: usize) -> Vec<u8> {
     pages
 }
 
-/// Random numbers, the same in each run (SplitMix64).
+/// Generator of pseudo-random numbers, deterministic in each run (SplitMix64).
 #[derive(Debug, Default)]
 pub struct Numbers(u64);
 
 impl Numbers {
-    /// The next one.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

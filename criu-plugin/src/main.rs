@@ -1,10 +1,11 @@
 //! `permafrost-action`: the action script that CRIU calls.
 //!
-//! CRIU runs it at every stage of a dump or a restore, without arguments. It acts on `post-dump` only,
-//! where the tasks are still frozen and every image is written: it seals the session that
-//! PERMAFROST_SESSION names, or the file beside the images where the environment got lost (or adopts the anonymous session that fits the images directory for the job
-//! that PERMAFROST_JOB names), and exits non-zero when that fails, so that CRIU rolls the dump back and
-//! the tasks live on. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then. Everything here happens while they are frozen: no argument parser, no logger.
+//! CRIU runs the script at every stage of a dump or a restore, without arguments. The script acts on `post-dump`
+//! only, where the tasks are still frozen and every image is written. It seals the session that PERMAFROST_SESSION
+//! names, or the file beside the images if the environment is missing; with PERMAFROST_JOB it adopts for that job the
+//! anonymous session that fits the images directory. If that fails it exits non-zero, so that CRIU rolls the dump
+//! back and the tasks continue. A daemon that does not answer by PERMAFROST_SEAL_BY has failed: the freeze ends then.
+//! Everything here happens while the tasks are frozen: no argument parser, no logger.
 
 #![forbid(unsafe_code)]
 
@@ -52,7 +53,8 @@ fn main() -> ExitCode {
         verdict_file = Some(handover.verdict);
     }
     if session.is_empty() && job.is_empty() {
-        // Installed for every dump of the machine, and this one is none of ours.
+        // The action script is installed for every dump of the machine, and this dump was not started by
+        // `permafrost`.
         return ExitCode::SUCCESS;
     }
     let verdict = match images {
@@ -70,8 +72,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The verdict that `seal` comes to, or that it was too late. A thread of its own waits for the daemon: connecting to one that
-/// hangs may take for ever, too. Its answer counts only if it is here in time, so nothing is both sealed and too late.
+/// Returns the verdict of `seal`, or that it came too late. A separate thread waits for the daemon: a connection to a
+/// daemon that hangs may block for ever, too. Its answer counts only if it arrives in time, so no dump is both sealed
+/// and too late.
 fn decide(
     seal_by: Option<SealBy>,
     seal: impl FnOnce() -> Result<Verdict, ControlError> + Send + 'static,

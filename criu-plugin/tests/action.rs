@@ -185,7 +185,7 @@ fn a_daemon_that_does_not_answer_in_time_has_refused() {
     );
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert_eq!(verdict(directory.path()), Verdict::too_late());
-    // The daemon finds the request, and that nobody waits for its answer.
+    // The daemon finds the request, and a caller that no longer waits for its answer.
     let (stream, _) = listener.accept().unwrap();
     assert!(framing::recv::<Request>(&stream).unwrap().is_some());
     assert!(framing::recv::<Request>(&stream).unwrap().is_none());

@@ -1,10 +1,11 @@
-//! Control messages, over any bytes: nothing panics, and what is read says the same when written and read again.
+//! Control messages, over any bytes: nothing panics, and messages that decode are equal when encoded and decoded
+//! again.
 
 use permafrost_protocol::control::framing::{decode, encode};
 use permafrost_protocol::control::{Reply, Request};
 use prost::Message;
 
-/// All properties, on the bytes as they are and with a fitting length before them.
+/// Checks all properties, on the bytes as they are and with a fitting length before them.
 pub fn check(input: &[u8]) {
     let length = u32::try_from(input.len()).unwrap_or(u32::MAX).to_le_bytes();
     for bytes in [input.to_vec(), [&length[..], input].concat()] {

@@ -1,12 +1,12 @@
-//! CRIU image files, over any bytes: nothing panics, and what is read says the same when written and read again.
+//! CRIU image files, over any bytes: nothing panics, and images that are read are equal when written and read again.
 
 use permafrost_protocol::images::{
     Fields, Head, ImageName, ImageReader, Inventory, PAGEMAP_MAGIC, Pagemap, PagemapReader, Stats,
     pagemap_name, read_pstree, write_pstree,
 };
 
-/// All properties. The first byte chooses the file's kind: 4 and above give the rest a fitting head first, which
-/// the fuzzer would otherwise have to find.
+/// Checks all properties. The first byte chooses the file's kind: 4 and above give the rest a fitting head first,
+/// which the fuzzer would otherwise have to find.
 pub fn check(input: &[u8]) {
     let Some((&choice, rest)) = input.split_first() else {
         return;
@@ -86,7 +86,7 @@ fn check_pagemap(bytes: &[u8]) {
         }
         let again = Pagemap::read(&pagemap.write()).expect("a written pagemap is read");
         assert_eq!(again.pages_id, pagemap.pages_id);
-        // Merged and split entries differ; what they say does not.
+        // Merged and split entries differ; their pages do not.
         assert_eq!(normal(&again), normal(&pagemap));
     }
     if let Ok(reader) = PagemapReader::new(bytes) {

@@ -1,4 +1,4 @@
-//! Manifests and the names in them, over any bytes: nothing panics, and what is accepted keeps the rules.
+//! Manifests and the names in them, over any bytes: nothing panics, and accepted ones keep the rules.
 
 use std::collections::BTreeSet;
 

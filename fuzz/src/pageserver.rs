@@ -1,8 +1,8 @@
-//! The page-server core, over any bytes a client could send.
+//! Page-server core, over any bytes that a client could send.
 //!
 //! 1. Nothing panics, and every step uses up input or ends the conversation.
-//! 2. How the stream arrives changes nothing: events, addresses and replies are the same whether the payload is
-//!    taken page by page or in large pieces.
+//! 2. The way in which the stream arrives changes nothing: events, addresses and replies are equal whether the
+//!    payload is taken page by page or in large pieces.
 //! 3. Payload accounting is exact: a frame's pages are handed out once each, in order, at ascending addresses.
 //! 4. Ranges of accepted frames ascend within each space, none overlap, and all lie in the address space.
 
@@ -13,10 +13,10 @@ use permafrost_protocol::pageserver::{
     Answer, Event, MAX_ADDRESS, PE_PRESENT, PageServer, ProtocolError, SpaceId, Want,
 };
 
-/// Stands for a page, so that small inputs can say much: a byte of the input is a page of payload.
+/// Length of a page, so that small inputs can have many pages: a byte of the input is a page of payload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum PageLength {
-    /// 4096, as it is.
+    /// Pages of 4096 bytes, as in the protocol.
     Real,
     /// Pieces of one byte.
     OneByte,
@@ -197,7 +197,8 @@ fn check_ranges(events: &[Result<Event, ProtocolError>]) {
     }
 }
 
-/// The pages handed out are exactly those that the frames announced, refused frames included, up to the end.
+/// Checks that the pages handed out are exactly those that the frames announced, refused frames included, up to the
+/// end.
 fn check_pages(transcript: &Transcript) {
     let mut pages = transcript.pages.iter();
     for event in &transcript.events {
@@ -218,7 +219,7 @@ fn check_pages(transcript: &Transcript) {
                     }
                 }
             }
-            // How many pages a refused frame had, its error does not say.
+            // The error of a refused frame does not contain the number of its pages.
             Err(_) => return,
             Ok(_) => {}
         }

@@ -1,5 +1,5 @@
-//! The wire between nodes, over any bytes: nothing panics, sequences advance one by one, what is read says the same
-//! when written, and messages are refused or taken.
+//! Wire protocol between nodes, over any bytes: nothing panics, sequences advance one by one, headers that are read
+//! are equal when written, and messages are refused or taken.
 
 use permafrost_protocol::control::framing::decode;
 use permafrost_protocol::wire::conversation::{DumpClient, check_hello, check_request};

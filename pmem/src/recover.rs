@@ -317,7 +317,7 @@ fn mark_open(
     }
 
     // 2. Zero the first chunk of torn records that crashes left, so that no later record that is torn in its turn
-    // completes them. A crash here leaves a chunk as it is or zero: still torn.
+    //    completes them. A crash here leaves a chunk as it is or zero: still torn.
     for &at in &replayed.remnants {
         // SAFETY: as above.
         unsafe { space.medium.write(at, &[0; journal::REMNANT_BYTES])? };

@@ -48,9 +48,9 @@ impl Shadow {
         let (root, root_crc32) = root::write(&mut self.out, id, &manifest.0, manifest.1)?;
 
         // 2. Flush and fence data, maps, manifest, root: everything that the record will refer to is durable. Not
-        // after step 4: the record may become durable as soon as it is stored, long before its own fence, and would
-        // refer to pages that a crash then loses. Not after step 3: a session that seals a few pages would wait for
-        // the journal until all pages of another session are on the medium.
+        //    after step 4: the record may become durable as soon as it is stored, long before its own fence, and
+        //    would refer to pages that a crash then loses. Not after step 3: a session that seals a few pages would
+        //    wait for the journal until all pages of another session are on the medium.
         if let Err(error) = self.out.flush_and_fence() {
             if LostPage::of(&error).is_none() {
                 // A failed fence is final for the medium.
@@ -60,7 +60,7 @@ impl Shadow {
         }
 
         // 3. Take the journal. From here to the end no other operation decides anything, so the checks still hold at
-        // step 4.
+        //    step 4.
         let mut journal = region.journal();
         if replaces != Some(id) && journal.live().contains_key(&id) {
             return Err(SealError::Exists { id });
@@ -78,7 +78,7 @@ impl Shadow {
         let order = journal.next_order();
 
         // 4. Write the record (after a compaction: the header), flush, fence. Now it is sealed. Not before step 2,
-        // see there.
+        //    see there.
         let lease = self.out.into_holdings().into_lease();
         if let Err(error) = region.note(journal.commit(medium, &prepared)) {
             if matches!(error, JournalError::Io(_)) {
@@ -89,8 +89,8 @@ impl Shadow {
         }
 
         // 5. Let readers see it, and no longer the replaced one: not before it is durable, as a checkpoint that was
-        // seen must not vanish. Freed segments are reused from here on, after the record that freed them became
-        // durable.
+        //    seen must not vanish. Freed segments are reused from here on, after the record that freed them became
+        //    durable.
         let checkpoint = Arc::new(Checkpoint::new(
             id,
             region.space(),

@@ -1,8 +1,8 @@
-//! `permafrost-api-load`: how fast the HTTP API answers, over TCP on loopback, with nodes that are simulated.
+//! `permafrost-api-load`: measures how fast the HTTP API answers, over TCP on loopback, with simulated nodes.
 //!
-//! The server is the daemon's own: its sockets, its token check, its routes, over a [`Simulated`] cluster that is looked at
-//! every second, on a runtime of two threads in this process. Clients are threads that ask one request after another. The
-//! first tenth of the answers is left out.
+//! The server is the daemon's own: its sockets, its token check, its routes, over a [`Simulated`] cluster whose
+//! snapshot is refreshed every second, on a runtime of two threads in this process. Clients are threads that send one
+//! request after another. The first tenth of the replies is left out.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -33,7 +33,7 @@ struct Options {
     /// Candidates in a request.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000, 10_000])]
     candidates: Vec<u32>,
-    /// Clients that ask at once.
+    /// Number of concurrent clients.
     #[arg(long, value_delimiter = ',', default_values_t = [1])]
     clients: Vec<usize>,
     /// Duration of each measurement, seconds.
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
         let before = resident_bytes();
         let begun = Instant::now();
         let api = Api::new(Simulated::new(nodes, options.jobs));
-        // As in the daemon: the picture is made anew every second, beside the answers.
+        // As in the daemon: the snapshot is refreshed every second, beside the replies.
         let kept_up = runtime.block_on(async { refresh::start(&api, ApiConfig::default()) });
         let _kept_up = kept_up.context("start to look at the cluster")?;
         if !runtime.block_on(api.looked_within(Duration::from_secs(60))) {
@@ -90,7 +90,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All that is asked of one cluster.
+/// Measures all requests to one cluster.
 fn over(options: &Options, nodes: u32, api: Arc<Api>, runtime: &Runtime) -> Result<()> {
     let dir = tempfile::tempdir().context("create a directory")?;
     let tokens = dir.path().join("tokens");
@@ -101,7 +101,7 @@ fn over(options: &Options, nodes: u32, api: Arc<Api>, runtime: &Runtime) -> Resu
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             tokens: Some(tokens),
             limits: Limits {
-                // Not what is measured.
+                // The rate limit is not measured.
                 rate: Rate::of(u32::MAX),
                 ..Limits::default()
             },
@@ -229,7 +229,7 @@ fn write_tokens(path: &Path) -> Result<()> {
         .context("write the tokens")
 }
 
-/// Of this process.
+/// Returns the resident memory of this process, bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -10,23 +10,23 @@ use clap::Parser;
 use permafrost_benches::bare;
 use permafrost_identity::ReloadingIdentity;
 
-/// One end of a bare quinn pair.
+/// Runs one end of a bare quinn pair.
 #[derive(Parser)]
 enum Options {
-    /// Take one connection, drop what comes, and end.
+    /// Accept one connection, drop the bytes that come, and end.
     Receive {
-        /// UDP address; it is printed when it is served.
+        /// UDP address; printed when it is served.
         #[arg(long)]
         listen: SocketAddr,
         #[command(flatten)]
         common: Common,
     },
-    /// Send, and print how many seconds it took until everything was read.
+    /// Send, and print the seconds until everything was read.
     Send {
         /// The receiver's address.
         #[arg(long)]
         to: SocketAddr,
-        /// The receiver's name, as its certificate says it.
+        /// Name of the receiver, as in its certificate.
         #[arg(long)]
         name: String,
         /// Number of bytes to send.
