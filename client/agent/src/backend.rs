@@ -189,7 +189,7 @@ impl Remote {
                 hint: "dump again".to_owned(),
             });
         }
-        // All else is the node's to say.
+        // The node decides everything else.
         let commit = message::Commit {
             session: session.to_owned(),
             ..message::Commit::default()

@@ -142,7 +142,7 @@ impl Agent {
         self.expiry.abort();
         self.denials.abort();
         if self.remote.stop() {
-            // The nodes are told, or they would keep the sessions for a connection that may come back.
+            // The nodes are informed, or they would keep the sessions for a connection that may come back.
             tokio::time::sleep(FAREWELL).await;
         }
         self.remote.nodes.network.close();

@@ -163,7 +163,7 @@ impl Nodes {
                     return Ok((name.clone(), answer));
                 }
                 Err(error) if another_may(&error) && Instant::now() < until => {
-                    // That nobody has it is known from those that answered.
+                    // The refusal of a node that answered counts more than that of a node that could not be reached.
                     if refused
                         .as_ref()
                         .is_none_or(|kept| kept.code() == ErrorCode::Unavailable)

@@ -353,7 +353,7 @@ impl PageSink for Sink {
         let next = if self.session.request.seal_follows {
             Phase::Closed(sender, std::mem::take(&mut self.served))
         } else {
-            // Parked: the node has said all.
+            // Parked: the node has sent its last reply.
             Phase::Done
         };
         state.enter(next);

@@ -467,17 +467,18 @@ fn a_node_that_gives_up_and_has_no_substitute_is_an_error() {
 
 #[test]
 fn a_node_that_the_cluster_denies_is_refused_until_that_is_taken_back() {
-    // What passes while nobody answers.
+    // Time that passes while no node answers.
     let deadline = Duration::from_secs(4);
     let site = Site::with_deadline(deadline, [Fake::default(), Fake::default()]);
     site.wait_for(Some(0));
     // The connection that is open ends, too.
     site.report(1, &["name node node-0", "nonsense"]);
     site.wait_for(Some(1));
-    // What one node reports keeps nobody from being asked: each says so of the other, and neither is used.
+    // Reports of one node do not keep the others from being asked: each node denies the other, and neither is
+    // used.
     site.report(0, &["name node node-1"]);
     site.wait_for(None);
-    // The agent's own file decides: a node that it denies has no say.
+    // The agent's own file decides: reports of a node that it denies are ignored.
     let mut own = DenyList::default();
     own.insert("name node node-0".parse().unwrap()).unwrap();
     own.store(&site.out("agent").join(DENIED)).unwrap();

@@ -12,6 +12,6 @@ fn a_daemon_writes_no_core_file_and_is_not_traced_by_others() {
     assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
     let core = getrlimit(Resource::Core);
     assert_eq!((core.current, core.maximum), (Some(0), Some(0)));
-    // It can still look at itself, as a daemon that is not root has to.
+    // The process can still read its own `/proc` entries, as a daemon that is not root has to.
     assert!(std::fs::read_link("/proc/self/fd/0").is_ok());
 }

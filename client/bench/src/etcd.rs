@@ -86,7 +86,7 @@ impl Etcd {
         let start = Instant::now();
         loop {
             let said = fs::read_to_string(log).unwrap_or_default();
-            // Its own word for: there is a leader.
+            // etcd's message that there is a leader.
             if said.contains("serving client traffic")
                 && TcpStream::connect(("127.0.0.1", self.port)).is_ok()
             {

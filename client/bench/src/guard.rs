@@ -20,12 +20,13 @@ pub(super) struct GuardArguments {
 }
 
 pub(super) fn guard(arguments: &GuardArguments) -> Result<(), Failure> {
-    // Kept by execve. It is the end of the thread that started us which counts: that is the benchmark's main one.
+    // The setting survives execve. The end of the thread that started this process counts: that is the
+    // benchmark's main thread.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
         .map_err(|errno| Failure::new(Code::Internal, format!("set the death signal: {errno}")))?;
     let parent = rustix::process::getppid().map(rustix::process::Pid::as_raw_nonzero);
     if parent.and_then(|pid| u32::try_from(pid.get()).ok()) != Some(arguments.parent) {
-        // It was gone before the signal was asked for.
+        // The parent ended before the signal was requested.
         return Err(Failure::interrupted("the benchmark has ended"));
     }
     let Some((program, rest)) = arguments.program.split_first() else {

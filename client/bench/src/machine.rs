@@ -100,7 +100,7 @@ pub(super) fn is_own_child(pid: u32) -> bool {
 /// Reaps an orphan that was reparented to this process, if it has ended.
 pub(super) fn reap(pid: u32) {
     if let Some(pid) = pid_of(pid) {
-        // ECHILD: not ours.
+        // ECHILD: not a child of this process.
         let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
     }
 }

@@ -53,7 +53,8 @@ impl Task {
     /// Starts a task, without waiting for its memory to be filled. `dir` is the task's own directory.
     pub(super) fn start(dir: &Path, work: &Work) -> Result<Self, Failure> {
         fs::create_dir_all(dir).map_err(|error| Failure::io("create", dir, &error))?;
-        // A restored process is given to us, and not to init: a dead one would hold its pid until somebody waits for it.
+        // A restored process is reparented to this process, and not to init: a dead one holds its pid until
+        // its parent waits for it.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|errno| Failure::new(Code::Internal, format!("adopt orphans: {errno}")))?;
         remove(&dir.join(REPORT))?;
@@ -103,7 +104,7 @@ impl Task {
             }
             interrupts.check()?;
             if !self.is_there() {
-                // Its last words.
+                // The last report of the task.
                 return self.report()?.ok_or_else(|| {
                     Failure::new(Code::Internal, format!("workload {} has ended", self.pid()))
                 });

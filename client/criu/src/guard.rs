@@ -123,7 +123,7 @@ pub fn guard(guarded: &Guarded, mut criu: Command) -> io::Result<ExitStatus> {
     let mut child = match criu.spawn() {
         Ok(child) => child,
         Err(error) => {
-            // The client finds it where CRIU's own words would be.
+            // The client reads this message in the place of CRIU's own.
             eprintln!("Error: start CRIU: {error}");
             writeln!(freeze.report, "ended {} 0", NOT_STARTED << 8)?;
             return Ok(ExitStatus::from_raw(NOT_STARTED << 8));
@@ -222,7 +222,7 @@ impl Freeze<'_> {
 
     /// Ends the processes that CRIU waits for, above all the action script: CRIU takes that for a failure.
     fn end_children(&self) {
-        // Without a tracer nothing is frozen, and who of our descendants is CRIU is not known.
+        // Without a tracer nothing is frozen, and it is unknown which descendant is CRIU.
         let Some(tracer) = self.tracer() else { return };
         let ours = self.of_criu();
         if ours.contains(&tracer) {

@@ -56,8 +56,8 @@ fn reaches(from: u32, to: u32) -> Kinship {
             return Kinship::None;
         }
         match ProcessStat::read(pid) {
-            // A parent is not younger than its child, also where it adopted it: this is another process,
-            // which got the number of a parent that ended a moment ago.
+            // A parent is never younger than its child, even if it adopted the child: this is another process,
+            // which got the pid of a parent that has just ended.
             Ok(stat) if stat.start_ticks > born => return Kinship::Possible,
             Ok(stat) => (pid, born) = (stat.parent, stat.start_ticks),
             Err(_) => return Kinship::Possible,
@@ -353,7 +353,7 @@ mod tests {
         assert!(wait_until_gone(&[others], patience).is_empty());
         assert!(waits.elapsed() < patience.to_end);
         assert_eq!(ProcessStat::read(others).unwrap().state, 'Z');
-        // One that does not die is told.
+        // A process that does not die is returned.
         let none = Patience {
             to_end: Duration::ZERO,
             ..patience

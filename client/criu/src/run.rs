@@ -237,7 +237,7 @@ impl Run {
         let (ended, end) = mpsc::channel();
         thread::spawn(move || {
             let status = child.wait();
-            // The receiver is gone only if nobody waits any more.
+            // The receiver is gone only if the caller no longer waits.
             let _ = ended.send((status, started.elapsed()));
         });
         Ok(Running {

@@ -173,7 +173,7 @@ fn candidates() -> Vec<(PathBuf, bool)> {
     }
     candidates.push((PathBuf::from(format!("/run/permafrost-{uid}")), false));
     candidates.push((PathBuf::from(format!("/dev/shm/permafrost-{uid}")), false));
-    // Where somebody else took that name.
+    // For the case that another user took that name.
     candidates.push((PathBuf::from("/dev/shm"), true));
     candidates
 }
@@ -218,7 +218,7 @@ fn make_in(parent: &Path, purpose: &str) -> io::Result<Scratch> {
         .take(100)
         .collect();
     for _ in 0..ATTEMPTS {
-        // A name nobody else has: mkdir fails on one that exists.
+        // A name that no other process has: mkdir fails on an existing one.
         let directory = tempfile::Builder::new()
             .permissions(fs::Permissions::from_mode(0o700))
             .prefix(&format!("{PREFIX}{purpose}-"))
@@ -248,7 +248,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         locked => locked?,
     }
-    // Whoever took it for abandoned may have removed it between mkdir and here.
+    // Another process may have taken the directory for abandoned and removed it between mkdir and here.
     let (ours, there) = (directory.metadata()?, fs::symlink_metadata(path));
     Ok(there
         .is_ok_and(|there| there.ino() == ours.ino() && there.dev() == ours.dev())

@@ -57,7 +57,7 @@ fn innermost_pid(pid: u32) -> Option<u32> {
 /// Returns the path of the process's program; empty if it cannot be read, or there is none.
 fn executable(pid: u32) -> String {
     let link = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-    // The kernel says so of a program that was replaced on disk while it runs.
+    // The kernel marks the path so if the program was replaced on disk while it runs.
     let path = link.to_string_lossy();
     path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned()
 }

@@ -224,7 +224,7 @@ impl Authority {
         replace: bool,
     ) -> Result<Issued, IdentityError> {
         order.check()?;
-        // Even if told to replace: a lost CA is a cluster that has to begin anew.
+        // Refused even with `replace`: a cluster that loses its CA has to be set up anew.
         if files::holds(out, CA_KEY) {
             return Err(occupied(out, "a CA"));
         }

@@ -111,7 +111,7 @@ fn read_checked(
     path: &Path,
     check: impl FnOnce(&fs::Metadata) -> Result<(), IdentityError>,
 ) -> Result<Vec<u8>, IdentityError> {
-    // Without O_NONBLOCK a FIFO in place of the file would keep us for ever.
+    // Without O_NONBLOCK, opening a FIFO in place of the file would block for ever.
     let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = OpenOptions::new()
         .read(true)

@@ -83,7 +83,7 @@ impl Identity {
             if loaded.is_ok() || before == after {
                 return loaded.map(Self::from);
             }
-            // Replaced file by file while we read; the one who writes needs a moment to finish.
+            // A file was replaced while the files were read; the writer needs a moment to finish.
             before = after;
             std::thread::sleep(Duration::from_millis(20));
         }

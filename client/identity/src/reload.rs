@@ -354,7 +354,7 @@ impl Shared {
     }
 
     fn current_identity(&self) -> Identity {
-        // Whoever finds another one looking takes what there is.
+        // If another thread is checking the files, the current material is used.
         if let Ok(mut look) = self.look.try_lock()
             && look.at.elapsed() >= self.interval
             && let Err(error) = self.reload(&mut look)
@@ -366,7 +366,7 @@ impl Shared {
 
     fn reload(&self, look: &mut Look) -> Result<bool, IdentityError> {
         look.at = Instant::now();
-        // Who is denied first: whatever is wrong with the certificate, it must not let anybody in.
+        // The denials come first: an error in the certificate must not let a denied peer in.
         let denials = self.reload_denials(look);
         let identity = self.reload_identity(look);
         Ok(denials? | identity?)

@@ -44,7 +44,7 @@ pub enum Action<'a> {
 }
 
 impl Role {
-    /// All roles.
+    /// All of the roles.
     pub const ALL: [Self; 4] = [Self::Node, Self::Agent, Self::Reader, Self::Operator];
 
     /// Returns the role's name, as written in certificates and on the command line.
@@ -70,7 +70,7 @@ impl Role {
                 | Action::Reserve
                 | Action::Replicate,
             ) => true,
-            // It drops copies by what the registry says, never by request.
+            // A node drops copies because the registry says so, never on request.
             (Self::Node, Action::Delete(_) | Action::DeleteParked | Action::Operate) => false,
 
             (Self::Agent, Action::DumpInto(job) | Action::Read(job)) => {
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_table_is_this_one() {
-        // Each cell: without namespaces, with `team-b`, with `team-a`, with `*`; asked for `team-a`.
+        // Each cell: without namespaces, with `team-b`, with `team-a`, with `*`; the action is on `team-a`.
         let job: JobName = "team-a/train".parse().unwrap();
         let (dump, read, delete) = (
             Action::DumpInto(&job),

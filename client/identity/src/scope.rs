@@ -18,7 +18,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// All scopes.
+    /// All of the scopes.
     pub const ALL: [Self; 3] = [Self::Read, Self::Reserve, Self::Operate];
 
     /// Returns the scope's name, as written in the file of tokens.

@@ -80,7 +80,8 @@ impl Material {
         let chain: Vec<CertificateDer<'_>> = chain.into_iter().map(CertificateDer::from).collect();
         let own = chain.first().ok_or(IdentityError::NoCertificate)?;
         let subject = Subject::of(own)?;
-        // What was said stays said when the certificate is over; whether it is trusted and not denied counts now.
+        // A statement stays valid after the certificate's expiry; the certificate must be trusted and not
+        // denied now.
         let at = now.min(subject.not_after - std::time::Duration::from_secs(1));
         self.verify(&chain, at)?;
         self.check_not_denied(own)?;

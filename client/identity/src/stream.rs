@@ -149,7 +149,7 @@ impl CriuTls {
         let peer = Peer::of_verified(chain).map_err(TlsError::Peer)?;
         let ended = stream.try_clone().map_err(TlsError::Io)?;
         let admit = |identity: &ReloadingIdentity| {
-            // It may have ended already, which is just as well.
+            // The connection may have ended already; the error is of no interest.
             identity.admit(chain, move |_| drop(ended.shutdown(Shutdown::Both)))
         };
         let tenure = self.identity.as_ref().map(admit).transpose();

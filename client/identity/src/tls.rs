@@ -438,7 +438,7 @@ impl ClientCertVerifier for Latest {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         let material = self.material();
-        // The chain first: the log names nobody whose certificate is not of our CA.
+        // The chain is verified first: the log must not contain names from certificates of other CAs.
         let verified = material
             .clients
             .verify_client_cert(end_entity, intermediates, now)?;

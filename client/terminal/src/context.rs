@@ -95,7 +95,7 @@ impl Context {
     pub fn remark(&self, text: &str) {
         if !self.json && !self.quiet {
             let mut line = String::new();
-            // Writing to a String cannot fail; a closed standard error is nobody's loss.
+            // Writing to a String cannot fail; a closed standard error is ignored.
             let _ = writeln!(line, "permafrost: {}", visible(text));
             let _ = io::stderr().write_all(line.as_bytes());
         }

@@ -182,10 +182,10 @@ impl Failure {
                 if let Some(log) = &self.log {
                     text.push_str(&format!("  log: {}\n", log.display()));
                 }
-                // CRIU and peers say things in it.
+                // The text contains messages of CRIU and of peers.
                 text = visible(&text).into_owned();
             }
-            // Nobody to tell when standard error is closed.
+            // With a closed standard error, nothing can be reported.
             let _ = io::stderr().write_all(text.as_bytes());
         }
         ExitCode::from(self.exit_code)

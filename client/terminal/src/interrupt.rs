@@ -62,7 +62,7 @@ impl Interrupts {
             Target::Connection(canceller) => canceller.cancel(),
             Target::Process(pid) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
-                    // It may have ended this moment.
+                    // The process may have just ended.
                     let _ = rustix::process::kill_process(*pid, signal);
                 }
             }

@@ -159,7 +159,7 @@ fn a_process_is_asked_about_with_what_proc_says_of_it() {
     assert_eq!(asked["tasks"][0]["job"], "team/train");
     assert_eq!(asked["tasks"][0]["progress_s"], 7_200.0);
     assert!(asked["tasks"][0]["progress_of_this_run"].is_null());
-    // What /proc tells begins anew with every restore.
+    // The values in /proc start again with every restore.
     let answered = api
         .daemon
         .run(&["cost", "--pid", &task.pid(), "--job", "team/train"]);
@@ -174,7 +174,7 @@ fn a_process_is_asked_about_with_what_proc_says_of_it() {
     assert!(asked["tasks"][0]["resident_bytes"].as_u64().unwrap() > 0);
     assert_eq!(asked["mechanisms"], json!(["kill"]));
     assert_eq!(asked["copies"], "replicated");
-    // Nobody of that number.
+    // No process has that pid.
     assert_exit(&api.daemon.run(&["cost", "--pid", "5000000"]), 3);
 }
 
@@ -336,7 +336,7 @@ fn refusals_of_the_api_have_exit_codes() {
         );
         assert!(output.stdout.is_empty());
     }
-    // Nobody there.
+    // No API listens there.
     let daemon = Daemon::start(|_| vec![]);
     assert_exit(&daemon.run(&["nodes"]), 10);
     // Something else is there.

@@ -421,7 +421,7 @@ fn an_interrupt_ends_the_session_and_lets_criu_roll_back() {
     let (daemon, _pages) = for_dumps(None, sealed());
     {
         job = job_of(&daemon);
-        // Rolls back when told that the session is gone, and would die of a Ctrl-C itself.
+        // This CRIU rolls back when it finds that the session is gone, and would die of a Ctrl-C itself.
         daemon.criu("touch @HERE@/running\nuntil test -e @HERE@/gone; do sleep 0.02; done\necho rolled back >@HERE@/rolled-back\nexit 1");
         daemon.script("action", SEALS);
     }

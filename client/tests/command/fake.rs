@@ -147,7 +147,7 @@ fn serve(stream: &UnixStream, handler: &Arc<Handler>, all: &Mutex<Vec<(request::
         }
         let answers = handler(&body);
         if let request::Body::Stream(_) = &body {
-            // It is its turn.
+            // The request is admitted.
             let begins = reply::Body::Progress(control::Progress::default());
             if framing::send(stream, &Reply { body: Some(begins) }, &[]).is_err() {
                 return;

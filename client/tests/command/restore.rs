@@ -65,7 +65,7 @@ fn restore_repeats_the_options_of_the_dump_and_prints_the_pid() {
         "{arguments}"
     );
     match &daemon.requests()[1].0 {
-        // The generation that was looked at, whatever is sealed meanwhile.
+        // The generation that `Show` returned, whatever is sealed meanwhile.
         request::Body::Export(export) => assert_eq!(export.checkpoint, "train@3"),
         other => panic!("{other:?}"),
     }
@@ -91,7 +91,7 @@ fn a_recorded_option_that_may_run_code_does_not_reach_criu() {
     assert!(!arguments.contains("action-script"), "{arguments}");
     assert!(!arguments.contains("--shell-job"), "{arguments}");
 
-    // Given by whoever restores it is his business, and replaces what is recorded.
+    // An option that the user gives on a restore is not checked, and replaces the recorded one.
     let output = daemon.run(&["restore", "train", "--", "--action-script", "/mine"]);
     assert_exit(&output, 0);
     let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
@@ -245,7 +245,7 @@ fn an_interrupt_ends_a_restore_and_all_of_it() {
         let output = child.wait_with_output().unwrap();
         assert_exit(&output, 130);
         for pid in pids.split_whitespace() {
-            // A killed process takes its moment to die.
+            // A killed process takes a moment to die.
             let mut state = String::new();
             let gone = (0..1000).any(|_| {
                 thread::sleep(Duration::from_millis(5));
@@ -265,7 +265,8 @@ fn restore_in_the_foreground_waits_for_its_child() {
     let output = daemon.run(&["restore", "train", "--foreground"]);
     let arguments = fs::read_to_string(daemon.path().join("criu-arguments")).unwrap();
     assert!(arguments.contains("--restore-sibling"), "{arguments}");
-    // It ended with CRIU, so there is nothing left to wait for: said, not hung.
+    // The process ended with CRIU, so there is nothing to wait for: the command reports that instead of
+    // hanging.
     assert_exit(&output, 1);
     assert!(
         stderr(&output).contains("wait for process"),

@@ -250,7 +250,7 @@ impl Connection {
 
     /// Announces that no other request follows; the reply that is due still comes.
     pub fn end_requests(&self) {
-        // NotConnected is the only failure here: the daemon is gone, which the answer will tell.
+        // NotConnected is the only failure here: the daemon is gone, which the read of the reply will report.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 

@@ -139,7 +139,7 @@ impl<B: Backend> Handler<'_, B> {
                 let images = descriptor()?;
                 let caller = Caller(self.stream);
                 if caller.is_gone() {
-                    // It came while this process was stopped, say: the freeze has ended without the seal.
+                    // The request may have come while this process was stopped: the freeze has ended without the seal.
                     return Err(invalid("whoever asked for the seal is gone", ""));
                 }
                 reply::Body::Checkpoint(backend.seal(&seal, images, &caller)?)
@@ -210,7 +210,7 @@ impl<B: Backend> Handler<'_, B> {
         let backend = &self.shared.backend;
         let bound_to_connection = open.bound_to_connection;
         let session = backend.open(open, &mut Caller(self.stream))?;
-        // Whoever is bound to its connection is on this host, and needs no port.
+        // A client that is bound to its connection is on this host, and needs no port.
         let endpoints = match endpoints::listen_for(self.shared, &session, !bound_to_connection) {
             Ok(endpoints) => endpoints,
             Err(error) => {

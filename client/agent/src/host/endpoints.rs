@@ -48,7 +48,7 @@ impl Connection {
                 stream.set_read_timeout(Some(limit))?;
                 stream.set_write_timeout(Some(idle))?;
             }
-            // It has said who it is, and more than a byte.
+            // The peer has identified itself, and has sent more than a byte.
             Self::Tls(_) => return Ok(true),
         }
         loop {
@@ -140,7 +140,7 @@ impl Connection {
 
     /// Returns a function that ends the connection from another thread.
     fn hang_up(&self) -> io::Result<Box<dyn FnOnce() + Send>> {
-        // It may have ended already, which is just as well.
+        // The connection may have ended already; the error is of no interest.
         Ok(match self {
             Self::Unix(stream) => {
                 let stream = stream.try_clone()?;
@@ -273,7 +273,7 @@ fn admit<B: Backend>(
         },
         Err(error) => format!("whose connection it is cannot be found out: {error}"),
     };
-    // The certificate of `criu --tls` says more than a user id does.
+    // The certificate of `criu --tls` identifies the peer better than a user id.
     if shared.options.tls.is_some() {
         return Ok((Standing::Stranger, uid));
     }
@@ -303,12 +303,12 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, conne
         let options = &shared.options;
         let idle = options.idle_connection;
         let patience = match (&session, standing) {
-            // Its opener has shown who it is, and waits for its tasks to freeze.
+            // The session's opener has identified itself, and waits for its tasks to freeze.
             (Some(_), Standing::Admitted) => idle,
             (None, Standing::Admitted) => FIRST_BYTE.min(idle),
             (_, Standing::Stranger) => HANDSHAKE_PATIENCE.min(idle),
         };
-        // A connection that says nothing takes nobody's session.
+        // A connection that sends nothing must not take the session.
         match connection.first_byte(patience, idle) {
             Ok(true) => {}
             Ok(false) => return,
@@ -319,7 +319,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, conne
         }
         let backend = &*shared.backend;
         let client = connection.client(uid);
-        // Before a session is begun: whoever is refused takes nobody's.
+        // Before a session is begun: a refused connection must not take the session.
         let served = match connection.secure(options.tls.as_ref(), admitted, idle) {
             Ok(connection) => {
                 let client = connection.client(uid);
@@ -376,7 +376,7 @@ fn converse<B: Backend>(
             outcome
         }
     };
-    // Whatever went wrong, the sink was told and the session has noted it.
+    // The sink was informed of every error, and the session has recorded it.
     tracing::debug!(session = session.id(), ?outcome, "conversation over");
     if let Some(client) = client {
         let name = match session.job() {

@@ -132,7 +132,7 @@ impl Bound {
     /// # Errors
     /// See [`HostError`].
     pub async fn bind(mut options: Options) -> Result<Self, HostError> {
-        // Clients are told where their sessions' sockets are, and have working directories of their own.
+        // Clients receive the paths of their sessions' sockets, and have working directories of their own.
         options.run_dir =
             std::path::absolute(&options.run_dir).map_err(|source| HostError::Directory {
                 path: options.run_dir.clone(),

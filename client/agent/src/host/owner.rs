@@ -39,7 +39,7 @@ pub(super) fn peer_uid(stream: &TcpStream) -> io::Result<Option<u32>> {
     let theirs = canonical(stream.peer_addr()?);
     let ours = canonical(stream.local_addr()?);
     let found = match by_sock_diag(theirs, ours) {
-        // Also said where the kernel lacks the module for TCP.
+        // The kernel also gives this answer if it lacks the module for TCP.
         Ok(None) if theirs.ip().is_loopback() => by_proc(theirs, ours)?,
         Ok(found) => found,
         Err(error) => {
@@ -71,7 +71,7 @@ fn by_sock_diag(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<Socke
         SocketFlags::CLOEXEC,
         Some(netlink::SOCK_DIAG),
     )?;
-    // To nobody in particular, which is the kernel. It answers within the call.
+    // The message has no address, which means the kernel. The kernel answers within the call.
     rustix::net::send(&socket, &request(theirs, ours), SendFlags::empty())?;
     let mut answer = [0; 1024];
     let (_, bytes) = rustix::net::recv(&socket, &mut answer, RecvFlags::DONTWAIT)?;
@@ -216,7 +216,7 @@ mod tests {
             assert_eq!(found.uid, own);
             assert_ne!(found.inode, 0);
 
-            // The kernel says uid 0 of a socket that was closed: it is nobody's, and not root's.
+            // The kernel reports uid 0 for a closed socket: it belongs to no user, not to root.
             drop(client);
             assert!(peer_uid(&served).is_err(), "{bind}");
         }

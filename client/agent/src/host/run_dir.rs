@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_directory_of_another_user_is_refused() {
-        // One that is not ours whoever we are, without a chown, which needs a capability.
+        // A directory that belongs to another user for any user, without a chown, which needs a capability.
         let others = if rustix::process::geteuid().is_root() {
             let dir = tempfile::tempdir().unwrap();
             if std::os::unix::fs::chown(dir.path(), Some(65534), None).is_err() {

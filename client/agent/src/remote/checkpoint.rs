@@ -294,11 +294,11 @@ impl RemoteCheckpoint {
                     Err(Stop::Node(error)) => {
                         let (checkpoint, next_index) = (name_of(&self.record), rest.from_index);
                         tracing::warn!(node = holder, checkpoint, next_index, %error, "pages end early");
-                        // A node gives up who does not read for long; a task that is restored may have to wait for
-                        // others. What the node itself refuses, it refuses again.
+                        // A node gives up a reader that does not read for long; a restored task may have to wait for
+                        // others. A request that the node itself refuses will be refused again.
                         let again = rest.from_index > begun_at
                             && !matches!(error, PeerError::Refused { .. });
-                        // What the first one said is what went wrong; the others may never have had it.
+                        // The first node's error is the cause; the others may never have had the checkpoint.
                         failure.get_or_insert(error);
                         if part.pages > 0 && rest.pages == 0 {
                             return Ok(());

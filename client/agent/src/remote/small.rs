@@ -87,7 +87,7 @@ impl RemoteCheckpoint {
                     let what = format!("image {} from {holder}", image.name);
                     failure = Some(corrupt(&self.record, &what));
                     if passing.passed_bytes > 0 {
-                        // Nobody can say which piece is wrong.
+                        // It is unknown which piece is wrong.
                         break;
                     }
                 }

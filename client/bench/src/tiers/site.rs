@@ -390,7 +390,7 @@ fn spawn_ready(
             interrupts.check()?;
             let code = ended.and_then(|status| status.code());
             return Err(Failure::new(
-                // 2 is its word for a command line that makes no sense: a device that is none.
+                // Exit code 2 of permafrostd means an invalid command line, such as an unknown device.
                 if code == Some(2) {
                     Code::Invalid
                 } else {

@@ -64,7 +64,7 @@ impl Memory {
         let shift = u64::from(self.generation) * 37;
         for index in 0..self.generations.len() {
             let block = index as u64 / BLOCK_PAGES + shift;
-            // One step of a line of that slope: exactly so many of any hundred.
+            // One step of a line of that slope: exactly `percent` of any hundred blocks.
             if (block + 1) * percent / 100 > block * percent / 100 {
                 if let Some(generation) = self.generations.get_mut(index) {
                     *generation = self.generation;

@@ -105,7 +105,7 @@ impl ImagesDir {
                 };
                 let regular = match entry.file_type() {
                     FileType::RegularFile => true,
-                    // Some file systems do not say.
+                    // Some file systems do not report the type.
                     FileType::Unknown => {
                         let flags = AtFlags::SYMLINK_NOFOLLOW;
                         let stat = rustix::fs::statat(&self.0, name, flags)?;

@@ -34,7 +34,8 @@ impl Wanted {
     /// Returns the image of that name, if the checkpoint has one.
     #[must_use]
     pub fn find(manifest: &Manifest, name: &str) -> Option<Self> {
-        // They are sorted wherever the store wrote them; for each of a hundred thousand CRIU asks by its name.
+        // The images are sorted wherever the store wrote them; CRIU requests each of up to a hundred thousand
+        // by its name.
         let images = &manifest.images;
         let small = match images.binary_search_by(|image| image.name.as_str().cmp(name)) {
             Ok(at) => Some(at),
@@ -215,7 +216,8 @@ fn give<S: ImageSource>(
     match written.and_then(|_| Ok(pipe.flush()?)) {
         Ok(()) => Ok(()),
         Err(ImageError::Source(error)) => Err(StreamError::Source(error)),
-        // CRIU reads no further than it needs: the head of an inventory, nothing of a file it only asked for.
+        // CRIU reads no further than it needs: the head of an inventory, nothing of a file whose existence it
+        // only checks.
         Err(ImageError::Out(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         Err(ImageError::Out(error)) => Err(error.into()),
     }

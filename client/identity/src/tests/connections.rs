@@ -39,7 +39,7 @@ async fn meet(
         let mut stream = connection.open_uni().await?;
         stream.write_all(b"x").await.ok();
         stream.finish().ok();
-        // The client's answer, so that it has read ours.
+        // The client opens a stream in reply, which shows that it has read the server's.
         connection.accept_uni().await?;
         Ok(connection)
     };

@@ -339,7 +339,7 @@ fn a_statement_is_believed_of_whom_the_ca_knows_and_of_nobody_else() {
     ] {
         assert!(two.signer(b"gone", &nonsense).is_err());
     }
-    // A thief's word counts no longer once his key is denied.
+    // Statements of a node are no longer trusted once its certificates are denied.
     two.deny([&Denial::holder(Role::Node, "n1").unwrap()])
         .unwrap();
     assert!(two.signer(b"gone", &signed).is_err());

@@ -109,7 +109,7 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
                 .address()
                 .map_or_else(|| "none".to_owned(), |address| address.to_string())
         );
-        // Whoever started us may not read it: that is no reason to die.
+        // The parent process may not read this line: that is no reason to end.
         if writeln!(std::io::stdout(), "{ready}").is_err() {
             tracing::debug!("standard output is closed");
         }
@@ -122,7 +122,7 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
         agent.stop().await;
         Ok(())
     });
-    // Threads that still serve somebody end with the process.
+    // Threads that still serve a connection end with the process.
     runtime.shutdown_timeout(Duration::ZERO);
     ended
 }

@@ -42,7 +42,7 @@ impl ApiArguments {
                     .map_err(|error| Failure::io("read", path, &error))?;
                 Some(text.trim().to_owned())
             }
-            // The socket asks for none.
+            // The socket requires no token.
             None if self.api.is_none() => None,
             None => std::env::var(TOKEN_VARIABLE).ok(),
         };

@@ -124,13 +124,13 @@ impl Delivery {
                     })?;
                 let turn = queue.waited();
                 drop(queue);
-                // The daemon's is the only one now: when it gives up, CRIU is refused, instead of waiting for an
-                // answer in the backlog of a socket that nobody serves.
+                // The daemon's descriptor is the only one now: when the daemon gives up, CRIU is refused, instead
+                // of waiting in the backlog of a socket that no process serves.
                 drop(listener);
                 interrupts.check()?;
                 let finished = tasks.watch(run.start(criu)?, interrupts, context)?;
-                // A CRIU that failed before it came for its images must not be waited for. (What progress the
-                // daemon told meanwhile fits the socket's buffer many times over.)
+                // A CRIU that failed before it connected must not be waited for. (The progress messages sent
+                // meanwhile fit the socket's buffer many times over.)
                 connection.end_requests();
                 let served = connection.finish::<request::Stream>(&mut |_| {});
                 Ok(Delivered {
@@ -172,13 +172,13 @@ impl Tasks {
             ticks += 1;
             self.end(criu);
             if ticks > GRACE_TICKS {
-                // It has no child that could tell it, or waits for something else.
+                // CRIU has no child whose death it could notice, or waits for something else.
                 let left = processes::descendants(std::process::id());
                 left.into_iter().for_each(processes::kill);
             }
         })?;
         if !finished.status.success() {
-            // CRIU has killed them, unless it was killed itself; a large one takes a moment to go.
+            // CRIU has killed them, unless it was killed itself; a large process takes a moment to end.
             let started = Instant::now();
             while self.end(criu) && started.elapsed() < DEATH_PATIENCE {
                 thread::sleep(DEATH_TICK);

@@ -105,7 +105,7 @@ fn change(
         };
         return Ok(context.connect()?.call(request)?);
     };
-    // Not beside something else: nobody would read it there.
+    // Only beside a certificate: no program would read the list in another directory.
     Subject::in_directory(directory)?;
     let path = directory.join(DENIED);
     let mut known = DenyList::load(&path)?;

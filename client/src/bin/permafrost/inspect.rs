@@ -57,7 +57,7 @@ fn human_list(list: &Checkpoints) -> String {
             ("STORED", Align::Right),
             ("PROCESSES", Align::Right),
             ("PARENT", Align::Left),
-            // Of one machine there is nothing to be said.
+            // On a single machine there are no copies to show.
             (if clustered { "COPIES" } else { "" }, Align::Left),
             ("", Align::Left),
         ]);

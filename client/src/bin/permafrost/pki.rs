@@ -240,7 +240,7 @@ fn show(context: &Context, arguments: &ShowArguments) -> Result<(), Failure> {
             subject,
         },
     )?;
-    // Also what cannot be used is shown; the exit code says why it cannot.
+    // A certificate that cannot be used is shown too; the exit code reports the error.
     Identity::load(directory)?;
     Ok(())
 }

@@ -180,7 +180,7 @@ pub(crate) fn bring_back(
     }
     let refusal = refusal.filter(delivery::counts);
     let Some(pid) = pid else {
-        // A program that is something else ends without having asked for any image.
+        // A program that is not CRIU ends without a request for any image.
         criu.version()?;
         if let Some(refusal) = refusal {
             return Err(Failure::from(refusal).during(format!("restore {name}")));
@@ -268,7 +268,7 @@ fn failed(
 ) -> Failure {
     let mut digest = finished.digest();
     if digest.reason.contains("Can't fork for") {
-        // CRIU does not say who has it.
+        // CRIU does not report which process has the pid.
         let pid = digest
             .reason
             .split(' ')

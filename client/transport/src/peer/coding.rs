@@ -142,7 +142,7 @@ impl Coder {
 fn entropy_bits(run: &[u8]) -> f64 {
     let mut counts = [0u16; 256];
     let mut sampled = 0u16;
-    // So many places that a long run is looked at all over.
+    // As many samples as spread over the whole of a long run.
     let stride = SAMPLE_STRIDE.max(run.len() / (MAX_SAMPLED / SAMPLE_BYTES));
     for sample in run.chunks(stride) {
         // In the middle: a page's head is often more regular than the rest of it.

@@ -52,12 +52,12 @@ impl FetchReader {
             let claimed = link.router.claim(id);
             let taken = tokio::select! {
                 taken = take(claimed, &give, &name, timeout) => taken,
-                // The node says a word on this stream only if it has to give up.
+                // The node sends a message on this stream only if it has to give up.
                 error = complaint(&mut receive, &name) => Err(error),
                 () = give.closed() => Ok(()),
             };
             if let Err(error) = taken {
-                // A reset bulk stream may be here before the words for it.
+                // A reset bulk stream may arrive before the error message that explains it.
                 let error = match error {
                     PeerError::Ended { .. } => {
                         let words = complaint(&mut receive, &name);
@@ -172,7 +172,7 @@ async fn complaint(receive: &mut RecvStream, node: &str) -> PeerError {
     let said = stream::read(receive, node, "reply", stream::MAX_REPLY_BYTES).await;
     match said.and_then(|answer: Reply| answered(node, answer)) {
         Ok(_) => PeerError::protocol(node, "a reply that was not asked for"),
-        // It has nothing more to say.
+        // The node sends nothing more on this stream.
         Err(PeerError::Ended { code: 0, .. }) => std::future::pending().await,
         Err(error) => error,
     }

@@ -293,7 +293,7 @@ impl Sessions {
         if unserved {
             return self.forget(id, &session);
         }
-        // Also one that is over: its last word may have been lost with the connection.
+        // This includes a session that is over: its last reply may have been lost with the connection.
         let sessions = self.clone();
         let grace = options.grace;
         tokio::spawn(async move {
@@ -335,7 +335,7 @@ impl Conversation<'_> {
     ) -> Result<bool, PeerError> {
         let node = self.session.peer.as_str();
         let Some(opened) = self.opened().await else {
-            // Refused by the handler, in its words.
+            // The handler refused the dump, with an error of its own.
             return self.say(send).await;
         };
         let answer = Reply {

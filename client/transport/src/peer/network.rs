@@ -199,7 +199,7 @@ impl Network {
     pub(crate) async fn link(&self, node: &str, deadline: Instant) -> Result<Link, PeerError> {
         let way = Arc::clone(self.ways().entry(node.to_owned()).or_default());
         let connected = async {
-            // Whoever comes while a connection is being made waits for it here.
+            // Callers that come while a connection is being made wait for it here.
             let mut way = way.lock().await;
             loop {
                 // One that was made with an older certificate ends when that is over: conversations under way finish

@@ -61,7 +61,7 @@ pub(crate) struct Tap {
 pub(crate) fn outflow(peer: &str, options: &Options) -> (Outflow, Tap) {
     let (opened, told) = oneshot::channel();
     let (frames, tapped) = mpsc::channel(QUEUED_FRAMES);
-    // The link's speed is not measured here: only whoever wants it always compresses fetches.
+    // The link's speed is not measured here: fetches are compressed only with the option `Always`.
     let when = match options.compression {
         Compression::Always => Compression::Always,
         Compression::Off | Compression::Adaptive => Compression::Off,

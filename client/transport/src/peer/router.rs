@@ -33,7 +33,7 @@ impl Router {
                 let router = routed.clone();
                 tokio::spawn(router.place(stream, timeout));
             }
-            // Whoever waits for a stream of this connection need wait no longer.
+            // Conversations that wait for a stream of this connection need wait no longer.
             routed.lock().claimed.clear();
         });
         router

@@ -31,7 +31,7 @@ pub(crate) fn bind(
     packet_bytes: u16,
 ) -> io::Result<Arc<dyn AsyncUdpSocket>> {
     let socket = UdpSocket::bind(address)?;
-    // The limit of an ordinary user is net.core.[rw]mem_max; whoever may pass it does.
+    // The limit of an ordinary user is net.core.[rw]mem_max; privileged users may exceed it.
     if sockopt::set_socket_recv_buffer_size_force(&socket, buffer_bytes).is_err() {
         let _ = sockopt::set_socket_recv_buffer_size(&socket, buffer_bytes);
     }

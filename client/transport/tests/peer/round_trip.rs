@@ -63,7 +63,7 @@ fn calls_and_refusals_are_answered() {
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("it was taken"),
     }
-    // Another answers than the one that was called: the certificate tells.
+    // Another node than the called one answers, as its certificate shows.
     let soon = Instant::now() + Duration::from_millis(500);
     assert!(network.call("elsewhere", ping(), soon).is_err());
     let nowhere = network.call("nowhere", ping(), soon).unwrap_err();
@@ -71,7 +71,7 @@ fn calls_and_refusals_are_answered() {
         nowhere,
         PeerError::NoAddress { .. } | PeerError::Unreachable { .. }
     ));
-    // A resume of what nobody knows.
+    // A resume of an unknown session.
     let mut request = dump_request(2);
     request.resume = true;
     let unknown = DumpSender::open(&network, "there", request, deadline()).err();

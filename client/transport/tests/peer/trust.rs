@@ -164,7 +164,7 @@ fn a_connection_is_made_anew_when_the_own_certificate_is_renewed() {
     let place = site.directory.path().join("c7");
     site.authority.reissue(&place, None).unwrap();
     assert!(agent.reload().unwrap());
-    // Whoever denies the old certificate cuts nothing off that is in use.
+    // Denying the old certificate ends no connection that uses the new one.
     network.call("there", ping(), deadline()).unwrap();
     let old = Denial::serial(&before).unwrap();
     assert_eq!(site.endpoint.identity().deny([&old]).unwrap(), 1);

@@ -115,7 +115,7 @@ fn with_many_handshakes_under_way_an_address_has_to_be_proved() {
     let network = site.network_to("busy", busy.address);
     network.call("there", ping(), deadline()).unwrap();
     assert!(busy.retries() > 0, "connected without a Retry");
-    // The one that was first was not asked to come back.
+    // The first connection was not told to retry.
     assert_eq!(deaf.retries(), 0);
     drop(stalled);
 }

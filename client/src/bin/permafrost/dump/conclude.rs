@@ -33,11 +33,12 @@ impl Plan<'_> {
             .ok()
             .and_then(|text| text.parse::<Verdict>().ok());
         if !finished.status.success() {
-            // The process goes on: nobody waits for a daemon that hangs. The end of the connection ends the session as well.
+            // The process goes on, so a hanging daemon must not be waited for. The end of the connection ends
+            // the session as well.
             let _ = connection.limit_waits(PATIENCE);
         }
         match (finished.status.success(), verdict) {
-            // Nobody is asked again: the process is gone, and the daemon may be by now.
+            // The daemon is not asked again: the process is gone, and the daemon may be by now.
             (
                 true,
                 Some(Verdict::Sealed {
@@ -49,7 +50,8 @@ impl Plan<'_> {
                 checkpoint: *checkpoint,
                 seal_us: human::whole_micros(elapsed),
             }),
-            // A pre-dump calls no scripts; a wrapper around CRIU may have kept it from calling ours.
+            // A pre-dump calls no scripts; a wrapper around CRIU may have prevented the call of the action
+            // script.
             (true, _) => {
                 // An interrupt must not end the session now: it may be all that is left of the process.
                 interrupts.leave_alone();
@@ -184,7 +186,7 @@ fn session_failure(connection: &mut Connection, places: &Places, session: &str) 
     if state.error.is_empty() {
         return None;
     }
-    // A failed session refuses its seal with the number that says what kind of failure it was.
+    // A failed session refuses its seal with the error code of its failure.
     let images = open_directory(&places.images).ok()?;
     let seal = request::Seal {
         session: session.to_owned(),

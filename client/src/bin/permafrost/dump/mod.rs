@@ -257,7 +257,7 @@ impl<'a> Plan<'a> {
             checkpoint: self.arguments.job.clone(),
         }) {
             Err(ControlError::Refused {
-                // A job name that is none is refused by Open, in better words.
+                // An invalid job name is refused by Open, with a better message.
                 code: ErrorCode::NotFound | ErrorCode::Invalid,
                 ..
             }) => return Ok(()),

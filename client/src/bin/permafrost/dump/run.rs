@@ -45,7 +45,7 @@ impl Plan<'_> {
             .map_err(|error| Failure::io("connect to", Path::new(&opened.socket), &error))?;
 
         if let Some(tracking) = &self.tracking {
-            // From here on nobody knows what the soft-dirty bits refer to, until the seal.
+            // From here until the seal, it is unknown which checkpoint the soft-dirty bits refer to.
             tracking.forget(self.arguments.pid).map_err(|error| {
                 Failure::new(
                     Code::Internal,
@@ -135,7 +135,7 @@ impl Plan<'_> {
         Origin {
             worked_us: carried_us.saturating_add(human::whole_micros(worked)),
             resident_bytes: memory::resident_bytes(pid),
-            // Only those since the parent say what CRIU will leave out.
+            // Only the pages written since the parent show how much CRIU will leave out.
             dirty_pages: self.parent.as_ref().and_then(|_| memory::dirty_pages(pid)),
             processes: tree::of(pid),
             ..self.origin.clone()
@@ -236,7 +236,7 @@ impl<'a> Watch<'a> {
     }
 
     fn tick(&mut self) {
-        // The first second costs the daemon nothing: nobody would see it.
+        // No progress is requested in the first second: it would not be displayed.
         self.ticks += 1;
         if self.context.quiet || self.context.json || self.ticks < 4 || self.given_up {
             return;

@@ -207,7 +207,7 @@ fn wait(
     let mut moved_at = Instant::now();
     loop {
         let node = only(&list)?;
-        // Nothing counted: the registry is away for the moment.
+        // If nothing was counted, the registry cannot be reached at present.
         if let (Some(needed), Some(needed_bytes)) = (node.needed, node.needed_bytes) {
             let unverified = node.unverified.unwrap_or_default();
             if needed == 0 && unverified == 0 {

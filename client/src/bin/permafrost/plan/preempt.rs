@@ -121,7 +121,7 @@ fn print(
     }
     match plan.victims.first() {
         Some(victim) => context.write_text(words::verdict(victim.mechanism)),
-        // No word is no decision; the exit code says so.
+        // No output means no decision; the exit code reports it.
         None => Ok(()),
     }
 }

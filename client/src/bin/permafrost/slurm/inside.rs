@@ -113,7 +113,7 @@ fn begin(
     let Some(checkpoint) = found.and_then(|found| found.checkpoint) else {
         return Ok(Begun {
             task: Task::start(&arguments.command, streams)?,
-            // With --fresh nobody has looked.
+            // With --fresh, no checkpoint was looked for, so there may be one.
             has_checkpoint: arguments.fresh,
             measured: Measured::default(),
         });

@@ -206,7 +206,7 @@ fn output(mut command: Command) -> Result<String, String> {
         .spawn()
         .map_err(|error| format!("start {program}: {error}"))?;
     let deadline = Instant::now() + PATIENCE;
-    // It says less than a pipe holds, so it does not wait for a reader.
+    // The output is shorter than a pipe's capacity, so the program does not wait for a reader.
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,

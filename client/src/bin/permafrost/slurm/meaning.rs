@@ -38,7 +38,8 @@ pub(super) fn depends(signal: i32) -> bool {
 /// Returns the meaning of `signal` for a job in `state`, which is `None` if slurmctld does not answer.
 pub(super) fn meaning(signal: i32, state: Option<&State>) -> Meaning {
     let Some(state) = state else {
-        // Nobody else sends SIGUSR1, so the job is to be saved. A SIGTERM may have reached the task already.
+        // No other sender uses SIGUSR1, so the job is to be saved. A SIGTERM may have reached the task
+        // already.
         return match signal {
             SIGUSR1 => Meaning::Leave {
                 preempted: false,

@@ -151,7 +151,7 @@ pub(crate) fn slurm(context: &Context, arguments: SlurmArguments) -> ExitCode {
 }
 
 fn own_failure(context: &Context, failure: &Failure) -> ExitCode {
-    // Its own code is another command's; what it says counts.
+    // The failure's own exit code has the other commands' meaning; only the message is used.
     let _ = failure.report(context.json);
     ExitCode::from(OWN_FAILURE)
 }

@@ -108,7 +108,7 @@ impl<'a> Supervisor<'a> {
     /// Handles a signal. Returns the exit code, if the task is to continue in a later run.
     fn signal(&mut self, signal: i32) -> Option<u8> {
         if self.ending.is_some() {
-            // It has been told.
+            // The task was already told to end.
             return None;
         }
         let state = if depends(signal) {
@@ -149,7 +149,7 @@ impl<'a> Supervisor<'a> {
         };
         self.tell(&failure);
         if !self.task.is_running() {
-            // Which tells how; nothing more can be done for it.
+            // The task's end is handled by the caller; nothing more can be done for the task.
             return None;
         }
         if preempted {
@@ -259,7 +259,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn tell(&self, failure: &Failure) {
-        // Its exit code is not ours: the job goes on, or is requeued.
+        // The failure's exit code is not used: the job goes on, or is requeued.
         let _ = failure.report(self.context.json);
     }
 
@@ -278,7 +278,7 @@ impl<'a> Supervisor<'a> {
     /// Returns the exit code of a task that has ended, and removes its checkpoints or requeues the job.
     fn conclude(&self, end: End) -> u8 {
         if self.ending == Some(Ending::Preempted) {
-            // Also if it exited with 0: told to end, it has not done its work.
+            // This includes an exit with 0: a task that was told to end has not completed its work.
             self.say("ended for the preemption, to be started again");
             return self.requeue();
         }

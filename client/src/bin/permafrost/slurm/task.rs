@@ -104,7 +104,7 @@ impl Task {
     /// Passes a signal on to the root of the task.
     pub(super) fn signal(self, number: i32) {
         if let Some(signal) = Signal::from_named_raw(number) {
-            // It may have ended this moment.
+            // The process may have just ended.
             let _ = rustix::process::kill_process(self.pid, signal);
         }
     }

@@ -145,12 +145,12 @@ impl Driver {
             opened.map_err(|source| PeerError::lost(node, source))
         })
         .await?;
-        // An end must not drop the streams, which would finish them as if all had been said.
+        // An end must not drop the streams, which would finish them as if everything had been sent.
         let mut listening = std::pin::pin!(self.listen(&mut receive));
         let ended = tokio::select! {
             ended = &mut listening => ended,
             error = self.transmit(&mut bulk) => match error {
-                // The peer takes no more frames: why, it says on the other stream.
+                // The peer takes no more frames, and sends the reason on the other stream.
                 PeerError::Ended { .. } => {
                     let words = tokio::time::timeout(LAST_WORDS, &mut listening).await;
                     words.unwrap_or(Err(error))
@@ -279,7 +279,7 @@ impl Driver {
                 if let Err(error) = said {
                     return error;
                 }
-                // Only a lost connection makes it be said again.
+                // The commit is sent again only after a lost connection.
                 return std::future::pending().await;
             }
             self.shared.commit.notified().await;
