@@ -30,7 +30,7 @@ const ACTION_VARIABLE: &str = "CRTOOLS_SCRIPT_ACTION";
 /// CRIU's variable for the images directory, a `/proc/PID/fd/N` path.
 const IMAGES_VARIABLE: &str = "CRTOOLS_IMAGE_DIR";
 
-/// Time to read an answer that is there already.
+/// Time for reading an answer that has already arrived.
 const GRACE: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {

@@ -34,8 +34,8 @@ impl FlushInstruction {
         // Intel SDM vol. 2, CPUID: leaf 7 subleaf 0, EBX bit 24 CLWB, bit 23 CLFLUSHOPT;
         // leaf 1, EDX bit 19 CLFSH. AMD APM vol. 3 has the same bits.
         #[allow(unused_unsafe, reason = "unsafe only up to some compiler version")]
-        // SAFETY: every x86-64 CPU has CPUID and leaves 0 and 1; leaf 7 is asked for only if leaf 0
-        // says that it exists.
+        // SAFETY: every x86-64 CPU has CPUID and leaves 0 and 1; leaf 7 is read only if leaf 0 reports that it
+        // exists.
         let (leaf7, leaf1) = unsafe {
             let last = __cpuid(0).eax;
             (

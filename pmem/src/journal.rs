@@ -99,7 +99,7 @@ impl Journal {
         let zeros = vec![0; PAGE_SIZE];
         let end = geometry.journal_at + 2 * geometry.half_bytes();
         for at in (geometry.journal_at..end).step_by(PAGE_SIZE) {
-            // SAFETY: nobody has the region open while it is formatted.
+            // SAFETY: no other code has the region open while it is formatted.
             unsafe { medium.write(at, &zeros)? };
         }
         let header = encode(uuid, header_record(1, 0));

@@ -52,13 +52,13 @@ pub struct Superblock {
     pub segment_bytes: U32,
     /// Records in each journal half, its header included.
     pub journal_records: U32,
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved0: U32,
     /// Generation: one more than the other superblock's when this one was written.
     pub generation: U64,
     /// Times the region was opened without having been closed.
     pub unsafe_shutdowns: U64,
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved1: [u8; 36],
     /// CRC32 of the bytes before.
     pub crc32: U32,
@@ -122,7 +122,7 @@ pub struct SegmentHeader {
     pub pages: U32,
     /// The region's uuid.
     pub uuid: [u8; 16],
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved: [u8; 2016],
     /// CRC32 of each page, by its place in the segment; entry 0 is zero. Verified by the run's
     /// `crcs_crc32`.
@@ -162,7 +162,7 @@ pub struct RootPage {
     pub extents_here: U32,
     /// Number of extents in this page and those after it.
     pub extents_left: U32,
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved: [u8; 44],
     /// Segments with pages of this checkpoint, ascending, its own and inherited ones.
     pub extents: [ExtentEntry; ROOT_EXTENTS],
@@ -180,7 +180,7 @@ pub struct MapRootBytes {
     pub crc32: U32,
     /// Level of that node, 0 for a leaf.
     pub level: U16,
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved: U16,
     /// Pages in the map.
     pub pages: U64,
@@ -202,7 +202,7 @@ pub struct NodeHeader {
     pub first_index: U64,
     /// Index after the last page of the last run below.
     pub end_index: U64,
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved: U64,
 }
 
@@ -229,7 +229,7 @@ pub struct RunEntry {
     pub kind: U16,
     /// CRC32 of the pages' CRC32s, in order; 0 for zeros.
     pub crcs_crc32: U32,
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved: U32,
 }
 
@@ -243,7 +243,7 @@ pub struct ChildEntry {
     pub node: U64,
     /// CRC32 of the child's page.
     pub crc32: U32,
-    /// Reserved: zero.
+    /// Reserved field, always zero.
     pub reserved: U32,
 }
 

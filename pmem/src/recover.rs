@@ -140,8 +140,8 @@ pub(crate) fn recover(
         failure: OnceLock::new(),
     });
 
-    // 2. Roots: who holds which segments. Segments of shadows that a crash or a shutdown cut short are
-    //    in no root and therefore free, with nothing to undo.
+    // 2. Roots: the segments of each checkpoint. Segments of shadows that a crash or a shutdown cut short are in no
+    //    root and therefore free, with nothing to undo.
     let mut roots = Roots::load(&space, replayed.journal.live())?;
     let unlisted = if options.unlisted && options.read_only && replayed.damage.is_some() {
         roots.find_unlisted(&space)
@@ -306,10 +306,10 @@ fn mark_open(
     unsafe_shutdowns: u64,
 ) -> io::Result<SuperblockState> {
     let mut flushed = Flushed::new();
-    // 1. Repair records of which a crash left one copy. The same bytes over an intact copy change no
-    //    chunk of it, so a crash here cannot lose it.
+    // 1. Repair records of which a crash left one copy. Writing equal bytes over an intact copy changes no chunk of
+    //    it, so a crash here cannot lose it.
     for (at, record) in &replayed.repairs {
-        // SAFETY: nobody else has the region yet, and no slice of the journal is ever lent.
+        // SAFETY: no other code has the region yet, and no slice of the journal is ever lent.
         unsafe { space.medium.write(*at, record)? };
         space
             .medium

@@ -215,8 +215,8 @@ impl Region {
         self.journal_damage.as_ref()
     }
 
-    /// Returns true if a checkpoint was found although no readable record names it ([`RecoverOptions::unlisted`]): its seal
-    /// is in an unreadable one, or was cut short, or it was removed.
+    /// Returns true if a checkpoint was found although no readable record names it ([`RecoverOptions::unlisted`]):
+    /// its seal is in an unreadable one, or was cut short, or it was removed.
     #[must_use]
     pub fn is_unlisted(&self, id: CheckpointId) -> bool {
         self.unlisted.contains(&id)

@@ -131,8 +131,8 @@ pub(crate) fn load(
     })
 }
 
-/// Looks through the segments for first pages of roots, whether or not a record names them: ids, places and checksums.
-/// Reads the first bytes of each page. Both copies of a page are found.
+/// Searches the segments for first pages of roots, whether or not a record names them. Returns their ids, places and
+/// checksums. Reads the first bytes of each page. Both copies of a page are found.
 pub(crate) fn search(space: &Space) -> Vec<(CheckpointId, PageNo, u32)> {
     let segments = (0..space.geometry.segments).map(SegmentNo);
     let pages = segments.flat_map(|segment| {

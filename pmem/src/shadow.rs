@@ -210,8 +210,8 @@ impl Shadow {
         }
     }
 
-    /// Takes hold of all of a checkpoint's segments: its map roots are valid in this shadow's manifest,
-    /// and its pages live as long as the checkpoint that comes of this shadow.
+    /// Takes hold of all of a checkpoint's segments: its map roots are valid in this shadow's manifest, and its pages
+    /// live as long as the checkpoint that this shadow becomes.
     pub fn inherit(&mut self, from: &Arc<Checkpoint>) {
         // Segments of another region mean nothing here; map roots in it would not verify either.
         if !Arc::ptr_eq(from.space(), self.out.space()) {

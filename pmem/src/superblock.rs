@@ -91,7 +91,7 @@ impl SuperblockState {
 /// Zeroes both superblocks' pages, durably: the first step of a format.
 pub(crate) fn erase(medium: &dyn Medium) -> io::Result<()> {
     let zeros = vec![0; to_usize(2 * PAGE_BYTES)];
-    // SAFETY: as in `store`; nobody has the region open while it is formatted.
+    // SAFETY: as in `store`; no other code has the region open while it is formatted.
     unsafe { medium.write(0, &zeros)? };
     let mut flushed = Flushed::new();
     medium.flush(0, 2 * PAGE_BYTES, &mut flushed)?;
@@ -147,10 +147,9 @@ fn is_unfinished(medium: &dyn Medium) -> Result<bool, OpenError> {
 /// Returns true if there is nothing behind the superblocks but what a first format writes: the first journal half's
 /// header.
 ///
-/// Looks where anything that was ever sealed has left something, whatever the geometry: the first
-/// records of the first half (a compaction into the other one erases its header only), and every place where
-/// segment 0 can begin, which is the first to be allocated and whose header is never erased. Reads at most
-/// 4128 pages.
+/// Examines the places where a seal always leaves something, whatever the geometry: the first records of the first
+/// half (a compaction into the other one erases its header only), and every place where segment 0 can begin, which is
+/// the first to be allocated and whose header is never erased. Reads at most 4128 pages.
 fn is_blank_behind(medium: &dyn Medium) -> Result<bool, OpenError> {
     let step = u64::from(MIN_SEGMENT_BYTES);
     let end = medium.capacity_bytes().min(LAST_SEGMENTS_AT + PAGE_BYTES);

@@ -441,7 +441,7 @@ fn a_journal_damaged_in_the_middle_is_not_taken_for_a_torn_one() {
     let (found, damage_found) = refused_writes(2);
     assert_eq!((found, damage_found.faults), (vec![1], vec![hole(2)]));
     assert_eq!(damage_found.checkpoints_lost, [CheckpointId::new(2)]);
-    // The last one cannot be told from one that a crash tore in both copies.
+    // The last record cannot be distinguished from one that a crash tore in both copies.
     assert!(damage(3).unwrap().torn_record);
     // One copy is enough, and is repaired.
     let mut one = image.clone();

@@ -340,7 +340,7 @@ fn fault_elsewhere() {
     let _region = on_file(&dir.path().join("region"));
     let file = tempfile::tempfile().unwrap();
     file.set_len(2 * PAGE_SIZE as u64).unwrap();
-    // SAFETY: nobody else has the file; that it is truncated under the mapping is what this is about.
+    // SAFETY: no other code has the file; the test truncates it under the mapping on purpose.
     let map = unsafe { memmap2::Mmap::map(&file).unwrap() };
     file.set_len(0).unwrap();
     std::process::exit(i32::from(map[PAGE_SIZE]));

@@ -39,7 +39,7 @@ pub struct Manifest {
     #[prost(uint64, tag = "3")]
     pub generation: u64,
     /// Generation of the checkpoint of this job that pages were compared with, 0 for none. Informative: page maps are
-    /// flat, a restore never looks at the parent.
+    /// flat, a restore never reads the parent.
     #[prost(uint64, tag = "4")]
     pub parent_generation: u64,
     /// Wall-clock time of the seal, milliseconds since the Unix epoch.
@@ -137,11 +137,11 @@ pub struct Origin {
     /// [`check_restore_options`] accepts.
     #[prost(string, repeated, tag = "6")]
     pub restore_options: Vec<String>,
-    /// `criu --version` of the dump, for people.
+    /// Version of the CRIU that took the dump (`criu --version`), for display only.
     #[prost(string, tag = "7")]
     pub criu_version: String,
     /// Memory of the whole tree just before the dump, bytes: anonymous and shared pages that are resident or swapped
-    /// out. 0 where nobody looked.
+    /// out. 0 if it was not measured.
     #[prost(uint64, tag = "20")]
     pub resident_bytes: u64,
     /// Pages of the tree written since the checkpoint that the dump builds on. Absent where the kernel does not count

@@ -1,10 +1,10 @@
 //! CRIU's image-streamer protocol, restoring side (`criu restore --stream`; `criu/img-streamer.c` and
 //! `images/img-streamer.proto` of CRIU 4.2).
 //!
-//! CRIU connects to `streamer-serve.sock` in its images directory and asks for one file after another by
-//! name, files that are not there too. A message is a little-endian `u32` length and a protobuf, as on
-//! the control socket. After a [`FileReply`] that says `exists` CRIU sends one byte with the write end of a
-//! pipe riding on it, and reads the file from the other end. The end of the connection ends the session.
+//! CRIU connects to `streamer-serve.sock` in its images directory and requests one file after another by name,
+//! missing files too. A message is a little-endian `u32` length and a protobuf, as on the control socket. After a
+//! [`FileReply`] with `exists` CRIU sends one byte with the write end of a pipe riding on it, and reads the file from
+//! the other end. The end of the connection ends the session.
 
 use prost::Message;
 

@@ -1,8 +1,9 @@
 //! Compares images with CRIU's own image tool: it accepts the images that we write, and reads equal content from
 //! them.
 //!
-//! Takes the tool from `PERMAFROST_CRIT`, else `crit` on PATH (Debian: package `python3-pycriu`; the `crit` on
-//! PyPI is something else). Skipped, loudly, where there is none; `PERMAFROST_REQUIRE_CRIT=1` makes that fail.
+//! Takes the tool from `PERMAFROST_CRIT`, else `crit` on PATH (Debian: package `python3-pycriu`; the `crit` on PyPI
+//! is something else). Without the tool the test is skipped with a message; with `PERMAFROST_REQUIRE_CRIT=1` it
+//! fails.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

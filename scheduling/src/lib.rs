@@ -1,7 +1,7 @@
 //! Cost model of suspending, resuming, killing and waiting, and the algorithms that decide by the costs.
 //!
 //! Pure functions and state machines over plain data: no clock, no socket, no file, no other crate of Permafrost. The
-//! time is passed in as a [`Moment`](quantity::Moment), nodes and tasks are numbers of the caller's.
+//! caller passes the time in as a [`Moment`](quantity::Moment), and numbers nodes and tasks.
 //!
 //! Paper numbers in the docs: 000 is Li et al., Middleware '15; 001 OS-assisted preemption; 004 BIG-C.
 #![forbid(unsafe_code)]

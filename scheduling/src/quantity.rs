@@ -78,7 +78,7 @@ fn to_u64(value: f64) -> u64 {
 pub struct Bytes(u64);
 
 impl Bytes {
-    /// Zero bytes.
+    /// Size of zero bytes.
     pub const ZERO: Self = Self(0);
 
     /// Makes a number of `count` bytes.

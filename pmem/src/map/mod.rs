@@ -1,9 +1,9 @@
 //! Page maps: the pages of an object and their locations.
 //!
-//! A map is a B-tree of 4096-byte nodes, written once, in ascending order, while the pages come in: a
-//! writer holds one node a level. Leaves hold runs. Every reference carries the CRC32 of what it refers
-//! to, up to the [`MapRoot`] in the manifest, so stale, misplaced and damaged pages alike do not verify.
-//! Maps are flat: a run refers straight to its pages, in whichever checkpoint's segments they are.
+//! A map is a B-tree of 4096-byte nodes, written once, in ascending order, while the pages come in: a writer holds
+//! one node a level. Leaves hold runs. Every reference carries the CRC32 of its target, up to the [`MapRoot`] in the
+//! manifest, so stale, misplaced and damaged pages alike do not verify. Maps are flat: a run refers straight to its
+//! pages, in whichever checkpoint's segments they are.
 
 mod cursor;
 mod digest;

@@ -205,8 +205,8 @@ impl Clock for Monotonic {
 #[derive(Debug, Default)]
 struct Throttle {
     done_at: Duration,
-    /// Byte-nanoseconds that did not make a whole nanosecond yet, so that many small accesses are no faster than a large
-    /// one.
+    /// Byte-nanoseconds that did not make a whole nanosecond yet, so that many small accesses are no faster than a
+    /// large one.
     carry: u128,
     /// Offset at which the last access ended: an access that begins there is sequential.
     next: u64,

@@ -68,9 +68,9 @@ impl MappedFile {
             fences.push(map_whole(&again)?);
         }
         Ok(Self {
-            // SAFETY: mapped readable and writable for as long as `map` lives, beside it, and by this value alone. The
-            // file was allocated to its length and is locked; a page that who truncates it all the same takes away is
-            // a lost one.
+            // SAFETY: mapped readable and writable for as long as `map` lives, beside it, and by this value alone.
+            // The file was allocated to its length and is locked; a page that is truncated away nevertheless becomes
+            // a lost page.
             raw: unsafe { RawBytes::new(map.as_mut_ptr(), map.len())? },
             map,
             reading: File::open(itself).ok(),

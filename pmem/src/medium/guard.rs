@@ -91,8 +91,8 @@ impl LostPages {
     fn new(pages: usize) -> Self {
         // Zeroed by the kernel where it is large, and so takes no memory before pages are lost.
         let zeros = vec![0_u64; pages.div_ceil(64)].into_boxed_slice();
-        // SAFETY: an `AtomicU64` has the size and the bit validity of a `u64`, and on the 64-bit machines that this is for
-        // its alignment (asserted below).
+        // SAFETY: an `AtomicU64` has the size and the bit validity of a `u64`, and on the 64-bit machines that this
+        // is for its alignment (asserted below).
         let bits = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [AtomicU64]) };
         Self {
             bits,
@@ -208,7 +208,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.slot.set(0, 0, ptr::null_mut());
         // SAFETY: from `Box::into_raw`, freed here only. The handler does not reach it any more: it takes the pointer
-        // for addresses in the mapping, and whoever accesses those holds what this guard is part of.
+        // for addresses in the mapping, and any code that accesses those holds the medium that this guard is part of.
         drop(unsafe { Box::from_raw(self.lost) });
         FREE.lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -328,8 +328,8 @@ fn lose(address: usize, code: libc::c_int) -> bool {
             // Poison that no access has read yet. It is handled when an access does.
             return true;
         }
-        // SAFETY: the interrupted access is to this mapping, so whoever makes it holds the medium, whose part the guard
-        // is that owns this.
+        // SAFETY: the interrupted access is to this mapping, so the code that makes it holds the medium, and the
+        // medium contains the guard that owns the pages.
         let lost = unsafe { &*lost };
         let page = (address - base) / PAGE_SIZE;
         // First: a thread that reads the new page must find it marked.
@@ -370,7 +370,7 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
             }
         }
     } else if previous.sa_flags & libc::SA_SIGINFO != 0 {
-        // SAFETY: whoever installed it with SA_SIGINFO gave a function of this type.
+        // SAFETY: a handler that is installed with SA_SIGINFO is a function of this type.
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { std::mem::transmute(handler) };
         handler(signal, info, context);

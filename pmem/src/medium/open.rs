@@ -49,10 +49,11 @@ impl Default for OpenOptions {
 /// exclusive lock until the medium is dropped. Tries DAX first, then a plain mapping; [`Medium::guarantee`] returns
 /// which of them was used, and the reason.
 ///
-/// All of the file is allocated, so that a full disk shows here and not as a fatal signal later.
+/// All of the file is allocated, so that a full disk is an error here and not a fatal signal later.
 ///
 /// # Errors
-/// [`MediumError`]: the file is another user's or open to others, or cannot be opened, locked, allocated or mapped; DAX is required and refused.
+/// [`MediumError`]: the file is another user's or open to others, or cannot be opened, locked, allocated or mapped;
+/// DAX is required and refused.
 pub fn open_medium(
     path: &Path,
     size_if_created: u64,

@@ -28,7 +28,7 @@ impl RawBytes {
     /// # Safety
     /// `base` is valid for reads and writes of `len` bytes while the value is used, and a mapping of the caller's own.
     pub(super) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
-        // SAFETY: the caller's promise; what is lent is checked by whoever uses it (`Medium::check`).
+        // SAFETY: the caller's promise; code that uses lent bytes checks them afterwards (`Medium::check`).
         let guard = unsafe { Guard::new(base, len)? };
         Ok(Self { base, len, guard })
     }
@@ -64,8 +64,8 @@ impl RawBytes {
         }
         let offset = i64::try_from(at / PAGE_BYTES * PAGE_BYTES).map_err(io::Error::other)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the page is part of the mapping that this value has to itself, and what is there is the empty page that
-        // stands for it. Who reads it meanwhile finds it marked as lost.
+        // SAFETY: the page is part of the mapping that this value owns alone, and the empty page stands in its place.
+        // Code that reads it meanwhile finds it marked as lost.
         let mapped = unsafe {
             libc::mmap(
                 page.cast(),
@@ -103,8 +103,8 @@ impl RawBytes {
     pub(super) fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let len = to_u64(into.len());
         let from = self.range(at, len)?;
-        // SAFETY: `range` has checked the source; `into` is a unique borrow and so no part of the
-        // mapping; writers promise that nobody reads what they write.
+        // SAFETY: `range` has checked the source; `into` is a unique borrow and so no part of the mapping; writers
+        // promise that no other code reads the bytes that they write.
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         Ok(self.guard.check(at, len)?)
     }
@@ -114,7 +114,7 @@ impl RawBytes {
     pub(super) unsafe fn bytes(&self, at: u64, len: usize) -> io::Result<&[u8]> {
         let from = self.range(at, to_u64(len))?;
         self.guard.check(at, to_u64(len))?;
-        // SAFETY: `range` has checked it; the caller promises that nobody writes to it.
+        // SAFETY: `range` has checked it; the caller promises that no code writes to it.
         Ok(unsafe { std::slice::from_raw_parts(from, len) })
     }
 
@@ -123,8 +123,8 @@ impl RawBytes {
     pub(super) unsafe fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let len = to_u64(from.len());
         let to = self.range(at, len)?;
-        // SAFETY: `range` has checked the target; the caller promises that it is nobody else's, so
-        // `from` is no part of it.
+        // SAFETY: `range` has checked the target; the caller promises that no other code uses it, so `from` is no
+        // part of it.
         unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         Ok(self.guard.check(at, len)?)
     }

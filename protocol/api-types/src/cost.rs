@@ -72,7 +72,7 @@ pub enum Detail {
 /// Duration with its median and its 95th percentile, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Spread {
-    /// Median, seconds.
+    /// Median duration, seconds.
     #[schema(minimum = 0)]
     pub p50: f64,
     /// 95 of 100 take no longer; never below the median.

@@ -13,7 +13,8 @@ pub enum Figure<T> {
     Unknown(Unknown),
 }
 
-/// A figure: its median `p50`, and `p95`, which 95 of 100 are no worse than: a longer time, a larger size, a slower rate.
+/// A figure: its median `p50`, and `p95`, which 95 of 100 are no worse than: a longer time, a larger size, a slower
+/// rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Known<T> {
     /// Median of the samples.

@@ -55,7 +55,7 @@ pub struct StartRate {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartTime {
-    /// Median, seconds.
+    /// Median duration, seconds.
     pub p50_s: Seconds,
     /// Long end, seconds: 95 of 100 take no longer. The median if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]

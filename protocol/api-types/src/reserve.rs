@@ -49,7 +49,7 @@ pub struct NoPriority {
 }
 
 impl Priority {
-    /// Highest priority.
+    /// Highest priority there is.
     pub const MAX: Self = Self(11);
 
     /// Returns the priority as a number.

@@ -44,16 +44,16 @@ pub struct Task<'a> {
     /// pages where the kernel counts them, else nearly all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental_bytes: Option<Bytes>,
-    /// Work it has done, seconds: what a kill loses.
+    /// Work it has done, seconds, which a kill loses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress_s: Option<Seconds>,
-    /// The progress counts from the last start or restore, as a process or a pod counts it: the work that the job's last checkpoint
-    /// holds is added, if the task was started or restored after it.
+    /// The progress counts from the last start or restore, as a process or a pod counts it: the work that the job's
+    /// last checkpoint holds is added, if the task was started or restored after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub progress_of_this_run: bool,
-    /// Process that runs, as `BOOT_ID/START_TICKS` (field 22 of `/proc/PID/stat`). With it a task that goes on after
-    /// a dump is told from one that was restored; without it, the one whose progress is longer than the checkpoint is
-    /// old goes on.
+    /// Process that runs, as `BOOT_ID/START_TICKS` (field 22 of `/proc/PID/stat`). It distinguishes a task that
+    /// continues after a dump from one that was restored. Without it, a task whose progress is longer than the age of
+    /// the checkpoint is treated as one that continues.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub process: Option<Text<'a>>,

@@ -126,8 +126,8 @@ pub struct ClusterStatus {
     /// Copies here count towards durability.
     #[prost(bool, tag = "41")]
     pub copies_count: bool,
-    /// Listed checkpoints with fewer good copies on nodes that live and stay than there should be; none while the registry
-    /// does not answer, like the two that follow.
+    /// Listed checkpoints with fewer good copies on nodes that live and stay than there should be; none while the
+    /// registry does not answer, like the two that follow.
     #[prost(uint64, optional, tag = "31")]
     pub under_replicated: Option<u64>,
     /// Listed checkpoints without a good copy on any live node.

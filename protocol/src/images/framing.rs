@@ -19,8 +19,7 @@ pub struct Record<'a> {
 impl Record<'_> {
     /// Decodes the message.
     ///
-    /// # Errors
-    /// It is not one of these.
+    /// # Errors The record is not a message of this type.
     pub fn decode<M: Message + Default>(&self) -> Result<M, ImageError> {
         M::decode(self.bytes).map_err(|source| ImageError::Undecodable {
             offset: self.offset,

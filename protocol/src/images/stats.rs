@@ -41,7 +41,7 @@ pub struct DumpStats {
     /// Number of pages written.
     #[prost(uint64, required, tag = "7")]
     pub pages_written: u64,
-    /// Looking up paths of inotify watches.
+    /// Time spent looking up paths of inotify watches.
     #[prost(uint32, optional, tag = "8")]
     pub irmap_resolve: Option<u32>,
     /// Pages that may be restored lazily.

@@ -21,8 +21,8 @@ pub const MAX_FILE_NAME_BYTES: usize = 255;
 /// Most small images of a checkpoint: CRIU writes one for each thread and about ten for each process.
 pub const MAX_SMALL_IMAGES: usize = 128 << 10;
 
-/// Longest encoded manifest that is written, bytes: it fits a message of the control protocol, with room for what stands
-/// around it.
+/// Longest encoded manifest that is written, bytes: it fits a message of the control protocol, with room for what
+/// stands around it.
 pub const MAX_MANIFEST_BYTES: usize = 15 << 20;
 
 /// Error in a manifest.

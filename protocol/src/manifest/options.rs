@@ -17,7 +17,7 @@ const MAX_QUOTED_CHARS: usize = 80;
 /// Arguments that a recorded option may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Argument {
-    /// No argument.
+    /// The option has no argument.
     Nothing,
     /// One word of the list.
     OneOf(&'static [&'static str]),

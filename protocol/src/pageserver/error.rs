@@ -124,10 +124,9 @@ pub enum ProtocolError {
 impl ProtocolError {
     /// Returns true if the frame was understood despite the error, so that the conversation can go on.
     ///
-    /// The dump is spoilt, but where the frames are is known: the caller reads and drops the rest and
-    /// answers CLOSE with a non-zero status, so that CRIU reports a refusal and lets the task live. After any
-    /// other error the connection can only be closed (to the same effect, with a less telling message on
-    /// CRIU's side).
+    /// The dump is lost, but the frame boundaries are known: the caller reads and drops the rest and answers CLOSE
+    /// with a non-zero status, so that CRIU reports a refusal and lets the task live. After any other error the
+    /// connection can only be closed (CRIU then lets the task live too, but reports a less precise error).
     #[must_use]
     pub fn is_recoverable(&self) -> bool {
         matches!(self, Self::NotAscending { .. } | Self::PagesWithheld { .. })

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! An `Error` may come in place of any reply, and is the last. On a conversation that resumes a dump the server
-//! says again what it may have said to nobody: `Closed` and `Prepared`, if it has got so far, follow `DumpOpened`;
-//! the client repeats its `Commit`, and the server its `Committed`.
+//! repeats the replies that the client may not have received: `Closed` and `Prepared`, if the dump has got so far,
+//! follow `DumpOpened`; the client repeats its `Commit`, and the server its `Committed`.
 
 mod client;
 mod error;

@@ -14,10 +14,11 @@
 //! ```
 //!
 //! All integers are little-endian. `sequence` counts the frames of one dump from 0, over all connections that it
-//! takes; `header_crc32` is the CRC32 of the 28 bytes before it. The payload's own integrity is QUIC's, and what is
-//! stored of it is compared by [content digest](super::message::Closed) before a seal.
+//! takes; `header_crc32` is the CRC32 of the 28 bytes before it. QUIC protects the payload's own integrity, and the
+//! stored pages are compared by [content digest](super::message::Closed) before a seal.
 //!
-//! A field that a kind has no use for is 0, and refused when it is not: so that it can mean something later.
+//! A field that a kind does not use is 0, and a frame with another value is refused, so that the field can get a
+//! meaning later.
 
 mod error;
 
@@ -36,8 +37,8 @@ pub const MAX_PAYLOAD_BYTES: u32 = 256 << 10;
 /// Most pages of one [`Kind::Pages`] frame: they fit a payload uncompressed.
 pub const MAX_PAGES: u32 = 64;
 
-/// Longest small image, bytes: more than a region holds. CRIU's are of some kilobytes, but the contents of a tmpfs are one, and
-/// as long as the tmpfs. Images are streamed, and take no memory of their length anywhere.
+/// Longest small image, bytes: more than a region holds. CRIU's are of some kilobytes, but the contents of a tmpfs
+/// are one, and as long as the tmpfs. Images are streamed, and take no memory of their length anywhere.
 pub const MAX_IMAGE_BYTES: u64 = 1 << 40;
 
 /// Bytes of a preamble.
@@ -142,7 +143,7 @@ impl Coding {
 }
 
 impl Header {
-    /// Encodes the header. A header that [`Header::check`] refuses is encoded all the same; the peer refuses it.
+    /// Encodes the header. A header that [`Header::check`] refuses is encoded nevertheless; the peer refuses it.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];

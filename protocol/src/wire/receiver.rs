@@ -6,8 +6,8 @@
 //!   start ────▶ spaces ─┘ ────────── Close ───────▶ images ─┘ ────────── Prepare ───────▶ over
 //! ```
 //!
-//! A frame counts once [`Receiver::taken`] is called: one whose payload the connection lost half-way has not
-//! happened, and comes again.
+//! A frame counts once [`Receiver::taken`] is called: a frame whose payload was lost half-way with the connection is
+//! sent again.
 
 mod error;
 mod grammar;
@@ -23,9 +23,9 @@ pub const ACKNOWLEDGE_BYTES: u64 = 1 << 20;
 /// Frames that a receiver takes in before it acknowledges.
 pub const ACKNOWLEDGE_FRAMES: u64 = 256;
 
-/// Most small images of a dump. CRIU writes about ten a process and one a thread. A receiver remembers each name, and a
-/// manifest with so many still fits a reply (some 100 bytes each). [`crate::manifest::MAX_SMALL_IMAGES`] is checked before a
-/// process is frozen.
+/// Most small images of a dump. CRIU writes about ten a process and one a thread. A receiver remembers each name, and
+/// a manifest with so many still fits a reply (some 100 bytes each). [`crate::manifest::MAX_SMALL_IMAGES`] is checked
+/// before a process is frozen.
 pub const MAX_IMAGES: usize = crate::manifest::MAX_SMALL_IMAGES;
 
 /// Frame that a header announces.

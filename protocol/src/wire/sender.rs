@@ -8,8 +8,8 @@
 //!               acknowledged                     transmit           end
 //! ```
 //!
-//! A lost connection moves `transmit` back to where the receiver says that it is, which lies between
-//! `acknowledged` and the furthest that was ever sent: acknowledgements may have been lost with the connection.
+//! A lost connection moves `transmit` back to the sequence that the receiver reports, which lies between
+//! `acknowledged` and the furthest frame that was ever sent: acknowledgements may have been lost with the connection.
 
 use std::collections::VecDeque;
 

@@ -1,13 +1,14 @@
 //! Both ends of a dump over a bad network, under virtual time.
 //!
-//! Faults: a connection is lost at any moment, with everything in flight, and what was delivered of the stream ends at
+//! Faults: a connection is lost at any time, with everything in flight, and the delivered part of the stream ends at
 //! any byte; either direction is cut alone; deliveries are of any length and late, so that the control stream and the
 //! bulk stream overtake each other; the receiver restarts, and keeps its session or has lost it.
 //!
-//! Invariants: what the receiver applied is what was pushed, in order, each once; what the sender keeps never exceeds its
-//! window; every run ends, with the dump committed or, where the session was lost, cleanly failed.
+//! Invariants: the receiver applies the frames that were pushed, in order, each once; the frames that the sender
+//! keeps never exceed its window; every run ends, with the dump committed or, where the session was lost, cleanly
+//! failed.
 //!
-//! `PERMAFROST_SEED` replays one run, `PERMAFROST_SEEDS` says how many to try.
+//! `PERMAFROST_SEED` replays one run, `PERMAFROST_SEEDS` sets the number of runs.
 
 use std::collections::VecDeque;
 use std::env;

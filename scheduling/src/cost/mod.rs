@@ -204,7 +204,7 @@ impl fmt::Display for Part {
 /// Duration with its median and its 95th percentile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Median duration.
+    /// Median of the durations.
     pub p50: Seconds,
     /// Upper bound for 95 of 100 durations. For a sum it is never below the median.
     pub p95: Seconds,

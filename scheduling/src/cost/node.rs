@@ -12,7 +12,7 @@ use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 pub struct NodeFigures {
     /// Id of the node.
     pub node: NodeId,
-    /// Bandwidth of dumps that store what they move: full ones.
+    /// Bandwidth of full dumps, which store all the bytes that they move.
     pub write: SizedRates,
     /// Bandwidth of incremental dumps, which are compared with stored pages, by the bytes that are *moved*, not by
     /// the few that are stored. Unknown, they are assumed to be no faster than full dumps.

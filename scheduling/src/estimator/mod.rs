@@ -24,11 +24,11 @@ pub(crate) use window::{Window, Worse};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
-    /// Persistent memory.
+    /// Persistent memory (NVM).
     Nvm,
     /// Flash storage (SSD).
     Ssd,
-    /// Magnetic disks.
+    /// Magnetic hard disks.
     Hdd,
     /// Tier that the operator named, numbered by the caller.
     Named(u16),
@@ -119,7 +119,7 @@ pub struct Kept {
     pub transfers: Vec<Transfer>,
     /// Latencies, with the times at which they were measured, in order.
     pub latencies: Vec<(Moment, Seconds)>,
-    /// Whole transfers, in the order in which they were reported.
+    /// Durations of whole transfers, in the order in which they were reported.
     pub wholes: Vec<Transfer>,
 }
 

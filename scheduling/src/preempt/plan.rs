@@ -189,7 +189,7 @@ impl Planning<'_> {
         candidate.is_some_and(|candidate| self.left().covers(candidate.task.holds))
     }
 
-    /// Looks for the best of a node now.
+    /// Finds the best candidate of a node at present costs.
     fn look(&mut self, line: &mut Line<'_>) -> Option<Place> {
         let alone = self.first(&mut line.alone, &line.site, line.ahead);
         let queued = self.first(&mut line.queued, &line.site, line.ahead);

@@ -1,4 +1,4 @@
-//! The nodes that would restore soonest, without looking at all of them.
+//! Search for the nodes that would restore soonest, without visiting all nodes.
 
 use std::collections::HashMap;
 

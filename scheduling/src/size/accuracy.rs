@@ -33,7 +33,7 @@ pub struct Errors {
 
 impl Accuracy {
     /// Records one prediction, and the value that was then measured in the same unit. Measurements that are not
-    /// positive are left out, as no error is relative to them.
+    /// positive are left out, as an error relative to them is not defined.
     pub fn compare(&mut self, predicted: f64, measured: f64) {
         let usable = predicted.is_finite() && measured.is_finite() && measured > 0.0;
         if !usable {

@@ -75,7 +75,7 @@ impl DumpServer {
         }
     }
 
-    /// Returns the reply for the moment when all address spaces are durable, and keeps it for a resume.
+    /// Returns the reply to send when all address spaces are durable, and keeps it for a resume.
     pub fn closed(&mut self, closed: Closed) -> Reply {
         self.closed = Some(closed.clone());
         Reply {
@@ -83,7 +83,7 @@ impl DumpServer {
         }
     }
 
-    /// Returns the reply for the moment when the images are durable too, and keeps it for a resume.
+    /// Returns the reply to send when the images are durable too, and keeps it for a resume.
     pub fn prepared(&mut self, prepared: Prepared) -> Reply {
         self.prepared = Some(prepared.clone());
         Reply {
