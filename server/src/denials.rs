@@ -1,7 +1,7 @@
 //! Certificates that are refused: the node's own list, and the cluster's, which reaches every node through the registry.
 //!
-//! The registry only ever adds to a node's list, which is kept in its data directory: whoever has stolen a node's key
-//! most likely has its access to etcd, too, and must not be able to take the denial back. So an operator takes it
+//! The registry only ever adds to a node's list, which is kept in its data directory: a thief of a node's key most
+//! likely has the node's access to etcd, too, and must not be able to take the denial back. So an operator takes it
 //! back on each node.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,7 +36,7 @@ impl Denials {
     /// Denies certificates, or takes that back; without entries it only answers with the list.
     ///
     /// # Errors
-    /// An entry makes no sense; the list cannot be written; the registry does not answer.
+    /// An entry is invalid, the list cannot be written, or the registry does not answer.
     pub fn answer(&self, deny: &request::Deny) -> Result<control::Denials, StoreError> {
         let denials = parse(&deny.entries)?;
         let changed = match (denials.is_empty(), deny.take_back) {

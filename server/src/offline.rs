@@ -162,7 +162,7 @@ impl Opened {
 /// Reads everything that the region holds and writes what is damaged to `out`, by name; whether nothing is.
 ///
 /// # Errors
-/// [`OfflineError`]. Damage is none.
+/// [`OfflineError`]. Damage is not an error.
 pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
     let opened = Opened::open(region)?;
     let written = report_to(region);
@@ -186,7 +186,7 @@ pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
 /// damaged, what no readable record names goes to `unlisted` beneath `to`.
 ///
 /// # Errors
-/// [`OfflineError`]. Damage is none.
+/// [`OfflineError`]. Damage is not an error.
 pub fn salvage(region: &Path, to: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
     let opened = Opened::open(region)?;
     let written = report_to(region);

@@ -1,7 +1,7 @@
 //! Sending a checkpoint to a peer: its pages, where they are, or one of its small images.
 //!
-//! What is not here, or damaged here, comes from another node and is passed on, but to nodes, which ask the holders
-//! themselves: so a request never goes round in circles.
+//! A checkpoint that is missing or damaged here is read from another node and forwarded, except to nodes, which ask
+//! the holders themselves: so a request never loops.
 
 use std::io;
 
@@ -24,7 +24,7 @@ const PAGE_BYTES: usize = 4096;
 /// Sends what `request` asks for, each page verified; the last frame is `Prepare`.
 ///
 /// # Errors
-/// What the peer is told: no such checkpoint, not its own to read, damage, no holder there.
+/// The error for the peer: no such checkpoint, no right to read it, damage, or no reachable holder.
 pub fn serve_fetch(
     store: &Store,
     peer: &Peer,

@@ -24,7 +24,7 @@ impl Agents {
     /// Takes a dump in: the pages of a session that `peer` has opened, or the small images for a parked one.
     ///
     /// # Errors
-    /// What the peer is told.
+    /// The error for the peer.
     pub fn dump(
         &self,
         peer: &Peer,

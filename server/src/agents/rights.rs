@@ -92,7 +92,7 @@ pub(super) fn reads(peer: &Peer, job: &str) -> bool {
 /// Returns the valid name of the job that a stored checkpoint is of.
 ///
 /// # Errors
-/// It has none.
+/// The stored name is not valid.
 pub(super) fn job_of(stored: &str) -> Result<JobName, control::Error> {
     stored.parse().map_err(|error| control::Error {
         code: ErrorCode::Denied.into(),

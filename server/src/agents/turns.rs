@@ -1,8 +1,8 @@
 //! Turns of agents' dumps, and places that peers reserve.
 //!
-//! A request by QUIC has one answer, and nobody notices when its asker goes. So an agent whose dump cannot begin is
-//! answered at once: how it stands, and a token under which its place is kept until it asks again. Then it is answered
-//! when it has its turn, or within [`HOLD`].
+//! A request by QUIC has one reply, and the node does not notice when the caller disconnects. So an agent whose dump
+//! cannot begin is answered at once, with the state of the queue and a token under which its place is kept until it
+//! asks again. That request is answered when the dump is admitted, or within [`HOLD`].
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -284,7 +284,7 @@ impl Daemon {
     /// they brought is referenced by nothing.
     ///
     /// # Errors
-    /// The region could not be marked.
+    /// The region could not be marked clean.
     pub async fn stop(self) -> Result<(), StoreError> {
         self.host.stop();
         self.expiry.abort();

@@ -33,7 +33,7 @@ pub(super) fn alone(store: &Store) -> NodeFacts {
 /// Returns the facts that a node publishes to its cluster.
 ///
 /// # Errors
-/// Others could not reach it there.
+/// The advertised address is not reachable for other nodes.
 pub(super) fn facts(
     options: &ClusterOptions,
     name: &str,

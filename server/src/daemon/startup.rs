@@ -177,7 +177,7 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
 /// Compares the catalog with a region that is less than it was when the catalog last agreed with it: an older copy of
 /// the file, another region, or one whose last records are gone. What a crash leaves is never that.
 ///
-/// A region whose journal is damaged opens for reading, and is not refused: nothing is better for that.
+/// A region whose journal is damaged opens read-only and is not refused: a refusal would not save anything.
 fn accept_loss(
     config: &Config,
     path: &Path,

@@ -81,7 +81,7 @@ struct Shared {
 /// takes any.
 ///
 /// # Errors
-/// The address is taken, or none of this machine's.
+/// The address is in use, or does not belong to this machine.
 pub async fn serve(
     listen: SocketAddr,
     metrics: Metrics,

@@ -1,6 +1,6 @@
 //! Numbers for Prometheus: what the store, the scrub and the cluster count, told over HTTP.
 //!
-//! The daemon makes one [`Metrics`], tells it whom to ask, and serves it with [`serve`]:
+//! The daemon makes one [`Metrics`], adds its sources, and serves it with [`serve`]:
 //!
 //! ```ignore
 //! let metrics = Metrics::new(&store)
@@ -12,8 +12,8 @@
 //! let server = metrics::serve(listen_metrics, metrics, move || fence.check().map_err(|e| e.to_string())).await?;
 //! ```
 //!
-//! Names, units and meanings are in docs/metrics.md. Nothing is counted here: at each scrape everything is asked for what
-//! it has counted.
+//! Names, units and meanings are in docs/metrics.md. This module counts nothing: each scrape reads the counters of
+//! the sources.
 
 mod figures;
 mod http;

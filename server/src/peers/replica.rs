@@ -14,7 +14,7 @@ use super::{gone, invalid};
 /// Takes a copy in, from its opening to its seal. Whatever ends the conversation before the commit frees what came.
 ///
 /// # Errors
-/// What the node is told.
+/// The error for the node that sends the dump.
 pub(super) fn take_copy(
     store: &Arc<Store>,
     node: &str,

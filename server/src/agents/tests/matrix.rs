@@ -1,7 +1,7 @@
 //! Every request × role × namespaces × odd name.
 //!
-//! The lists of requests are complete because they do not compile otherwise. What is expected stands here once more, so
-//! that a mistake in the table of rights is one in two places.
+//! The lists of requests are complete because they do not compile otherwise. The expected rights are stated here a
+//! second time, so that a mistake in the table of rights does not go unnoticed.
 
 use permafrost_identity::{Peer, Role};
 use permafrost_protocol::control::{ErrorCode, reply, request as local};
