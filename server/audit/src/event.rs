@@ -102,7 +102,7 @@ impl Event {
             ),
             Body::Scrub(scrub) => Self::change("scrub", &scrub.checkpoint),
             Body::Reserve(reserve) => Self::change("reserve", &reserve.node),
-            // Whoever has the token has the place: it stays out of the log.
+            // With the token anyone can take the reservation: it stays out of the log.
             Body::CancelReservation(cancel) => Self::change("cancel-reservation", &cancel.node),
             Body::Export(export) if export.small_images_only => {
                 Self::read("read-images", &export.checkpoint)
@@ -180,7 +180,7 @@ impl Event {
     pub fn told_by(self, reply: &reply::Body) -> Option<Self> {
         use reply::Body;
         let checkpoint = match reply {
-            // It waits, and asks again.
+            // The request waits, and will come again.
             Body::Progress(_) => return None,
             Body::Checkpoint(checkpoint) => Some(checkpoint),
             Body::Exported(exported) => exported.checkpoint.as_ref(),

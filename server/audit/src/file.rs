@@ -84,7 +84,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // The thread ends behind the last line.
+        // The thread ends after the last line.
         self.lines = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -215,7 +215,7 @@ impl Audit {
         let Some(writer) = &self.writer else {
             return;
         };
-        // Text, numbers and options of these: it always can be.
+        // Text, numbers and options of these always serialize.
         if let Ok(mut bytes) = serde_json::to_vec(&line) {
             bytes.push(b'\n');
             writer.write(bytes);

@@ -62,7 +62,7 @@ impl Limiter {
         if self.seen.len() >= MOST_KEYS && !self.seen.contains_key(&key) {
             self.seen.retain(|_, seen| now - seen.since < WINDOW);
             if self.seen.len() >= MOST_KEYS {
-                // More lines rather than fewer.
+                // When in doubt, more lines are written rather than fewer.
                 self.seen.clear();
             }
         }
@@ -136,7 +136,7 @@ mod tests {
             limiter.admit("agent a", &show, denied, now + WINDOW),
             Verdict::Write { left_out: 5 }
         );
-        // That there is no such job is no news.
+        // A refusal because there is no such job is not logged.
         let not_found = Some(ErrorCode::NotFound);
         assert_eq!(
             limiter.admit("agent c", &show, not_found, now),

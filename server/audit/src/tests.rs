@@ -103,7 +103,7 @@ fn a_file_that_was_moved_away_is_made_anew_and_nothing_is_lost() {
     audit.record(&uid(0), &event(2), Ok(()));
     let new = wait_for(&path, 1);
     assert_eq!(new[0]["on"], "a@2");
-    // Without being told, too.
+    // Without a call to `reopen`, too.
     fs::remove_file(&path).unwrap();
     audit.record(&uid(0), &event(3), Ok(()));
     assert_eq!(wait_for(&path, 1)[0]["on"], "a@3");

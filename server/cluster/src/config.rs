@@ -123,7 +123,7 @@ impl ClusterConfig {
 
     /// Builds the client's options from the files.
     pub(crate) fn connect_options(&self) -> Result<etcd_client::ConnectOptions, StoreError> {
-        // A member that takes longer is not asked, as the others are there.
+        // A member that takes longer is skipped, because there are others.
         let mut options = etcd_client::ConnectOptions::new()
             .with_connect_timeout(Duration::from_secs(1))
             .with_require_leader(true)

@@ -93,7 +93,7 @@ impl KnownData {
     pub fn accept(&self, mark: &Mark) -> Result<(), StoreError> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         let write = || {
-            // Readable for its owner alone, as everything there.
+            // Readable for its owner alone, as all files in the directory.
             let mut file = tempfile::NamedTempFile::new_in(directory)?;
             writeln!(file, "{} {}", mark.id, mark.revision)?;
             file.as_file().sync_all()?;
@@ -142,7 +142,7 @@ mod tests {
             panic!("other data was taken for the same");
         };
         assert!(why.contains('a') && why.contains('b'), "{why}");
-        // Not even by looking at it again and again.
+        // Repeated checks do not make it known.
         assert_ne!(known.check(&mark("b", 101)).unwrap(), Acquaintance::Known);
         known.accept(&mark("b", 101)).unwrap();
         assert_eq!(known.check(&mark("b", 101)).unwrap(), Acquaintance::Known);

@@ -43,8 +43,8 @@ impl Failure {
         match self {
             Self::Unreachable { .. } => false,
             Self::Untrusted { .. } => true,
-            // By number: invalid argument, permission denied, failed precondition, unauthenticated. That is how
-            // etcd says: wrong password, no right to the prefix, no users at all, token not valid.
+            // By number: invalid argument, permission denied, failed precondition, unauthenticated. etcd uses these
+            // for a wrong password, no right to the prefix, no users at all, and an invalid token.
             Self::Refused(Error::GRpcStatus(status)) => {
                 matches!(i32::from(status.code()), 3 | 7 | 9 | 16)
             }
@@ -132,7 +132,7 @@ impl Etcd {
     {
         let begun = Instant::now();
         let deadline = begun + limit;
-        // Members whose certificates, or ours for them, do not fit.
+        // Members whose certificates do not match, or that do not accept ours.
         let mut untrusted = BTreeSet::new();
         loop {
             let index = self.preferred.load(Ordering::Relaxed) % self.members.len().max(1);
@@ -218,7 +218,7 @@ impl Etcd {
             *slot = None;
         }
         let next = (index + 1) % self.members.len();
-        // Whoever comes second finds it moved already.
+        // A second caller finds the preferred member moved already.
         let _ = self
             .preferred
             .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);

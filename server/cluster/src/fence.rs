@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(fence.registration_at(at(4999)).unwrap(), FIRST);
         assert!(fence.registration_at(at(5000)).is_err());
         assert!(fence.may_open());
-        // The lease was not lost after all: nobody could take the place.
+        // The lease was not lost after all: no other node could take the place.
         fence.extend(FIRST, at(5500), TTL);
         assert!(fence.registration_at(at(9000)).is_ok());
     }

@@ -94,7 +94,7 @@ fn part_of(mut holdings: Vec<Holding>, after: &str) -> Held {
             provisional: holding.provisional,
             damaged: holding.damaged,
         };
-        // With the numbers and lengths in front of both.
+        // Includes the field numbers and lengths of both.
         bytes += holding.checkpoint.encoded_len() + copy.encoded_len() + 16;
         if bytes > PART_BYTES && !part.checkpoints.is_empty() {
             part.more = true;
@@ -132,7 +132,7 @@ fn collect(
                 .content_digest
                 .try_into()
                 .map_err(|_| unusable(node, "a digest that is not 32 bytes"))?;
-            // In order, so that the parts come to an end.
+            // The ids must ascend, so that the parts come to an end.
             if copies.last().map_or("", |last| last.checkpoint.id.as_str())
                 >= checkpoint.id.as_str()
             {

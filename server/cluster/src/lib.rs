@@ -145,7 +145,7 @@ impl Cluster {
         let mut ended = self.membership.ended();
         let reason = match ended.wait_for(Option::is_some).await {
             Ok(reason) => reason.clone().unwrap_or_default(),
-            // It has left the cluster.
+            // The node has left the cluster.
             Err(_) => return std::future::pending().await,
         };
         StoreError::Conflict {

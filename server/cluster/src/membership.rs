@@ -138,7 +138,7 @@ impl Membership {
         let data = keeper.data.clone();
         let registration = match keeper.register().await {
             Ok(registration) => Some(registration),
-            // What is wrong with what we were given does not become right by waiting.
+            // Wrong credentials do not become right by waiting.
             Err(Refusal::Etcd(failure)) if !failure.is_ours() => {
                 tracing::warn!(%failure, "not registered in the cluster; going on trying");
                 keeper.fence.lose(&failure.to_string());
@@ -205,7 +205,7 @@ impl Membership {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(task) = task {
-            // Bounded: it makes one more call.
+            // The wait is bounded: the task makes one more call.
             let _ = task.await;
         }
     }
@@ -214,7 +214,7 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         let task = self.task.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Without a word, as after a crash: the lease runs out by itself.
+        // Without a call to etcd, as after a crash: the lease expires by itself.
         if let Some(task) = task.take() {
             task.abort();
             self.fence.lose("it has left the cluster");
@@ -234,7 +234,7 @@ impl Keeper {
                     Some(own) => own,
                     None => match self.register_at_last().await {
                         Ok(own) => own,
-                        // Whoever took its place lives, and neither may end the other's lease.
+                        // The daemon that took its place is alive, and neither may end the other's lease.
                         Err(twin) => {
                             self.end.send_replace(Some(twin));
                             return std::future::pending().await;
@@ -242,7 +242,7 @@ impl Keeper {
                     },
                 };
                 registration = Some(own);
-                // Beside each other: an election that waits for a silent member holds no sign of life up.
+                // In parallel: an election that waits for a silent member must not delay the signs of life.
                 let why = tokio::select! {
                     why = self.stay_alive(own) => why,
                     why = self.serve(own) => why,
@@ -252,7 +252,7 @@ impl Keeper {
                 registration = None;
             }
         };
-        // A call that waits for etcd does not keep a daemon from stopping.
+        // A call that waits for etcd must not keep a daemon from stopping.
         tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => {}
             () = stay => {}
@@ -279,7 +279,7 @@ impl Keeper {
                 }
                 Err(refusal) => {
                     let why = refusal.to_string();
-                    // Once, and not with every attempt: a node that was removed asks for as long as it runs.
+                    // Logged once, and not with every attempt: a removed node retries for as long as it runs.
                     if self.refused.as_ref() != Some(&why) {
                         tracing::warn!(%refusal, "not registered in the cluster; going on trying");
                     }
@@ -363,7 +363,7 @@ impl Keeper {
             .call(self.ttl, |mut client| async move {
                 let sent = Tick::now();
                 let lease = client.lease_grant(ttl, None).await?;
-                // etcd may lengthen it; counting with the shorter time is safe.
+                // etcd may lengthen the lease; counting with the shorter time is safe.
                 Ok((lease.id(), sent, seconds(lease.ttl()).min(limit)))
             })
             .await
@@ -377,7 +377,7 @@ impl Keeper {
             })
             .await;
         match revoked {
-            // Not found: it is gone, which is what was wanted.
+            // Not found: the registration is already gone, as intended.
             Ok(_) | Err(Failure::Refused(_)) => Ok(()),
             Err(failure) => Err(failure),
         }
@@ -388,7 +388,7 @@ impl Keeper {
             .etcd
             .call(self.ttl, |mut client| async move {
                 let sent = Tick::now();
-                // Returns when the first answer is in, and fails when the lease is not there.
+                // Returns when the first answer has come, and fails if the lease does not exist.
                 client.lease_keep_alive(own.lease).await?;
                 Ok(sent)
             })
@@ -412,7 +412,7 @@ impl Keeper {
                     self.value(facts),
                     Some(PutOptions::new().with_lease(own.lease)),
                 ),
-                // Somebody may have taken it away to have etcd's data looked at anew.
+                // An operator may have removed it, so that nodes treat etcd's data as new.
                 self.name_data(),
                 TxnOp::get(self.keys.cluster(), None),
             ]);
@@ -483,7 +483,7 @@ impl Keeper {
                     tracing::info!("this node leads the work in the background");
                 }
             }
-            // Not known: who led leads on, while the fence is open.
+            // The result is unknown: the current leader leads on, while the fence is open.
             Err(failure) => tracing::warn!(%failure, "no leader chosen"),
         }
     }

@@ -155,7 +155,7 @@ impl Nodes {
                     EventType::Delete => state.remove(keys, kv.key()),
                 }
             }
-            // As of when it was asked: an answer may have been on its way for long.
+            // As of the time of the request: an answer may have been on its way for long.
             state.confirmed = state.confirmed.max(Some(asked));
         }
     }
@@ -166,7 +166,7 @@ impl State {
         let key = String::from_utf8_lossy(kv.key());
         if key.starts_with(&keys.nodes()) {
             match Node::decode(kv.value()) {
-                // Under another's key it is not what it says.
+                // A value under another node's key is not valid.
                 Ok(node) if keys.node(&node.facts.name) == key => {
                     let name = node.facts.name.clone();
                     self.nodes.insert(name, (node, kv.create_revision()));

@@ -101,7 +101,7 @@ impl Operator {
     }
 
     fn answer(&self, view: &NodesView, only: &str, names: usize) -> Result<NodeList, StoreError> {
-        // Whoever looks at the nodes while etcd is away does not wait for it.
+        // A request for the nodes while etcd is away must not wait for it.
         let listed = if view.age > LATE {
             None
         } else {
@@ -116,7 +116,7 @@ impl Operator {
         };
         let counted = listed.as_ref().map(|(listed, _)| standing(listed, view));
         let mut list = describe(view, counted.as_ref(), names);
-        // Whoever looks at one drained node waits for the moment in which it can be switched off.
+        // An operator who lists one drained node waits until it can be switched off.
         if let Some((listed, _)) = &listed {
             let drained = list
                 .nodes
@@ -228,7 +228,7 @@ impl Operate for Operator {
         }
         self.registry.set_member_state(&set.name, state)?;
         tracing::info!(node = set.name, ?state, force = set.force, "node is set");
-        // What the watch will tell in a moment.
+        // The watch will report the change in a moment.
         for member in &mut view.members {
             if member.name == set.name {
                 member.state = state;
@@ -242,7 +242,7 @@ impl Operate for Operator {
         if state == MemberState::Removed {
             view.nodes.retain(|node| node.facts.name != set.name);
         }
-        // What a removal by force gives up is named in full.
+        // A forced removal lists all checkpoints that it gives up.
         let names = if state == MemberState::Removed {
             NAMES_LOST
         } else {
@@ -267,8 +267,8 @@ impl Operate for Operator {
             .collect();
         let (inventories, silent) = self.inventories_of(&view.nodes);
         missing.extend(silent);
-        // After the inventories: what is published meanwhile is seen, and what was withdrawn since is not listed
-        // again unless a node has not heard of it yet.
+        // After the inventories: so the list contains later publications, and a checkpoint withdrawn since is not
+        // listed again, unless a node has not heard of it yet.
         let (listed, mark) = self.registry.listed()?;
         let plan = rebuild::plan(&listed, &inventories, self.wanted_copies);
         let busy = if rebuild.dry_run {

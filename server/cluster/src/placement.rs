@@ -41,7 +41,7 @@ pub fn place(nodes: &[LiveNode], wanted: &Wanted<'_>) -> Placement {
         .iter()
         .filter(|node| wanted.holders.contains(&node.facts.name))
         .collect();
-    // A holder that is not alive has a copy that may come back; it is not counted, as nobody knows.
+    // A holder that is not live has a copy that may come back; it is not counted, because that is uncertain.
     let mut durable = taken.iter().filter(|node| counts(node)).count();
     let mut placed = taken.len();
     let mut chosen = Vec::new();
@@ -134,7 +134,7 @@ fn arrival_ms(facts: &NodeFacts, size_bytes: u64) -> u64 {
         }
     };
     let bytes_per_s = measured(facts.write_bytes_per_s).min(measured(facts.network_bytes_per_s));
-    // A dump of unknown size still shows which node is faster.
+    // For a dump of unknown size, this still shows which node is faster.
     let bytes = facts.queued_bytes.saturating_add(size_bytes.max(1 << 30));
     let ms = u128::from(bytes) * 1000 / u128::from(bytes_per_s);
     u64::try_from(ms).unwrap_or(u64::MAX)
@@ -329,7 +329,7 @@ mod tests {
                     prop_assert!(host(node) != host(other));
                 }
             }
-            // Nobody was missed: whoever was left out is unfit, or on a host that has a copy.
+            // No node was missed: all that were left out are unfit, or on a host that has a copy.
             if placement.missing > 0 {
                 for node in &nodes {
                     let is_used = chosen.iter().chain(&holders).any(|other| host(other) == host(node));
@@ -354,7 +354,7 @@ mod tests {
         ) {
             nodes.sort_by(|a, b| a.facts.name.cmp(&b.facts.name));
             nodes.dedup_by(|a, b| a.facts.name == b.facts.name);
-            // Of one class, as a reserved node in the same zone goes before a transient one elsewhere.
+            // All of one class, because a reserved node in the same zone goes before a transient one in another.
             for node in &mut nodes { node.facts.class = NodeClass::Reserved; }
             let local = nodes[0].facts.name.clone();
             let wanted = Wanted { local: &local, copies: 2, size_bytes: size_gib << 30, holders: &[], without: &[] };

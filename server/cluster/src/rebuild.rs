@@ -119,7 +119,7 @@ pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies:
             plan.list.push(entry.clone());
             continue;
         }
-        // Two contents under one number: no rule can tell which is right.
+        // Two contents under one number: no rule can decide which is right.
         for entry in versions {
             for node in &entry.nodes {
                 plan.doubts.push(Doubt {
@@ -131,7 +131,7 @@ pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies:
             }
         }
     }
-    // A parent before its children, so that whoever lists meanwhile sees no chain without a beginning.
+    // A parent before its children, so that a reader of the list never sees a chain without a beginning.
     plan.list
         .sort_by_key(|entry| (entry.checkpoint.generation, entry.checkpoint.id.clone()));
     plan
@@ -173,7 +173,7 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, St
     let mut busy = Vec::new();
     for entry in &plan.list {
         if registry.is_withdrawn(&entry.checkpoint)? {
-            // A node has yet to hear of it.
+            // A node has not heard of the removal yet.
             continue;
         }
         match registry.publish(entry, None) {
@@ -186,7 +186,7 @@ pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, St
     }
     for (checkpoint, node) in &plan.holders {
         match registry.set_holder(checkpoint, node, true) {
-            // Removed since.
+            // The checkpoint was removed since.
             Err(StoreError::NotFound { .. }) => {}
             other => other?,
         }
@@ -282,7 +282,7 @@ mod tests {
         }];
         let inventories = [
             holds("a", &[copy(1, "x", 1, true)]),
-            // Its Publish was lost, but the cluster lists it.
+            // The request to publish it here was lost, but the cluster lists it.
             holds("b", &[copy(1, "x", 1, false)]),
             holds("c", &[copy(1, "x", 9, true)]),
             holds("d", &[copy(1, "other", 1, true)]),

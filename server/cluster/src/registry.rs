@@ -103,7 +103,7 @@ impl EtcdRegistry {
             };
             let _ = sender.send(result);
         });
-        // A runtime whose threads are all busy may not get to it at all.
+        // If all threads of the runtime are busy, the work may not start at all.
         match receiver.recv_timeout(limit + Duration::from_secs(1)) {
             Ok(result) => result,
             Err(_) => {
@@ -224,7 +224,7 @@ impl Inner {
         let key = self.key_of(checkpoint);
         let own = self.own().await?;
         let lock_key = self.keys.lock(&checkpoint.job);
-        // Held here, or by nobody: 0 is the create revision of a key that is not there.
+        // The lock is held here, or by no node: 0 is the create revision of a missing key.
         let lock = self
             .locks()
             .held
@@ -275,7 +275,7 @@ impl Inner {
         if let Some(present) = outcome.found.get(1).and_then(|found| found.first()) {
             let (present, _) = entry(present)?;
             if present.checkpoint.id == checkpoint.id {
-                // By an earlier attempt whose answer was lost.
+                // Listed by an earlier attempt whose answer was lost.
                 return Ok(());
             }
             return Err(StoreError::Conflict {
@@ -286,7 +286,7 @@ impl Inner {
                 hint: CHANGED_HINT,
             });
         }
-        // What follows cannot have been listed by an earlier attempt either, nor be listed by one that is still on
+        // The following cannot have been listed by an earlier attempt either, nor be listed by one that is still on
         // its way: neither revision comes back.
         if !self.is_registered(&outcome, own) {
             return Err(self.fenced());

@@ -80,7 +80,7 @@ pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
         let others = staying.filter(|node| node.facts.name != name);
         others.map(|node| host(node)).collect::<BTreeSet<_>>().len()
     };
-    // Once a node, not once a copy.
+    // Computed once for each node, not for each copy.
     let holders: BTreeSet<&str> = entries
         .iter()
         .flat_map(|entry| entry.nodes.iter().map(String::as_str))
@@ -110,7 +110,7 @@ pub(crate) fn standing(entries: &[Registered], view: &NodesView) -> Standing {
         all.under_replicated += u64::from(staying < wanted);
         all.stranded += u64::from(living == 0);
         all.damaged += u64::from(!entry.damaged.is_empty());
-        // Once a checkpoint: the same for whichever of its holders is to go.
+        // Computed once for each checkpoint: it is equal for all holders that go.
         let mut is_stuck = None;
         for name in &entry.nodes {
             let is_good = !entry.is_damaged_on(name);
@@ -243,11 +243,12 @@ mod tests {
     fn a_node_is_needed_until_its_copies_are_elsewhere() {
         assert_eq!(of(&["a", "b"], &["a-", "b", "c"], "a"), (true, false));
         assert_eq!(of(&["a", "b", "c"], &["a-", "b", "c"], "a"), (false, false));
-        // There is nowhere else for a second copy.
+        // There is no other node for a second copy.
         assert_eq!(of(&["a", "b"], &["a-", "b"], "a"), (false, false));
-        // But one there must be.
+        // But there must be one copy.
         assert_eq!(of(&["a"], &["a-"], "a"), (true, true));
-        // Copies on nodes that go, or may, are no reason to let this one go; they save what it holds, though.
+        // Copies on nodes that leave, or may leave, do not make this one expendable, although they preserve the
+        // checkpoint.
         assert_eq!(of(&["a", "b"], &["a-", "b-", "c"], "a"), (true, false));
         assert_eq!(of(&["a", "b"], &["a-", "b?", "c"], "a"), (true, false));
     }
@@ -274,20 +275,20 @@ mod tests {
         let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["a", "b", "c"]));
         assert_eq!((all.under_replicated, all.stranded, all.damaged), (1, 0, 1));
         assert_eq!((all.nodes["a"].damaged, all.nodes["b"].damaged), (0, 1));
-        // Two nodes, and the good copy is to go: it is needed, and nobody can take it.
+        // Two nodes, and the good copy's node leaves: it is needed, and no other node can take the copy.
         let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["a-", "b"]));
         let a = &all.nodes["a"];
         assert_eq!((a.needed, a.stuck), (1, 1));
         assert_eq!(a.only_here, ["j@1"]);
         assert!(all.nodes["b"].only_here.is_empty());
-        // With a third it is copied.
+        // With a third node it is copied.
         let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["a-", "b", "c"]));
         assert_eq!((all.nodes["a"].needed, all.nodes["a"].stuck), (1, 0));
-        // The good one's node is dead.
+        // The node with the good copy is dead.
         let all = standing(&[entry(1, 2, &["a", "b!"])], &view(&["b", "c"]));
         assert_eq!((all.under_replicated, all.stranded), (1, 1));
         assert_eq!(all.nodes["a"].only_here, ["j@1"]);
-        // What is left is damaged everywhere: each may be of use yet.
+        // The remaining copies are all damaged: each may still be of use.
         let all = standing(&[entry(1, 2, &["a!", "b!"])], &view(&["a-", "b"]));
         assert_eq!(all.nodes["a"].only_here, ["j@1"]);
         assert_eq!(all.nodes["b"].only_here, ["j@1"]);
@@ -305,7 +306,7 @@ mod tests {
         assert_eq!(stuck(&held), (1, 1));
         held.checkpoint.memory_bytes = 5;
         assert_eq!(stuck(&held), (1, 0));
-        // What differs from its parent fits beside it.
+        // The pages that differ from its parent fit beside it.
         let mut parent = entry(1, 2, &["b", "c"]);
         parent.checkpoint.memory_bytes = 1000;
         let mut child = entry(2, 2, &["a", "b"]);

@@ -261,7 +261,7 @@ pub(crate) trait Json: Serialize + for<'a> Deserialize<'a> {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, ValueError> {
-        // The version first: a newer value may have another shape.
+        // The version is read first: a newer value may have another shape.
         #[derive(Deserialize)]
         struct Version {
             v: u32,

@@ -151,7 +151,7 @@ impl Question {
             has_time,
             since: self.since,
         };
-        // The panic hook has told where.
+        // The panic hook has logged the place.
         catch_unwind(AssertUnwindSafe(|| (self.answer)(&asked, &self.body)))
             .unwrap_or_else(|_| Err(not_made().into()))
     }
@@ -243,7 +243,7 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
 /// Parses a body. Only if that fails, it is parsed once more with the places of all fields, to report the place
 /// of the error: to keep track of them takes longer than the parsing.
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
-    // To see once that all of it is UTF-8 is quicker than to see it of each name.
+    // One UTF-8 check of the whole body is quicker than one for each name.
     let read = match std::str::from_utf8(body) {
         Ok(text) => serde_json::from_str(text),
         Err(_) => serde_json::from_slice(body),
@@ -252,7 +252,7 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure
         let mut json = serde_json::Deserializer::from_slice(body);
         match serde_path_to_error::deserialize::<_, T>(&mut json) {
             Err(located) => wrong(body, located.path(), located.inner()),
-            // Something stands behind it.
+            // There are bytes after the value.
             Ok(_) => not_json(&error),
         }
     })
@@ -264,7 +264,7 @@ fn not_json(error: &serde_json::Error) -> Failure {
 
 fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Error) -> Failure {
     let text = error.to_string();
-    // "… at line 1 column 17": the pointer says it better.
+    // serde's "… at line 1 column 17" is left out: the pointer is more precise.
     let detail = text
         .rfind(" at line ")
         .map_or(text.as_str(), |at| &text[..at]);

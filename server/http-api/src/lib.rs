@@ -143,7 +143,7 @@ impl Api {
         let mut published = self.published.subscribe();
         let looked = async {
             while self.world().is_none() {
-                // The sender is our own.
+                // The channel cannot close: this object owns its sender.
                 let _ = published.changed().await;
             }
         };
@@ -166,7 +166,7 @@ impl Api {
                     return world;
                 }
                 self.wanted.notify_one();
-                // The sender is our own.
+                // The channel cannot close: this object owns its sender.
                 let _ = published.changed().await;
             }
         };

@@ -77,7 +77,7 @@ mod tests {
         first.over(over, Duration::from_millis(10));
         let second = second.await;
         assert!(Instant::now() >= over + Duration::from_millis(30));
-        // Who gives up its turn leaves it to the next.
+        // A request that gives up its slot leaves it to the next.
         drop(second);
         pace.turn().await;
     }

@@ -35,7 +35,7 @@ pub struct Refresher {
 
 impl Drop for Refresher {
     fn drop(&mut self) {
-        // The thread ends when nobody asks it any more.
+        // The thread ends when it gets no more requests.
         self.driver.abort();
     }
 }
@@ -52,7 +52,7 @@ struct Look {
 /// # Errors
 /// The thread cannot be started.
 pub fn start(api: &Arc<Api>, config: ApiConfig) -> io::Result<Refresher> {
-    // One that waits is enough: it sees all that came before it.
+    // One waiting poll is enough: it sees all earlier changes.
     let (looks, asked) = sync_channel(1);
     let events = api.source.events();
     let looking = Arc::downgrade(api);
@@ -110,7 +110,7 @@ impl Driver {
                         }
                     };
                     self.changed = true;
-                    // Nobody may be listening.
+                    // There may be no subscriber.
                     let _ = api.events.send(event);
                 }
             }
@@ -134,7 +134,7 @@ impl Driver {
         let is_old = |listed: Instant| now.duration_since(listed) >= self.config.list;
         let list = self.changed || self.listed.is_none_or(is_old);
         self.looked = Some(now);
-        // One that is asked for and has not begun will do; what has changed is kept for the next.
+        // A requested poll that has not begun is enough; the change is kept for the next one.
         if self.looks.try_send(Look { list }).is_ok() && list {
             self.listed = Some(now);
             self.changed = false;
@@ -190,13 +190,13 @@ fn tell_changes(api: &Api, new: &World) {
         return;
     }
     let Some(old) = api.world() else { return };
-    // Numbers may have been given anew: nodes are compared by their names.
+    // Numbers may have been reassigned: nodes are compared by their names.
     let is_live = |world: &World, name: &str| {
         let node = world.names().id(name).and_then(|id| world.node(id));
         node.is_some_and(|node| node.entry.live)
     };
     let tell = |event| {
-        // Who listened may have gone.
+        // The subscribers may have gone.
         let _ = api.events.send(event);
     };
     for (name, id) in new.names().in_order() {

@@ -73,7 +73,7 @@ pub(super) fn reason(
     if detail != permafrost_api_types::cost::Detail::Full {
         return None;
     }
-    // Most are shorter: it need not grow again and again.
+    // Most texts are shorter, so that the buffer need not grow repeatedly.
     let mut words = String::with_capacity(256);
     // Writing to a string does not fail.
     let _ = write!(words, "{of}");

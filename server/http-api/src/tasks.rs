@@ -23,7 +23,7 @@ pub(super) const fn bytes(bytes: quantity::Bytes) -> Bytes {
 }
 
 pub(super) fn time(time: quantity::Seconds) -> Seconds {
-    // The ranges are the same.
+    // Both types have the same range.
     Seconds::new(time.value()).unwrap_or(Seconds::MAX)
 }
 
@@ -86,7 +86,7 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
     };
     let since_checkpoint = match (task.since_checkpoint_s, last, this_run) {
         (Some(since), _, _) => Figure::given(time(since)),
-        // It cannot have worked longer than since its start.
+        // A task cannot have worked longer than since its start.
         (None, Some((_, age)), Some(this_run)) => Figure::given(age.min(this_run)),
         (None, Some((_, age)), None) => Figure::given(age),
         (None, None, _) => Figure::not_given(What::WorkSinceCheckpoint),

@@ -114,7 +114,7 @@ impl Store {
             added_bytes: manifest.added_bytes,
         };
         let adopted = self.commit(shadow, contents, None, Some(replaced), &|| true)?;
-        // Only now has it a job whose dumps it may be compared with.
+        // The checkpoint has a job only now, whose dumps it may be compared with.
         if let Some(observer) = self.observer() {
             observer.learn_history(std::slice::from_ref(&adopted));
         }
@@ -313,7 +313,7 @@ fn is_same(
             what: format!("image {}", image.name),
             source,
         }),
-        // It differs, or has become shorter.
+        // The image differs, or has become shorter.
         Err(_) => Ok(false),
     }
 }

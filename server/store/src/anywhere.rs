@@ -58,7 +58,7 @@ impl<'a> Anywhere<'a> {
                 others: OnceLock::from(Some(remote)),
             }),
             Err(elsewhere) if !is_damaged && !record.nodes.is_empty() => Err(elsewhere),
-            // What is wrong here says more than that nobody else has it.
+            // This error says more than that no other node has the checkpoint.
             Err(_) => Err(error),
         }
     }

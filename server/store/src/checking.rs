@@ -130,7 +130,7 @@ impl Store {
         let checkpoint = self.checkpoint(id).ok()?;
         let record = match manifest_of(&checkpoint) {
             Ok(manifest) => Some(self.summary(&checkpoint, &manifest)),
-            // The catalog may remember.
+            // The catalog may still have the record.
             Err(_) => self.catalog.list(None).ok().and_then(|records| {
                 let mut records = records.into_iter();
                 records.find(|record| record.id == id)
@@ -252,7 +252,7 @@ impl Store {
         };
         match checkpoint.check_root() {
             Ok(0) => {}
-            // One is enough. Without the other the next start would set the checkpoint aside.
+            // One copy of the root is enough. Without the other, the next start would quarantine the checkpoint.
             Ok(copies) => tracing::error!(
                 checkpoint = name,
                 copies,
@@ -333,7 +333,7 @@ impl Check<'_> {
         }
         let first = location.value();
         let mut from = 0;
-        // Where one page of several cannot be read at all, they are read one by one.
+        // If one page of several cannot be read at all, they are read one by one.
         let mut at_once = u32::MAX;
         while let Some((skip, pages)) = self.already.missing(first, run.pages, from) {
             let pages = pages.min(at_once);

@@ -211,7 +211,7 @@ impl Store {
         record.nodes.clone_from(&nodes);
         record.copies_wanted = cluster.wanted_copies;
 
-        // 5. Whoever asked may have given up meanwhile, as its freeze has a limit.
+        // 5. The caller may have given up meanwhile, because its freeze has a limit.
         if let Err(error) = check_wanted(wanted) {
             return Err(self.undo(&record, copies.as_deref_mut(), error));
         }
@@ -237,9 +237,9 @@ impl Store {
                 match listed_after(&**registry, &record, &error) {
                     Listed::Yes => {}
                     Listed::No => return Err(self.undo(&record, copies.as_deref_mut(), error)),
-                    // Whoever dropped the copies now might drop what is listed, whoever acknowledged might
-                    // acknowledge what is not. The dump counts as failed, so its task lives on; what the
-                    // registry says once it is back decides, for every node alike (`settle`).
+                    // A node that dropped the copies now might drop a listed checkpoint; one that acknowledged might
+                    // acknowledge an unlisted one. The dump counts as failed, so its task lives on. Once the registry
+                    // is back, its listing decides, for every node alike (`settle`).
                     Listed::Unknown => {
                         tracing::error!(id = %record.id, job = %record.job, %error, "not known whether it was published; the registry will tell");
                         return Err(error);
@@ -359,7 +359,7 @@ impl Store {
             return Ok(());
         };
         if record.nodes.is_empty() && self.attrs(&record.id) & ATTR_PUBLISHED == 0 {
-            // It never was.
+            // The checkpoint was never listed.
             return Ok(());
         }
         if let Some(registry) = &cluster.registry {
@@ -411,7 +411,7 @@ impl Store {
         let Ok(checkpoint) = self.checkpoint(id) else {
             return Ok(false);
         };
-        // One whose manifest is damaged is looked for by its id.
+        // A checkpoint whose manifest is damaged is looked up by its id.
         let entry = match manifest_of(&checkpoint) {
             Ok(manifest) if manifest.generation > 0 => {
                 registry.find(&manifest.job, manifest.generation)?
@@ -491,7 +491,7 @@ fn listed_after(
     if !matches!(error, StoreError::Unavailable { .. }) {
         return Listed::No;
     }
-    // Parked ones have no number to be found by.
+    // Parked checkpoints have no number to be found by.
     let found = if record.generation == 0 {
         registry.list("").map(|entries| {
             let mut ids = entries.into_iter().map(|entry| entry.checkpoint.id);

@@ -304,7 +304,8 @@ impl DumpBuilder {
         self.shadow
             .append_zeros(&mut current.map, first_index, flags, pages)?;
         if let Some(copies) = self.copies.as_deref_mut() {
-            // Taken off the list of what is to be passed on: the next pages would pass them on again.
+            // The pieces are taken off the list of pieces to pass on: otherwise the next pages would pass them on
+            // again.
             for piece in current.map.pieces() {
                 copies.zero(piece.first_index, piece.flags, piece.pages);
             }
@@ -428,7 +429,7 @@ fn copy_from_parent(
                 hint: "",
             });
         }
-        // They were there a moment ago, or there would be no piece.
+        // The pages were there a moment ago, or there would be no piece.
         let Some(run) = parent.lookup(index).map_err(ShadowError::from)? else {
             return Err(ShadowError::MissingInParent { index }.into());
         };

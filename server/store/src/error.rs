@@ -220,7 +220,7 @@ impl StoreError {
     pub fn message(&self) -> String {
         match self {
             Self::Shadow(_) | Self::Seal(_) | Self::Journal(_) | Self::Close(_) => in_full(self),
-            // Their own words have them.
+            // Their own messages do not include their causes.
             _ => self.to_string(),
         }
     }

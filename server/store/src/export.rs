@@ -39,7 +39,7 @@ impl Store {
     ) -> Result<control::Exported, StoreError> {
         let reader = Anywhere::open(self, self.resolve(reference)?)?;
         if small_images_only {
-            // For a dump to be compared with: no restore.
+            // Exported for a dump to be compared with: this is no restore.
             return directory::export(&reader, true, directory, progress);
         }
         let restoring = self.restoring(&reader);
@@ -137,7 +137,7 @@ fn write_own(
                 continue;
             }
         }
-        // What came before damage in the map is as good as any.
+        // The pages before damage in the map are intact.
         write_round(reader, space, &map, pages, next_index, &round)?;
         round.clear();
         progress(pages.at);

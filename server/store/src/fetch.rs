@@ -325,7 +325,7 @@ impl<'a> Source<'a> {
         let Some((_, cursor)) = self.parent.as_mut() else {
             return 0;
         };
-        // A parent that is damaged is not compared with: what is sent instead is whole.
+        // A damaged parent is not compared with: whole pages are sent instead.
         let Ok(Some(theirs)) = cursor.lookup(first_index) else {
             return 0;
         };
@@ -346,7 +346,7 @@ impl<'a> Source<'a> {
         for (page, at) in bytes.chunks_exact(page_bytes).zip(0_u64..) {
             let index = first_index + at;
             let same = match cursor.lookup(index) {
-                // Verified, so that what the other has in its copy is this.
+                // The page is verified, so the other node's copy of the parent has the same bytes.
                 Ok(Some(run)) => map.read_range(&run, index, 1).is_ok_and(|old| old == page),
                 _ => false,
             };

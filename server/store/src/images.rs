@@ -126,7 +126,7 @@ pub(super) fn store_small(
         };
         if let Some(copies) = copies.as_deref_mut() {
             let copied = copies.image(&name, len_bytes, &mut storing);
-            // What failed here is why the copies got no more.
+            // A failure here is the reason why the copies got no more.
             storing.check(&name)?;
             copied?;
         }
@@ -144,7 +144,7 @@ pub(super) fn store_small(
         let Storing { image, shadow, .. } = storing;
         images.push(image.finish(shadow)?);
     }
-    // All copies name them in one order.
+    // The manifests of all copies name the images in this order.
     images.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(images)
 }
@@ -207,7 +207,7 @@ impl OpenImage {
             len_bytes,
             received_bytes: 0,
             map: shadow.map(),
-            // Most are of some hundred bytes.
+            // Most images have some hundred bytes.
             buffer: Vec::with_capacity(chunk_of(len_bytes)),
         }
     }

@@ -41,7 +41,7 @@ impl Store {
         let directory = ImagesDir::new(directory)?;
         let pages = PagesReader::open(&directory)?;
 
-        // Nobody waits frozen for an import, and it has no session: it gets an id for its copies alone.
+        // No frozen task waits for an import, and it has no session: it gets an id for its copies alone.
         let session = uuid::Uuid::new_v4();
         let copies = self.begin_copies(*session.as_bytes(), job, parent.as_ref(), durability)?;
         let copied = copies.is_some();

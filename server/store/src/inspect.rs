@@ -99,14 +99,14 @@ impl Store {
     /// # Errors
     /// No such checkpoint; the journal cannot be written.
     pub fn pin(&self, reference: &str, pinned: bool) -> Result<control::Checkpoint, StoreError> {
-        // The registry may take its time; seals wait for the index.
+        // The registry may be slow, and seals wait for the index.
         let mut record = self.resolve(reference)?;
         if self.checkpoint(&record.id).is_ok() {
             self.listed_checkpoint(&record)?;
         }
         record.pinned = pinned;
         if let Some(registry) = self.registry().filter(|_| !record.nodes.is_empty()) {
-            // For all nodes; what is marked here besides is found by a rebuild.
+            // For all nodes; a rebuild also finds the pin in this node's region.
             registry.set_pinned(&record, pinned)?;
             if self.checkpoint(&record.id).is_err() {
                 return Ok(record);
@@ -159,7 +159,7 @@ impl Store {
             });
             match checked {
                 Ok(checked) => result.damage.extend(checked.damage),
-                // Removed since it was listed.
+                // The checkpoint was removed after it was listed.
                 Err(StoreError::NotFound { .. }) if everything => continue,
                 Err(error) => return Err(error),
             }

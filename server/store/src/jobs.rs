@@ -48,7 +48,7 @@ impl JobLocks {
 
 impl Drop for JobGuard {
     fn drop(&mut self) {
-        // Before the local one: who gets that asks for it at once.
+        // Released before the local lock: the next holder of that requests the cluster's at once.
         self.cluster = None;
         self.locks
             .0

@@ -22,7 +22,7 @@ pub(super) fn match_processes(
     let mut taken: HashSet<u32> = now.iter().map(|process| process.pid).collect();
     let strangers = now.iter().filter(|process| !has_pid(process.pid));
     for process in strangers.take(MAX_COMPARED) {
-        // The parent is here already where it has kept its pid or comes earlier in the tree.
+        // The parent process is already matched if it has kept its pid or comes earlier in the tree.
         let parent = matched
             .get(&u64::from(process.parent))
             .copied()
@@ -32,7 +32,7 @@ pub(super) fn match_processes(
             let same_parent = u64::from(other.parent) == parent;
             Some((shared, same_parent, !taken.contains(&other.pid), other.pid))
         });
-        // Of the same layout first, then of the same parent, then one that nobody else is compared with.
+        // Order of preference: the same layout, the same parent, and a process that no other one is compared with.
         if let Some((.., pid)) = candidates.max() {
             taken.insert(pid);
             matched.insert(u64::from(process.pid), u64::from(pid));
@@ -89,7 +89,7 @@ mod tests {
         let now = [nginx(10, 0), nginx(21, 10), nginx(22, 10), nginx(23, 10)];
         let found = matched(&before, &now);
         assert_eq!(found.len(), 3);
-        // Each of the old ones is used before one is used twice, and the master for none.
+        // Each old process is used before one is used twice, and the master for none.
         let mut used: Vec<u64> = [21, 22].map(|pid| found[&pid]).to_vec();
         used.sort_unstable();
         assert_eq!(used, [11, 12]);
@@ -131,7 +131,7 @@ mod tests {
                 "{now:?}"
             );
         }
-        // Who has kept the pid has no need to.
+        // A process that has kept its pid needs no match.
         assert_eq!(matched(&before, &before), HashMap::new());
     }
 }

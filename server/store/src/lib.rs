@@ -265,7 +265,7 @@ impl Store {
         };
         self.check_may_open(&request.job)?;
         let turn = admit()?;
-        // What is newest now: with its job locked, nothing has followed it but by other nodes' repair.
+        // The newest checkpoint at this moment: while its job is locked, only other nodes' repair can have added one.
         let parent = if request.no_parent || request.job.is_empty() {
             None
         } else {
@@ -358,7 +358,7 @@ impl Store {
             }
         };
         parked.retain(|record| record.generation == 0);
-        // Adopted ones need not be remembered.
+        // Adopted checkpoints need not be remembered.
         let ids: HashSet<&str> = parked.iter().map(|record| record.id.as_str()).collect();
         self.parking.retain(&ids);
         for parked in parked {
@@ -428,9 +428,9 @@ impl Store {
     /// The catalog or the medium fails.
     pub fn close(&self) -> Result<(), StoreError> {
         self.parking.save();
-        // Threads that still serve somebody keep the catalog from being dropped, which would do it.
+        // Threads that still serve a client keep the catalog from being dropped, which would flush it.
         let flushed = self.catalog.flush();
-        // An index that fails is no reason to leave the region marked as crashed.
+        // A failing index is no reason to leave the region marked as crashed.
         self.region.close()?;
         Ok(flushed?)
     }
@@ -545,12 +545,12 @@ impl Store {
             pinned: checkpoint.attrs() & ATTR_PINNED != 0,
             processes: u32::try_from(processes).unwrap_or(u32::MAX),
             session: manifest.session.clone(),
-            // Told when it is listed: see `Store::list`.
+            // Set when the checkpoint is listed: see `Store::list`.
             expires_unix_ms: 0,
             parent_generation: manifest.parent_generation,
             parent_bytes: sum(|space| space.parent_pages),
             zero_bytes: sum(|space| space.zero_pages),
-            // Told when it is listed, by the registry.
+            // Set by the registry, when the checkpoint is listed.
             nodes: Vec::new(),
             copies_wanted: 0,
             damaged: String::new(),
@@ -565,7 +565,7 @@ impl Store {
         if self.checkpoint(&record.id).is_ok() {
             self.listed_checkpoint(record)?;
         }
-        // First of all: nobody is to find what is half gone.
+        // First of all: no client must find a half-removed checkpoint.
         self.withdraw(record)?;
         let _index = self.index();
         let id = record.id.parse::<CheckpointId>();

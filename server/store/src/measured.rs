@@ -141,7 +141,7 @@ impl Store {
         }) else {
             return;
         };
-        // It runs no more, whatever is asked now.
+        // The restore no longer runs, even if the observer is called later.
         drop(ticket);
         if let Some(observer) = self.observer() {
             observer.dumped(&done);

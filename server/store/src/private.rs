@@ -19,7 +19,7 @@ pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
         .truncate(true)
         .mode(OWNER_ONLY)
         .open(&aside)?;
-    // One that a crash has left keeps its mode.
+    // A file that a crash has left keeps its mode.
     file.set_permissions(Permissions::from_mode(OWNER_ONLY))?;
     file.write_all(contents)?;
     file.sync_all()?;

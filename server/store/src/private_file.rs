@@ -144,7 +144,7 @@ impl<T: Default + 'static> PrivateFile<T> {
 
     fn look(&self, known: &mut Known<T>) {
         known.looked = Instant::now();
-        // Before it is read: a change in between shows at the next look.
+        // Before the file is read: a change in between shows at the next check.
         let stamp = stamp(&self.path);
         if stamp == known.stamp {
             return;
@@ -156,7 +156,7 @@ impl<T: Default + 'static> PrivateFile<T> {
                 tracing::info!(path = %self.path.display(), "{name} read again");
                 known.contents = Arc::new(contents);
             }
-            // A slip of the editor changes nothing.
+            // A typing error changes nothing.
             (Err(error @ PrivateFileError::Line { .. }), _) | (Err(error), Unusable::Keep) => {
                 tracing::error!(%error, hint = error.hint(), "the {name} before stay");
             }
@@ -190,7 +190,7 @@ fn read<T>(kind: &FileKind<T>, path: &Path) -> Result<T, PrivateFileError> {
         source,
     };
     let file = File::open(path).map_err(failed)?;
-    // Of the file that is open: no other can come between.
+    // The metadata of the open file: no other file can come between.
     let found = file.metadata().map_err(failed)?;
     let refused = |what: String| PrivateFileError::Unsafe {
         name: kind.name,

@@ -85,7 +85,7 @@ impl Store {
             });
         }
         self.region.delete(checkpoint.id())?;
-        // A damaged manifest was never listed.
+        // A checkpoint with a damaged manifest was never listed.
         if let Ok(manifest) = manifest_of(&checkpoint) {
             let record = self.summary(&checkpoint, &manifest);
             // Another checkpoint may have its number, or its session.
@@ -150,7 +150,7 @@ impl Store {
         let Some(registry) = self.registry().filter(|_| !candidates.is_empty()) else {
             return Ok(Settled::default());
         };
-        // Asked after the candidates were found: what was listed before is seen.
+        // Requested after the candidates were found, so that the list contains all earlier publications.
         let listed = registry.list("")?;
         self.settle_against(candidates, &listed)
     }

@@ -201,7 +201,7 @@ impl Store {
             .nodes
             .iter()
             .any(|node| Some(node.as_str()) != self.node());
-        // Its pages may be as they were, and the next start cannot read them any more.
+        // Its pages may be intact, but the next start could not read them any more.
         let last_chance = self
             .checkpoint(&record.id)
             .is_ok_and(|checkpoint| checkpoint.check_root().is_err());

@@ -78,7 +78,7 @@ impl Reader {
         };
         map.read_blob(image.len_bytes, |_| Ok(())).map_err(told)?;
         let passed_on = map.read_blob(image.len_bytes, sink);
-        // Another node's copy cannot go on where this one broke off.
+        // Another node's copy cannot continue where this one broke off.
         passed_on.map_err(|error| match told(error) {
             ReadError::Source(damage) => ReadError::Out(io::Error::other(damage)),
             out => out,
@@ -125,7 +125,7 @@ impl Reader {
         let mut digest = MapDigest::default();
         let mut runs = map.runs();
         let mut next_index = 0;
-        // Nothing behind is looked at: there may be the damage.
+        // Later pages are not visited: the damage may be there.
         while next_index < from_index {
             let Some(run) = runs.next() else { break };
             let run = run.map_err(|source| self.corrupt(space, next_index, source))?;

@@ -64,7 +64,7 @@ impl Store {
         let session = self.sessions().get(id).cloned();
         let Some(session) = session else {
             if let Some(parked) = self.catalog.parked(id)? {
-                // CLOSE was its last word; it knows its job.
+                // The session ended with CLOSE; it knows its job.
                 let adoption = Adoption {
                     session: id,
                     ..Adoption::into_job(&parked.job)
@@ -346,21 +346,22 @@ impl Store {
         let summary = self.summary(&sealed, &manifest);
         match (self.catalog.put(&summary), &replaced) {
             (Ok(()), None) => {}
-            // The row was written anew.
+            // The record was replaced in place.
             (Ok(()), Some(replaced)) if replaced.id == id => {}
             (Ok(()), Some(replaced)) => {
-                // A row too many reads as "not found", and goes at the next start.
+                // A surplus record reads as "not found", and is removed at the next start.
                 if let Err(error) = self.catalog.remove(&replaced.record) {
                     tracing::error!(%error, "the adopted session is still listed");
                 }
             }
-            // Nobody could find it, so it must not count as done: the caller rolls back, and so do we.
+            // The checkpoint could not be found, so it must not count as sealed: the caller rolls back, and so does
+            // this node.
             (Err(error), None) => {
                 self.region.delete(id)?;
                 return Err(error.into());
             }
-            // The pages of an adopted session are the only copy there is: they stay, and the next start finds
-            // them. Until then nothing may take the same number.
+            // The pages of an adopted session are the only copy: they stay, and the next start finds them. Until then
+            // no other checkpoint may take the same number.
             (Err(error), Some(_)) => {
                 index.lost_track(&error);
                 return Err(error.into());

@@ -219,7 +219,7 @@ impl Session {
 
     /// Records that another client than the opener sends the pages: they are that client's memory.
     pub fn brought_by(&self, client: String) {
-        // One connection brings them, so it is set once.
+        // One connection sends the pages, so it is set once.
         let _ = self.brought_by.set(client);
     }
 
@@ -325,7 +325,8 @@ impl Session {
             let state = self.state();
             !state.phase.is_taking() && state.since.elapsed() >= limit
         };
-        // Were it taken up in between, it would be discarded for being late by a moment: an error its client sees.
+        // If a connection took the session up in between, it would be discarded for being late by a moment: an error
+        // that its client sees.
         idle && self.discard(ErrorCode::SessionFailed, "nobody came for it in time")
     }
 
@@ -450,7 +451,7 @@ impl SessionSink {
         self.session.leave_receiving(Phase::Sealing)?;
         let sealing = Sealing::new(&self.session);
         if dump.spaces.iter().all(|space| space.pages == 0) {
-            // There is nothing to keep, and nobody could adopt it.
+            // There is nothing to keep, and no client could adopt it.
             self.store.forget_session(&self.session.id);
             sealing.done();
             return Ok(());
@@ -476,7 +477,7 @@ impl SessionSink {
         take: impl FnOnce(&mut DumpBuilder) -> Result<T, StoreError>,
     ) -> Result<T, SinkError> {
         if self.session.is_over() {
-            // Discarded from outside in mid-dump: what it holds is wanted by others.
+            // Discarded from outside in mid-dump: its resources are needed by others.
             self.builder = None;
         }
         let builder = self.builder.as_mut().ok_or_else(over)?;
@@ -520,7 +521,7 @@ impl SessionSink {
 
 impl PageSink for SessionSink {
     fn open(&mut self, space: SpaceId) -> Result<bool, SinkError> {
-        // CRIU that is told of a parent it has no images of fails in its detection of reused pids.
+        // If CRIU is told of a parent without having its images, its detection of reused pids fails.
         let told = self.session.request.parent_images;
         self.with(|builder| Ok(builder.open(space, None)? && told))
     }
@@ -563,9 +564,9 @@ impl PageSink for SessionSink {
 
 impl Drop for SessionSink {
     fn drop(&mut self) {
-        // A thread that dies of a defect must not leave the job locked.
+        // A thread that panics must not leave the job locked.
         self.abort("its connection was dropped");
-        // It holds the connection open.
+        // The callback holds the connection open.
         self.session.state().hang_up = None;
     }
 }

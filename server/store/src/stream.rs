@@ -129,8 +129,8 @@ fn write_own(
         let run = run.map_err(|source| reader.corrupt(space, *next_index, source))?;
         let bytes = u64::from(run.pages) * PAGE_BYTES;
         written += bytes;
-        // Spliced pages are the region's own, which may change hands once the checkpoint is let go. So the last
-        // ones, a pipe full, are copied: when they are in, CRIU has read all that were not.
+        // Spliced pages are the region's own, which may be reused once the checkpoint is released. So the last pages,
+        // a pipe full, are copied: when they are in the pipe, CRIU has read all spliced ones.
         let is_last = total.saturating_sub(written) < pipe.capacity_bytes();
         let spliced = if bytes >= SPLICED_BYTES && !is_last {
             map.splice_source(&run)
@@ -143,7 +143,7 @@ fn write_own(
                 if let Err(error) = pipe.splice(file, &mut next, at + bytes) {
                     let given = next - at;
                     *next_index = run.first_index + given / PAGE_BYTES;
-                    // A page that was lost since it was verified; the ones before it are in the pipe, whole.
+                    // A page was lost since it was verified; the ones before it are in the pipe, whole.
                     return Err(match map.read_range(&run, *next_index, 1) {
                         Err(source) if given.is_multiple_of(PAGE_BYTES) => {
                             reader.corrupt(space, *next_index, source).into()
@@ -160,7 +160,7 @@ fn write_own(
         match read {
             Ok(_) if matches!(run.kind, RunKind::Zero) => pipe.write_zeros(bytes)?,
             Ok(pages) if is_last => {
-                // Copied first, as nothing comes after it that could fail.
+                // Copied first, because no step after it can fail.
                 let pages = pages.to_vec();
                 let kept = map.confirm(&run, run.first_index, run.pages);
                 kept.map_err(|source| reader.corrupt(space, *next_index, source))?;
@@ -168,7 +168,7 @@ fn write_own(
             }
             Ok(pages) => {
                 let written = pipe.write_all(pages);
-                // What is in the pipe may be zeros, so the image ends here, and the restore fails.
+                // The pipe may contain zeros in place of lost pages, so the image ends here, and the restore fails.
                 map.confirm(&run, run.first_index, run.pages)
                     .map_err(|source| {
                         io::Error::other(reader.corrupt(space, *next_index, source))

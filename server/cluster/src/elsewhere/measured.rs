@@ -77,7 +77,7 @@ mod tests {
         };
         let read = |len: usize| {
             let frames = [Ok(frame(len)), Ok(frame(len))].into_iter();
-            // In no time at all it would be faster than any link there is.
+            // Without a delay it would be faster than any real link.
             let frames = frames.inspect(|_| std::thread::sleep(Duration::from_millis(2)));
             let frames: Frames = Box::new(frames);
             assert_eq!(Measured::new(frames, "n", &costs).count(), 2);

@@ -15,7 +15,7 @@ impl Keeper {
     /// bound to the lease, if there is still no other. The key's create revision is the fencing token.
     pub(super) async fn register(&self) -> Result<Registration, Refusal> {
         let facts = self.facts.borrow().clone();
-        // A predecessor on another machine, or with another file, is waited for: its lease may be all that is left.
+        // A predecessor on another machine, or with another file, is waited for: perhaps only its lease is left.
         let patience = Tick::now().plus(self.ttl + Duration::from_secs(2));
         loop {
             let (node, member) = self.look(&facts.name).await?;
@@ -31,9 +31,9 @@ impl Keeper {
                     });
                 }
                 if other.boot == self.boot && other.facts.region_file == facts.region_file {
-                    // It had this very file open on this machine, and has it no longer: it is dead, or it is us and
-                    // an answer was lost. Its locks go with its lease. A copy of the file has a lock of its own, so
-                    // it proves nothing.
+                    // The predecessor had this very file open on this machine, and no longer has: it is dead, or it
+                    // is this node and an answer was lost. Its locks go with its lease. A copy of the file has a lock
+                    // of its own, so this would prove nothing for it.
                     self.revoke(lease).await?;
                 } else if Tick::now() > patience {
                     return Err(Refusal::Twin {
@@ -79,7 +79,7 @@ impl Keeper {
                     self.fence.extend(registration, sent, ttl);
                     return Ok(registration);
                 }
-                // Somebody was quicker, or the member was changed: look again.
+                // Another node was quicker, or the member was changed: read again.
                 Ok(None) => {
                     let _ = self.revoke(lease).await;
                 }
@@ -155,7 +155,7 @@ impl Keeper {
             ]);
         let found = self.transaction(put).await?.found;
         self.data.learn(&found, &self.keys.cluster());
-        // Ours also when an earlier attempt's answer was lost: the lease is only ours.
+        // Also ours if an earlier attempt's answer was lost: the lease is only ours.
         Ok(found
             .into_iter()
             .flatten()

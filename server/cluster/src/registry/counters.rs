@@ -12,7 +12,7 @@ impl Inner {
         let own = self.own().await?;
         loop {
             let (last, revision) = self.counter(&key).await?;
-            // A counter that was lost does not hand numbers out that are listed.
+            // After a counter was lost, numbers that are listed must not be handed out.
             let last = match last {
                 Some(last) => last,
                 None => self
@@ -26,7 +26,7 @@ impl Inner {
             if self.set_counter(&key, revision, next, own).await? {
                 return Ok(next);
             }
-            // Another was quicker, or it was us and the answer was lost: that number is skipped then.
+            // Another node was quicker, or it was this one and the answer was lost: that number is skipped then.
         }
     }
 

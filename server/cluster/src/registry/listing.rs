@@ -38,14 +38,14 @@ impl Inner {
             for kv in page.kvs() {
                 match entry(kv) {
                     Ok((registered, _)) => entries.push(registered),
-                    // One that is damaged does not hide the others.
+                    // A damaged entry does not hide the others.
                     Err(error) => tracing::error!(%error, "entry not listed"),
                 }
             }
             match page.kvs().last() {
                 Some(last) if page.more() => {
                     from = last.key().to_vec();
-                    // The first key behind it.
+                    // The first key after the last one.
                     from.push(0);
                 }
                 _ => return Ok(entries),

@@ -56,7 +56,7 @@ impl Inner {
                 return Err(self.fenced());
             }
             let Some(kv) = outcome.found.get(1).and_then(|found| found.first()) else {
-                // It was free again when the answer was made.
+                // The lock was free again when the answer was made.
                 continue;
             };
             let present = Holder::decode(kv.value()).map_err(|error| StoreError::Conflict {
@@ -138,13 +138,13 @@ impl Drop for Held {
         let (sender, receiver) = mpsc::sync_channel(1);
         let runtime = inner.runtime.clone();
         runtime.spawn(async move {
-            // When etcd does not answer for that long, the lease ends too, or the next lock of the job sees to it.
+            // If etcd does not answer for that long, the lease ends too, or the next lock of the job removes it.
             if let Err(failure) = inner.unlock(&job, &token).await {
                 tracing::warn!(%failure, job, "lock not removed");
             }
             let _ = sender.send(());
         });
-        // So that the next dump of the job finds it free.
+        // Waits, so that the next dump of the job finds it free.
         let _ = receiver.recv_timeout(UNLOCK_WAIT);
     }
 }

@@ -106,7 +106,8 @@ impl EtcdRegistry {
                 }
             }
             if state == MemberState::Removed {
-                // After the member, whose revision a registration compares: so none is made in between.
+                // After the member, whose revision a registration compares, so that the node cannot register in
+                // between.
                 inner.end_registration(&node).await?;
             }
             Ok(())
@@ -128,7 +129,7 @@ impl Inner {
             })
             .await;
         match revoked {
-            // Not found: it is over already.
+            // Not found: the registration is already over.
             Ok(_) | Err(Failure::Refused(_)) => Ok(()),
             Err(failure) => Err(failure.into()),
         }

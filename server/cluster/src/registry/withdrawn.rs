@@ -115,7 +115,7 @@ impl Inner {
     /// Checks that a node of this cluster has signed the removal of this checkpoint; the error is the reason.
     fn believe(&self, checkpoint: &Checkpoint, value: &[u8]) -> Result<(), String> {
         let word = Withdrawal::decode(value).map_err(|error| format!("it is {error}"))?;
-        // Of one whose manifest is damaged nothing but its id is known.
+        // If the manifest is damaged, only the id is known.
         let is_known = !checkpoint.kind.is_empty();
         if is_known && word.key != UNLISTED && word.key != self.key_of(checkpoint) {
             return Err(format!("it is about {}", word.key));

@@ -79,7 +79,7 @@ impl Leading {
         let mut last = Last::default();
         while !stop.after(TICK) {
             if !self.steps.view.leads() {
-                // Whoever leads now knows nothing of how long nodes have been gone; nor do we when we lead again.
+                // The new leader does not know how long nodes have been gone; nor does this node when it leads again.
                 planner = Planner::new(self.timing);
                 last = Last::default();
                 self.queues.forget_waiting();
@@ -126,7 +126,7 @@ impl Leading {
 
     fn look(&self, now: Duration, planner: &mut Planner, last: &mut Last) {
         last.looked = Some(Instant::now());
-        // Before the list is read: what ends in between is seen as it was, and nothing is done twice.
+        // Before the list is read: a step that ends in between still counts as under way, and is not planned twice.
         let under_way = self.queues.under_way();
         let entries = match self.steps.registry.list("") {
             Ok(entries) => entries,
@@ -220,7 +220,8 @@ impl Queues {
             let end = steps.take(&job);
             let mut state = self.lock();
             state.forget(&job.checkpoint.id);
-            // One that failed for its node's sake fails again; the rest waits, and is planned anew.
+            // A step that failed because of its node would fail again; the node's other steps are dropped, and
+            // planned anew.
             if end.as_ref().is_err_and(Undone::is_nodes_fault) {
                 state.give_up_waiting(node);
             }

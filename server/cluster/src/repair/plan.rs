@@ -127,7 +127,7 @@ fn plan_one(
         }
         let mut from = staying;
         if !from.is_empty() {
-            // Not every copy from the same node.
+            // Spreads the copies over several source nodes.
             let sum: usize = checkpoint.id.bytes().map(usize::from).sum();
             let first = sum % from.len();
             from.rotate_left(first);
@@ -159,7 +159,7 @@ fn plan_one(
     }
     let gone = leaving.into_iter().chain(damaged);
     let mut go: Vec<(String, bool)> = gone.map(|node| (node, true)).collect();
-    // Members that are gone for good are not among the nodes at all.
+    // Members that are gone for good are not in `nodes` at all.
     let removed = entry.nodes.iter().filter(|holder| state(holder).is_none());
     go.extend(removed.map(|node| (node.clone(), false)));
     staying.sort_by_key(|holder| state(holder).map_or(0, |node| node.free_bytes));
@@ -301,7 +301,7 @@ mod tests {
             planned(&entry(2, &["a", "b", "c"]), &nodes),
             ["drop a true"]
         );
-        // Nowhere to go: it stays where it is.
+        // No node can take it: the copy stays.
         let nodes = [("a", LEAVES), ("b", STAYS)];
         assert!(planned(&entry(2, &["a", "b"]), &nodes).is_empty());
     }
@@ -343,13 +343,13 @@ mod tests {
         let replaced = entry(2, &["a", "b!", "c"]);
         assert_eq!(planned(&replaced, &nodes), ["drop b true"]);
         assert!(planned_while(&replaced, &nodes, true).is_empty());
-        // Nowhere to go: the damaged one stays, which may be of use yet.
+        // No node can take it: the damaged copy stays, which may still be of use.
         assert!(planned(&damaged, &nodes[..2]).is_empty());
     }
 
     #[test]
     fn the_last_good_copy_stays_wherever_it_is() {
-        // The node that leaves has it, and the one that stays a damaged one.
+        // The node that leaves has the good copy, and the one that stays a damaged one.
         let nodes = [("a", LEAVES), ("b", STAYS)];
         assert!(planned(&entry(1, &["a", "b!"]), &nodes).is_empty());
         let nodes = [("a", LEAVES), ("b", STAYS), ("c", STAYS)];
@@ -357,7 +357,7 @@ mod tests {
             planned(&entry(2, &["a", "b!"]), &nodes),
             ["copy to c from a"]
         );
-        // Of a surplus it is not the good one that goes.
+        // Of a surplus, the good copy does not go.
         let roomy = NodeState {
             free_bytes: 1000,
             ..STAYS

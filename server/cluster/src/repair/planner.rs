@@ -127,7 +127,8 @@ impl Planner {
             let mut waits = under_way.contains(id);
             if copies_that_count(entry, &nodes) < wanted_copies(entry) {
                 planned.under_replicated += 1;
-                // Its dump may still be making them. What was whole before lacks them for another reason.
+                // Its dump may still be making the copies. A checkpoint that was complete before lacks them for
+                // another reason.
                 waits |= now < since + self.timing.patience;
             }
             waits |= self.failed.get(id).is_some_and(|(_, until)| *until > now);
@@ -247,7 +248,7 @@ impl Planner {
             );
         }
         for member in &view.members {
-            // Those that must not come back are forgotten; what they hold is no copy.
+            // Nodes that must not come back are forgotten; their copies do not count.
             if live.contains_key(member.name.as_str()) || member.state == MemberState::Removed {
                 continue;
             }

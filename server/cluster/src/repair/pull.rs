@@ -168,7 +168,7 @@ impl Puller {
         parent: &str,
         again: bool,
     ) -> Result<control::Checkpoint, Failure> {
-        // Held open while it is fetched: a parent that goes away meanwhile is no matter.
+        // The parent is held open while the checkpoint is fetched: it may be removed meanwhile.
         let is_whole = self.store.holds(parent) && self.store.damage(parent).is_none();
         let parent = if is_whole { parent } else { "" };
         let fetch = request::Fetch {
@@ -209,7 +209,7 @@ impl Puller {
         }
         let elapsed = since.elapsed();
         let mut dump = intake.finish(claimed)?;
-        // In the background it was as fast as it was allowed to be.
+        // In the background the rate was limited, so that it does not measure the link.
         if let Some(observer) = self.store.observer().filter(|_| !request.background) {
             observer.copied(node, bytes, elapsed);
         }
@@ -236,7 +236,7 @@ impl Puller {
             session,
             job: manifest.job.clone(),
             parent: parent.to_owned(),
-            // The holder says what is in the parent, and compares by pids alone.
+            // The holder decides which pages are in the parent, and compares by pids alone.
             compared: HashMap::new(),
         };
         self.store.open_replica(request).map_err(Failure::Own)

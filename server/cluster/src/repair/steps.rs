@@ -237,7 +237,7 @@ impl Steps {
             }
             Err(error) => {
                 if matches!(error, StoreError::NotFound { .. }) {
-                    // Removed meanwhile. If this does not get through, the node's sweep finds it.
+                    // The checkpoint was removed meanwhile. If this request is lost, the node's sweep finds the copy.
                     let _ = self.peers.drop_copy(node, &checkpoint.id);
                 }
                 Err(Undone::Registry(error))
@@ -257,7 +257,7 @@ impl Steps {
         };
         self.check()?;
         let (checkpoint, node) = (&job.checkpoint, &job.node);
-        // What is listed may be wrong: each of those that stay says itself that it has it, and has read it lately.
+        // The list may be wrong: each keeper must confirm that it has the copy, and has read it lately.
         let mut confirmed = 0;
         for keeper in keepers.iter().filter(|keeper| *keeper != node) {
             match self.confirm(checkpoint, keeper, content_digest) {
@@ -281,7 +281,7 @@ impl Steps {
             self.peers
                 .drop_copy(node, &checkpoint.id)
                 .map_err(Undone::Peer)?;
-            // The node itself may have put itself back on the list while it still had the copy.
+            // The node itself may have listed itself again while it still had the copy.
             unlist().map_err(Undone::Registry)?;
         }
         Ok(())

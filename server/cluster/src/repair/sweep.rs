@@ -136,7 +136,7 @@ impl Sweep {
                 pause = self.timing.interval;
                 if let Err(error) = self.once() {
                     tracing::warn!(%error, "sweep not done");
-                    // Where nodes die, etcd elects: that is over soon, and space waits.
+                    // When nodes die, etcd elects: that is over soon, and space is waiting to be freed.
                     pause = self.timing.again;
                 }
             }
@@ -178,7 +178,7 @@ impl Sweep {
 
     fn suspect(&self, entry: &Registered) -> String {
         let id = entry.checkpoint.id.clone();
-        // In this order: what is set aside is no news to the scrub.
+        // In this order: the scrub ignores a checkpoint that is already in quarantine.
         self.store.suspect(&id);
         self.store
             .set_aside(&id, "it was found damaged before, and was not read since");
@@ -191,12 +191,12 @@ impl Sweep {
     /// The registry does not answer, or refuses this node; the journal cannot be written. Changes made before the
     /// error stay.
     pub fn once(&mut self) -> Result<Swept, StoreError> {
-        // Not after the list, see above.
+        // Before the list, see above.
         let provisional = self.store.unpublished(self.timing.settle);
         let marks = self.store.marks();
         let listed = self.registry.list("")?;
         let mut swept = Swept::default();
-        // What was sealed before etcd lost its data may have been listed in it.
+        // A checkpoint sealed before etcd lost its data may have been listed in it.
         if self.standing.knows_registry() {
             let settled = self.store.settle_against(provisional, &listed)?;
             swept.published = settled.published;
@@ -278,7 +278,7 @@ impl Sweep {
         let mut unlisted: Vec<String> = self.before.unlisted.iter().cloned().collect();
         unlisted.sort_unstable();
         for id in unlisted {
-            // Somebody has said so, which nobody takes back: its space is not kept for a second look.
+            // The removal is recorded, and never undone: no second sweep is needed before its space is freed.
             if self.registry.is_withdrawn(&self.store.line_of(&id))? {
                 if self.store.roll_back(&id, true)? {
                     tracing::info!(%id, "removed from the cluster's list: dropped here");
@@ -310,7 +310,7 @@ impl Sweep {
                 tracing::error!(%id, "what is here is not what is listed under its id");
                 false
             }
-            // A damaged one is no copy.
+            // A damaged copy does not count.
             Err(_) => false,
         }
     }

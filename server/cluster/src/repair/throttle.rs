@@ -154,7 +154,7 @@ impl Pace {
         }
         let (since, before) = match self.measuring {
             Some(measuring) if !paused => measuring,
-            // What this piece took is not known.
+            // The cost of this piece is not known.
             _ => {
                 self.measuring = Some((now, 0));
                 return;
@@ -167,7 +167,7 @@ impl Pace {
         }
         let speed = u128::from(bytes) * 1_000_000_000 / took.as_nanos().max(1);
         let speed = u64::try_from(speed).unwrap_or(u64::MAX);
-        // A slow source, or a busy machine, says little of what there is; a fast one says it.
+        // A slow source, or a busy machine, says little about full speed; a fast one measures it.
         self.full = Some(match self.full {
             Some(full) => speed.max(full - full / 8 + speed / 8),
             None => speed,
@@ -269,7 +269,7 @@ impl FrameSink for ThrottledSink<'_> {
         index: u64,
         payload: &[u8],
     ) -> Result<(), PeerError> {
-        // Not the time in which the peer is waited for.
+        // Without the time spent waiting for the peer.
         let busy = self.since.elapsed();
         self.frames.push(kind, flags, pages, index, payload)?;
         let bytes = payload.len() as u64 + named_bytes(kind, pages);
@@ -308,7 +308,7 @@ mod tests {
         let beside = run(&mut pace, &mut now, 5, true);
         assert!(beside < FULL * 26 / 100, "{beside}");
         assert!(beside > FULL * 22 / 100, "{beside}");
-        // Once the dump is over it is as fast as before, and remembers how fast that is.
+        // Once the dump is over, repair is as fast as before, and remembers full speed.
         assert!(run(&mut pace, &mut now, 3, false) > FULL * 98 / 100);
         assert!(run(&mut pace, &mut now, 3, true) < FULL * 26 / 100);
     }
@@ -370,7 +370,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(200));
             receiving.store(false, Ordering::Relaxed);
         });
-        // By itself this would be paid off in a minute.
+        // Without the stop this would take a minute.
         throttle.took(UNMEASURED * 15, Duration::ZERO);
         assert!(began.elapsed() < Duration::from_secs(30));
         assert!(began.elapsed() >= Duration::from_millis(190));

@@ -133,7 +133,8 @@ impl Replicate for FanOut {
         let shared = &self.shared;
         let own = usize::from(shared.counts);
         let (others, needed) = match request.durability {
-            // Made by repair, behind the dump: it must not wait for another node, nor fill memory for one.
+            // Repair makes these copies after the dump, which must not wait for another node, nor fill memory for
+            // one.
             Durability::Local => (0, 0),
             Durability::Quorum => {
                 let needed = shared.copies / 2 + 1;
@@ -144,7 +145,7 @@ impl Replicate for FanOut {
                 shared.copies.saturating_sub(own),
             ),
         };
-        // A node whose own copy counts for nothing needs one more.
+        // A node whose own copy does not count needs one more.
         let others = others.max(needed);
         let mut copying = Copying {
             shared: Arc::clone(shared),
@@ -320,7 +321,7 @@ impl Copying {
             let (act, done) = (act.clone(), done.clone());
             std::thread::spawn(move || {
                 let result = act(&mut copy.sender, deadline);
-                // Nobody listens any more when it was given up: it is dropped, and so ended.
+                // The receiver is gone if the copy was given up: the copy is dropped, and so ended.
                 let _ = done.send((copy, result));
             });
         }
@@ -514,7 +515,7 @@ impl Copies for Copying {
 
     fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError> {
         let deadline = Instant::now() + self.deadline;
-        // Whoever got the commit may have sealed, whatever became of the answer.
+        // A node that got the commit may have sealed, even if its answer was lost.
         let told = self.nodes();
         let wanted = commit.clone();
         self.all(

@@ -43,7 +43,7 @@ impl Scrubber {
             let since = Instant::now();
             let nap = match self.list(self.longest_nap()) {
                 Ok(()) => {
-                    // Looking for what to do is work, too.
+                    // Searching for work is work, too.
                     self.nap(paces.background.took(since.elapsed()));
                     self.turn(&mut paces)
                 }
@@ -117,7 +117,7 @@ impl Scrubber {
             return Duration::ZERO;
         };
         self.conclude(&held, checked, read.as_mut());
-        // As it is now: it may have been healed, by a fresh copy.
+        // The current copy: the checkpoint may have been healed by a fresh one.
         let now = self.store.held_copy(&id);
         let mut state = self.state();
         match &now {
@@ -143,7 +143,7 @@ impl Scrubber {
         self.hold_back(why);
         let mut since = Instant::now();
         self.read(held, read, &mut |_| {
-            // What others wait for is not held up by what nobody does.
+            // Checks that other nodes wait for are not throttled while no dump comes in.
             let nap = match why {
                 Why::Asked if self.store.is_receiving() => paces.asked.took(since.elapsed()),
                 Why::Asked => Duration::ZERO,
@@ -171,7 +171,7 @@ impl Scrubber {
             && (self.store.is_receiving() || self.requests.load(Ordering::Relaxed) > 0)
         {
             self.paused.store(true, Ordering::Relaxed);
-            // Suspects wake it, but do not make it go on.
+            // A suspect wakes the thread, but does not end this wait.
             std::thread::sleep(LOOK);
         }
         self.paused.store(false, Ordering::Relaxed);

@@ -34,7 +34,8 @@ impl Scrubber {
             }
             return None;
         };
-        // Before it is healed: nothing is to be built upon it meanwhile, and no other copy to go in reliance on it.
+        // Before it is healed: no dump may be compared with it meanwhile, and no other copy dropped in reliance on
+        // it.
         if self.store.set_aside(&held.id, first) {
             self.counters.damaged.add(1);
             let places = checked.damage.len();
@@ -107,7 +108,7 @@ impl Scrubber {
             .get()
             .ok_or("this node fetches nothing from others")?;
         let _one = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
-        // A request and the background may have found the same.
+        // A request and the background thread may have found the same damage.
         let now = self.store.held_copy(&held.id);
         if now.is_some_and(|now| !now.copy.ptr_eq(&held.copy)) && self.is_whole(held, None).is_ok()
         {
@@ -162,7 +163,7 @@ impl Scrubber {
     fn list_damage(&self, held: &Held, damaged: bool) {
         match &held.record {
             Some(record) => self.store.list_damage(record, damaged),
-            // One that nobody here can name.
+            // No manifest or catalog record here names the checkpoint.
             None => {
                 if let Ok(Some((record, _))) = self.store.other_holders(held) {
                     self.store.list_damage(&record, damaged);

@@ -62,7 +62,7 @@ impl Mend for MendByPull {
         let mut holders = holders.to_vec();
         let mut left = pages;
         while let Some(first) = left.first() {
-            // Neighbours in one address space come in one fetch; an image comes whole.
+            // Neighbouring pages of one address space are fetched together; an image is fetched whole.
             let is_next = |(page, index): &(&DamagedPage, u64)| {
                 let follows = matches!(page.object, Object::Image(_)) || page.index == *index;
                 page.object == first.object && follows
@@ -87,15 +87,15 @@ impl Mend for MendByPull {
     fn mend(&self, checkpoint: &control::Checkpoint, holders: &[String]) -> Result<(), StoreError> {
         let content_digest = match self.store.listed_digest(checkpoint) {
             Ok(digest) => digest.map_or_else(Vec::new, |digest| digest.to_vec()),
-            // A parked one has no number to be found by: its holders' word is taken.
+            // A parked checkpoint has no number to be found by: its holders' digest is accepted.
             Err(StoreError::NotFound { .. }) if checkpoint.generation == 0 => Vec::new(),
             Err(error) => return Err(error),
         };
         let pull = request::Pull {
             checkpoint: checkpoint.id.clone(),
             from: holders.to_vec(),
-            // Pages that it shared with a whole parent are shared again: generations that one damaged page has hit are
-            // not each stored in full. They are read and verified first.
+            // Pages that it shared with a whole parent are shared again, so that generations hit by one damaged page
+            // are not each stored in full. The parent's pages are read and verified first.
             parent: self.parent_of(checkpoint),
             published: true,
             content_digest,

@@ -230,7 +230,7 @@ impl Scrubber {
     }
 
     fn suspect_quietly(&self, id: &str) {
-        // Known already, and tried again in its time.
+        // The damage is known already, and healing is retried at its time.
         if self.store.damage(id).is_none() {
             self.state().schedule.suspect(id);
         }
@@ -318,7 +318,7 @@ impl Scrub for Scrubber {
         let size = |held: &Held| held.record.as_ref().map_or(0, |record| record.memory_bytes);
         let total: u64 = named.iter().map(size).sum();
         let mut scrubbed = control::Scrubbed::default();
-        // What they share is read once.
+        // Shared pages are read once.
         let mut read = PagesRead::default();
         for held in &named {
             let done = scrubbed.pages;
@@ -333,7 +333,7 @@ impl Scrub for Scrubber {
                     hint: "scrub again when it is back",
                 });
             }
-            // Removed since it was listed.
+            // The checkpoint was removed since it was listed.
             let Some(checked) = checked else { continue };
             scrubbed.checkpoints += 1;
             scrubbed.pages += checked.pages;
@@ -351,7 +351,7 @@ impl Scrub for Scrubber {
     }
 
     fn suspect(&self, id: &str) {
-        // Known already, and tried again in its time.
+        // The damage is known already, and healing is retried at its time.
         if self.store.damage(id).is_none() && self.state().schedule.suspect(id) {
             self.woken.notify_all();
         }
@@ -408,7 +408,7 @@ pub struct Scrubbing {
 impl Drop for Scrubbing {
     fn drop(&mut self) {
         self.scrubber.stopped.store(true, Ordering::Relaxed);
-        // Not between a look at it and the sleep.
+        // Taking the lock ensures that the thread is not between its check and its sleep.
         drop(self.scrubber.state());
         self.scrubber.woken.notify_all();
         let until = Instant::now() + PATIENCE;

@@ -44,7 +44,7 @@ mod tests {
                 let took = Duration::from_micros(n % 900);
                 busy += took;
                 let sleep = pace.took(took);
-                // Never for long, so that it is stopped soon.
+                // Never for long, so that it can be stopped soon.
                 assert!(sleep <= 100 * (SLICE + took));
                 slept += sleep;
             }

@@ -146,7 +146,7 @@ impl Schedule {
             let id = candidate.id;
             let old = before.remove(id);
             let same = old.filter(|old| old.copy.ptr_eq(&candidate.copy));
-            // What was verified was another copy; what is remembered from before the start was this one.
+            // The verification was of another copy; one remembered from before the start was of this copy.
             if same.is_none() && self.syncs > 1 {
                 self.verified.remove(id);
             }
@@ -242,7 +242,7 @@ impl Schedule {
         let Some(period) = self.period else {
             return Next::Wait(None);
         };
-        // Time left until one must be verified that was not since then.
+        // Time left until a copy must be verified that was last verified at `since`.
         let left = |since: u64, within: Duration| {
             let age = Duration::from_millis(unix_ms.saturating_sub(since));
             within.saturating_sub(age)
@@ -253,7 +253,7 @@ impl Schedule {
         };
         let damaged = first(&self.damaged, RETRY.min(period));
         let again = damaged.as_ref().map(|(left, ..)| *left);
-        // Damaged ones again only when their time has come.
+        // Damaged copies are tried again only when their time has come.
         let due = damaged.filter(|(left, ..)| left.is_zero());
         let oldest = first(&self.whole, period).into_iter().chain(due).min();
         let Some((left, _, id)) = oldest else {
@@ -285,7 +285,7 @@ impl Schedule {
         if round.began == 0 {
             round.began = syncs;
         }
-        // What was read once in a round is read indeed when it comes again.
+        // A checkpoint that comes again in the same round is really read again.
         let may_rely = found_by <= round.began && !round.done.contains(id);
         may_rely.then(|| std::mem::take(&mut round.read))
     }
@@ -309,7 +309,7 @@ impl Schedule {
         self.ended(of.id, why, read);
         let total = self.bytes.max(1);
         let in_turn = self.copies.get(of.id);
-        // What is looked at out of turn has no share of the period.
+        // A check out of turn uses no share of the period.
         let in_turn = in_turn.filter(|tracked| why == Why::Turn && !tracked.damaged);
         if let (Some(period), Some(tracked)) = (self.period, in_turn) {
             let own = u128::from(tracked.bytes.max(1));
@@ -330,7 +330,7 @@ impl Schedule {
             bytes: of.bytes,
             damaged: of.damaged,
             copy: of.copy.clone(),
-            // One that no sync has found yet counts as found by the next.
+            // A copy that no sync has found yet counts as found by the next.
             found_by: same.map_or(self.syncs + 1, |same| same.found_by),
         };
         self.insert(of.id, tracked);
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_set_costs_a_reading_and_no_more() {
-        // Verified a year in the future, by the clock as it is now: not later than after a period.
+        // Verified a year in the future by the present clock: due after a period at the latest.
         let verified = HashMap::from([("a".to_owned(), NOW + 365 * DAY_MS)]);
         let held = [held("a", 1, 0)];
         let mut schedule = scheduled(Some(DAY), verified, &held);
@@ -503,15 +503,15 @@ mod tests {
         assert!(read.is_some());
         schedule.checked(&both[0], Why::Turn, read, DAY, NOW);
         let three = [both[0].clone(), both[1].clone(), held("late", 1, 2)];
-        // The copies are the same in the test: they are told apart by when they were found.
+        // The copies are equal in this test: they are distinguished by the sync that found them.
         schedule.sync(three.iter().cloned(), NOW);
         assert!(schedule.begin("late", Why::Turn).is_none());
-        // Again in the same round: it is read indeed.
+        // Again in the same round: really read again.
         assert!(schedule.begin("a", Why::Turn).is_none());
         let read = schedule.begin("b", Why::Turn);
         assert!(read.is_some());
         schedule.checked(&both[1], Why::Turn, read, DAY, NOW);
-        // All were there: a new round, with everybody.
+        // All copies were read: a new round with all of them.
         assert!(schedule.begin("late", Why::Turn).is_some());
     }
 
@@ -531,7 +531,7 @@ mod tests {
             assert!(read.is_some(), "{id}");
             schedule.checked(one, why, read, DAY, NOW);
         }
-        // What was read for them serves no later suspicion.
+        // The pages read for them do not serve a later suspicion.
         schedule.suspect("a");
         assert_eq!(id(schedule.next(NOW, DAY)), "a");
         assert!(schedule.begin("a", Why::Suspect).is_none());
@@ -548,7 +548,7 @@ mod tests {
         assert!(!schedule.is_verified("a", &copy, hour, NOW + 3_600_001));
         // The clock was set back: nothing is known.
         assert!(!schedule.is_verified("a", &copy, hour, NOW - 1));
-        // It is gone, and one of its name has come.
+        // The checkpoint is gone, and another with the same id has come.
         schedule.sync(std::iter::empty(), NOW);
         schedule.sync([held("a", 1, NOW)].into_iter(), NOW);
         assert!(!schedule.is_verified("a", &copy, hour, NOW));
@@ -576,7 +576,7 @@ mod tests {
     #[test]
     fn a_pass_is_linear_in_the_number_of_checkpoints() {
         for count in [100, 1_000, 10_000] {
-            // Five for each, and one for its sync.
+            // Five steps for each copy, and one for its sync.
             let most = u64::try_from(count).unwrap() * 6 * 2;
             let steps = steps(count, 2);
             assert!(steps <= most, "{steps} for {count}");

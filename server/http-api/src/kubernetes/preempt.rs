@@ -27,7 +27,7 @@ pub(super) async fn preempt(
     arguments: &ExtenderPreemptionArgs,
 ) -> Result<ExtenderPreemptionResult, Refused> {
     let Some(victims) = &arguments.node_name_to_victims else {
-        // UIDs alone say nothing: all of it is left to the scheduler.
+        // UIDs alone are not enough: the choice is left to the scheduler.
         return Ok(ExtenderPreemptionResult {
             node_name_to_meta_victims: arguments
                 .node_name_to_meta_victims
@@ -50,10 +50,10 @@ async fn losses<'a>(
     let (nodes, own) = inner.nodes().await?;
     let sites = Sites::new(&nodes);
     let now = Duration::from_millis(unix_ms());
-    // Those with a job are dumped when that costs less; the others are lost.
+    // Pods with a job are dumped if that costs less; the others are killed.
     let (mut dumped, mut killed) = (Vec::new(), Vec::new());
     for (machine, victims) in victims {
-        // A machine that keeps no images dumps to one that does: which, only its agent knows.
+        // A machine that keeps no images dumps to a node that does; only its agent knows which.
         let node = sites.on(machine).map_or(own.as_str(), |node| &node.name);
         for pod in victims.pods.iter().flatten() {
             let tasks = if pod.job().is_some() {
@@ -81,7 +81,7 @@ async fn losses<'a>(
 
 /// Returns a pod as a task of `node`. Unknown memory is predicted from its job's past.
 fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
-    // A checkpoint is named by its job, too.
+    // The annotation may name a checkpoint: only its job is used.
     let job = pod.job().map(|job| job.split('@').next().unwrap_or(job));
     let resident = pod.requested_bytes().filter(|_| job.is_some());
     let progress = pod.age(now).map(|age| Seconds::new(age.as_secs_f64()));
@@ -91,7 +91,7 @@ fn task<'a>(pod: &'a Pod, node: &'a str, now: Duration) -> Task<'a> {
         job: job.map(Into::into),
         program: pod.program().map(Into::into),
         resident_bytes: resident.and_then(|bytes| Bytes::new(bytes).ok()),
-        // A pod is as old as its machine's part in it.
+        // The start of the pod counts as the start of its task.
         progress_s: progress.and_then(Result::ok),
         progress_of_this_run: true,
         grace_s: Seconds::new(pod.grace_s()).ok(),
@@ -157,7 +157,7 @@ fn spared(
         cheapest.get(&rank(of_machine)),
     ) {
         (Some(loss), Some(least)) => *loss <= least * AS_GOOD,
-        // What nobody can say anything of is no better than what is known to be cheap.
+        // A node of unknown cost is no better than one that is known to be cheap.
         (None, Some(_)) => false,
         (_, None) => true,
     };

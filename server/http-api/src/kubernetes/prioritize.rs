@@ -51,7 +51,7 @@ async fn times<'a>(
     let answer = inner.post("/v1/resume", &resume).await?;
     let answer: ResumeAnswer<'_> = read(&answer)?;
     let Some(Resumption::Ranked(ranked)) = answer.answers.first() else {
-        // It begins anew, which it may do anywhere.
+        // The job starts without a checkpoint, which it may do anywhere.
         return Ok(HashMap::new());
     };
     let of_node: HashMap<&str, f64> = ranked

@@ -144,7 +144,7 @@ fn unix_time(text: &str) -> Option<Duration> {
     let (year, month, day) = (date.next()??, date.next()??, date.next()??);
     let mut time = time.splitn(3, ':');
     let (hour, minute) = (number(time.next()?)?, number(time.next()?)?);
-    // A fraction of a second is no matter.
+    // Fractions of a second are ignored.
     let second = number(time.next()?.split('.').next()?)?;
     let in_range = (1970..=9999).contains(&year)
         && (1..=12).contains(&month)

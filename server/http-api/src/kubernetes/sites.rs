@@ -15,7 +15,7 @@ impl<'a> Sites<'a> {
     pub(super) fn new(nodes: &'a [Node]) -> Self {
         let mut by_host: HashMap<&str, &Node> = HashMap::new();
         for node in nodes.iter().filter(|node| !node.host.is_empty()) {
-            // Of two on a machine the one that is there, else the first by name.
+            // Of two nodes on a machine the live one, else the first by name.
             let place = by_host.entry(&node.host).or_insert(node);
             if !is_there(place) && is_there(node) {
                 *place = node;

@@ -49,7 +49,7 @@ impl Three {
             capacity_bytes: 64 * GIB,
             free_bytes: 64 * GIB,
             room_bytes: 62 * GIB,
-            // To each other they are as fast as their media.
+            // Links between the nodes are as fast as their media.
             links: ["n1", "n2", "n3"]
                 .map(|other| (other.to_owned(), rates))
                 .into(),
@@ -208,7 +208,7 @@ async fn filter_lets_all_pass_unless_the_pod_must_resume_and_cannot() {
     });
     assert_eq!(asked("filter", &arguments(&required)).await, passed);
     assert_eq!(asked("filter", &arguments(&preferred)).await, passed);
-    // Its holders are gone.
+    // The checkpoint's holders are gone.
     let (_, answer) = posted(true, "filter", &arguments(&preferred).to_string()).await;
     assert_eq!(answer, passed);
     let (status, answer) = posted(true, "filter", &arguments(&required).to_string()).await;
@@ -221,11 +221,11 @@ async fn filter_lets_all_pass_unless_the_pod_must_resume_and_cannot() {
             "FailedAndUnresolvableNodes": {"n1": why, "elsewhere": why}, "Error": ""
         })
     );
-    // There never was one.
+    // There never was a checkpoint.
     let answer = asked("filter", &arguments(&lost)).await;
     let why = &answer["FailedAndUnresolvableNodes"]["n1"];
     assert_eq!(why, "there is no checkpoint of gone to resume");
-    // An old generation that is not there any more.
+    // An old generation that does not exist any more.
     let old = json!({"permafrost.io/job": "train@2", "permafrost.io/resume": "required"});
     let answer = asked("filter", &arguments(&old)).await;
     assert_eq!(answer["NodeNames"], json!([]));
@@ -249,7 +249,7 @@ async fn a_pod_names_jobs_of_its_own_namespace_only() {
         ("*", "train@3"),
     ] {
         assert_eq!(of(namespace, job, "prioritize").await, nothing);
-        // The same whether or not there is such a job.
+        // The answer does not depend on the existence of the job.
         for job in [job, "default/unheard-of"] {
             let answer = of(namespace, job, "filter").await;
             let why = format!("{job} is not a job of the pod's namespace {namespace}");
@@ -257,7 +257,7 @@ async fn a_pod_names_jobs_of_its_own_namespace_only() {
         }
     }
     assert_ne!(of("default", "train", "prioritize").await, nothing);
-    // A victim with another's job is one without.
+    // A victim that names another tenant's job counts as one without a job.
     let mut thief = victim("b", LONG_AGO, 0, Some("train"));
     thief["metadata"]["namespace"] = json!("team-b");
     let kept = preempted(json!({
@@ -318,28 +318,28 @@ const LATER: &str = "2025-01-01T00:00:00Z";
 #[tokio::test]
 async fn costly_victims_are_spared() {
     let on = |pods: Value, violations: i64| json!({"Pods": pods, "NumPDBViolations": violations});
-    // One that can be dumped costs seconds, one that cannot years.
+    // A pod that can be dumped loses seconds, one that cannot loses years.
     let kept = preempted(json!({
         "n1": on(json!([victim("a", LONG_AGO, 0, None)]), 0),
         "machine-2": on(json!([victim("b", LONG_AGO, 0, Some("train"))]), 0),
     }))
     .await;
     assert_eq!(kept, ["machine-2"]);
-    // Of two that are killed the younger, whatever machine it is on.
+    // Of two pods that are killed, the younger is preferred, whatever machine it is on.
     let kept = preempted(json!({
         "n1": on(json!([victim("a", LONG_AGO, 0, None)]), 0),
         "elsewhere": on(json!([victim("b", LATER, 0, None)]), 0),
     }))
     .await;
     assert_eq!(kept, ["elsewhere"]);
-    // Equal ones are left to the scheduler.
+    // Nodes of equal cost are left to the scheduler.
     let kept = preempted(json!({
         "n1": on(json!([victim("a", LONG_AGO, 0, None)]), 0),
         "n2": on(json!([victim("b", LONG_AGO, 0, None)]), 0),
     }))
     .await;
     assert_eq!(kept, ["n1", "n2"]);
-    // What is not known is not cheap; alone it is left.
+    // A pod of unknown cost is not cheap; if it is the only one, it is kept.
     let unknown = json!({"metadata": {"uid": "u"}, "spec": {}, "status": {}});
     let kept = preempted(json!({
         "n1": on(json!([victim("a", LONG_AGO, 0, None)]), 0),
@@ -368,12 +368,12 @@ async fn a_dump_that_does_not_fit_the_grace_period_saves_nothing() {
         .await
     };
     assert_eq!(kept(json!(5)).await, ["machine-2"]);
-    // 30 s, where it is not said.
+    // The default of 30 s.
     assert_eq!(kept(Value::Null).await, ["machine-2"]);
-    // Years are lost of one, and fewer of the other.
+    // One pod loses years, the other one fewer.
     assert_eq!(kept(json!(3)).await, ["n1"]);
     assert_eq!(kept(json!(0)).await, ["n1"]);
-    // Taken as a second.
+    // A negative period counts as one second.
     assert_eq!(kept(json!(-7)).await, ["n1"]);
 }
 
@@ -387,7 +387,7 @@ async fn budgets_and_priorities_go_before_costs() {
             "n2": {"Pods": [cheap(priority)], "NumPDBViolations": violations},
         }))
         .await;
-        // The scheduler takes n1 by what it knows.
+        // The scheduler takes n1 by its own criteria.
         assert_eq!(kept, ["n1", "n2"]);
     }
 }
@@ -405,7 +405,7 @@ async fn victims_are_told_by_their_uids() {
         "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "a"}, {"UID": "b"}], "NumPDBViolations": 2}}
     });
     assert_eq!(asked("preempt", &body).await, expected);
-    // nodeCacheCapable: nothing is known of the pods, and all is left as it is.
+    // nodeCacheCapable: nothing is known of the pods, and the answer equals the request.
     let body = json!({
         "Pod": pod(json!({})),
         "NodeNameToVictims": null,
@@ -426,7 +426,7 @@ async fn what_is_no_request_is_refused_in_words() {
         assert_eq!(answered, status, "{body}: {problem}");
         assert_eq!(problem["status"], status);
     }
-    // Nothing at all is asked about.
+    // A request without any content.
     assert_eq!(asked("prioritize", &json!({})).await, json!([]));
 }
 

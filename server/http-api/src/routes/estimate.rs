@@ -124,7 +124,7 @@ fn place<'a>(
     let own_name = node.map(|node| Text::from(asked.world.name(node)));
     Place {
         name: name.map(Text::borrowed).or(own_name),
-        // What needs no node has its cost without one.
+        // Mechanisms that need no node have a cost without one.
         site: site.unwrap_or(Site {
             node: &NOWHERE,
             replica: None,
@@ -142,7 +142,7 @@ fn estimated<'a>(
     detail: Detail,
     cost: Result<Cost, NoCost>,
 ) -> Estimated<'a> {
-    // To wait or to kill takes no node: what is missing then is something else.
+    // Waiting and killing need no node: then the cost lacks something else.
     let takes_a_node = !matches!(mechanism, Mechanism::Wait | Mechanism::Kill);
     let (cost, unknown) = match cost {
         Ok(cost) => (Some(say::cost(&cost, detail, asked.world.age_s())), None),

@@ -211,7 +211,7 @@ fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> permafrost_api_types::jobs::
         parent_generation: (of.parent_generation > 0).then_some(of.parent_generation),
         pinned: of.pinned,
         processes: of.processes,
-        // A store without a cluster names none: it holds all itself.
+        // A store without a cluster names no holders: it holds all checkpoints itself.
         holders: if of.nodes.is_empty() {
             vec![own.to_owned()]
         } else {

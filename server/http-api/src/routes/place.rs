@@ -111,7 +111,7 @@ fn placed<'a>(
         ids.collect::<Result<Vec<NodeId>, Failure>>()
     };
     let mut holders = all("holders", &placement.holders)?;
-    // One that is named twice has one copy.
+    // A holder that is named twice has one copy.
     holders.sort_unstable();
     holders.dedup();
     let without = all("without", &placement.without)?;
@@ -125,7 +125,7 @@ fn placed<'a>(
         });
     };
     let chosen = world.places().place(&Wanted {
-        // Room for the bad end of it.
+        // Enough room for the p95 of the size.
         size: estimate.p95.max(estimate.p50),
         copies: placement.copies as usize,
         local,
@@ -139,7 +139,7 @@ fn placed<'a>(
     });
     Ok(Placed {
         size_bytes: if placement.size_bytes.is_some() {
-            // Given by the one who asks: it has no age.
+            // A figure of the request has no age.
             Figure::Known(Known {
                 p50: estimate.p50.count(),
                 p95: estimate.p95.count(),

@@ -100,7 +100,7 @@ fn terms(request: &Preempt<'_>) -> Terms {
             By::P50 => preempt::By::P50,
             By::P95 => preempt::By::P95,
         },
-        // The ranges are the same.
+        // Both types have the same range.
         delay_weight: Ratio::new(request.delay_weight.value()).unwrap_or(Ratio::MAX),
         longest_delay: request.longest_delay_s.map(tasks::time),
         may_wait: request.may_wait,
@@ -199,7 +199,7 @@ impl<'a> Said<'a> {
                 mechanism: say::mechanism(mechanism),
                 score_s: say::rounded(score.value()),
             }),
-            // That of the cost is in it.
+            // The reason of the cost is part of it.
             reason: say::reason(&victim.choice, self.detail),
         })
     }

@@ -323,7 +323,7 @@ fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
         names.filter_map(|name| world.names().id(name)).collect()
     };
     if !checkpoint.damaged.is_empty() {
-        // What is damaged is told of this node's copy only.
+        // Damage is only known of this node's copy.
         holders.retain(|holder| Some(*holder) != own);
     }
     holders

@@ -134,7 +134,7 @@ impl Conversation {
         };
         let status = response.status();
         let denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        // What stands behind may be a token.
+        // The rest of the path may contain a token.
         let place: String = path.split_inclusive('/').take(3).collect();
         let place = place.trim_end_matches('/');
         let event = match response.extensions().get::<Scope>() {
@@ -182,12 +182,12 @@ impl Conversation {
         request: &Request<B>,
     ) -> Result<Arc<Caller>, (Option<Arc<Caller>>, Refusal)> {
         let certified = match &self.known {
-            // Whoever is at the socket may do everything, and is not counted.
+            // Callers at the socket may do everything, and are not rate-limited.
             Known::Local(caller) => return Ok(Arc::clone(caller)),
             Known::Remote(certified) => certified,
         };
         let caller = match (request.headers().get(AUTHORIZATION), certified) {
-            // What was said for this request goes before who made the connection.
+            // The credentials of the request take precedence over those of the connection.
             (Some(shown), _) => self.token(shown).ok_or((None, Refusal::BadToken))?,
             (None, Some(caller)) => Arc::clone(caller),
             (None, None) => return Err((None, Refusal::Nameless)),
@@ -238,7 +238,7 @@ impl Conversation {
             limit_bytes: limits.body_bytes,
         };
         if declared.is_some_and(|length| length > as_u64(limits.body_bytes)) {
-            // Who waits for leave to send is not sending.
+            // A client that waits for `100 Continue` is not sending.
             if !head.headers.contains_key(EXPECT) {
                 let most_bytes = limits.body_bytes.saturating_mul(DRAINED);
                 self.drain(body, most_bytes).await;
@@ -281,7 +281,7 @@ impl Conversation {
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         let waiting = self.shared.bodies.acquire_many(units);
         match tokio::time::timeout(limits.body, waiting).await {
-            // It is never closed.
+            // The semaphore is never closed.
             Ok(room) => Ok(room.ok()),
             Err(_) => Err(Refusal::NoRoom),
         }
@@ -331,7 +331,7 @@ impl Conversation {
             Body::new(UntilStopped {
                 body,
                 stop: Some(Box::pin(async move {
-                    // The server gone is a stop, too.
+                    // A dropped server counts as a stop, too.
                     let _ = stop.wait_for(|stop| *stop).await;
                 })),
             })

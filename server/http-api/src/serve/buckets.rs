@@ -47,7 +47,7 @@ impl Buckets {
             let passed = now.saturating_duration_since(bucket.at).as_secs_f64();
             (bucket.tokens + passed * per_s).min(burst)
         };
-        // Nothing in it can be left half done.
+        // No operation under the lock can be left half done.
         let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
         if of.len() >= REMEMBERED && !of.contains_key(caller) {
             of.retain(|_, bucket| refilled(bucket) < burst);
@@ -89,11 +89,11 @@ mod tests {
         }
         let wait = buckets.take("a", now).unwrap_err();
         assert!((wait.as_secs_f64() - 0.1).abs() < 1e-6, "{wait:?}");
-        // Another has its own.
+        // Another caller has a bucket of its own.
         buckets.take("b", now).unwrap();
         buckets.take("a", now + Duration::from_millis(101)).unwrap();
         assert!(buckets.take("a", now + Duration::from_millis(102)).is_err());
-        // A long pause fills it, and no more.
+        // A long pause fills the bucket, and no more.
         let later = now + Duration::from_secs(60);
         for _ in 0..3 {
             buckets.take("a", later).unwrap();

@@ -142,7 +142,7 @@ impl Door {
             };
             serving.spawn(welcome(Arc::clone(&shared), arrival, tls, place));
         }
-        // Nobody else comes in while these are served.
+        // The listener is closed while the current connections are served.
         drop(self);
         let all = async { while serving.join_next().await.is_some() {} };
         if tokio::time::timeout(shared.limits.grace, all)
@@ -249,7 +249,7 @@ async fn shake_hands(
 }
 
 async fn speak_tls(stream: &mut TcpStream) -> io::Result<()> {
-    // What was not read when a connection ends takes the answer with it.
+    // Bytes unread when a connection ends would discard the answer.
     let _ = stream.read(&mut [0; 4096]).await?;
     let length = SPEAK_TLS.len();
     let head = format!(
@@ -262,7 +262,7 @@ async fn speak_tls(stream: &mut TcpStream) -> io::Result<()> {
 
 /// Waits until the server is to stop.
 async fn stopped(shared: &Shared) {
-    // The server gone is a stop, too.
+    // A dropped server counts as a stop, too.
     let _ = shared.stop.clone().wait_for(|stop| *stop).await;
 }
 
@@ -296,7 +296,7 @@ impl ApiServer for PeerDoor {
                 Arc::clone(&self.shared),
                 stream,
                 known,
-                // It ends with the connection that it is a stream of.
+                // The stream ends with the peer's connection.
                 None,
                 Place::Local(place),
             );

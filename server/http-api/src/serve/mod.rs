@@ -153,7 +153,7 @@ impl Server {
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         for door in &mut self.doors {
-            // It was aborted, or is done.
+            // The task was aborted, or has ended.
             let _ = door.await;
         }
     }

@@ -55,7 +55,7 @@ impl Refusal {
                 Kind::TooLarge,
                 format!("a body has at most {limit_bytes} bytes"),
             ),
-            // A kind that no route has.
+            // A problem type that no route has.
             Self::SlowBody { limit } => Problem {
                 kind: format!("{URN}slow"),
                 title: "The body did not come".to_owned(),

@@ -118,7 +118,7 @@ impl Drop for Stranger {
         if let Some(there) = here.by_address.get_mut(&self.address)
             && let Some(end) = there.get_mut(&self.number)
         {
-            // It goes, or stays as somebody who is known: nothing is to be ended.
+            // The connection ends, or continues as that of an authenticated caller: it must not be aborted.
             *end = None;
             here.remove(self.address, self.number);
         }

@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn write(path: &Path, text: &str, mode: u32) {
-        // A file of its own each time, as editors leave it.
+        // A new file each time, as editors leave it.
         let fresh = path.with_extension("new");
         std::fs::write(&fresh, text).unwrap();
         std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(mode)).unwrap();

@@ -101,7 +101,7 @@ impl Builder {
                 *slot = Some(node);
             }
         }
-        // All have their numbers by now.
+        // All nodes have their numbers by now.
         for node in nodes.iter_mut().flatten() {
             let links = std::mem::take(&mut node.entry.links);
             node.links = Links::new(links, |name| self.nodes.get(name).map(NodeId));
@@ -210,7 +210,7 @@ pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &
             place::NodeClass::Transient
         };
         let room = Bytes::new(node.entry.room_bytes);
-        // Unknown ones are counted there.
+        // Figures that are unknown are counted in the index.
         let _ = places.update(figures, class, domain, room);
     } else {
         places.remove(figures.node);

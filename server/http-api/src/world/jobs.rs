@@ -53,7 +53,7 @@ pub(crate) fn is_resumable(checkpoint: &Checkpoint) -> bool {
 impl Jobs {
     pub(super) fn new(taken: Instant, checkpoints: Vec<Checkpoint>) -> Self {
         let mut by_name: BTreeMap<String, Job> = BTreeMap::new();
-        // Parked ones have no job yet.
+        // Parked checkpoints have no job yet.
         for checkpoint in checkpoints.into_iter().filter(|one| !one.job.is_empty()) {
             let checkpoints = match by_name.get_mut(&checkpoint.job) {
                 Some(job) => &mut job.checkpoints,

@@ -65,7 +65,7 @@ impl<K: std::hash::Hash + Eq + Clone> Numbers<K> {
         if let Some(number) = self.of.get(name) {
             return *number;
         }
-        // Numbers are given in a row, and never taken back: see `Builder` for when to begin anew.
+        // Numbers are consecutive, and never reused: `Builder` decides when to begin anew.
         let number = u32::try_from(self.of.len()).unwrap_or(u32::MAX);
         self.of.insert(name.to_owned(), number);
         number

@@ -84,7 +84,7 @@ impl Jobs {
             return *kind;
         }
         if self.programs.len() >= self.limit {
-            // Too many: they are all of one kind, that of no name.
+            // Too many programs: the rest share the number of programs without a name.
             return KindId(0);
         }
         let number = u32::try_from(self.programs.len()).unwrap_or(u32::MAX - 1);

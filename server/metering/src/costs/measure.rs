@@ -164,7 +164,7 @@ impl Costs {
             state: Mutex::new(State {
                 estimator: Estimator::default(),
                 peers: Peers::default(),
-                // One more than jobs are remembered, as the oldest goes before the newest comes.
+                // One more than the jobs that are remembered, because the oldest goes before the newest comes.
                 sizes: SizePredictor::new(jobs.max(1) + 1),
                 jobs: Jobs::new(jobs),
                 running: Vec::new(),
@@ -204,7 +204,7 @@ impl Costs {
             return;
         }
         let moved = Bytes::new(done.moved_bytes);
-        // Without a look at the task, what came of it in full is the next best measure of it.
+        // If the task's memory was not measured, the bytes of its full dump are the next best measure.
         let resident = done.memory.resident.unwrap_or(moved);
         let State { jobs, sizes, .. } = state;
         let (job, kind) = jobs.dumped(done.job, done.program, now, resident, sizes);
@@ -246,7 +246,7 @@ impl Costs {
                 let channel = lane.channel(Direction::Write);
                 self.judged(state.estimator.answered(channel, now, now, start));
             }
-            // The copies have figures of their own.
+            // Dumps with copies have figures of their own.
             self.learn_whole(
                 state,
                 Lane::of_dump(compared, false),
@@ -453,7 +453,7 @@ impl Costs {
     /// Publishes an event; it is made only if there is a subscriber.
     pub fn tell(&self, event: impl FnOnce() -> Event) {
         if self.events.receiver_count() > 0 {
-            // The last one has just gone.
+            // The last subscriber has just gone.
             let _ = self.events.send(event());
         }
     }
@@ -467,7 +467,7 @@ impl Costs {
         elapsed: Duration,
     ) {
         if bytes == 0 {
-            // A dump of which nothing moved says nothing of a bandwidth.
+            // A dump without moved bytes says nothing about a bandwidth.
             return;
         }
         let transfer = Transfer {
@@ -494,7 +494,7 @@ impl Costs {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // Figures are changed one by one; half a dump's are as good as a whole one's.
+        // Figures are changed one by one; those of half a dump are as valid as those of a whole one.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

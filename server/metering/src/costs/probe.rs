@@ -158,7 +158,7 @@ impl Prober {
         for probe in self.due(&report) {
             let probed = self.probe(&probe);
             match probed {
-                // The first dump makes it possible, and what a dump interrupted is due still.
+                // The first dump makes this probe possible; a probe that a dump interrupted stays due.
                 Err(NoProbe::NothingHeld) => continue,
                 Err(NoProbe::Interrupted) => {}
                 _ => _ = self.tried().insert(probe.clone(), Instant::now()),
@@ -188,8 +188,8 @@ impl Prober {
         }
         let tried = self.tried();
         let since = |(probe, measured): (Probe, Option<Duration>)| {
-            // Of what was never measured a medium is due soon, and a link when the daemon has run for a period: there
-            // are many of them, and each is another node's work as well.
+            // A medium that was never measured is due soon, and a link once the daemon has run for a period: there
+            // are many links, and each probe is also work for another node.
             let known = measured.unwrap_or_else(|| match probe {
                 Probe::Link(_) => self.began.elapsed(),
                 Probe::Write | Probe::Read if self.began.elapsed() < FIRST.min(self.period) => {
@@ -265,9 +265,9 @@ impl Prober {
         let elapsed = since.elapsed();
         match checked {
             _ if interrupted => Err(NoProbe::Interrupted),
-            // Removed a moment ago.
+            // The checkpoint was removed a moment ago.
             Err(_) => Err(NoProbe::NothingHeld),
-            // Damage is the scrub's affair, which comes by here.
+            // Damage is left to the scrub, which will find it.
             Ok(_) => Ok(ScrubDone { bytes, elapsed }),
         }
     }

@@ -126,7 +126,7 @@ impl Lane {
     ) -> Result<Entered, QueuesError> {
         let since = Instant::now();
         let (ticket, started) = lane.submit(admission, since)?;
-        // From here on it leaves the queue however this ends.
+        // From here on the request leaves the queue however this function ends.
         let mut place = Place {
             lane,
             ticket: Some(ticket),
@@ -157,7 +157,7 @@ impl Lane {
         if inner.stopped {
             return Err(QueuesError::Stopping);
         }
-        // Whoever stalls gives way now, not with the next one's first look.
+        // Stalled transfers yield now, not at the next request's first check.
         inner.look(self, since, LOOK);
         let now = self.moment(since);
         let bytes = inner.bytes_of(admission);
@@ -342,7 +342,7 @@ impl Lane {
         if let Some(turn) = inner.turns.get_mut(&ticket) {
             turn.expected = bytes;
             let left = bytes.saturating_sub(turn.moved.load(Ordering::Relaxed));
-            // It is there as long as its turn is.
+            // The ticket is in the queue as long as its transfer runs.
             let _ = inner.queue.progressed(ticket, Bytes::new(left));
         }
     }
@@ -383,7 +383,7 @@ impl Lane {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Nothing is called in it that could panic half-way.
+        // No call under the lock can panic half-way.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -475,7 +475,7 @@ impl Inner {
         let left = self.queue.queued_bytes();
         let moved = (self.turns.values()).map(|turn| turn.seen.min(turn.expected));
         let whole = left.plus(Bytes::new(moved.sum()));
-        // Turns that give way have their bytes in it, too.
+        // The bytes of transfers that yielded their slot are in the queue, too.
         let (_, held_up) = self.queue.lengths();
         let count = u64::try_from(self.turns.len() + held_up).unwrap_or(u64::MAX);
         let each = (whole.count().checked_div(count)).filter(|each| *each > 0);
@@ -497,7 +497,7 @@ impl Inner {
                 turn.seen = moved;
                 turn.seen_at = now;
                 let left = turn.expected.saturating_sub(moved);
-                // It is there as long as its turn is.
+                // The ticket is in the queue as long as its transfer runs.
                 let _ = self.queue.progressed(*ticket, Bytes::new(left));
                 if turn.idle {
                     turn.idle = !self.queue.resume(*ticket);

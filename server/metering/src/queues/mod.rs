@@ -240,7 +240,7 @@ impl Queues {
     ) -> Result<Turn, QueuesError> {
         match Lane::enter(self.lane(direction), admission, waits, None)? {
             Entered::Turn(turn) => Ok(turn),
-            // Without a limit to its time nobody is set aside.
+            // Without a limit to its time no request is set aside.
             Entered::Later(_) => Err(QueuesError::Gone),
         }
     }
@@ -358,7 +358,7 @@ fn parse_token(text: &str) -> Result<Token, QueuesError> {
 
 /// Returns 128 random bits: a token that can be guessed can be stolen.
 fn new_token() -> Token {
-    // Six bits of such an id are fixed; turned by a quarter, others of the second one cover them.
+    // Six bits of a UUID are fixed; rotated by a quarter, random bits of the second one cover them.
     let (one, other) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
     Token(one.as_u128() ^ other.as_u128().rotate_left(32))
 }

@@ -233,7 +233,7 @@ impl Reservations {
     }
 
     fn check_size(&self, reserve: &request::Reserve) -> Result<(), QueuesError> {
-        // What is read may well be more: zero pages take no room.
+        // A restore may well be larger: zero pages take no room.
         if reserve.bytes <= self.capacity_bytes || reserve.direction != Direction::Write.name() {
             return Ok(());
         }

@@ -255,7 +255,7 @@ fn one_that_moves_nothing_gives_its_place_until_it_goes_on() {
     let late = queues
         .enter(Direction::Write, &admission(100, 0), &mut Patiently)
         .unwrap();
-    // It waits for nothing but the look of another.
+    // The request needs only the check that another request makes.
     let other = queues
         .enter(Direction::Write, &admission(100, 0), &mut Patiently)
         .unwrap();

@@ -178,14 +178,14 @@ mod tests {
 
         counted.put(&record("a/y", 1, 5)).unwrap();
         counted.put(&record("b", 1, 7)).unwrap();
-        // In place of itself, and without a job.
+        // A record that replaces itself, and one without a job.
         counted.put(&record("a/x", 1, 20)).unwrap();
         counted.put(&record("", 0, 100)).unwrap();
         assert_eq!(sums.stored("a"), stored(25, 2));
         assert_eq!(sums.stored("default"), stored(7, 1));
         assert_eq!(sums.stored(""), stored(0, 0));
 
-        // A record without its size, as some are removed by.
+        // A record without its size, as some removals pass it.
         counted.remove(&record("a/x", 1, 0)).unwrap();
         counted.remove(&record("a/x", 1, 0)).unwrap();
         assert_eq!(sums.stored("a"), stored(5, 1));

@@ -25,7 +25,7 @@ impl Positioned {
     }
 
     fn note_now(&self) -> Result<(), CatalogError> {
-        // One that takes no writes may be less than it was.
+        // A region that takes no writes may have lost changes.
         if self.region.failure().is_some() {
             return Ok(());
         }

@@ -75,7 +75,7 @@ pub fn reconcile<E>(
                 continue;
             }
         };
-        // All that is listed by now is in the region.
+        // All checkpoints listed so far are in the region.
         let other = in_place_of(catalog, &checkpoint)?.filter(|other| other.id != *id);
         let other_order = other
             .as_ref()
@@ -185,7 +185,7 @@ mod tests {
                 ..sealed(id, if parked { "" } else { "a" }, u64::from(!parked))
             };
             let truth = truth(&[("early", false), ("late", false)]);
-            // Whichever of them is in the index already, or neither, at any start.
+            // One of them may be in the index already, or neither, at any start.
             for records in [vec![], vec![claim("early")], vec![claim("late")]] {
                 let (_dir, catalog) = catalog(&records);
                 for _ in 0..2 {

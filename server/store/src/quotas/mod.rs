@@ -292,7 +292,7 @@ mod tests {
         let refused = quota.check("team-a", &used, &more(49, 1)).unwrap_err();
         assert_eq!(refused.code(), ErrorCode::NoSpace);
         assert!(quota.check("team-a", &used, &more(0, 2)).is_err());
-        // Over the limit since it was lowered: what needs no more goes on.
+        // Over the limit since it was lowered: requests that need no more are allowed.
         let over = Usage {
             bytes: 5000,
             ..used

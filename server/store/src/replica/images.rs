@@ -66,7 +66,8 @@ impl Closed {
         }
         self.end_image()?;
         self.dump.shadow.flush()?;
-        // As a directory is read: so the manifests of all copies name images in one order.
+        // In the order in which a directory is read, so that the manifests of all copies name the images in one
+        // order.
         self.images.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let digest = digest::of_whole(&self.dump.spaces, &self.images);
         self.prepared = Some(digest);

@@ -46,7 +46,7 @@ impl<'a> Sealing<'a> {
     /// Marks the session as a checkpoint; the next dump of the job may begin.
     pub(crate) fn done(mut self) {
         self.done = true;
-        // Unlocking asks the registry: not under the session's own lock.
+        // Unlocking calls the registry: not under the session's own lock.
         let mut state = self.session.state();
         let over = (state.job_guard.take(), state.turn.take());
         drop(state);
@@ -63,7 +63,7 @@ impl<'a> Sealing<'a> {
         self.done = true;
         let mut state = self.session.state();
         if matches!(state.phase, Phase::Failed { .. }) {
-            // It was discarded while its images came.
+            // The session was discarded while its images came.
             return;
         }
         let released = state.fail(code, reason);

@@ -74,7 +74,7 @@ impl Puller {
         let deadline = Instant::now() + OPENING;
         let frames = FetchReader::open(&self.network, node, fetch, deadline);
         let mut pages = Pages::new();
-        // Where the next bytes of an image belong.
+        // Offset of the image's next bytes.
         let mut offset = 0_usize;
         for frame in frames.map_err(|error| error.to_string())? {
             let frame = frame.map_err(|error| error.to_string())?;

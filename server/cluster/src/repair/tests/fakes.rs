@@ -262,7 +262,7 @@ impl Peers for Shared {
         world.reach(node, format!("pull {id} to {node} from {from}"))?;
         assert!(pull.published);
         if world.nodes[node].holds.contains(&id) {
-            // It does not know of all its damage: that is what it is asked to verify for.
+            // The node does not know of all its damage: therefore it has to verify.
             return Ok(());
         }
         let has = |source: &String| {
@@ -297,7 +297,7 @@ impl Peers for Shared {
         if world.nodes[node].has_good(checkpoint) {
             return Ok(CopyHealth::Whole);
         }
-        // What its node finds, it says.
+        // The node reports the damage that it finds.
         let mut entries = world.entries.iter_mut();
         if let Some(entry) = entries.find(|entry| entry.checkpoint.id == checkpoint) {
             entry.set_damaged(node, true);

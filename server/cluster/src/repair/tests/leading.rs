@@ -32,7 +32,7 @@ fn copies_are_made_on_all_nodes_at_once_and_on_each_one_by_one() {
     for number in 1..=24 {
         world.list(number, 2, &[0]);
     }
-    // Pulls under way by node, and the most that there were at once.
+    // Pulls under way by node, and the maximum at once.
     let now = Arc::new(Mutex::new((BTreeMap::<String, usize>::new(), 0)));
     let seen = Arc::clone(&now);
     world.lock().at_pull = Some(Arc::new(move |node| {

@@ -33,7 +33,7 @@ fn a_node_is_missed_after_its_grace_and_not_before() {
         assert!(planned.jobs.is_empty());
         assert_eq!((planned.under_replicated, planned.is_busy), (1, true));
     }
-    // A restart: the time begins anew.
+    // A restart: the grace period begins anew.
     world.lock().nodes.get_mut("n1").unwrap().live = true;
     assert_eq!(world.plan(&mut planner, S(131)).under_replicated, 0);
     world.lock().nodes.get_mut("n1").unwrap().live = false;
@@ -71,7 +71,7 @@ fn what_was_whole_before_does_not_wait_for_its_dump() {
     world.lock().nodes.get_mut("n1").unwrap().live = false;
     assert!(world.plan(&mut planner, S(12)).jobs.is_empty());
     assert!(world.plan(&mut planner, S(41)).jobs.is_empty());
-    // Its node's grace is over, and nothing else is waited for.
+    // The node's grace period is over, and nothing else is waited for.
     assert_eq!(world.plan(&mut planner, S(42)).jobs.len(), 1);
 }
 
@@ -179,7 +179,7 @@ fn a_transient_copy_does_not_count_and_goes_when_there_are_enough() {
 fn nothing_goes_while_the_others_do_not_say_that_they_have_it() {
     let world = Shared::with_nodes(3);
     world.list(1, 2, &[0, 1, 2]);
-    // One of them is listed, and has lost it.
+    // One of the nodes is listed, and has lost its copy.
     world.lock().nodes.get_mut("n1").unwrap().holds.clear();
     world.lock().nodes.get_mut("n0").unwrap().free_bytes = 40 << 30;
     let (mut planner, steps) = (Planner::new(at_once()), world.steps());

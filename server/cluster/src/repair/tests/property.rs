@@ -228,7 +228,7 @@ fn sweep(world: &Shared) {
             let listed = entry.nodes.contains(name);
             match node.holds.contains(id) {
                 true if !listed && node.state != MemberState::Removed => {
-                    // A damaged one is not claimed, and goes when the others are enough.
+                    // A damaged copy is not claimed, and is dropped when there are enough others.
                     let damaged = node.damaged.contains(id);
                     entry.set_holder(name, !damaged);
                     if damaged && entry.good().count() >= wanted_copies(entry) {
@@ -268,7 +268,7 @@ fn run(case: &Case) {
         now += Duration::from_millis(70);
     }
 
-    // From here on everything works, and every scrub comes round. Nothing else heals what is damaged.
+    // From here on every call succeeds, and every scrub completes. Nothing else heals damage.
     world.lock().fails = None;
     for number in 0..case.nodes {
         Event::Emptied(number).happen(&world);
@@ -286,14 +286,14 @@ fn run(case: &Case) {
         idle = if done == 0 { idle + 1 } else { 0 };
     }
     let entries = world.lock().entries.clone();
-    // What is listed where it is not, and nowhere else, is asked for again and again.
+    // A checkpoint that is listed only where it is missing is requested again and again.
     let lost = (entries.iter()).any(|entry| !is_within_reach(&world, entry));
     assert!(idle > 10 || lost, "it never comes to rest");
     for entry in entries {
         let id = &entry.checkpoint.id;
         let wanted = wanted_copies(&entry);
         let (good, _) = good(&world)[id];
-        // Acknowledged, and one good copy exists: it exists to the end.
+        // An acknowledged checkpoint with one good copy exists to the end.
         assert!(
             every_copy[id] == 0 || copies_anywhere(&world)[id] > 0,
             "{entry:?}"
@@ -313,7 +313,7 @@ fn run(case: &Case) {
             let damaged = node.damaged.contains(id);
             if node.live && node.state != MemberState::Removed {
                 assert!(holds == listed || damaged, "{name} {entry:?}");
-                // Once there are enough good ones, a damaged one is gone.
+                // Once there are enough good copies, a damaged one is gone.
                 assert!(!(damaged && listed) || good < wanted, "{name} {entry:?}");
                 assert!(!holds || good < wanted || node.counts(), "{name} {entry:?}");
             }

@@ -65,7 +65,7 @@ async fn it_shows_a_token_or_a_certificate_and_verifies_the_node() {
     assert!(asks(named("n1"), "/who").await.is_ok());
     let error = asks(named("n2"), "/who").await.unwrap_err();
     assert!(matches!(error, ApiError::Tls { .. }), "{error:?}");
-    // Another CA on either side.
+    // A different CA on either side.
     let foreign_ca = ApiOptions {
         ca: Some(foreign.join("ca.pem")),
         ..by_token.clone()

@@ -17,7 +17,7 @@ async fn a_body_over_the_limit_is_refused_with_its_limit() {
     assert_eq!(over.status, StatusCode::PAYLOAD_TOO_LARGE);
     assert!(over.problem().detail.contains("100000 bytes"));
     assert_eq!(over.header("connection"), "close");
-    // One that does not say how long it is.
+    // A body without a declared length.
     let mut stream = TcpStream::connect(server.address().unwrap()).await.unwrap();
     let head = "POST /length HTTP/1.1\r\nhost: a\r\nauthorization: Bearer t\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -76,7 +76,7 @@ async fn a_large_body_that_does_not_come_holds_up_large_ones_alone() {
     let mut stream = TcpStream::connect(server.address().unwrap()).await.unwrap();
     let head = "POST /length HTTP/1.1\r\nhost: a\r\nauthorization: Bearer t\r\nexpect: 100-continue\r\ncontent-length: 1048576\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
-    // Once it has the room it is told to go on.
+    // Once there is room, the client is told to continue.
     let mut begun = [0; 12];
     stream.read_exact(&mut begun).await.unwrap();
     assert_eq!(&begun, b"HTTP/1.1 100");
@@ -115,7 +115,7 @@ async fn who_asks_too_often_is_told_when_to_come_again() {
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(refused.problem().retry_after_s, Some(1));
-    // Another caller, and this machine's own, are not held up by it.
+    // Another caller, and this machine's own, are not delayed by it.
     assert_eq!(said(client, ask("/who", Some("u"))).await.status, 200);
     let local = &mut at_socket(&server).await;
     for _ in 0..10 {
@@ -133,7 +133,7 @@ async fn an_answer_that_takes_too_long_is_given_up() {
     let late = said(client, ask("/never", None)).await;
     assert_eq!(late.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(late.problem().word(), "unavailable");
-    // The connection is good for more.
+    // The connection can be used again.
     assert_eq!(said(client, ask("/who", None)).await.status, 200);
 }
 
@@ -157,7 +157,7 @@ async fn strangers_do_not_keep_connections() {
     let mut options = place.with_tokens(&[("a", "read", "t")]);
     options.limits.introduction = Duration::from_secs(1);
     let server = start(options).await;
-    // One that says nothing, and one that says half a head and never more.
+    // One client that sends nothing, and one that sends half a head and no more.
     for said in ["", "GET /who HTTP/1.1\r\nhost: a\r\nx-slow: "] {
         let mut stream = TcpStream::connect(server.address().unwrap()).await.unwrap();
         stream.write_all(said.as_bytes()).await.unwrap();
@@ -165,7 +165,7 @@ async fn strangers_do_not_keep_connections() {
         stream.read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "");
     }
-    // Who is known stays.
+    // An authenticated caller's connection stays.
     let client = &mut at_port(&server).await;
     assert_eq!(said(client, ask("/who", Some("t"))).await.status, 200);
     tokio::time::sleep(Duration::from_millis(1_200)).await;
@@ -182,7 +182,7 @@ async fn a_silent_peer_at_the_tls_port_is_given_up() {
         let mut stream = TcpStream::connect(server.address().unwrap()).await.unwrap();
         stream.write_all(said).await.unwrap();
         let mut rest = Vec::new();
-        // However it is ended, it is ended.
+        // An error counts as an end, too.
         let _ = stream.read_to_end(&mut rest).await;
         assert_eq!(rest, b"");
     }
@@ -200,7 +200,7 @@ async fn a_reader_that_takes_nothing_is_given_up() {
         .write_all(b"GET /much HTTP/1.1\r\nhost: a\r\n\r\n")
         .await
         .unwrap();
-    // While it holds the only connection there is no other; when it is given up there is.
+    // While this connection is the only one allowed, others are refused; when it is given up, one is accepted.
     loop {
         let mut client = at_socket(&server).await;
         let said = said(&mut client, ask("/who", None)).await;
@@ -234,7 +234,7 @@ async fn too_many_connections_are_told_so_and_the_socket_has_its_own() {
     let local = said(&mut at_socket(&server).await, ask("/who", None)).await;
     assert_eq!(local.status, 200);
     held.clear();
-    // A place is free again once the server has seen that they went.
+    // A place is free again once the server has seen the end of the connection.
     loop {
         let again = said(&mut at_port(&server).await, ask("/who", Some("t"))).await;
         if again.status == 200 {

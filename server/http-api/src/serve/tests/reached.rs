@@ -6,7 +6,7 @@ use super::*;
 async fn the_socket_is_its_owners_and_allows_everything() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
-    // One left behind.
+    // A socket that a dead daemon left behind.
     drop(std::os::unix::net::UnixListener::bind(place.path("run/api.sock")).unwrap());
     let server = start(place.options()).await;
     assert_eq!(server.address(), None);
@@ -55,7 +55,7 @@ async fn a_token_says_who_asks_and_a_wrong_one_is_refused() {
         );
         assert_eq!(said.problem().word(), "unauthenticated");
     }
-    // The scheme is in any case; another scheme is none.
+    // The scheme is case-insensitive; other schemes are refused.
     for (shown, status) in [
         ("bearer secret", StatusCode::OK),
         ("BEARER  secret", StatusCode::OK),
@@ -115,7 +115,7 @@ async fn without_a_certificate_it_takes_a_token() {
     let who = said(client, ask("/who", Some("secret"))).await;
     assert_eq!(who.text, "token slurm read *");
     assert_eq!(said(client, ask("/who", None)).await.status, 401);
-    // What a request says goes before the connection's certificate.
+    // The credentials of the request take precedence over the connection's certificate.
     let agent = place.issue("c7", Role::Agent, &["*"]);
     let stream = by_tls(&server, &place, Some(&agent)).await.unwrap();
     let client = &mut over(stream).await;
@@ -129,7 +129,7 @@ async fn a_certificate_of_another_ca_is_refused() {
     let (place, other) = (Place::new(), Place::new());
     let server = start(place.with_tls()).await;
     let foreign = other.issue("c7", Role::Agent, &["*"]);
-    // It trusts our server, and shows what its own CA has issued.
+    // The client trusts our server, and shows a certificate of its own CA.
     std::fs::copy(place.path("n1/ca.pem"), place.path("ca-of-server")).unwrap();
     let error = match by_tls_showing(&server, &place, &foreign).await {
         Err(error) => error.to_string(),
@@ -144,7 +144,7 @@ async fn a_certificate_of_another_ca_is_refused() {
         error.contains("UnknownCA") || error.contains("Closed") || error.contains("Canceled"),
         "{error}"
     );
-    // Nor does its own trust go to our server.
+    // Nor does the client trust our server.
     let error = by_tls(&server, &other_with(&other), Some(&foreign)).await;
     assert!(error.unwrap_err().to_string().contains("UnknownIssuer"));
 }
@@ -222,7 +222,7 @@ async fn nothing_is_reached_from_elsewhere_by_strangers() {
     let place = Place::new();
     let refused = async |options: Options| serve(options, router()).await.unwrap_err();
     let listen = |address: &str| Some(address.parse().unwrap());
-    // Without anything to know callers by.
+    // Without any way to authenticate callers.
     let error = refused(Options {
         listen: listen(LOCALHOST),
         ..place.options()
@@ -260,7 +260,7 @@ async fn a_connection_ends_when_its_certificate_is_denied() {
     let holder = "name agent c7".parse().unwrap();
     identity.deny([&holder]).unwrap();
     let begun = std::time::Instant::now();
-    // What is on its way when the connection ends fails.
+    // Requests on their way fail when the connection ends.
     while client.send_request(ask("/who", None)).await.is_ok() {
         assert!(begun.elapsed() < std::time::Duration::from_secs(60));
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;

@@ -43,7 +43,7 @@ async fn a_stop_ends_streams_and_lets_answers_be_given() {
 
     let socket = server.socket().to_owned();
     let stopping = tokio::spawn(server.stop());
-    // Its proper end, not a broken stream.
+    // A proper end of the stream, not a broken one.
     assert!(events.frame().await.is_none());
     assert!(!stopping.is_finished());
     gate.open.notify_one();

@@ -17,7 +17,7 @@ async fn every_answer_names_its_request() {
         seen.len() == 3 && seen.iter().all(|id| id.len() > 8),
         "{seen:?}"
     );
-    // The caller's own is kept, unless it would spoil a log.
+    // The caller's own id is kept, unless it does not fit the log.
     for (given, kept) in [
         ("job-7/42", true),
         ("a b", false),
@@ -29,7 +29,7 @@ async fn every_answer_names_its_request() {
         let answer = said(client, request).await;
         assert_eq!(answer.header("x-request-id") == given, kept, "{given}");
     }
-    // Also a refusal has one.
+    // A refusal has an id, too.
     let refused = said(client, ask("/who", None)).await;
     assert!(!refused.header("x-request-id").is_empty());
 }

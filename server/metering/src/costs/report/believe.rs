@@ -157,7 +157,7 @@ impl Judge {
             Figure::Known(known) if !is_plausible(known.p50) => {
                 self.refuse(what, format!("its {name} cannot be {}", known.p50))
             }
-            // The slow end may be anything: what was never seen is kept wide.
+            // The p95 may be anything: lanes that were never measured have a wide spread.
             Figure::Known(known) if known.p95 > known.p50 => self.refuse(
                 what,
                 format!(
@@ -282,7 +282,7 @@ fn before_a_newcomer(queue: &QueueReport) -> Bytes {
         bytes,
     };
     if slots == 0 || ahead.running + ahead.waiting == 0 {
-        // Nobody said how many may run, or what there is has not been counted.
+        // The maximum number of transfers is unknown, or the transfers have not been counted.
         return bytes;
     }
     bytes.times(ahead.share_before(slots))
@@ -336,7 +336,7 @@ impl Reports {
         };
         let last = self.nodes.entry(name.to_owned()).or_insert_with(|| Last {
             report: NodeReport::default(),
-            // Judged as the last one: that it went backwards is counted once, too.
+            // Evaluated as the last report: the regression is counted once, too.
             judged: NodeReport::default(),
             came: now,
         });

@@ -32,7 +32,7 @@ pub fn report<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NodeReport>, 
         unreadable: true,
         ..NodeReport::default()
     };
-    // A struct is read from a list, too, and an empty one has everything left out.
+    // serde also reads a struct from a list, and an empty one has every field left out.
     Ok(Some(if value.is_object() {
         read_or(value, unreadable)
     } else {
@@ -53,7 +53,7 @@ fn nonsense<T>(what: What) -> Figure<T> {
 
 impl Readable for SizedRates {
     fn read(value: Value) -> Self {
-        // Which bandwidth is said by whoever judges it.
+        // The caller knows which bandwidth it is, and replaces the kind.
         read_or(value, || Self::uniform(nonsense(What::WriteBandwidth)))
     }
 }
@@ -78,7 +78,7 @@ impl Readable for BTreeMap<String, SizedRates> {
 
 impl Readable for QueueReport {
     fn read(value: Value) -> Self {
-        // Too long to be believed.
+        // A queue that is too long to be believed.
         read_or(value, || Self {
             bytes: u64::MAX,
             ..Self::default()

@@ -39,7 +39,7 @@ fn an_honest_report_comes_through_as_it_is() {
     assert_eq!(believed.doubts, [""; 0]);
     assert!(close(believed_write(&believed).unwrap(), 1000.0));
     assert_eq!(believed.figures.node, ID);
-    // What it has not measured it says itself, and that is no lie.
+    // The node reports itself that it has not measured this, so it is no doubt.
     assert_eq!(
         believed.figures.read.sustained().known(),
         Err(Missing::NotMeasured {
@@ -145,7 +145,7 @@ fn what_empties_a_queue_is_believed_if_it_can_be() {
     let (drain, alone) = (believed.figures.write_drain, believed.figures.write);
     let (drain, alone) = (drain.known().unwrap(), alone.sustained().known().unwrap());
     assert_eq!(drain.p50.value(), 2e9);
-    // As wide as what one transfer does.
+    // The relative spread is that of a single transfer.
     let width = |rate: Estimate<BytesPerSecond>| rate.p95.value() / rate.p50.value();
     assert!((width(drain) - width(alone)).abs() < 1e-9);
     assert!(believed.doubts.is_empty());
@@ -154,7 +154,7 @@ fn what_empties_a_queue_is_believed_if_it_can_be() {
         let believed = told(json!(lie));
         assert!(believed.figures.write_drain.known().is_err(), "{lie}");
         assert!(believed.doubts[0].contains("queue of dumps"), "{lie}");
-        // What one transfer moves is still known.
+        // The rate of a single transfer is still known.
         assert!(believed.figures.write_wait(Bytes::mib(1)).is_ok(), "{lie}");
     }
     let silent = told(json!(null));
@@ -233,11 +233,11 @@ fn the_last_report_of_each_node_is_kept_with_its_age() {
         20.0
     ));
     assert!(age(&reports.take("n", Some(&second), ID, after(30))) < 0.5);
-    // The first once more: not gone by, and the second's age runs on.
+    // The first report again: it is not used, and the second one ages on.
     let backwards = reports.take("n", Some(&first), ID, after(40));
     assert!(backwards.doubts.len() == 1 && close(age(&backwards), 10.0));
     assert_eq!(counting.numbers().doubts, 1);
-    // Looked at again, it is the same doubt.
+    // Evaluated again, it is the same doubt.
     reports.take("n", Some(&first), ID, after(41));
     assert_eq!(counting.numbers().doubts, 1);
     let silent = reports.take("n", None, ID, after(50));
@@ -333,7 +333,7 @@ proptest! {
             prop_assert!(queue.known().map_or(true, |queue| queue.p50 <= Bytes::new(1 << 50)));
         }
         prop_assert!(believed.doubts.len() <= 8);
-        // And it can be passed on.
+        // The report can also be passed on.
         let told = serde_json::to_string(&lying).unwrap();
         serde_json::from_str::<NodeReport>(&told).unwrap();
     }
@@ -355,7 +355,8 @@ fn who_comes_last_waits_for_those_that_have_to_end_before() {
         let believed = believe(None, &report, Duration::ZERO, NodeId(1));
         believed.figures.write_queue.known().unwrap().p50.count()
     };
-    // One at a time: all there is. Two: half of two that run, three quarters of these and one more. A free place: nothing.
+    // One slot: everything is ahead. Two slots: half of two running transfers, three quarters of these and one
+    // more. A free slot: nothing.
     assert_eq!([before(1, 1, 0), before(1, 1, 3)], [1200, 1200]);
     assert_eq!([before(2, 2, 0), before(2, 2, 1)], [600, 900]);
     assert_eq!([before(2, 1, 0), before(4, 3, 0)], [0, 0]);

@@ -97,7 +97,7 @@ fn whoever_ran_it_says_how_long_it_took_in_all() {
     let report = costs.report();
     assert!(close(report.dump_start.known().unwrap().p50.value(), 0.6));
     assert!(close(rate(&report.write, 700), 1000.0 / 1.5));
-    // Less than the daemon saw itself is not believed, and a day neither.
+    // A time below the daemon's own is not believed, and neither is a day.
     for wrong in [Duration::ZERO, Duration::from_secs(86_400)] {
         costs.dumped(&DumpDone {
             id: "wrong",
@@ -123,7 +123,7 @@ fn what_copies_made_a_dump_wait_for_is_not_the_mediums() {
         });
     }
     assert!(close(rate(&costs.report().write, 1000), 1000.0));
-    // Of the next one that is copied it is expected all the same.
+    // The next dump with copies is expected to take longer all the same.
     let next = |copied| {
         let ticket = costs.begin_dump(&Beginning {
             copied,
@@ -149,7 +149,7 @@ fn dumps_that_share_a_node_are_not_taken_for_slow_ones() {
         });
     }
     assert!(close(rate(&costs.report().write, 1000), 1000.0));
-    // What begins beside one that has 300 MiB to go takes as much longer as those take.
+    // A dump that begins beside one with 300 MiB to go takes longer by the time that those take.
     let running = beginning("job", 600);
     running
         .moved
@@ -160,7 +160,7 @@ fn dumps_that_share_a_node_are_not_taken_for_slow_ones() {
         ticket.expected.unwrap().transfer.unwrap().value()
     };
     assert!(close(expected(1000), 1.3), "{}", expected(1000));
-    // A small one is through before: it has half the node while it lasts.
+    // A small dump ends first: it has half the node while it lasts.
     assert!(close(expected(100), 0.2), "{}", expected(100));
     drop(first);
     assert!(close(expected(1000), 1.0));
@@ -222,7 +222,7 @@ fn restores_are_measured_and_predicted() {
     });
     let error = costs.accuracy().restore_time.errors().unwrap();
     assert!(close(error.bias, 0.5 / 0.7), "{error:?}");
-    // Read from another node, it says nothing of this one's medium.
+    // A restore from another node says nothing about this node's medium.
     let before = costs.report().read;
     costs.restored(&RestoreDone {
         elapsed: Duration::from_millis(50_000),

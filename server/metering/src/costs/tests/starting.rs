@@ -91,7 +91,7 @@ fn a_damaged_file_is_ignored_and_left_where_it_is() {
         assert!(writing(&costs).is_err(), "{damaged}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), damaged);
     }
-    // A sample that cannot be true is left out, and the others are not.
+    // A sample that cannot be true is left out, and the others are kept.
     let samples = r#"[{"what":"write","bytes":1,"elapsed":1000,"age":0},
         {"what":"write","bytes":1048576000,"elapsed":1,"age":0}]"#;
     let mixed = good
@@ -126,7 +126,7 @@ fn what_is_installed_takes_the_place_of_what_was_measured_and_is_written_down() 
     assert!(close(read.p50.value() / MIB as f64, 4000.0) && read.age.value() >= 20.0);
     assert!(close(again.restore_start.known().unwrap().p50.value(), 0.3));
     assert_eq!(again.emulated.as_deref(), Some("hdd"));
-    // What a dump takes whatever its size was not among them: it stays.
+    // The fixed time of a dump was not among the figures: it stays.
     assert!(close(
         costs.report().dump_start.known().unwrap().p50.value(),
         0.5
