@@ -143,7 +143,8 @@ impl Scrubber {
         self.hold_back(why);
         let mut since = Instant::now();
         self.read(held, read, &mut |_| {
-            // Checks that other nodes wait for are not throttled while no dump comes in.
+            // Checks that other nodes wait for are throttled only while a dump comes in, and the background checks
+            // do not sleep while one of those waits.
             let nap = match why {
                 Why::Asked if self.store.is_receiving() => paces.asked.took(since.elapsed()),
                 Why::Asked => Duration::ZERO,

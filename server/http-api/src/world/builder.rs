@@ -17,7 +17,7 @@ use super::names::{Names, Numbers};
 use super::{Jobs, Links, Node, World};
 use crate::source::{NodeEntry, Source};
 
-/// Number of unused numbers of removed names that are kept, beyond those in use.
+/// Numbers of removed names that are kept, in addition to as many as there are names in use.
 const SPARE_NUMBERS: usize = 4096;
 
 /// State that is kept from one snapshot to the next.
@@ -210,7 +210,7 @@ pub(super) fn index(node: &Node, domain: Domain, places: &mut Places, readers: &
             place::NodeClass::Transient
         };
         let room = Bytes::new(node.entry.room_bytes);
-        // Figures that are unknown are counted in the index.
+        // A node with unknown figures is not chosen, but the index counts it.
         let _ = places.update(figures, class, domain, room);
     } else {
         places.remove(figures.node);

@@ -12,7 +12,7 @@ use permafrost_store::{Beginning, Expected};
 use super::channels::Lane;
 use super::measure::Costs;
 
-/// Time without a byte after which an open session is ignored in the estimates of others.
+/// Time without a first byte after which a dump or restore is ignored in the estimates of others.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// A dump or a restore under way.
