@@ -102,7 +102,7 @@ async fn pass_on(mut stream: UnixStream, nodes: &Nodes) -> io::Result<()> {
 async fn refuse(mut stream: UnixStream, reason: &str) -> io::Result<()> {
     let problem = Problem::new(Kind::Unavailable, reason);
     let body = serde_json::to_vec(&problem)?;
-    // What was not read when a connection ends takes the answer with it.
+    // Unread bytes at the end of a connection would make the kernel discard the reply.
     let _ = stream.read(&mut [0; 4096]).await?;
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: {MEDIA_TYPE}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",

@@ -115,7 +115,7 @@ impl Remote {
                 .flat_map(|manifest| &manifest.spaces)
                 .filter_map(|space| space.space_id().ok())
                 .collect(),
-            // Then CRIU sends everything, and the node compares.
+            // Without a known parent CRIU sends everything, and the node compares.
             _ => Vec::new(),
         }
     }
@@ -248,7 +248,8 @@ impl Backend for Remote {
             open.durability.clone_from(&self.durability);
         }
         let asked = request::Open {
-            // Where it listens is the agent's affair; the conversation below is what it is bound to.
+            // The agent itself listens for the dump; at the node, the session is bound to the conversation
+            // below.
             bound_to_connection: true,
             ..open.clone()
         };

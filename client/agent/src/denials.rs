@@ -70,7 +70,7 @@ impl DenialPoller {
         let entries = match self.entries(node).await {
             Ok(entries) => entries,
             Err(error) => {
-                // What it reported before stays.
+                // The node's previous report stays in use.
                 return tracing::debug!(node = node.name, %error, "no list of denied certificates");
             }
         };

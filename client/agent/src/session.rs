@@ -216,7 +216,7 @@ impl Session {
             });
             (state.hang_up.take(), state.enter(failed))
         };
-        // What it held of the conversation goes with it, and the node forgets the dump.
+        // The sender of the dump is dropped with the phase, and the node forgets the dump.
         drop(before);
         if let Some(hang_up) = hang_up {
             hang_up();
@@ -380,7 +380,7 @@ impl Drop for Sink {
     fn drop(&mut self) {
         // A thread that dies of a defect must not leave the job locked.
         self.abort("its connection was dropped");
-        // It holds the connection open.
+        // The callback holds the connection open.
         self.session.state().hang_up = None;
     }
 }

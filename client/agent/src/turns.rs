@@ -43,7 +43,7 @@ impl Remote {
                     node: String::new(),
                 };
                 let body = request::Body::CancelReservation(cancel);
-                // It lapses by itself, too.
+                // The place also lapses by itself.
                 let _ = self.nodes.ask(&node, body, self.nodes.until());
                 return Err(unavailable(
                     "the caller has gone while it waited for its turn",
@@ -62,7 +62,7 @@ impl Remote {
         reserve: &request::Reserve,
     ) -> Result<control::Reserved, control::Error> {
         let (node, answer) = if self.nodes.knows(&reserve.node) {
-            // One that is in no cluster does not know its name.
+            // A node that is in no cluster does not know its name.
             let own = request::Reserve {
                 node: String::new(),
                 ..reserve.clone()

@@ -1,4 +1,4 @@
-//! An agent over nodes that fail: what it passes on is whole, or it is not passed on as whole.
+//! Tests of an agent over nodes that fail: the agent never passes on incomplete data as complete.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,12 +22,12 @@ use tokio::runtime::Runtime;
 
 const PAGE: usize = 4096;
 const PID: u64 = 4711;
-/// Pages in a frame.
+/// Number of pages in a frame.
 const RUN: usize = 8;
 const PAGES: usize = 400;
 const FLAGS: u16 = 4;
 
-/// The pages of the one address space: some of zeros, others all different. They lie one behind the other.
+/// Returns the pages of the only address space, which are consecutive: some of zeros, all others different.
 fn memory() -> Vec<u8> {
     let mut bytes = vec![0; PAGES * PAGE];
     for (n, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
@@ -39,7 +39,8 @@ fn memory() -> Vec<u8> {
     bytes
 }
 
-/// Each page by its index, flags and CRC32, and each run of zero pages by its end and its beginning.
+/// Returns the digest over each page's index, flags and CRC32, and over each run of zero pages' end and
+/// beginning.
 fn map_digest(bytes: &[u8], first_index: u64, flags: u16) -> Vec<u8> {
     let mut hash = Sha256::new();
     let mut entry = |index: u64, crc: u32| {
@@ -98,25 +99,25 @@ fn manifest() -> Manifest {
     }
 }
 
-/// Index of the first page.
+/// Index of the first page of the address space.
 const FIRST: u64 = 0x400;
 
-/// A node that holds the checkpoint, or says so.
+/// A node that holds the checkpoint, or claims to.
 #[derive(Default)]
 struct Fake {
-    /// Gives up after so many frames with pages.
+    /// Number of frames with pages after which the node gives up.
     breaks_after: Option<usize>,
-    /// Flips a bit of this page.
+    /// Page in which the node flips a bit.
     flips: Option<usize>,
-    /// Flips a bit of this image.
+    /// Name of the image in which the node flips a bit.
     spoils: Option<&'static str>,
     /// Number of pages sent.
     sent: AtomicU64,
     /// First page indexes of the fetches.
     begun_at: Mutex<Vec<u64>>,
-    /// Times that it was asked for the checkpoint's manifest.
+    /// Number of requests for the checkpoint's manifest.
     shown: AtomicU64,
-    /// Certificates that it reports as denied.
+    /// Certificates that the node reports as denied.
     denied: Mutex<Vec<String>>,
 }
 
@@ -336,7 +337,7 @@ impl Site {
         )
     }
 
-    /// Asks for the checkpoint, and returns which node answered.
+    /// Requests the checkpoint, and returns the index of the node that answered.
     fn answering(&self) -> Result<usize, ControlError> {
         let shown = |fake: &Arc<Fake>| fake.shown.load(Ordering::SeqCst);
         let before: Vec<u64> = self.fakes.iter().map(shown).collect();
@@ -349,13 +350,13 @@ impl Site {
         Ok(answered.expect("somebody answered"))
     }
 
-    /// Has a node report these as denied.
+    /// Makes a node report these certificates as denied.
     fn report(&self, node: usize, denied: &[&str]) {
         let denied = denied.iter().map(|&entry| entry.to_owned());
         *self.fakes[node].denied.lock().unwrap() = denied.collect();
     }
 
-    /// Waits until this node answers; `None`: nobody does.
+    /// Waits until this node answers; with `None`, until no node answers.
     fn wait_for(&self, node: Option<usize>) {
         let until = Instant::now() + Duration::from_secs(60);
         loop {

@@ -1,4 +1,4 @@
-//! The one test of this program: it changes the process.
+//! The only test of this program, because it changes the whole process.
 
 #![allow(missing_docs)]
 

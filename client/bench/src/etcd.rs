@@ -69,7 +69,7 @@ impl Etcd {
             .stdout(log.try_clone().map_err(failed)?)
             .stderr(log);
         for (name, _) in std::env::vars_os() {
-            // Nothing that was meant for this machine's own etcd.
+            // Removes variables that are meant for this machine's own etcd.
             if name.to_string_lossy().starts_with("ETCD_") {
                 command.env_remove(name);
             }

@@ -220,7 +220,7 @@ impl Bench<'_> {
         task.await_gone()?;
         let resumed = cycle::resume(&self.target(), self.interrupts)?;
         task.check(self.interrupts)?;
-        // So that the next one has nothing to be compared with.
+        // Removes the checkpoint, so that the next dump is not compared with it.
         cycle::remove(&self.target(), self.interrupts)?;
         Ok(Sample {
             bytes: suspended.memory_bytes,
@@ -406,7 +406,7 @@ mod tests {
         let figures = figures_of(&[sample(100, 0.5, 0.25)]).unwrap();
         assert_eq!(figures.dump_start, None);
         assert_eq!(figures.write[0].p50_bytes_per_s.value(), 200e6);
-        // As the API takes them.
+        // Checks the figures in the API's format.
         let json = serde_json::to_string(&figures).unwrap();
         assert!(!json.contains("dump_start"), "{json}");
         assert_eq!(

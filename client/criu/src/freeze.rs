@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(steps.due(ms(110_000)), Some(Step::EndChildren));
         assert_eq!(steps.wait(ms(110_000)), ms(10_000));
         assert_eq!(steps.due(ms(120_000)), Some(Step::EndCriu));
-        // And again, where it does not end.
+        // The last step is repeated while CRIU does not end.
         assert_eq!(steps.wait(ms(120_000)), REPEAT_AFTER);
         assert_eq!(steps.due(ms(121_000)), Some(Step::EndCriu));
         assert_eq!(limit(2).until_rollback(), ms(1_000));

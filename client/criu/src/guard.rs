@@ -93,8 +93,8 @@ enum Event {
 /// # Errors
 /// The kernel refuses an operation that the guard needs, or the report could not be written.
 pub fn guard(guarded: &Guarded, mut criu: Command) -> io::Result<ExitStatus> {
-    // Whatever ends the client's process group or its terminal does not end this process. Refused to the leader of a group,
-    // which is then out of the client's group already.
+    // A signal to the client's process group or from its terminal must not end this process. The call is
+    // refused to the leader of a group, which is then outside of the client's group already.
     let _ = rustix::process::setsid();
     // Children of a CRIU that dies come here, and do not go on alone.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -212,7 +212,7 @@ impl Freeze<'_> {
     /// action script keeps the same time limit by itself. Stopped processes are continued, so that they notice.
     fn roll_back(&self) {
         if let Ok(pages) = self.pages.try_clone() {
-            // Not connected is the only failure here: the daemon is gone, and CRIU knows.
+            // Not connected is the only failure here: the daemon is gone, and CRIU has noticed.
             let _ = UnixStream::from(pages).shutdown(Shutdown::Both);
         }
         for pid in self.of_criu() {

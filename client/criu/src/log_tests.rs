@@ -1,12 +1,12 @@
-//! Logs of CRIU 4.2.1 (Linux 6.18, as root in a container without CAP_SYS_RESOURCE), cut to the lines
-//! around the failure. Each was made by doing what its test is named for.
+//! Tests over logs of CRIU 4.2.1 (Linux 6.18, as root in a container without CAP_SYS_RESOURCE), cut to the
+//! lines around the failure. Each log was recorded in the situation that its test is named for.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use super::{Digest, digest};
 
-/// Stands in the log of every run of that machine, successful ones too.
+/// Line in the log of every run on that machine, including successful ones.
 const RLIMIT: &str = "(00.038694) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n";
 
 fn failed(log: &str) -> Digest {

@@ -46,7 +46,7 @@ pub fn dirty_pages(root: u32) -> Option<u64> {
     for pid in tree(root) {
         match dirty_of(pid) {
             Ok(dirty) => pages += dirty,
-            // It has ended.
+            // The process has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(_) => return None,
         }
@@ -117,7 +117,7 @@ fn count_dirty(pagemap: &File, mut page: u64, end: u64) -> io::Result<u64> {
         let wanted = usize::try_from((end - page).min(AT_ONCE)).unwrap_or(0) * ENTRY;
         let read = pagemap.read_at(&mut entries[..wanted], page * ENTRY as u64)? / ENTRY;
         if read == 0 {
-            // It was unmapped meanwhile.
+            // The range was unmapped meanwhile.
             break;
         }
         let (read_entries, _) = entries[..read * ENTRY].as_chunks::<ENTRY>();

@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(origin.boot_id.len(), 36);
         assert!(same_process(&origin, &collect(child.id()).unwrap()));
         child.kill().unwrap();
-        // Not waited for yet: a zombie.
+        // A child that has not been waited for is a zombie.
         while ProcessStat::read(child.id()).unwrap().state != 'Z' {
             std::thread::yield_now();
         }

@@ -377,7 +377,7 @@ mod tests {
     fn what_a_killed_owner_left_is_removed_and_nothing_else() {
         let parent = tempfile::tempdir().unwrap();
         let make = |purpose| Scratch::within(parent.path(), purpose).unwrap();
-        // As by SIGKILL: the lock is gone, the directory is not.
+        // Drops the lock but not the directory, as SIGKILL does.
         let abandon = |scratch: Scratch| {
             fs::create_dir(scratch.path().join("images")).unwrap();
             scratch.directory.keep()

@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(due(90, 5 * HOUR), 3);
         assert_eq!(due(90, HOUR / 2), 4);
         assert_eq!(due(90, Duration::ZERO), 5);
-        // One that is valid for a day has no days left to be warned of.
+        // A certificate that is valid for one day gets no warnings counted in days.
         assert_eq!(due(1, 7 * HOUR), 0);
         assert_eq!(due(1, 5 * HOUR), 1);
         assert_eq!(due(1, HOUR), 2);

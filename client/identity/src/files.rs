@@ -228,7 +228,7 @@ pub(crate) fn write_version(
     if replace {
         point(directory, CURRENT, &target, &version)?;
     } else {
-        // Not by a rename: of two at the same time, one has to lose.
+        // Creates the link without a rename: of two concurrent calls, one has to fail.
         symlink(&target, &current).map_err(io_error("create", &current))?;
     }
     for file in files {

@@ -61,7 +61,7 @@ impl Register {
                 ended.extend(entries.open.remove(&number).map(|open| (open, reason)));
             }
         }
-        // Without the lock, as the end of a connection drops its place.
+        // Called without the lock, because the end of a connection drops its entry.
         for (open, reason) in ended {
             let Subject { role, name, .. } = &open.subject;
             tracing::warn!(peer = %format_args!("{role} {name}"), serial = open.subject.serial, reason, "connection ended");
@@ -77,7 +77,7 @@ impl Register {
 impl Drop for Tenure {
     fn drop(&mut self) {
         let gone = self.register.lock().open.remove(&self.number);
-        // Its end may hold the last handle of the connection, so not under the lock.
+        // The callback may hold the last handle of the connection, so it is dropped without the lock.
         drop(gone);
     }
 }

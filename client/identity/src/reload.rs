@@ -341,7 +341,7 @@ fn oversee(watched: &Weak<Shared>) {
 }
 
 impl Shared {
-    // None of the locks guards anything that a panic could leave half done.
+    // A poisoned lock may be used: none of the locks guards state that a panic could leave inconsistent.
     fn look(&self) -> MutexGuard<'_, Look> {
         self.look.lock().unwrap_or_else(PoisonError::into_inner)
     }

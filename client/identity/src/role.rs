@@ -215,7 +215,7 @@ mod tests {
             Action::Read(&job),
             Action::Delete(&job),
         );
-        // Without the right to delete, and with it.
+        // Each action without the right to delete, and with it.
         let never = [[false; 4]; 2];
         let always = [[true; 4]; 2];
         let any = [[false, true, true, true]; 2];

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use super::*;
 
-/// A CA and whom it issued to, in a directory that goes away.
+/// A CA and the identities it issued, in a temporary directory.
 struct Cluster {
     scratch: tempfile::TempDir,
     authority: Authority,
@@ -40,7 +40,7 @@ impl Cluster {
         Identity::load(self.issue(name, role)).unwrap()
     }
 
-    /// Valid from `from` to `to` seconds from now.
+    /// Issues a certificate that is valid from `from` to `to` seconds from now.
     fn issue_between(&self, name: &str, role: Role, from: i64, to: i64) -> PathBuf {
         let place = self.place(name);
         self.authority

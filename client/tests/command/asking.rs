@@ -1,5 +1,5 @@
-//! `nodes`, `cost`, `plan` and `token` against an API that is a thread of the test: what is asked, what is printed, and
-//! what a scheduler in a shell script branches on.
+//! Tests of `nodes`, `cost`, `plan` and `token` against an API that is a thread of the test: the requests, the
+//! output, and the exit codes and words for scripts.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::fake::{Daemon, Victim, assert_exit, json as read_json, stderr, stdout};
 
-/// Answers each path with a status and a body, and remembers what it was asked.
+/// An API that answers each path with a status and a body, and records the requests.
 struct Api {
     daemon: Daemon,
     seen: Arc<Mutex<Vec<(String, Value)>>>,
@@ -56,7 +56,7 @@ impl Api {
     }
 }
 
-/// The request line and the body; none at the end.
+/// Reads the request line and the body; `None` at the end.
 fn request(reader: &mut impl BufRead) -> Option<(String, Value)> {
     let mut first = String::new();
     reader.read_line(&mut first).ok().filter(|read| *read > 0)?;
@@ -196,7 +196,7 @@ fn tasks_of_a_file_are_passed_on_as_they_are() {
     let tasks = br#"[{"id":"a","of_a_later_version":true}]"#;
     child.stdin.take().unwrap().write_all(tasks).unwrap();
     let output = child.wait_with_output().unwrap();
-    // Nothing is known, which is no cost.
+    // An unknown cost is not a cost of 0.
     assert_exit(&output, 11);
     assert!(stderr(&output).contains("no progress is known"));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Dumps: what CRIU and the daemon are told, and what is said and left when either fails.
+//! Tests of dumps: the requests to CRIU and the daemon, and the messages and files after a failure of either.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -101,7 +101,7 @@ fn a_refused_seal_rolls_back_and_says_why() {
 #[test]
 fn a_seal_that_fails_when_the_task_is_gone_leaves_the_images() {
     let (daemon, _pages) = for_dumps(None, refusal(ErrorCode::NoSpace));
-    // Its action script never ran, and the process is gone.
+    // The action script never ran, and the process is gone.
     daemon.criu(
         "echo secret >\"$images/core-1.img\"\nps=$(echo \"$@\" | sed 's/.*--tree \\([0-9]*\\).*/\\1/')\nkill -9 $ps\nuntil grep -q ') Z' /proc/$ps/stat; do sleep 0.01; done",
     );
@@ -125,7 +125,7 @@ fn a_seal_that_fails_when_the_task_is_gone_leaves_the_images() {
     assert!(Path::new(images).join("core-1.img").exists(), "{text}");
     fs::remove_dir_all(Path::new(images).parent().unwrap()).unwrap();
 
-    // With the process there, nothing has to stay.
+    // While the process exists, no images have to be kept.
     daemon.criu("echo secret >\"$images/core-1.img\"");
     let victim = Victim::start();
     let pid = victim.pid();
@@ -343,7 +343,7 @@ fn work_done_before_a_restore_is_carried_over() {
         assert_eq!(origin.carried_us, 7_000_000, "{options:?}");
         assert!(origin.worked_us >= origin.carried_us);
     }
-    // It is of this process, which went on.
+    // The job's checkpoint is of this very process, which went on.
     let pid = victim.pid().parse().unwrap();
     let same = Origin {
         worked_us: 7_000_000,
@@ -368,7 +368,7 @@ fn a_dump_returns_when_its_processes_are_gone() {
     let pid = victim.pid();
     let output = daemon.run(&["dump", "--pid", &pid, "--job", "train"]);
     assert_exit(&output, 0);
-    // Its parent is this process, which has not waited for it.
+    // The tree's parent is this process, which has not waited for it.
     let stat = ProcessStat::read(pid.parse().unwrap()).unwrap();
     assert_eq!(stat.state, 'Z');
 }

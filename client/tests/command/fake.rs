@@ -1,5 +1,4 @@
-//! The daemon that is a thread, the CRIU that is a script, a process to dump, and what a command's output is
-//! held to.
+//! A daemon that is a thread, a CRIU that is a script, a process to dump, and checks of a command's output.
 
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,8 +14,9 @@ use permafrost_protocol::manifest::{Manifest, Origin};
 use permafrost_transport::framing;
 use serde_json::Value;
 
-/// Writes a program that is started at once. A shell of its own does: were this process to write it, a child
-/// that another test is just forking could hold it open for writing, and the kernel would not start it (ETXTBSY).
+/// Writes a program that is started immediately. A shell process writes it: if this process wrote it, a child
+/// that another test is forking at that time could hold it open for writing, and the kernel would not start it
+/// (ETXTBSY).
 fn write_program(path: &Path, text: &str) {
     let mut shell = Command::new("sh")
         .args(["-c", "cat >\"$1\" && chmod 755 \"$1\"", "sh"])
@@ -34,9 +34,9 @@ type Handler = dyn Fn(&request::Body) -> Vec<reply::Body> + Send + Sync;
 
 pub(crate) struct Daemon {
     directory: tempfile::TempDir,
-    /// Requests with whether a directory came along.
+    /// Requests, each with true if a directory came along.
     seen: Arc<Mutex<Vec<(request::Body, bool)>>>,
-    /// Control connections that ended.
+    /// Number of control connections that ended.
     pub(crate) ended: Arc<Mutex<usize>>,
     _pages: UnixListener,
 }
@@ -116,7 +116,7 @@ impl Daemon {
         write_program(&path, &format!("#!/bin/sh\n{text}\n"));
     }
 
-    /// A CRIU whose dump and restore are `body`, with `$images` and `$work` set.
+    /// Installs a CRIU whose dump and restore are `body`, with `$images` and `$work` set.
     pub(crate) fn criu(&self, body: &str) {
         self.script(
             "criu",
@@ -224,7 +224,7 @@ pub(crate) fn json(bytes: &[u8]) -> Value {
     })
 }
 
-/// Removes the log that a failure left.
+/// Removes the log that a failure has left.
 pub(crate) fn remove_log(output: &Output) {
     let text = stderr(output);
     if let Some(log) = text.lines().find_map(|line| line.strip_prefix("  log: ")) {
@@ -232,7 +232,7 @@ pub(crate) fn remove_log(output: &Output) {
     }
 }
 
-/// A process to dump, ended with the test.
+/// A process to dump, which ends with the test.
 pub(crate) struct Victim(Child);
 
 impl Victim {

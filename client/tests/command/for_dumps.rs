@@ -13,7 +13,7 @@ use permafrost_protocol::manifest::Origin;
 
 use crate::fake::{Daemon, checkpoint, detail, refusal};
 
-/// A daemon for dumps of `train`, whose newest checkpoint is `parent`.
+/// Starts a daemon for dumps of `train`, whose newest checkpoint is `parent`.
 pub(crate) fn for_dumps(
     parent: Option<(u64, Origin)>,
     seal: reply::Body,
@@ -100,7 +100,7 @@ pub(crate) fn left_behind(daemon: &Daemon) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A job name that no other test uses.
+/// Returns a job name that no other test uses.
 pub(crate) fn job_of(daemon: &Daemon) -> String {
     daemon
         .path()

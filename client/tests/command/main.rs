@@ -1,5 +1,5 @@
-//! The `permafrost` command against a daemon that is a thread of the test, and a CRIU that is a shell
-//! script: which requests a command sends, what it prints, and what it exits with.
+//! Tests of the `permafrost` command against a daemon that is a thread of the test, and a CRIU that is a shell
+//! script: the requests, the output and the exit codes of each command.
 
 mod asking;
 mod dump;

@@ -1,4 +1,4 @@
-//! Checkpoints removed, pinned and verified.
+//! Tests of removing, pinning and verifying checkpoints.
 
 use permafrost_protocol::control::{
     Checkpoint, Checkpoints, Done, NodeList, NodeStatus, Progress, SessionOpened, Verified, reply,

@@ -152,7 +152,7 @@ fn texts_of_others_do_not_steer_the_terminal() {
         let raw = |letter: char| letter.is_control() && letter != '\n' || letter == '\u{202e}';
         assert!(!text.contains(raw), "{text:?}");
     }
-    // It stays on its line, too.
+    // The text stays on its line, too.
     assert!(texts[0].contains("\\u{7}\\n\\u{9b}"), "{:?}", texts[0]);
     // JSON has the text itself.
     let listed = json(&daemon.run(&["--json", "ls", "--parked"]).stdout);

@@ -1,4 +1,4 @@
-//! Certificates made, rotated and shown.
+//! Tests of making, rotating and showing certificates.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::fake::{assert_exit, json, stderr, stdout};
 
-/// `permafrost pki`, in `directory`; it asks no daemon.
+/// Runs `permafrost pki` in `directory`; it needs no daemon.
 fn pki(directory: &Path, arguments: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_permafrost"))
         .current_dir(directory)
@@ -49,7 +49,7 @@ fn a_certificate_is_issued_and_shown() {
         shown["expires_unix_ms"].as_u64().unwrap() - shown["valid_from_unix_ms"].as_u64().unwrap();
     assert_eq!(valid_ms, 8 * 86_400_000, "seven days, and one before now");
 
-    // Without --out it is beside the CA.
+    // Without --out, the certificate is beside the CA.
     assert_exit(&pki(here, "issue --dir ca --name n1 --role node"), 0);
     assert!(here.join("ca/issued/n1/cert.pem").exists());
 }
@@ -75,7 +75,7 @@ fn nothing_is_replaced_unasked() {
     assert_eq!(fs::read(here.join("ca/ca.pem")).unwrap(), ca);
     assert_exit(&pki(here, "init --dir ca --force"), 0);
     assert_ne!(fs::read(here.join("ca/ca.pem")).unwrap(), ca);
-    // Of the CA that is gone.
+    // A certificate of the CA that is gone.
     assert_exit(&pki(here, "rotate --dir ca --out n1"), 9);
 }
 
@@ -125,7 +125,7 @@ fn nonsense_is_refused_with_words() {
             stderr(&output)
         );
     }
-    // None of them left anything.
+    // None of the failed commands has left a file.
     assert!(!here.join("ca/issued").exists() && !here.join("other").exists());
     let error = json(&pki(here, "issue --dir ca --name n1 --role root --json").stderr);
     assert_eq!(error["error"]["code"], "invalid");

@@ -1,4 +1,4 @@
-//! Restores, streamed or from a directory, and what ends them.
+//! Tests of restores, streamed or from a directory, and of their failures and interruptions.
 
 use std::fs;
 use std::path::Path;
@@ -165,8 +165,8 @@ fn damage_found_while_streaming_is_the_reason_of_a_failed_restore() {
     );
 }
 
-/// Fails like CRIU when nobody listens on the streamer's socket any more, which `/proc/net/unix` says; gives up
-/// after 10 s.
+/// Script that fails like CRIU when no process listens on the streamer's socket any more, as `/proc/net/unix`
+/// shows; gives up after 10 s.
 const COMES_FOR_IMAGES: &str = r#"for i in $(seq 500); do
 grep -q "$images/streamer-serve.sock" /proc/net/unix || exit 1
 sleep 0.02

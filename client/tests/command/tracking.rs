@@ -1,4 +1,4 @@
-//! Pre-dumps and the dumps that follow: when clean pages may be left out.
+//! Tests of pre-dumps and the dumps that follow: the conditions for leaving out clean pages.
 
 use std::fs;
 use std::io::Read;
@@ -26,7 +26,8 @@ fn may_track() -> bool {
     false
 }
 
-/// A tracked dump of `pid` for a job that has generation 7 of it already; whether it left clean pages out.
+/// Takes a tracked dump of `pid` for a job that already has generation 7 of it. Returns true if it left clean
+/// pages out.
 fn next_is_incremental(pid: &str, origin: &Origin) -> bool {
     let (daemon, _pages) = for_dumps(Some((7, origin.clone())), sealed());
     daemon.criu(DUMPS);

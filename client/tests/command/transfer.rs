@@ -1,4 +1,4 @@
-//! Images that come and go without a dump of the command's own: get, put, adopt, open.
+//! Tests of images that are moved without a dump by this command: get, put, adopt, open.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

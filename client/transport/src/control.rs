@@ -166,7 +166,7 @@ impl Connection {
             .file_name()
             .is_some_and(|name| name == PAGE_SERVER_SOCKET)
         {
-            // It would take the request for the beginning of a dump, and wait for more.
+            // The page server would take the request for the beginning of a dump, and wait for more.
             let source = io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "that socket is for CRIU; the control socket is control.sock beside it",

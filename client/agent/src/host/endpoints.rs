@@ -394,7 +394,7 @@ fn converse<B: Backend>(
                 backend.received(client, name, Err(&failed(refusal.message)));
             }
             Err(error) => backend.received(client, name, Err(&failed(error.to_string()))),
-            // It brought nothing.
+            // The connection brought nothing.
             Ok(Outcome::Empty) => {}
         }
     }

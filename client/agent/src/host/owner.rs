@@ -138,7 +138,7 @@ fn by_proc(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<Socket>> {
     };
     for list in lists {
         let text = match std::fs::read_to_string(list) {
-            // Without IPv6.
+            // The kernel has no IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             text => text?,
         };

@@ -84,7 +84,7 @@ impl Journal {
                 journal.add(&Line::Parameters { parameters })?;
             }
             Some(Line::Parameters { parameters }) if parameters == journal.parameters => {
-                // What is torn off would make the next line unreadable, too.
+                // An incomplete line would make the next one unreadable, too.
                 journal.file.set_len(whole_bytes).map_err(failed)?;
                 journal.resumed = true;
             }

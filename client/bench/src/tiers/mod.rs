@@ -48,7 +48,7 @@ pub(super) fn tiers(context: &Context, arguments: &TiersArguments) -> Result<(),
         ));
     }
     let outcome = measure_all(context, &plan, &machine, &mut journal, &interrupts);
-    // What there is is worth a report, however it ended.
+    // The results so far are reported, however the run ended.
     let (skipped, end) = match outcome {
         Ok(skipped) => (skipped, Ok(())),
         Err(failure) => (Vec::new(), Err(failure)),
@@ -117,7 +117,7 @@ fn measure_all(
             skipped.push(plan::Skipped::new(&first, reason));
             continue;
         }
-        // One daemon for all runs of the case.
+        // All runs of a case share one daemon.
         let mut site = site::Site::start(plan, &first, interrupts)?;
         for case in open(journal)
             .into_iter()

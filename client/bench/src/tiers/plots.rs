@@ -309,7 +309,7 @@ pub(super) fn jobs(out: &Path, plan: &Plan, results: &Results) -> Result<(), Fai
                 let mut points: Vec<(f64, f64)> = of_policy
                     .flat_map(|job| match job.bandwidth_bytes_per_s {
                         Some(rate) => vec![(rate as f64 / 1e6, pick(job))],
-                        // Without a checkpoint it is the same everywhere.
+                        // Without a checkpoint the value is the same at every bandwidth.
                         None => vec![(span.start, pick(job)), (span.end, pick(job))],
                     })
                     .collect();

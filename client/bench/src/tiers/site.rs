@@ -91,7 +91,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // What cannot be removed is emptied by the next run.
+        // A directory that cannot be removed is emptied by the next run.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -199,7 +199,7 @@ impl Site {
             .arg("--run-dir")
             .arg(&run)
             .args(["--listen", "none"])
-            // Nothing but what is measured uses the medium.
+            // Only the measured operations may use the medium.
             .args(["--scrub-period", "off", "--probe-period", "off"])
             // A slow medium may keep a dump for long.
             .args(["--session-ttl", "1d", "--idle-timeout", "1d"])

@@ -114,7 +114,7 @@ fn page(contents: Contents, mut state: u64) -> [u8; PAGE] {
     };
     let words = page.as_chunks_mut::<8>().0;
     match sort {
-        // Not used yet.
+        // A page that is not used yet: all zeros.
         0 | 1 => {}
         // Objects: a count, a type, a pointer, a small number.
         2..=8 => {

@@ -108,7 +108,7 @@ impl Report {
 pub(super) fn workload(arguments: &WorkloadArguments) -> Result<(), Failure> {
     let done = Workload::start(arguments).and_then(Workload::run);
     if let Err(error) = &done {
-        // Its standard error is /dev/null.
+        // Reports the error in the report, as standard error is /dev/null.
         let report = Report {
             error: Some(error.to_string()),
             ..Report::default()

@@ -151,7 +151,7 @@ struct Export<'a, S> {
 
 impl<S: Exportable> Export<'_, S> {
     fn all(&mut self, small_images_only: bool, progress: Progress<'_>) -> Result<(), S::Error> {
-        // Nothing takes a directory without an inventory for images, so it comes when all else is there.
+        // The inventory is written last, because no program takes a directory without it for images.
         let images = &self.source.manifest().images;
         let is_last = |place: &usize| images[*place].name == "inventory.img";
         let (last, first): (Vec<_>, Vec<_>) = (0..images.len()).partition(is_last);

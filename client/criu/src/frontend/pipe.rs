@@ -357,7 +357,7 @@ mod tests {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
         let mut pipe = Pipe::new(writer, Arc::default()).unwrap();
-        // Of ten places each, which do not fill the pipe exactly.
+        // Pieces of ten places each, which do not fill the pipe exactly.
         let failed = wanted
             .chunks(40_000)
             .find_map(|piece| pipe.write_all(piece).err());

@@ -73,7 +73,7 @@ fn said(result: Result<Connection, ConnectionError>) -> String {
     }
 }
 
-/// A client's configuration from a directory that [`Identity::load`] would refuse.
+/// Returns a client's configuration from a directory that [`Identity::load`] would refuse.
 fn unchecked(trusts: &Path, shows: Option<&Path>) -> ClientConfig {
     let roots = tls::root_store(&trusts.join("ca.pem")).unwrap();
     let builder = rustls::ClientConfig::builder_with_provider(tls::provider())
@@ -267,7 +267,7 @@ fn an_open_endpoint_follows_a_rotation() {
         let (accepted, _) = meet(&server, late.quic_client_config(), &name).await;
         accepted.unwrap();
 
-        // What was connected stays so.
+        // Established connections stay open.
         assert!(held.close_reason().is_none() && first.close_reason().is_none());
     });
 }

@@ -1,4 +1,5 @@
-//! CRIU's side of TLS, played by rustls: a handshake at once, commands, and a close_notify that is waited for.
+//! Tests of CRIU's side of TLS, played by rustls: an immediate handshake, commands, and a close_notify whose
+//! reply is awaited.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -266,7 +267,7 @@ fn a_stream_ends_when_its_certificate_is_denied() {
         let mut stream = criu(ours, &rustls::version::TLS13, &agent, Some(&agent));
         stream.write_all(b"x").unwrap();
         stream.flush().unwrap();
-        // Whatever the end looks like, it comes.
+        // The connection ends, in whichever way.
         let _ = stream.read(&mut [0; 8]);
     });
     let mut stream = server.accept(theirs, LIMIT).unwrap();

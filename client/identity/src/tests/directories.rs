@@ -1,4 +1,4 @@
-//! Directories of certificates, sound and otherwise.
+//! Tests of directories of certificates, valid and invalid ones.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// The files of `place`, as plain files in a directory of their own.
+/// Copies the files of `place` into a directory of their own, as plain files.
 fn copy(place: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for name in ["ca.pem", "cert.pem", "key.pem"] {
@@ -200,7 +200,7 @@ fn nonsense_is_not_issued_and_nothing_is_replaced() {
         Err(IdentityError::Exists { .. })
     ));
     Authority::create(&ca, "test", true).unwrap();
-    // What the CA before issued is not made valid by this one.
+    // Certificates of the previous CA are not made valid by this one.
     assert!(matches!(
         Authority::open(&ca).unwrap().reissue(&place, None),
         Err(IdentityError::Untrusted { .. })

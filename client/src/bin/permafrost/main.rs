@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 
 fn run(context: &Context, command: Command) -> Result<ExitCode, Failure> {
     let done = match command {
-        // Its exit code is its task's.
+        // The exit code is the task's.
         Command::Slurm(arguments) => return Ok(slurm::slurm(context, arguments)),
         Command::FreezeGuard(arguments) => return dump::guard(arguments),
         Command::Dump(arguments) => dump::dump(context, &arguments),

@@ -125,7 +125,7 @@ fn write_token(path: &Path, token: &str) -> Result<(), Failure> {
         .mode(0o600)
         .open(path);
     file.and_then(|mut file| {
-        // One that was there keeps its mode.
+        // An existing file keeps its mode, so the mode is set.
         file.set_permissions(Permissions::from_mode(0o600))?;
         writeln!(file, "{token}")
     })

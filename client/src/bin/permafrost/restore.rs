@@ -139,7 +139,8 @@ pub(crate) fn bring_back(
     let mut run = Run::new(&criu, "restore", &images, &work);
     run.arg("--restore-detached").arg("--pidfile").arg(&pidfile);
     if arguments.foreground {
-        // As our own child, so that it can be waited for, and the images can go meanwhile.
+        // The restored process becomes a child of this one, so that it can be waited for, and the images can
+        // be removed meanwhile.
         run.arg("--restore-sibling");
     }
     if !options.iter().any(|option| option == "--shell-job") {
@@ -170,7 +171,7 @@ pub(crate) fn bring_back(
         .then(|| read_pid(&pidfile))
         .flatten();
     if interrupts.came() {
-        // It may have come when CRIU was through already.
+        // The interrupt may have come after CRIU had finished.
         for pid in pid.into_iter().flat_map(processes::tree) {
             processes::kill(pid);
         }

@@ -175,8 +175,8 @@ impl ApiClient {
                     *self.kept() = Some(kept);
                     return answered(answer);
                 }
-                // It ended meanwhile: what was not sent, or does no harm twice (RFC 9110, section 9.2.2), goes over
-                // another.
+                // The connection ended meanwhile: a request that was not sent, or may be repeated (RFC 9110,
+                // section 9.2.2), goes over another one.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
                     None if method.is_idempotent() => request = self.request(method, path, body)?,

@@ -134,7 +134,7 @@ impl Target {
         let (client, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.broken(error))?;
-        // Its end shows with the next request.
+        // The end of the connection shows with the next request.
         tokio::spawn(connection);
         Ok(client)
     }
@@ -165,7 +165,7 @@ fn of_tls(error: &(dyn std::error::Error + 'static)) -> Option<rustls::Error> {
         if let Some(tls) = error.downcast_ref::<rustls::Error>() {
             return Some(tls.clone());
         }
-        // What an io::Error wraps is not its source, but stands for it.
+        // The error within an io::Error is not its source, but is treated as such.
         let wrapped = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref);

@@ -1,4 +1,4 @@
-//! Against a peer that says what it is told to.
+//! Tests of the client against a peer with scripted answers.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +8,7 @@ use permafrost_api_types::problem::Kind;
 
 use super::*;
 
-/// Answers requests, in order: each inner list is one connection. Gives back what it was sent.
+/// Answers requests, in order: each inner list is one connection. Returns the requests.
 fn peer(socket: &Path, connections: Vec<Vec<String>>) -> JoinHandle<Vec<String>> {
     let listener = UnixListener::bind(socket).unwrap();
     std::thread::spawn(move || {
@@ -24,7 +24,7 @@ fn peer(socket: &Path, connections: Vec<Vec<String>>) -> JoinHandle<Vec<String>>
     })
 }
 
-/// A head, and as much body as it says.
+/// Reads a head, and a body of the length that it states.
 fn request(stream: &mut UnixStream) -> String {
     let mut text = String::new();
     let mut byte = [0];

@@ -122,7 +122,7 @@ impl Coder {
         }
         let compressor = self.compressor.as_mut()?;
         let start = Instant::now();
-        // Where it does not fit the gain is too small, and the codec stops early.
+        // If the result does not fit, the gain is too small, and the codec stops early.
         let mut compressed = Vec::with_capacity(run.len() - run.len() / GAIN_DIVISOR);
         let fits = compressor.compress_to_buffer(run, &mut compressed).is_ok();
         let time = start.elapsed().max(Duration::from_nanos(1));
@@ -132,7 +132,7 @@ impl Coder {
         if !fits {
             return None;
         }
-        // It stays in the window: without the room that it did not need.
+        // The payload stays in the window, so unused capacity is freed.
         compressed.shrink_to_fit();
         Some(compressed.into())
     }

@@ -433,7 +433,7 @@ impl Conversation<'_> {
         let commit: Commit = stream::read(receive, node, "commit", max_bytes).await?;
         self.session.lock().commit.get_or_insert(commit);
         self.session.changed.notify_all();
-        // What comes behind it is its end, or an abort.
+        // After it, only the end of the stream or an abort can come.
         match receive.read(&mut [0]).await {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err(PeerError::protocol(node, "a second commit")),
@@ -476,7 +476,7 @@ impl Conversation<'_> {
 impl FrameSource for Intake {
     fn next(&mut self) -> Result<Frame, PeerError> {
         loop {
-            // What is queued is of no use any more.
+            // The queued frames are of no use any more.
             if self.session.is_given_up() {
                 return Err(self.ended());
             }

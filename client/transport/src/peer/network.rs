@@ -202,8 +202,8 @@ impl Network {
             // Callers that come while a connection is being made wait for it here.
             let mut way = way.lock().await;
             loop {
-                // One that was made with an older certificate ends when that is over: conversations under way finish
-                // on it, new ones do not begin there.
+                // A connection made with an older certificate ends when that expires: conversations under way
+                // finish on it, new ones do not begin there.
                 if let Some(link) = &way.link
                     && link.connection.close_reason().is_none()
                     && link.hold.shown == self.0.identity.current().subject().serial

@@ -1,4 +1,4 @@
-//! Checkpoints on their way out.
+//! Tests of fetches: checkpoints that a node sends to a peer.
 
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;

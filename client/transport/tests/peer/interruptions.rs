@@ -1,4 +1,4 @@
-//! Connections that are lost in the middle of a dump.
+//! Tests of connections that are lost in the middle of a dump.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use permafrost_transport::peer::{DumpSender, Options, PeerError};
 
 use super::site::{Site, content, deadline, dump_request, finish, send, send_all};
 
-/// Notices a dead peer soon; loses one on a busy machine at worst once more than it should.
+/// Returns options by which a dead peer is noticed soon; on a busy machine, a connection may at worst be lost
+/// once too often.
 fn quick() -> Options {
     Options {
         idle_timeout: Duration::from_millis(1500),
@@ -49,7 +50,7 @@ fn a_commit_whose_answer_was_lost_is_answered_on_the_next_connection() {
         if let Some(site) = at.upgrade() {
             site.endpoint.disconnect();
         }
-        // So that the answer finds no connection.
+        // Makes the reply find no connection.
         std::thread::sleep(Duration::from_millis(300));
     }));
     let network = site.network();
@@ -130,7 +131,7 @@ fn an_aborted_dump_ends_at_the_receiver_at_once() {
     assert!(start.elapsed() < Duration::from_secs(15));
 }
 
-/// Passes datagrams between clients and a server, or drops them.
+/// A proxy that passes datagrams between clients and a server, or drops them.
 struct Proxy {
     address: SocketAddr,
     dropping: Arc<AtomicBool>,

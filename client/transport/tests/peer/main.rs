@@ -1,4 +1,4 @@
-//! Peers over real QUIC on the loopback interface.
+//! Tests of peers over real QUIC on the loopback interface.
 
 mod fetch;
 mod interruptions;

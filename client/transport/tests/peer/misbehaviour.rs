@@ -1,4 +1,4 @@
-//! Peers with a valid certificate that do not keep to the protocol, beside one that does.
+//! Tests of peers with a valid certificate that violate the protocol, next to one that does not.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use quinn::{Connection, RecvStream};
 
 use super::site::{Event, LONG, Random, Site, content, deadline, dump_request, finish, ping, send};
 
-/// A connection made by hand.
+/// Opens a connection by hand.
 fn stranger(site: &Site, name: &str) -> (quinn::Endpoint, Connection) {
     let identity = site.identity(name, Role::Agent);
     site.runtime.block_on(async {
@@ -117,7 +117,7 @@ fn who_speaks_nonsense_is_refused_and_others_do_not_notice() {
     // A length of 16 MiB and nothing behind it.
     assert!(answered(&site, &connection, &(16u32 << 20).to_le_bytes()).is_none());
 
-    // One byte every now and then: the whole request is what has a deadline.
+    // Sends one byte every now and then: the deadline is for the whole request.
     let slow = site.runtime.block_on(async {
         let (mut send, mut receive) = connection.open_bi().await.unwrap();
         let bytes = asks("stranger", ping());
@@ -255,12 +255,12 @@ fn a_peer_gets_its_share_of_the_dumps_and_others_theirs() {
 #[test]
 fn a_sender_that_falls_silent_loses_its_dump_and_its_place() {
     let site = Site::new(Options {
-        // One dump of a peer at a time.
+        // Allows one dump of a peer at a time.
         conversations: 2,
         dump_idle: Duration::from_millis(500),
         ..Options::default()
     });
-    // It keeps its connection alive, and comes back when that is lost: neither is a frame.
+    // The sender keeps its connection alive, and restores it when it is lost: neither is a frame.
     let network = site.network();
     let events = content(53, 20);
     let close = events.iter().position(|event| *event == Event::Close);

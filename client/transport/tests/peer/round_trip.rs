@@ -114,7 +114,7 @@ fn a_slow_receiver_slows_the_sender_instead_of_filling_its_memory() {
                 send(&mut dump.lock().unwrap(), std::slice::from_ref(event)).unwrap();
             }
         });
-        // It stops by itself, with 50 MiB still to go.
+        // The sender stops by itself, with 50 MiB still to go.
         std::thread::sleep(Duration::from_millis(1500));
         assert!(!pushing.is_finished());
         assert!(dump.try_lock().is_err(), "the sender waits for room");

@@ -1,4 +1,4 @@
-//! Two nodes with certificates of one authority, a handler that remembers what came, and dumps to send.
+//! Two nodes with certificates of one authority, a handler that records what it receives, and dumps to send.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,7 +20,7 @@ use permafrost_transport::peer::{
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// The machine may be busy with other things.
+/// Time limit of the tests' waits: the machine may be busy with other things.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) const PAGE: usize = 4096;
@@ -40,7 +40,7 @@ pub(crate) enum Event {
     Image(String, Vec<u8>),
 }
 
-/// A dump as a peer took it in.
+/// A dump as a peer received it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) events: Vec<Event>,
@@ -50,14 +50,14 @@ pub(crate) struct Taken {
 
 type Hook = Box<dyn Fn(u64) + Send + Sync>;
 
-/// Remembers what comes.
+/// Handler that records the received dumps.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) dumps: Mutex<HashMap<Vec<u8>, Taken>>,
     pub(crate) ended: Condvar,
-    /// Called before each frame is taken, with its number.
+    /// Called with the frame's number before each frame is taken.
     pub(crate) before_frame: Mutex<Option<Hook>>,
-    /// Called between a commit and its answer.
+    /// Called between a commit and its reply.
     pub(crate) before_committed: Mutex<Option<Hook>>,
     pub(crate) frames: AtomicU64,
     /// Items that fetches return.
@@ -65,7 +65,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// The dump of this session, once its handler has returned.
+    /// Returns the dump of this session, once its handler has returned.
     pub(crate) fn wait(&self, session: &[u8]) -> Taken {
         let until = deadline();
         let mut dumps = self.dumps.lock().unwrap();
@@ -230,7 +230,7 @@ pub(crate) fn refusal(message: &str) -> control::Error {
     }
 }
 
-/// A node that serves, called `there`, and others that speak with it.
+/// A node that serves, called `there`, and others that connect to it.
 pub(crate) struct Site {
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) endpoint: Endpoint,
@@ -286,7 +286,7 @@ impl Site {
         self.endpoint.local_address().unwrap()
     }
 
-    /// The network of another node, which finds `there` at `address`.
+    /// Returns the network of another node, which finds `there` at `address`.
     pub(crate) fn network_to(&self, name: &str, address: SocketAddr) -> Network {
         let addresses = move |node: &str| (node != "nowhere").then_some(address);
         Network::new(
@@ -329,7 +329,7 @@ pub(crate) fn ping() -> request::Body {
     request::Body::Ping(request::Ping {})
 }
 
-/// xorshift64*: a few random bits, the same for a seed.
+/// Generator of a few random bits, xorshift64*; the same sequence for the same seed.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -354,7 +354,7 @@ impl Random {
     }
 }
 
-/// A dump of about `runs` runs in two spaces, with images.
+/// Returns a dump of about `runs` runs in two spaces, with images.
 pub(crate) fn content(seed: u64, runs: usize) -> Vec<Event> {
     println!("seed {seed}");
     let mut random = Random(seed | 1);
@@ -386,7 +386,7 @@ pub(crate) fn content(seed: u64, runs: usize) -> Vec<Event> {
     events
 }
 
-/// Pushes everything, closing on the way.
+/// Pushes all events, with a CLOSE in between.
 pub(crate) fn send(dump: &mut DumpSender, events: &[Event]) -> Result<(), PeerError> {
     for event in events {
         match event {

@@ -1,4 +1,5 @@
-//! Connections end when a certificate counts no longer, and move on when it is renewed.
+//! Tests of connections that end when a certificate is no longer valid, and move to a new connection when it is
+//! renewed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -8,7 +9,7 @@ use permafrost_transport::peer::{Network, Options, PeerError};
 
 use super::site::{Site, deadline, ping};
 
-/// For what happens within a second on an idle machine.
+/// Time limit for events that take less than a second on an idle machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -19,7 +20,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Connects to the site under an identity.
+/// Returns a network that connects to the site under an identity.
 fn network(site: &Site, identity: &Arc<ReloadingIdentity>) -> Network {
     let address = site.address();
     Network::new(
@@ -69,7 +70,7 @@ fn whoever_is_denied_is_cut_off_at_once_and_stays_out_until_it_is_taken_back() {
     assert!(refused(&thiefs), "it came back");
     honests.call("there", ping(), deadline()).unwrap();
 
-    // By name, it does not help to be issued a new one.
+    // A denial by name also refuses a newly issued certificate.
     let holder = Denial::holder(Role::Agent, "honest").unwrap();
     own.deny([&holder]).unwrap();
     let place = site.directory.path().join("honest");
@@ -96,7 +97,7 @@ fn a_list_that_is_put_beside_the_certificate_is_read() {
         site.endpoint.open_connections() == 0
     });
     assert!(refused(&network));
-    // What makes no sense takes no denial back.
+    // An invalid list takes no denial back.
     std::fs::write(&list, "name nobody there\n").unwrap();
     assert!(agent.reload().is_err());
     assert!(refused(&network));

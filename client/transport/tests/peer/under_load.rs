@@ -1,4 +1,4 @@
-//! Handshakes under load: an address has to be shown to be the sender's own (QUIC Retry).
+//! Tests of handshakes under load: a client has to prove that it receives at its address (QUIC Retry).
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use permafrost_transport::peer::Options;
 
 use super::site::{LONG, Site, deadline, ping};
 
-/// A relay of UDP datagrams between one client and a node, which looks at what the node sends.
+/// A relay of UDP datagrams between one client and a node, which inspects the node's datagrams.
 struct Relay {
     address: SocketAddr,
     seen: Arc<Seen>,
@@ -18,15 +18,16 @@ struct Relay {
 
 #[derive(Default)]
 struct Seen {
-    /// Datagrams of the node.
+    /// Number of datagrams of the node.
     datagrams: AtomicU64,
-    /// Retry packets of the node.
+    /// Number of Retry packets of the node.
     retries: AtomicU64,
     over: AtomicBool,
 }
 
 impl Relay {
-    /// `deaf`: nothing of the node reaches the client, so that its handshake stays under way.
+    /// Starts a relay. `deaf`: no datagram of the node reaches the client, so that its handshake stays under
+    /// way.
     fn start(node: SocketAddr, deaf: bool) -> Self {
         let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let back = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -79,7 +80,7 @@ impl Drop for Relay {
     }
 }
 
-/// Long header, fixed bit, type 3, version 1 (RFC 9000, section 17.2.5).
+/// Returns true for a Retry packet: long header, fixed bit, type 3, version 1 (RFC 9000, section 17.2.5).
 fn is_retry(datagram: &[u8]) -> bool {
     matches!(datagram, [first, 0, 0, 0, 1, ..] if first & 0xF0 == 0xF0)
 }

@@ -337,7 +337,7 @@ mod tests {
             task: "4242".into(),
             reason: "no bandwidth is known".to_owned(),
         });
-        // Also without a wish, where nothing is always enough.
+        // The same holds for a request without requirements, for which nothing is always enough.
         let failure = judge(&nothing).unwrap_err();
         assert_eq!(failure.code, Code::Unavailable);
         assert!(failure.message.contains("no bandwidth is known"));

@@ -215,7 +215,7 @@ mod tests {
             restart: true,
             why: "it has none".to_owned(),
         });
-        // Whatever else is unknown, that one has to begin anew.
+        // Whatever else is unknown, that task has to start anew.
         let failure = judge(&answer(vec![ranked(&[]), restart])).unwrap_err();
         assert_eq!(failure.code, Code::NotFound);
         assert!(

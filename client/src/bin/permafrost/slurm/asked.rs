@@ -48,7 +48,7 @@ pub(super) fn ask(context: &Context, situation: &Situation) -> Result<Advice, Fa
         | Mechanism::PreCopiedDump
         | Mechanism::SuspendInMemory
         | Mechanism::Wait => Ok(Advice::Checkpoint(why)),
-        // Also the answer where nothing is known of dumps: a kill always has a cost.
+        // The API also gives this answer if nothing is known of dumps: a kill always has a cost.
         Mechanism::Kill | Mechanism::Rollback => {
             cost_of_dump(&client, task)?;
             Ok(Advice::End(why))
@@ -58,7 +58,7 @@ pub(super) fn ask(context: &Context, situation: &Situation) -> Result<Advice, Fa
 
 fn candidate(situation: &Situation, node: &str) -> Result<Task<'static>, Failure> {
     let known = Known {
-        // As a dump names it.
+        // The same name as in a dump.
         program: ProcessStat::read(situation.pid).ok().map(|stat| stat.name),
         // The job has the node whether it computes or waits for its files.
         progress: Some(situation.progress),

@@ -87,7 +87,7 @@ impl<'a> Supervisor<'a> {
                     self.periodic();
                     None
                 }
-                // With process 1 everything of the namespace ends.
+                // The end of process 1 ends the whole namespace.
                 Ok(Event::Alone) | Err(RecvTimeoutError::Disconnected) => Some(code_of_signal(9)),
             };
             if let Some(code) = left {

@@ -43,7 +43,7 @@ pub(super) fn code_of_signal(signal: i32) -> u8 {
 impl Task {
     /// Starts COMMAND in a session of its own: CRIU dumps no tree whose session is led from outside.
     pub(super) fn start(command: &[OsString], streams: Streams) -> Result<Self, Failure> {
-        // Not the leader of a process group, so that setsid(1) becomes COMMAND without a fork.
+        // The child is not the leader of a process group, so that setsid(1) becomes COMMAND without a fork.
         let child = Command::new("setsid")
             .args(command)
             .env_remove(inside::VARIABLE)

@@ -199,7 +199,7 @@ impl Driver {
                         .map_err(|_| {
                             PeerError::protocol(node, "an acknowledgement that cannot be")
                         })?;
-                    // With so much under way even now there was always something to send.
+                    // With so much still unacknowledged, there was something to send all the time.
                     let waiting = used - freed > WAITED_FOR_BYTES.min(state.window_bytes / 4);
                     state.link.acknowledged(Instant::now(), freed, waiting);
                 }
