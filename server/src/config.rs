@@ -15,13 +15,14 @@ use permafrost_store::{Durability, Retention};
 /// Configuration of a daemon.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Holds the catalog, and the region unless `region` names another place. Default `/var/lib/permafrost`.
+    /// Directory of the catalog, and of the region unless `region` names another place. Default
+    /// `/var/lib/permafrost`.
     pub data_dir: PathBuf,
-    /// The region: a file, best on a DAX file system, or on tmpfs where speed matters more than survival.
+    /// Path of the region: a file, best on a DAX file system, or on tmpfs where speed matters more than survival.
     /// Default `region` in the data directory.
     pub region: Option<PathBuf>,
-    /// Size of a region that is not there yet, bytes. Default 4 GiB, or half of what the file system has free
-    /// where that is less.
+    /// Size of a region that does not exist yet, bytes. Default 4 GiB, or half of the file system's free space where
+    /// that is less.
     pub region_size_bytes: Option<u64>,
     /// Refuse to start on anything but a DAX mapping with MAP_SYNC. Default off: a plain file will do, and
     /// `permafrost status` says what it guarantees.
@@ -31,20 +32,20 @@ pub struct Config {
     pub accept_loss: bool,
     /// A slower device to be emulated on the region's medium, for benches: `permafrost status` says so. Default none.
     pub emulate: Option<Emulation>,
-    /// Sockets are made here, 0600 in a directory of 0700. Default `/run/permafrost`.
+    /// Directory of the sockets, mode 0700; the sockets have mode 0600. Default `/run/permafrost`.
     pub run_dir: PathBuf,
-    /// The well-known page-server port; port 0 takes any. Anyone who reaches it can store pages, so it is on the
-    /// loopback interface by default: `127.0.0.1:7117`. The ports of sessions are on the same address. `None`: no
-    /// ports at all, AF_UNIX sockets only.
+    /// Address of the well-known page-server port; port 0 takes any free port. Every client that reaches it can
+    /// store pages, so it is on the loopback interface by default: `127.0.0.1:7117`. The ports of sessions are on
+    /// the same address. `None`: no ports at all, AF_UNIX sockets only.
     pub listen: Option<SocketAddr>,
     /// Users of this machine, beside root and the daemon's own, who may store pages over the ports. Default none.
     pub listen_uids: Vec<u32>,
     /// Retention times of parked dumps and of sessions.
     pub retention: Retention,
-    /// A connection that brings a dump and is silent for so long is given up. The task is frozen meanwhile, so
-    /// this is no place to be impatient, nor to wait for ever. Default 10 min.
+    /// Time after which a silent connection that brings a dump is closed. The task is frozen meanwhile, so the time
+    /// must be neither short nor unlimited. Default 10 min.
     pub idle_connection: Duration,
-    /// Directory of `ca.pem`, `cert.pem` and `key.pem`. With one, `criu --tls` is taken on the page-server ports, and
+    /// Directory of `ca.pem`, `cert.pem` and `key.pem`. With one, the page-server ports accept `criu --tls`, and
     /// nothing else from other hosts. Default none.
     pub identity: Option<PathBuf>,
     /// UDP address on which other nodes and agents are served; needs an identity. Port 0 takes any free port.
@@ -57,7 +58,7 @@ pub struct Config {
     pub api: ApiOptions,
     /// File of the quotas of namespaces. Default: nothing is limited.
     pub quotas: Option<PathBuf>,
-    /// Within what time everything that is held is read and verified. Default a week; `None`: never.
+    /// Period within which everything that the region holds is read and verified. Default a week; `None`: never.
     pub scrub_period: Option<Duration>,
     /// Concurrency limits of dumps and restores, and the rules for those that wait.
     pub queues: QueuesOptions,
@@ -66,19 +67,19 @@ pub struct Config {
     pub probe_period: Option<Duration>,
     /// Location of the audit log. Default `audit.log` in the data directory.
     pub audit: AuditFile,
-    /// The cluster that this node is one of, which takes `listen_peers`. Default: one machine.
+    /// Cluster that this node belongs to; needs `listen_peers`. Default: none, a single machine.
     pub cluster: Option<ClusterOptions>,
 }
 
-/// The HTTP API. Its AF_UNIX socket is in the run directory always.
+/// Options of the HTTP API. Its AF_UNIX socket in the run directory is always served.
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// A TCP address besides; port 0 takes any. TLS where there is an identity; without one loopback alone. Default:
-    /// nowhere.
+    /// TCP address of the API, besides the socket; port 0 takes any free port. It uses TLS if there is an identity,
+    /// and must be a loopback address otherwise. Default: none.
     pub listen: Option<SocketAddr>,
-    /// File of tokens (`permafrost token new`). Default none: then it is certificates alone that are taken there.
+    /// File of tokens (`permafrost token new`). Default none: then the TCP address accepts certificates only.
     pub tokens: Option<PathBuf>,
-    /// Requests each second of one caller from elsewhere; twice as many at once. Default 2,000.
+    /// Requests per second of one caller over TCP; bursts may be twice as large. Default 2,000.
     pub rate_per_s: u32,
 }
 
@@ -100,7 +101,7 @@ pub struct ClusterOptions {
     /// Address at which other nodes and agents reach this node. Default: `listen_peers`, unless that is a wildcard
     /// address.
     pub advertise: Option<SocketAddr>,
-    /// Copies that there should be of a checkpoint, this node's included. Default 2.
+    /// Number of copies to keep of a checkpoint, this node's included. Default 2.
     pub copies: u32,
     /// Durability of a dump that requests none. Default quorum.
     pub durability: Durability,
@@ -108,11 +109,11 @@ pub struct ClusterOptions {
     pub deadline: Duration,
     /// Class of this node, which decides whether copies on it count towards durability. Default reserved.
     pub class: NodeClass,
-    /// Copies here count although the region's medium does not outlast a power failure. Default no.
+    /// True if copies here count although the region's medium does not outlast a power failure. Default false.
     pub count_volatile_copies: bool,
     /// Failure domain of this node. Default: a domain of its own.
     pub domain: FailureDomain,
-    /// Speed of the medium. Default: what the region is on.
+    /// Speed class of the medium. Default: that of the region's medium.
     pub tier: Option<Tier>,
     /// Limits of the repair rate.
     pub repair: Limits,

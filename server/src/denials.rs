@@ -23,7 +23,7 @@ pub struct Denials {
 }
 
 impl Denials {
-    /// Of a node with this identity; in a cluster with its registry.
+    /// Makes the lists of a node with this identity and, in a cluster, its registry.
     #[must_use]
     pub fn new(identity: Arc<ReloadingIdentity>, registry: Option<EtcdRegistry>) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Denials {
         }
     }
 
-    /// Denies certificates, or takes that back; without entries it only answers with the list.
+    /// Denies certificates, or takes denials back. A request without entries only returns the list.
     ///
     /// # Errors
     /// An entry is invalid, the list cannot be written, or the registry does not answer.
@@ -55,7 +55,7 @@ impl Denials {
         })
     }
 
-    /// Here first: whoever is denied is cut off, whether or not the registry answers.
+    /// Denies on this node first, so that the certificates are refused here whether or not the registry answers.
     fn deny(&self, denials: &[Denial]) -> Result<usize, StoreError> {
         let added = self.identity.deny(denials).map_err(refused)?;
         tracing::warn!(entries = words(denials), "certificates are denied");
@@ -72,7 +72,7 @@ impl Denials {
         Ok(added)
     }
 
-    /// In the registry first, or it would add them again.
+    /// Removes denials from the registry first, because the registry would add them again otherwise.
     fn take_back(&self, denials: &[Denial]) -> Result<usize, StoreError> {
         if let Some(registry) = &self.registry {
             let entries: Vec<String> = denials.iter().map(Denial::to_string).collect();
@@ -88,7 +88,7 @@ impl Denials {
         Ok(taken)
     }
 
-    /// Puts this node's list into the registry, whose data was lost.
+    /// Puts this node's list into the registry after the registry's data was lost.
     ///
     /// # Errors
     /// The registry does not answer.
@@ -103,7 +103,7 @@ impl Denials {
         }
     }
 
-    /// Takes in the cluster's list: what is on it is denied here, too.
+    /// Adds the cluster's list to this node's: certificates on it are denied here, too.
     pub fn hear(&self, list: &HeardDenials) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         if heard.0 == list.data && list.revision <= heard.1 {
@@ -160,7 +160,7 @@ fn refused(error: IdentityError) -> StoreError {
     }
 }
 
-/// Refusal of a node without certificates.
+/// Returns the error of a node that has no certificates.
 pub(crate) fn no_certificates() -> StoreError {
     StoreError::Invalid {
         message: "this node has no certificate, and so nobody to refuse".to_owned(),

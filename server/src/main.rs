@@ -185,7 +185,7 @@ fn look_at(what: &RegionCommand) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Being a node of a cluster.
+/// Options of a node of a cluster.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Cluster")]
 struct ClusterArgs {
@@ -426,7 +426,7 @@ fn parse_at_once(text: &str) -> Result<AtOnce, String> {
     }
 }
 
-/// A time, or never. A wrapper, as clap gives an `Option` a meaning of its own.
+/// Period, or `None` for never. A wrapper, because clap gives an `Option` a meaning of its own.
 #[derive(Clone, Copy)]
 struct Period(Option<Duration>);
 
@@ -445,12 +445,12 @@ fn parse_durability(word: &str) -> Result<Durability, String> {
     }
 }
 
-/// One of the words that an enum has in the registry.
+/// Parses one of the words that an enum has in the registry.
 fn parse_word<T: serde::de::DeserializeOwned>(word: &str) -> Result<T, String> {
     serde_json::from_value(word.into()).map_err(|error| error.to_string())
 }
 
-/// `HOST`, `RACK/HOST` or `ZONE/RACK/HOST`.
+/// Parses `HOST`, `RACK/HOST` or `ZONE/RACK/HOST`.
 fn parse_domain(text: &str) -> Result<FailureDomain, String> {
     let mut parts = text.rsplit('/').map(str::to_owned);
     let mut next = || parts.next().unwrap_or_default();

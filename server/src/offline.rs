@@ -1,5 +1,5 @@
-//! `permafrostd region`: looks at a region that no daemon has open, and saves what can be read of it. Writes nothing to
-//! the region.
+//! `permafrostd region`: examines a region that no daemon has open, and saves all checkpoints that can be read.
+//! Writes nothing to the region.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,10 +12,10 @@ use permafrost_pmem::{MediumError, OpenError, OpenOptions, RecoverOptions, Regio
 use permafrost_store::catalog::{CatalogError, SledCatalog};
 use permafrost_store::{Held, Place, Retention, Store, StoreError};
 
-/// A region cannot be looked at, or what is saved cannot be written.
+/// Failure to examine a region, or to write what is saved.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
-    /// It cannot be opened as a file, or a daemon has it.
+    /// The region cannot be opened as a file, or a daemon has it open.
     #[error("open region {path}")]
     Medium {
         /// Path of the region.
@@ -23,7 +23,7 @@ pub enum OfflineError {
         /// Error of the medium.
         source: MediumError,
     },
-    /// Nothing of it can be read.
+    /// No part of the region can be read.
     #[error("open region {path}")]
     Region {
         /// Path of the region.
@@ -31,16 +31,16 @@ pub enum OfflineError {
         /// Error from opening the region.
         source: OpenError,
     },
-    /// The list of what it holds cannot be made.
+    /// The list of the region's checkpoints cannot be made.
     #[error("list what the region holds")]
     Catalog(#[from] CatalogError),
     /// The store cannot list or read what the region holds.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A file or directory, or where the report goes.
+    /// Failure to access a file or directory, or to write the report.
     #[error("{action} {path}")]
     Io {
-        /// Verb and noun.
+        /// Verb and noun that name the failed action.
         action: &'static str,
         /// Path of the file or directory.
         path: PathBuf,
@@ -49,10 +49,10 @@ pub enum OfflineError {
     },
 }
 
-/// Directory of what [`salvage`] finds and no readable record names.
+/// Directory for checkpoints that [`salvage`] finds although no readable record names them.
 const UNLISTED: &str = "unlisted";
 
-/// A region that is only read, and a list of what it holds.
+/// A region opened for reading only, and the list of its checkpoints.
 struct Opened {
     region: Arc<Region>,
     store: Arc<Store>,
@@ -106,7 +106,7 @@ impl Opened {
         })
     }
 
-    /// Says what is wrong with the region itself; whether nothing is.
+    /// Reports the faults of the region itself. Returns true if there are none.
     fn report(&self, out: &mut dyn Write) -> io::Result<bool> {
         let usage = self.region.usage();
         let held = self.region.checkpoints().len();
@@ -143,7 +143,7 @@ impl Opened {
         id.is_ok_and(|id| self.region.is_unlisted(id))
     }
 
-    /// Name for people.
+    /// Returns the checkpoint's name for messages.
     fn name(&self, held: &Held) -> String {
         let listed = if self.is_unlisted(held) {
             " (unlisted)"
@@ -159,7 +159,8 @@ impl Opened {
     }
 }
 
-/// Reads everything that the region holds and writes what is damaged to `out`, by name; whether nothing is.
+/// Reads everything that the region holds and writes the names of the damaged parts to `out`. Returns true if
+/// nothing is damaged.
 ///
 /// # Errors
 /// [`OfflineError`]. Damage is not an error.
@@ -181,9 +182,10 @@ pub fn check(region: &Path, out: &mut dyn Write) -> Result<bool, OfflineError> {
     Ok(whole)
 }
 
-/// Writes every checkpoint that can be read into a directory of its own beneath `to`, as CRIU images, and says to `out`
-/// which ones; whether that is everything. One that is damaged in its middle is left as `NAME.incomplete`. If the journal is
-/// damaged, what no readable record names goes to `unlisted` beneath `to`.
+/// Writes every checkpoint that can be read into a directory of its own beneath `to`, as CRIU images, and reports
+/// each to `out`. Returns true if every checkpoint was written. One that is damaged in its middle is left as
+/// `NAME.incomplete`. If the journal is damaged, checkpoints that no readable record names go to `unlisted` beneath
+/// `to`.
 ///
 /// # Errors
 /// [`OfflineError`]. Damage is not an error.

@@ -10,12 +10,12 @@ use permafrost_transport::peer::{FrameSource, PeerError, Replies};
 
 use crate::peers::gone;
 
-/// The small images of a conversation, up to its commit. The receiver of the wire has checked that names are plain and come
-/// once, and that each image is as long as announced.
+/// Small images of a conversation, up to its commit. The wire's receiver has checked that names are plain and
+/// unique, and that each image is as long as announced.
 pub(super) struct ArrivingImages<'a> {
     frames: &'a mut dyn FrameSource,
     replies: &'a mut dyn Replies,
-    /// The session that the peer has to name in its commit.
+    /// Session that the peer has to name in its commit.
     session: &'a str,
     payload: Bytes,
     left_bytes: u64,
@@ -51,7 +51,7 @@ impl<'a> ArrivingImages<'a> {
         })
     }
 
-    /// The next bytes of the image, into `payload`.
+    /// Receives the next bytes of the image into `payload`.
     fn receive(&mut self) -> Result<(), StoreError> {
         let frame = self.frames.next().map_err(|error| lost(&error))?;
         if frame.header.kind != Kind::ImageData {

@@ -1,4 +1,4 @@
-//! Sending a checkpoint to a peer: its pages, where they are, or one of its small images.
+//! Sends a checkpoint to a peer: its pages, the positions of its pages, or one of its small images.
 //!
 //! A checkpoint that is missing or damaged here is read from another node and forwarded, except to nodes, which ask
 //! the holders themselves: so a request never loops.
@@ -61,8 +61,8 @@ pub fn serve_fetch(
     })
 }
 
-/// Checks that `peer` may read what the manifest is of. Nodes make copies of parked sessions without a job; to everybody
-/// else they are not there before they are adopted.
+/// Checks that `peer` may read the manifest's checkpoint. Nodes make copies of parked sessions without a job; for
+/// all other peers such sessions do not exist before they are adopted.
 fn check_readable(peer: &Peer, manifest: &Manifest) -> Result<(), control::Error> {
     match manifest.job.as_str() {
         "" if peer.role() == Role::Node => Ok(()),
@@ -106,7 +106,7 @@ impl Source {
         }
     }
 
-    /// Manifest of the checkpoint that pages are compared with.
+    /// Returns the manifest of the checkpoint that pages are compared with.
     fn compared_with(&self) -> Option<&Manifest> {
         match self {
             Self::Here(fetch) => fetch.compared_with(),
@@ -211,7 +211,7 @@ impl Sending<'_> {
         others_pages(&others, self.frames, part, rest, runs_only, before)
     }
 
-    /// The small image of that name and those behind it in the manifest, `count` of them at most.
+    /// Sends the small image of that name and those behind it in the manifest, `count` of them at most.
     fn images(&mut self, name: &str, count: u32) -> Result<(), Failure> {
         let images = &self.source.manifest().images;
         let Some(first) = images.iter().position(|image| image.name == name) else {
@@ -248,14 +248,14 @@ impl Sending<'_> {
         }
     }
 
-    /// The other copies of what is damaged here, for a peer that does not ask them itself.
+    /// Opens the other copies of a checkpoint that is damaged here, for a peer that does not ask other nodes itself.
     fn others(&self, fetch: &Fetch, damage: StoreError) -> Result<RemoteCheckpoint, StoreError> {
         let others = self.store.others_of_damaged(fetch, &damage);
         others.filter(|_| self.passes_on).ok_or(damage)
     }
 }
 
-/// Sends this node's pages; `rest` is what is left of them, damaged or not.
+/// Sends this node's pages. `rest` shrinks to the part that is not sent yet, also if damage ends the call.
 fn own_pages(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Result<(), Failure> {
     let limited = rest.pages > 0;
     for fetched in fetch.runs(rest.place, rest.from_index, rest.pages) {
@@ -293,7 +293,8 @@ fn own_pages(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Resu
     Ok(())
 }
 
-/// Says where this node's pages are; `rest` is what is left of them, damaged or not.
+/// Sends the positions of this node's pages. `rest` shrinks to the part that is not sent yet, also if damage ends
+/// the call.
 fn own_places(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Result<(), Failure> {
     for placed in fetch.places(rest.place, rest.from_index) {
         let (first_index, flags, pages, zero) = placed?;
@@ -303,9 +304,9 @@ fn own_places(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Res
     Ok(())
 }
 
-/// Passes on the pages of other nodes, the `rest` of a part; `before` is the digest of those before. The last ones are
-/// held back until the digest was found right: of an address space, for a part has none, and whoever asks for parts
-/// compares it.
+/// Forwards the pages of other nodes, the `rest` of a part; `before` is the digest of the pages before it. For a
+/// whole address space, the last pages are held back until the digest matches. A part has no digest: a peer that
+/// asks for parts compares the whole itself.
 fn others_pages(
     others: &RemoteCheckpoint,
     frames: &mut dyn FrameSink,
@@ -339,7 +340,7 @@ fn others_pages(
     })
 }
 
-/// The frames of one small image.
+/// Sends one small image as frames.
 struct ImageFrames<'a> {
     frames: &'a mut dyn FrameSink,
     name: &'a str,
@@ -373,7 +374,7 @@ impl<'a> ImageFrames<'a> {
         Ok(())
     }
 
-    /// The next bytes, from who knows system errors only.
+    /// Sends the next bytes. Callers see system errors only; the peer's error is kept in `lost`.
     fn push(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.try_push(bytes).map_err(|error| {
             let told = io::Error::other(error.to_string());
@@ -386,7 +387,7 @@ impl<'a> ImageFrames<'a> {
         Ok(self.try_push(bytes)?)
     }
 
-    /// All of it, from other nodes.
+    /// Sends the whole image from the copies on other nodes.
     fn passed_on(mut self, others: &RemoteCheckpoint, place: usize) -> Result<(), Failure> {
         let passed = others.image(place, |piece| self.try_push(piece));
         passed.map_err(|error| match error {
@@ -419,7 +420,7 @@ fn named_place(
     named(frames, kind, first_index, flags, pages)
 }
 
-/// Pages that are only named, in as many frames as their count takes.
+/// Sends pages that are only named, in as many frames as their count requires.
 fn named(
     frames: &mut dyn FrameSink,
     kind: Kind,
@@ -436,7 +437,7 @@ fn named(
     Ok(())
 }
 
-/// The peer is gone, so nobody hears this; the log does.
+/// Returns the error for a conversation whose peer has disconnected. Only the log shows it.
 fn gone(error: &PeerError) -> control::Error {
     control::Error {
         code: ErrorCode::Unavailable.into(),

@@ -1,4 +1,4 @@
-//! An agent's dump: its frames as the pages of a session.
+//! Intake of an agent's dump: passes its frames on as the pages of a session.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::peers::{gone, invalid};
 const PAGE_BYTES: u64 = 4096;
 
 impl Agents {
-    /// Takes a dump in: the pages of a session that `peer` has opened, or the small images for a parked one.
+    /// Receives a dump: the pages of a session that `peer` has opened, or the small images for a parked one.
     ///
     /// # Errors
     /// The error for the peer.
@@ -154,8 +154,8 @@ impl Agents {
         self.store.adopt(&adoption, spool.descriptor()?)
     }
 
-    /// Checks that `peer` may take the parked session's pages into a job: it may read and dump into the job that they were
-    /// parked for, or they are of no job and its own.
+    /// Checks that `peer` may adopt the parked session into a job: either it may read and dump into the job that the
+    /// session was parked for, or the session has no job and the peer itself sent it.
     fn check_adoptable(&self, peer: &Peer, session: &str) -> Result<(), StoreError> {
         let not_found = || StoreError::NotFound {
             what: format!("parked session {session}"),
@@ -176,7 +176,7 @@ impl Agents {
         }
     }
 
-    /// All small images, for a session that is chosen by them.
+    /// Receives all small images, for a session that is chosen by their contents.
     fn images(&self, peer: &Peer, frames: &mut dyn FrameSource) -> Result<Spool, control::Error> {
         let spool = Spool::new(&self.spool, &self.spooled, &name_of(peer));
         let mut spool = spool.map_err(|error| refusal(&error))?;
@@ -190,7 +190,7 @@ impl Agents {
     }
 }
 
-/// Gives a frame on as what CRIU would have sent.
+/// Passes a frame to the session, as CRIU would have sent it.
 fn pass(sink: &mut SessionSink, frame: &Frame) -> Result<(), SinkError> {
     let header = &frame.header;
     let vaddr = header.index.saturating_mul(PAGE_BYTES);
@@ -221,7 +221,7 @@ fn committed(checkpoint: control::Checkpoint) -> Committed {
     }
 }
 
-/// Says why a dump ends early: its session was discarded, or else what `error` says.
+/// Returns the reason why a dump ended early: its session was discarded, or else `error`.
 fn ended(session: &Session, error: control::Error) -> control::Error {
     let reason = session.status().error;
     if reason.is_empty() {

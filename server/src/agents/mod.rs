@@ -28,35 +28,35 @@ use crate::denials::Denials;
 pub use fetch::serve_fetch;
 pub(crate) use rights::authorize;
 
-/// An agent that has opened a session begins its conversation at once; one that does not, never will.
+/// Time for an agent to begin the conversation of a session that it has opened. An agent begins it at once or never.
 const BEGIN: Duration = Duration::from_secs(60);
 
-/// Parked sessions whose agents are remembered.
+/// Number of parked sessions whose agents are remembered.
 const MAX_OWNED: usize = 16 << 10;
 
 /// Shared state of the service for agents.
 pub struct Agents {
     store: Arc<Store>,
-    /// Small images that a parked session is to be adopted with are kept beneath this directory.
+    /// Directory of the small images with which parked sessions are adopted.
     spool: PathBuf,
-    /// Bytes of those, by peer.
+    /// Bytes in the spool, by peer.
     spooled: Arc<spool::Spooled>,
-    /// Sessions whose conversation has not begun.
+    /// Opened sessions whose conversation has not begun.
     opened: Mutex<HashMap<String, Opened>>,
-    /// Parked sessions, and the agent of each. What was parked before this daemon's start is nobody's: an agent must
-    /// know its name to adopt it.
+    /// Parked sessions, and the agent of each. Sessions parked before this daemon's start have no agent: an agent
+    /// must know the name of such a session to adopt it.
     owned: Mutex<HashMap<String, String>>,
-    /// The cluster, if this node is in one.
+    /// Operator's requests to the cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
     /// Denied certificates, if this node keeps a list.
     denials: Option<Arc<Denials>>,
     /// Queues of this node, and the reservations in them.
     queues: Option<(Arc<Queues>, Arc<Reservations>)>,
-    /// Agents that are kept waiting for an answer.
+    /// Number of agents that wait for an answer.
     held: AtomicUsize,
 }
 
-/// A session that waits for its conversation.
+/// An opened session that waits for its conversation.
 struct Opened {
     owner: String,
     session: Arc<Session>,
@@ -64,7 +64,7 @@ struct Opened {
 }
 
 impl Agents {
-    /// Over a store; `spool` is a private directory, best in memory.
+    /// Makes the service over a store. `spool` is a private directory, best in memory.
     #[must_use]
     pub fn new(store: Arc<Store>, spool: PathBuf) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Agents {
         }
     }
 
-    /// Has dumps wait for their turns.
+    /// Makes dumps wait in these queues until they are admitted.
     #[must_use]
     pub fn with_queues(self, queues: Arc<Queues>, reservations: Arc<Reservations>) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Agents {
         }
     }
 
-    /// Answers `permafrost pki deny`, too.
+    /// Enables `permafrost pki deny` for peers.
     #[must_use]
     pub fn with_denials(self, denials: Arc<Denials>) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Agents {
         }
     }
 
-    /// Answers `permafrost node …`, too.
+    /// Enables `permafrost node …` for peers.
     #[must_use]
     pub fn with_operator(self, operator: Arc<dyn Operate>) -> Self {
         Self {
@@ -115,7 +115,7 @@ impl Agents {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a session until the conversation that brings its pages takes it.
+    /// Keeps a session until a conversation brings its pages.
     fn expect(&self, peer: &Peer, session: &Arc<Session>) {
         let waiting = Opened {
             owner: name_of(peer),
@@ -125,7 +125,7 @@ impl Agents {
         self.opened().insert(session.id.clone(), waiting);
     }
 
-    /// Discards sessions whose conversation does not come, so that their jobs are free.
+    /// Discards sessions whose conversation did not begin in time, so that their jobs are unlocked.
     fn discard_late(&self) {
         let mut late = Vec::new();
         self.opened().retain(|id, waiting| {
@@ -140,7 +140,7 @@ impl Agents {
         }
     }
 
-    /// The session that `peer` has opened.
+    /// Returns the opened session of `peer` for its conversation.
     fn take(&self, peer: &Peer, id: &str) -> Result<Arc<Session>, StoreError> {
         let mut opened = self.opened();
         match opened.remove(id) {
@@ -156,7 +156,7 @@ impl Agents {
         }
     }
 
-    /// Remembers whose parked session it is.
+    /// Records the agent that parked a session.
     fn own(&self, peer: &Peer, id: &str) {
         let mut owned = self.owned();
         if owned.len() >= MAX_OWNED {
@@ -173,7 +173,7 @@ impl Agents {
     }
 }
 
-/// Names are unique within a role.
+/// Returns role and name of a peer, as names are unique only within a role.
 fn name_of(peer: &Peer) -> String {
     format!("{} {}", peer.role(), peer.name())
 }

@@ -1,4 +1,4 @@
-//! Requests of agents, readers and operators: those of `permafrost`, as far as the peer may.
+//! Requests of agents, readers and operators: the requests of `permafrost`, restricted to the rights of the peer.
 
 use permafrost_cluster::{Operate, no_cluster};
 use permafrost_identity::Peer;
@@ -182,8 +182,8 @@ impl Agents {
         }))
     }
 
-    /// Discards a session that the peer has opened; or a parked one, which is stored and takes the right to delete: of a job
-    /// that it may remove from, or without a job and its own.
+    /// Discards a session that the peer has opened, or a parked one. A parked session is stored, so the peer needs
+    /// the right to delete: in the session's job, or, for a session without a job, as the peer that sent it.
     fn abort(&self, peer: &Peer, id: &str) -> Result<(), control::Error> {
         if self.take(peer, id).is_err() {
             let listed = self.store.list(None).map_err(|error| refusal(&error))?;
@@ -269,7 +269,7 @@ impl Agents {
 }
 
 impl Agents {
-    /// Returns what namespaces use that the peer may read.
+    /// Returns the usage of those namespaces that the peer may read.
     fn namespaces_of(&self, peer: &Peer) -> Vec<control::NamespaceUsage> {
         let kept = self.queues.as_ref().map(|(_, kept)| kept);
         let reserved = |namespace: &str| kept.map_or(0, |kept| kept.kept_for(namespace));
@@ -279,7 +279,7 @@ impl Agents {
     }
 }
 
-/// Leaves the names out of the list that are of jobs which `peer` may not read; they are still counted.
+/// Removes the names of jobs that `peer` may not read from the list. The jobs are still counted.
 fn visible(peer: &Peer, mut list: control::NodeList) -> control::NodeList {
     for node in &mut list.nodes {
         node.only_here_names.retain(|name| {

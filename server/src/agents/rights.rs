@@ -1,12 +1,12 @@
-//! Rights of peers: one function from what a request needs to whether its peer may do it.
+//! Rights of peers: one function decides from a request's needs whether its peer may make it.
 
 use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::JobName;
 
-/// Checks that `peer` may do what a request asks for, before anything is looked up for it. Rights that depend on what the
-/// request finds are checked as soon as it is found: whose a session is, and of which job a checkpoint's manifest is.
+/// Checks that `peer` may make a request, before anything is looked up for it. Rights that depend on stored data are
+/// checked as soon as the data is found: the owner of a session, and the job in a checkpoint's manifest.
 ///
 /// # Errors
 /// The refusal that the peer is sent.
@@ -65,7 +65,7 @@ pub(super) fn check_delete(peer: &Peer, job: &JobName) -> Result<(), control::Er
     check(peer, Action::Delete(job), &what).map_err(without_right_to_delete)
 }
 
-/// Checks that `peer` may discard parked sessions without a job that it has brought itself.
+/// Checks that `peer` may discard parked sessions without a job that the peer itself sent.
 pub(super) fn check_delete_parked(peer: &Peer) -> Result<(), control::Error> {
     check(peer, Action::DeleteParked, "discard parked sessions").map_err(without_right_to_delete)
 }
@@ -84,7 +84,7 @@ pub(super) fn check_read(peer: &Peer, job: &JobName) -> Result<(), control::Erro
     check(peer, Action::Read(job), &what)
 }
 
-/// Returns whether `peer` may read the job of a record; a name that is not valid is in no namespace.
+/// Returns true if `peer` may read the job of a record. An invalid name is in no namespace.
 pub(super) fn reads(peer: &Peer, job: &str) -> bool {
     job.parse().is_ok_and(|job| peer.may(Action::Read(&job)))
 }
@@ -118,7 +118,7 @@ fn check(peer: &Peer, action: Action<'_>, what: &str) -> Result<(), control::Err
     Err(denied(peer, what))
 }
 
-/// Returns the refusal of what a peer's certificate does not allow.
+/// Returns the refusal of an action that a peer's certificate does not allow.
 pub(super) fn denied(peer: &Peer, what: &str) -> control::Error {
     control::Error {
         code: ErrorCode::Denied.into(),

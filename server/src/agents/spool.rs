@@ -1,5 +1,5 @@
-//! Small images that an agent adopts a parked session with: an images directory of the daemon's own, because the session may
-//! be chosen by what is in them.
+//! Directory for the small images with which an agent adopts a parked session: an images directory of the daemon's
+//! own, because the images may decide which session is chosen.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,20 +13,20 @@ use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::StoreError;
 use permafrost_transport::peer::Frame;
 
-/// All small images of an adoption together, bytes. CRIU's are of some kilobytes; ghost files and the contents of tmpfs
+/// Small images of one adoption together, bytes. CRIU's have a few kilobytes; ghost files and the contents of tmpfs
 /// may be large.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Small images of all adoptions of one agent that are under way, bytes: those of one of them, and room for more.
+/// Small images of all adoptions of one agent that are under way, bytes: one of the largest size, and room for more.
 const MAX_PEER_BYTES: u64 = 2 << 30;
 
 /// Small images of the adoptions of all agents that are under way, bytes.
 const MAX_ALL_BYTES: u64 = 4 << 30;
 
-/// Bytes that a file is counted as, besides its contents: however short it is, it takes an inode and a page.
+/// Overhead counted for each file, bytes: even an empty one takes an inode and a page.
 const FILE_BYTES: u64 = 4096;
 
-/// Bytes that are spooled, by peer.
+/// Bytes in the spool, by peer.
 #[derive(Default)]
 pub(super) struct Spooled(Mutex<HashMap<String, u64>>);
 
@@ -60,7 +60,7 @@ impl Spooled {
     }
 }
 
-/// A directory that is removed when it is dropped.
+/// Directory of one adoption's images. It is removed when it is dropped.
 pub(super) struct Spool {
     directory: tempfile::TempDir,
     current: Option<File>,
@@ -77,7 +77,7 @@ impl Drop for Spool {
 }
 
 impl Spool {
-    /// One for a dump of `peer`, counted in `spooled`.
+    /// Makes a directory for a dump of `peer`, counted in `spooled`.
     pub(super) fn new(
         beneath: &Path,
         spooled: &Arc<Spooled>,
@@ -98,7 +98,8 @@ impl Spool {
         })
     }
 
-    /// Takes a frame of an image: its name was found to be a plain one, and its data not to be more than announced.
+    /// Writes a frame of an image. The receiver has checked that the name is plain, and that there is no more data
+    /// than announced.
     pub(super) fn take(&mut self, frame: &Frame) -> Result<(), StoreError> {
         match frame.header.kind {
             Kind::Image => {
@@ -132,7 +133,7 @@ impl Spool {
         }
     }
 
-    /// The directory, as the store takes it.
+    /// Returns a descriptor of the directory, for the store.
     pub(super) fn descriptor(&self) -> Result<OwnedFd, StoreError> {
         let opened = File::open(self.directory.path());
         Ok(opened.map_err(StoreError::io("open the images"))?.into())

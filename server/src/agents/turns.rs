@@ -1,4 +1,4 @@
-//! Turns of agents' dumps, and places that peers reserve.
+//! Admission of agents' dumps, and places in the queues that peers reserve.
 //!
 //! A request by QUIC has one reply, and the node does not notice when the caller disconnects. So an agent whose dump
 //! cannot begin is answered at once, with the state of the queue and a token under which its place is kept until it
@@ -17,19 +17,20 @@ use super::{Agents, name_of};
 /// Longest time for which a request of an agent is held before it is answered.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// So many at most are kept waiting: each is a conversation and a thread. The others are answered at once, and pause.
+/// Number of agents that wait for an answer at most: each takes a conversation and a thread. Others are answered at
+/// once, and pause before they ask again.
 const MAX_HELD: usize = 64;
 
 /// Result of a request for admission of an agent's dump.
 pub(super) enum Admitted {
-    /// It may begin.
+    /// The dump may begin.
     Begins(Option<Turn>),
-    /// It has to ask again.
+    /// The agent has to ask again.
     Later(control::Waiting),
 }
 
 impl Agents {
-    /// Waits for the turn of an agent's dump, within bounds.
+    /// Waits for the admission of an agent's dump, within bounds.
     pub(super) fn admit(&self, admission: &Admission) -> Result<Admitted, StoreError> {
         let Some((queues, _)) = &self.queues else {
             return Ok(Admitted::Begins(None));
@@ -49,7 +50,7 @@ impl Agents {
         }
     }
 
-    /// A turn for a dump whose task is frozen already.
+    /// Takes a slot for a dump whose task is frozen already.
     pub(super) fn runs(&self, bytes: u64) -> Option<Turn> {
         let (queues, _) = self.queues.as_ref()?;
         Some(queues.run(Direction::Write, bytes))
@@ -61,7 +62,7 @@ impl Agents {
         queues.map_or_else(Vec::new, |(queues, _)| queues.status())
     }
 
-    /// Keeps a place in this node's queue. A node asks for whoever has asked it.
+    /// Reserves a place in this node's queue. A node asks on behalf of its own caller.
     pub(super) fn reserve(
         &self,
         peer: &Peer,
@@ -99,8 +100,8 @@ impl Agents {
     }
 }
 
-/// Returns the namespace whose quota a peer's reservation counts in: the one that it names, or its only one. A peer of all
-/// namespaces need not name any.
+/// Returns the namespace whose quota a peer's reservation counts in: the one that the request names, or the peer's
+/// only one. A peer of all namespaces need not name any.
 fn charged(peer: &Peer, reserve: &request::Reserve) -> Result<String, control::Error> {
     let own = peer.namespaces();
     if !reserve.namespace.is_empty() || own.is_all() {

@@ -1,4 +1,4 @@
-//! The HTTP API on threads of its own.
+//! Runs the HTTP API on threads of its own.
 
 use std::io;
 use std::net::SocketAddr;
@@ -99,12 +99,12 @@ impl Answers {
         self.server.as_ref()?.address()
     }
 
-    /// The API for peers.
+    /// Returns the API for requests of peers.
     pub(super) fn for_peers(&self) -> Option<Arc<dyn ApiServer>> {
         Some(self.server.as_ref()?.for_peers())
     }
 
-    /// Answers what was asked, and ends.
+    /// Answers the requests under way, and stops.
     pub(super) async fn stop(mut self) {
         if let Some(server) = self.server.take() {
             server.stop().await;
@@ -120,7 +120,7 @@ impl Drop for Answers {
     }
 }
 
-/// Of this thread alone.
+/// Raises the nice value of the current thread.
 fn yield_to_others() {
     // The kernel's 0 is the thread that calls.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {

@@ -1,4 +1,4 @@
-//! The store, as what listens on a host sees it.
+//! The store as the backend of the sockets and ports on this host.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -33,11 +33,11 @@ pub(crate) struct Local {
     pub(crate) park_ttl: Duration,
     /// Description of the origin of the catalog, for `status`.
     pub(crate) catalog_origin: String,
-    /// The cluster, if this node is in one.
+    /// Operator's requests to the cluster, if this node is in one.
     pub(crate) operator: Option<Arc<dyn Operate>>,
-    /// Denied certificates, if this node has one of its own.
+    /// Denied certificates, if this node keeps a list.
     pub(crate) denials: Option<Arc<Denials>>,
-    /// The certificate, if there is one.
+    /// Certificate of the node, if it has one.
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,
     /// The node's audit log.
     pub(crate) audit: Arc<Audit>,
@@ -49,7 +49,7 @@ pub(crate) struct Local {
     pub(crate) addresses: [String; 2],
 }
 
-/// Tells how a node stands in its cluster; may ask the registry.
+/// Function that returns a node's status in its cluster. It may ask the registry.
 pub(crate) type InCluster = Box<dyn Fn() -> control::ClusterStatus + Send + Sync>;
 
 impl Local {
@@ -64,7 +64,7 @@ impl Local {
         self.operator.as_deref().ok_or_else(no_cluster)
     }
 
-    /// Waits for the turn of a restore; what cannot be restored does not wait.
+    /// Waits for the admission of a restore. A checkpoint that cannot be restored is refused without a wait.
     fn turn_to_read(
         &self,
         checkpoint: &str,
@@ -105,7 +105,7 @@ fn other_than_own(client: Option<&Client>) -> Option<String> {
     }
 }
 
-/// No turn, and why.
+/// Returns the error of a request that was not admitted.
 fn no_turn(error: QueuesError) -> control::Error {
     error.to_reply()
 }

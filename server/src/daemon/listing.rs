@@ -9,14 +9,14 @@ use permafrost_cluster::{Acquaintance, EtcdRegistry, KnownData, Mark, MemberStat
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{JobLock, Registered, Registry, Store, StoreError};
 
-/// Lists, and remembers which data of etcd the list is of.
+/// Registry that lists checkpoints and remembers which data of etcd the last list came from.
 pub(super) struct Listing {
     registry: EtcdRegistry,
     known: KnownData,
     store: Arc<Store>,
     nodes: Nodes,
     node: String,
-    /// Of the last list.
+    /// Origin of the last list.
     seen: Mutex<Option<(Mark, Acquaintance)>>,
 }
 

@@ -1,4 +1,4 @@
-//! A daemon as a node of a cluster: what it joins, and what works in the background from then on.
+//! A daemon as a node of a cluster: joining, and the work in the background from then on.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -41,7 +41,7 @@ const READ_DEADLINE: Duration = Duration::from_secs(10);
 /// Time within which a node must answer a request that was forwarded to it: a caller waits for the reply.
 const ASK_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A replica that takes nothing for so long is given up: the task is frozen meanwhile.
+/// Time after which a replica that accepts nothing is abandoned: the task is frozen meanwhile.
 const STALL: Duration = Duration::from_secs(5);
 
 /// Time that a node may take for one part of its inventory: it reads a manifest for each checkpoint.
@@ -50,15 +50,15 @@ const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 /// Period at which this node reads its own facts again. The next renewal of the lease publishes what has changed.
 const FACTS_PERIOD: Duration = Duration::from_secs(1);
 
-/// This node's part in a cluster.
+/// State of this node as a member of a cluster.
 pub(super) struct Member {
     cluster: Arc<Cluster>,
     name: String,
     /// Facts of this node when it joined.
     facts: NodeFacts,
-    /// The registry and how it is spoken to, in words.
+    /// Description of the registry and of the connection with it, for `status`.
     registry_words: String,
-    /// Copies that there should be of each checkpoint.
+    /// Number of copies wanted of each checkpoint.
     wanted: u32,
     networks: [Network; 2],
     throttle: Arc<Throttle>,
@@ -68,7 +68,7 @@ pub(super) struct Member {
     copies: Arc<FanOutStats>,
     links: Arc<FanOut>,
     telling: JoinHandle<()>,
-    /// Takes in whom the cluster denies.
+    /// Task that receives the cluster's list of denied certificates.
     hearing: OnceLock<JoinHandle<()>>,
     workers: Vec<Worker>,
 }
@@ -86,7 +86,7 @@ pub(super) struct Joining<'a> {
 }
 
 impl Member {
-    /// Registers the node, and makes the store one of several.
+    /// Registers the node, and joins the store to the cluster.
     pub(super) async fn join(joining: Joining<'_>) -> Result<Self, StartError> {
         let Joining {
             options,
@@ -253,7 +253,7 @@ impl Member {
         }
     }
 
-    /// Places in the queues of all nodes.
+    /// Returns the reservations in the queues of all nodes.
     pub(super) fn reservations(&self, queues: &Arc<Queues>, store: &Store) -> Reservations {
         let [_, network] = &self.networks;
         let others = OtherNodes(network.clone());
@@ -266,22 +266,22 @@ impl Member {
         )
     }
 
-    /// The links to other nodes, to be probed.
+    /// Returns the links to other nodes, for probes.
     pub(super) fn links(&self) -> Arc<dyn Links> {
         Arc::<FanOut>::clone(&self.links)
     }
 
-    /// Waits until this node must not go on, and says why.
+    /// Waits until this node has to stop, and returns the reason.
     pub(super) async fn failed(&self) -> StoreError {
         self.cluster.failed().await
     }
 
-    /// The cluster's registry.
+    /// Returns the cluster's registry.
     pub(super) fn registry(&self) -> EtcdRegistry {
         self.cluster.registry()
     }
 
-    /// Has whomever the cluster denies denied here. To be called once.
+    /// Applies the cluster's list of denied certificates on this node. Must be called once.
     pub(super) fn hear_denials(&self, denials: &Arc<Denials>) {
         let (denials, mut lists) = (Arc::clone(denials), self.cluster.denials());
         let hearing = tokio::spawn(async move {
@@ -306,7 +306,7 @@ impl Member {
         }
     }
 
-    /// Answers `permafrost node …`.
+    /// Returns the handler of `permafrost node …`.
     pub(super) fn operator(&self) -> Arc<dyn Operate> {
         Arc::clone(&self.operator)
     }
@@ -347,7 +347,7 @@ impl Member {
         self.facts.clone()
     }
 
-    /// The nodes as this one sees them.
+    /// Returns the other nodes in this node's view.
     pub(super) fn others(&self) -> source::Others {
         source::Others {
             nodes: self.cluster.nodes(),
@@ -406,7 +406,7 @@ impl Member {
         }
     }
 
-    /// Leaves the cluster: the others know at once, and this node's locks are free.
+    /// Leaves the cluster: the other nodes notice at once, and this node's locks are released.
     pub(super) async fn leave(self) {
         self.throttle.stop();
         self.telling.abort();
@@ -463,7 +463,7 @@ fn address_of(nodes: &Nodes, node: &str) -> Option<SocketAddr> {
     live.facts.address.parse().ok()
 }
 
-/// Keeps what changes of the facts up to date.
+/// Publishes changes of the node's facts.
 async fn tell_facts(cluster: Arc<Cluster>, store: Arc<Store>, costs: Arc<Costs>) {
     let mut ticks = tokio::time::interval(FACTS_PERIOD);
     let mut publication = Publication::default();

@@ -46,7 +46,7 @@ const EXPIRY_PERIOD: (Duration, Duration) = (Duration::from_millis(100), Duratio
 /// Period at which freed memory is returned to the system while no dump comes in.
 const RETURN_PERIOD: Duration = Duration::from_secs(10);
 
-/// Period at which the medium is asked for failures, which dumps and reads have met before.
+/// Period at which the medium is checked for failures, which usually show in dumps and reads before.
 const MEDIUM_PERIOD: Duration = Duration::from_secs(1);
 
 /// Period at which measurements are saved. A crash loses the measurements of at most one period.
@@ -113,7 +113,7 @@ impl Daemon {
         }
     }
 
-    /// Serves everybody from an open store.
+    /// Serves all clients from an open store.
     async fn serve(
         config: Config,
         bound: Bound,
@@ -266,7 +266,8 @@ impl Daemon {
         self.control_socket().with_file_name(serve::SOCKET)
     }
 
-    /// Waits until the daemon cannot go on, and says why: another one has its name and a copy of its region.
+    /// Waits until the daemon cannot go on, because another one has its name and a copy of its region. Returns the
+    /// error.
     pub async fn failed(&self) -> StoreError {
         match &self.member {
             Some(member) => member.failed().await,
@@ -274,14 +275,14 @@ impl Daemon {
         }
     }
 
-    /// Its audit log.
+    /// Returns the audit log.
     #[must_use]
     pub fn audit(&self) -> &Audit {
         &self.audit
     }
 
-    /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: what
-    /// they brought is referenced by nothing.
+    /// Stops listening and marks the region clean. Dumps that are under way fail, and their tasks live on: no record
+    /// refers to the pages that were received.
     ///
     /// # Errors
     /// The region could not be marked clean.
@@ -321,14 +322,14 @@ struct Peers {
     denials: Option<Arc<Denials>>,
 }
 
-/// A store with what measures it.
+/// A store with its measurements.
 #[derive(Clone, Copy)]
 struct MeasuredStore<'a> {
     store: &'a Arc<Store>,
     costs: &'a Arc<Costs>,
 }
 
-/// Serves peers, where an address for it is given, and joins the cluster.
+/// Serves peers, if an address for them is given, and joins the cluster.
 async fn serve_peers(
     config: &Config,
     identity: Option<Arc<ReloadingIdentity>>,
@@ -424,7 +425,7 @@ fn quotas_of(store: &Store) -> Arc<Quotas> {
     store.quotas().cloned().unwrap_or_default()
 }
 
-/// Answers Prometheus and health checks.
+/// Serves metrics and health checks.
 async fn serve_metrics(
     listen: SocketAddr,
     all: Metrics,
@@ -444,7 +445,7 @@ async fn serve_metrics(
     Ok(served?)
 }
 
-/// Logs a failure of the region, once, and pages that its medium loses.
+/// Logs a failure of the region once, and each page that its medium loses.
 async fn watch_medium(store: Arc<Store>) {
     let mut ticks = tokio::time::interval(MEDIUM_PERIOD);
     let (mut has_failed, mut lost) = (false, 0);
@@ -492,7 +493,7 @@ struct Keeping {
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Writes down what was measured when there is more of it, and at the end.
+/// Saves the measurements whenever there are new ones, and at the end.
 async fn keep_figures(costs: Arc<Costs>, mut ended: oneshot::Receiver<()>) {
     let mut ticks = tokio::time::interval(FIGURES_PERIOD);
     let mut kept = 0;

@@ -9,7 +9,7 @@ use permafrost_store::{Store, StoreError};
 
 use crate::config::ClusterOptions;
 
-/// tmpfs, as statfs(2) names it.
+/// Magic number of tmpfs in statfs(2).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// Name of a machine that has none.
@@ -78,7 +78,7 @@ fn of_region(store: &Store) -> NodeFacts {
     }
 }
 
-/// Device and number of a file, which no copy of it has. Empty where it cannot be examined.
+/// Returns device and inode number of a file, which a copy does not share. Empty if the file cannot be examined.
 fn file_of(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata(path).map_or_else(

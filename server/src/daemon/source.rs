@@ -1,5 +1,5 @@
-//! The daemon, as the HTTP API sees it: its own figures, what is believed of the other nodes' reports, the checkpoints
-//! that are listed, and the queues.
+//! The daemon as the source of the HTTP API: its own figures, the accepted figures from other nodes' reports, the
+//! listed checkpoints, and the queues.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,13 +30,13 @@ use tokio::task::JoinHandle;
 use super::member::Member;
 use super::own;
 
-/// Events kept for a reader that is behind.
+/// Events kept for a reader that lags.
 const EVENTS: usize = 1024;
 
 /// Size of the transfer with which a stated bandwidth of a link counts as measured, bytes.
 const LINK_BYTES: u64 = 64 << 20;
 
-/// Samples that a median which somebody states is worth: as many as a size class needs to be gone by.
+/// Number of samples for which a stated median counts: as many as a size class needs before it is used.
 const SAMPLES_OF_A_MEDIAN: usize = 3;
 
 /// The other nodes, if there are any.
@@ -100,7 +100,7 @@ impl OfDaemon {
         }
     }
 
-    /// A node as its facts and its report say.
+    /// Builds a node's entry from its facts and its report.
     fn entry(&self, facts: &NodeFacts, reports: &mut Reports, state: MemberState) -> NodeEntry {
         let now = Instant::now();
         let own;
@@ -323,7 +323,7 @@ impl OfDaemon {
     }
 }
 
-/// Passes on what happens to checkpoints.
+/// Forwards events of checkpoints to the API.
 async fn tell(
     store: Arc<Store>,
     mut happened: broadcast::Receiver<permafrost_store::Event>,
@@ -374,7 +374,7 @@ fn event_of(store: &Store, event: permafrost_store::Event) -> Option<Event> {
     }
 }
 
-/// A queue, as the node tells of it.
+/// Converts the report of a queue.
 const fn told(queue: queues::QueueReport) -> QueueReport {
     QueueReport {
         bytes: queue.bytes,
@@ -449,7 +449,7 @@ fn millis(seconds: f64) -> u64 {
     (seconds * 1000.0).ceil() as u64
 }
 
-/// Stated figures as the samples that would give them.
+/// Converts stated figures to samples that yield them.
 fn samples(figures: &StartFigures) -> costs::StartFigures {
     let mut samples = Vec::new();
     let mut add = |what: &StartWhat, bytes: u64, elapsed: f64, times: usize| {

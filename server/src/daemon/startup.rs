@@ -1,4 +1,4 @@
-//! From a configuration to an open store.
+//! Start of the daemon, from a configuration to an open store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const DEFAULT_REGION_BYTES: u64 = 4 << 30;
 /// Reason why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A directory is not as it must be, or a socket or port cannot be bound.
+    /// A directory has wrong permissions or is missing, or a socket or port cannot be bound.
     #[error(transparent)]
     Host(#[from] HostError),
     /// The certificate of the node cannot be used.
@@ -50,7 +50,7 @@ pub enum StartError {
     /// The file of quotas cannot be used.
     #[error(transparent)]
     Quotas(#[from] PrivateFileError),
-    /// There were checkpoints, and there is no region. To make a new one would hide the loss.
+    /// The catalog lists checkpoints, and there is no region. To make a new region would hide the loss.
     #[error(
         "region {path} {is}, and the catalog lists {checkpoints} checkpoints: mount the file system that the region is on, or remove {catalog} to begin anew without them"
     )]
@@ -64,7 +64,7 @@ pub enum StartError {
         /// Path of the catalog.
         catalog: PathBuf,
     },
-    /// The region that is to be made would be too small.
+    /// The region to be made would be too small.
     #[error("make region {path}: {asked_bytes} bytes are too few, it needs at least {least_bytes}")]
     TooSmall {
         /// Path of the region.
@@ -104,7 +104,7 @@ pub enum StartError {
         /// Error from formatting the region.
         source: FormatError,
     },
-    /// The region is no region, damaged, or of a newer version. Nothing was written.
+    /// The file holds no region, or a damaged one, or one of a newer version. Nothing was written.
     #[error("open region {path}")]
     Region {
         /// Path of the region.
@@ -112,10 +112,10 @@ pub enum StartError {
         /// Error from opening the region.
         source: OpenError,
     },
-    /// No catalog can be made.
+    /// The catalog cannot be opened or made.
     #[error("open catalog")]
     Catalog(#[from] CatalogError),
-    /// The catalog and the region cannot be brought together, or the cluster cannot be joined.
+    /// The catalog cannot be reconciled with the region, or the cluster cannot be joined.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -140,7 +140,7 @@ impl StartError {
     }
 }
 
-/// Opens catalog and region; the store, and where its catalog came from.
+/// Opens catalog and region. Returns the store, and a description of the catalog's origin.
 pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartError> {
     // The catalog first: it knows whether there must be a region.
     let catalog_path = config.data_dir.join("catalog");
@@ -174,8 +174,8 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
     Ok((store, origin))
 }
 
-/// Compares the catalog with a region that is less than it was when the catalog last agreed with it: an older copy of
-/// the file, another region, or one whose last records are gone. What a crash leaves is never that.
+/// Refuses a region that lacks acknowledged checkpoints, or logs them with `accept_loss`: the file is an older copy,
+/// another region, or has lost its last records. A crash never has this effect.
 ///
 /// A region whose journal is damaged opens read-only and is not refused: a refusal would not save anything.
 fn accept_loss(
@@ -226,7 +226,7 @@ fn name_of(record: &Checkpoint) -> String {
     }
 }
 
-/// The first ten.
+/// Returns the first ten names.
 fn in_short(names: &[String]) -> String {
     let mut text = names.get(..10).unwrap_or(names).join(", ");
     if names.len() > 10 {
@@ -235,7 +235,7 @@ fn in_short(names: &[String]) -> String {
     text
 }
 
-/// Logs what is damaged in a region that was opened.
+/// Logs the damage in a region that was opened.
 fn report(region: &Region, report: &RecoveryReport) {
     tracing::info!(?report, "region open");
     for damaged in region.damaged() {
@@ -252,7 +252,7 @@ fn report(region: &Region, report: &RecoveryReport) {
     }
 }
 
-/// Has what the store does measured, from the figures of the last run on.
+/// Connects the store to its measurements, beginning with the figures of the last run.
 pub(super) fn measure(config: &Config, store: &Store) -> Result<Arc<Costs>, StoreError> {
     let emulated = store.place().guarantee.emulated.as_ref();
     let costs = Costs::new(CostsConfig {
@@ -267,7 +267,7 @@ pub(super) fn measure(config: &Config, store: &Store) -> Result<Arc<Costs>, Stor
     Ok(costs)
 }
 
-/// Has what nothing renews measured while the node is idle.
+/// Starts the probes that renew old figures while the node is idle.
 pub(super) fn probe(
     period: Option<Duration>,
     store: &Arc<Store>,
@@ -284,7 +284,7 @@ pub(super) fn probe(
         .map_err(StoreError::io("start the probes"))
 }
 
-/// Opens the region, if `admit` does not refuse it. One that is missing or blank is made, unless it `must_exist`.
+/// Opens the region, unless `admit` refuses it. A missing or blank region is made, unless it `must_exist`.
 fn open_region(
     config: &Config,
     path: &Path,

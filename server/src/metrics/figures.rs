@@ -11,11 +11,11 @@ use prometheus_client::metrics::MetricType;
 
 use super::tell::Told;
 
-/// Values of two labels, and a number.
+/// Values of two labels each, with a number.
 type Labelled<'a> = Vec<([&'a str; 2], f64)>;
 
 impl Told<'_> {
-    /// A figure that is not known is left out: better no number than a wrong one.
+    /// Exports the known figures. An unknown figure is left out: a missing number is better than a wrong one.
     pub(super) fn costs(&mut self, costs: &Costs) -> fmt::Result {
         let report = costs.report();
         self.bandwidths(&report)?;
@@ -148,7 +148,7 @@ impl Told<'_> {
         Ok(())
     }
 
-    /// Gauges with up to two labels; a label without a name is none.
+    /// Exports gauges with up to two labels; a label with an empty name is left out.
     fn floats(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Serving the numbers: `/metrics`, `/healthz` (the process answers) and `/readyz` (it takes dumps).
+//! HTTP server of the metrics: `/metrics`, `/healthz` (the process answers) and `/readyz` (it takes dumps).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,7 +37,8 @@ const CONNECTION: Duration = Duration::from_secs(30);
 /// Pause before the next `accept` when the process had no free file descriptor.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// Says why the node takes no dumps just now, if it does not; and what is amiss although it does. Must not block.
+/// Readiness check. `Err` gives the reason why the node takes no dumps; `Ok` lists the faults of a node that takes
+/// dumps. Must not block.
 pub type Ready = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
 /// The metrics cannot be served.
@@ -77,8 +78,8 @@ struct Shared {
     scrapes: Semaphore,
 }
 
-/// Serves them, without asking who asks: names of jobs are not told, numbers are. Called on a tokio runtime; port 0
-/// takes any.
+/// Serves the metrics to every client: they contain numbers, but no names of jobs. Must be called on a tokio
+/// runtime; port 0 takes any free port.
 ///
 /// # Errors
 /// The address is in use, or does not belong to this machine.

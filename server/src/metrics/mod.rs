@@ -1,4 +1,4 @@
-//! Numbers for Prometheus: what the store, the scrub and the cluster count, told over HTTP.
+//! Metrics for Prometheus: counters of the store, the scrub and the cluster, served over HTTP.
 //!
 //! The daemon makes one [`Metrics`], adds its sources, and serves it with [`serve`]:
 //!
@@ -34,29 +34,29 @@ pub use http::{Ready, ServeError, Server, serve};
 /// Copies of this node's own dumps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicationNumbers {
-    /// Copies that failed while they streamed.
+    /// Number of copies that failed while they streamed.
     pub copies_failed: u64,
-    /// Failed ones that another node, or the same, pulled before the commit.
+    /// Number of failed copies that a node, the same or another one, pulled before the commit.
     pub copies_replaced: u64,
 }
 
 /// The cluster, as this node sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterNumbers {
-    /// This node works in the background for all.
+    /// True if this node leads the cluster's work in the background.
     pub leader: bool,
-    /// It has no lease, and takes nothing that must be listed.
+    /// True if this node has no lease, and refuses dumps that must be listed.
     pub fenced: bool,
-    /// Nodes whose lease lives, this one included.
+    /// Number of nodes with a live lease, this one included.
     pub nodes_live: u64,
 }
 
 /// The certificate that this node shows, and those that it refuses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CertificateNumbers {
-    /// Seconds until it is over; 0 from then on.
+    /// Seconds until the certificate expires; 0 from then on.
     pub expires_s: u64,
-    /// Entries of the list of denied certificates.
+    /// Number of entries in the list of denied certificates.
     pub denied: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Of a store.
+    /// Makes the metrics of a store.
     #[must_use]
     pub fn new(store: &Arc<Store>) -> Self {
         Self {
@@ -92,21 +92,21 @@ impl Metrics {
         }
     }
 
-    /// And of who scrubs it.
+    /// Adds the metrics of the scrub.
     #[must_use]
     pub fn scrub(mut self, scrubber: &Arc<Scrubber>) -> Self {
         self.scrub = Some(Arc::clone(scrubber));
         self
     }
 
-    /// And of who repairs.
+    /// Adds the metrics of repair.
     #[must_use]
     pub fn repair(mut self, progress: Arc<repair::Progress>) -> Self {
         self.repair = Some(progress);
         self
     }
 
-    /// And of who makes copies. Asked at each scrape; must not block.
+    /// Adds the metrics of replication. The function is called at each scrape and must not block.
     #[must_use]
     pub fn replication(
         mut self,
@@ -116,21 +116,21 @@ impl Metrics {
         self
     }
 
-    /// And of what the node measures and predicts.
+    /// Adds the node's measurements and predictions.
     #[must_use]
     pub fn costs(mut self, costs: &Arc<Costs>) -> Self {
         self.costs = Some(Arc::clone(costs));
         self
     }
 
-    /// And of the queues.
+    /// Adds the metrics of the queues.
     #[must_use]
     pub fn queues(mut self, queues: &Arc<Queues>) -> Self {
         self.queues = Some(Arc::clone(queues));
         self
     }
 
-    /// And of the certificate. Asked at each scrape; must not block.
+    /// Adds the metrics of the certificate. The function is called at each scrape and must not block.
     #[must_use]
     pub fn certificate(
         mut self,
@@ -140,14 +140,14 @@ impl Metrics {
         self
     }
 
-    /// And of the audit log.
+    /// Adds the metrics of the audit log.
     #[must_use]
     pub fn audit(mut self, audit: &Arc<Audit>) -> Self {
         self.audit = Some(Arc::clone(audit));
         self
     }
 
-    /// And of the cluster. Asked at each scrape; must not block.
+    /// Adds the metrics of the cluster. The function is called at each scrape and must not block.
     #[must_use]
     pub fn cluster(mut self, ask: impl Fn() -> ClusterNumbers + Send + Sync + 'static) -> Self {
         self.cluster = Some(Box::new(ask));

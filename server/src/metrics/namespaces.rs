@@ -8,7 +8,7 @@ use permafrost_protocol::control::NamespaceUsage;
 use super::tell::Told;
 
 impl Told<'_> {
-    /// Only where there are quotas: they bound how many namespaces there are labels for.
+    /// Exports the usage of namespaces. Only where there are quotas, as they bound the number of label values.
     pub(super) fn namespaces(&mut self, namespaces: &[NamespaceUsage]) -> fmt::Result {
         if namespaces.is_empty() {
             return Ok(());

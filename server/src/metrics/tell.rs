@@ -17,7 +17,8 @@ use prometheus_client::registry::Registry;
 use super::Metrics;
 
 impl Metrics {
-    /// All of them. Reads the catalog, so it blocks; not for a task of the runtime.
+    /// Returns all metrics as text. Reads the catalog, so it blocks and must not be called from a task of the
+    /// runtime.
     ///
     /// # Errors
     /// Never; the format is written to memory.
@@ -106,7 +107,7 @@ impl Collector for Metrics {
 pub(super) struct Told<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl Told<'_> {
-    /// `_total` is put behind the name.
+    /// Exports a counter; the encoder appends `_total` to the name.
     pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         let name = format!("permafrost_{name}");
         let mut metric = self
@@ -123,7 +124,7 @@ impl Told<'_> {
         metric.encode_gauge(&Whole(value))
     }
 
-    /// One gauge for each value of a label.
+    /// Exports one gauge for each value of a label.
     pub(super) fn gauges(
         &mut self,
         name: &str,
@@ -476,7 +477,7 @@ fn zeros(names: &[&str]) -> BTreeMap<String, u64> {
     names.iter().map(|name| ((*name).to_owned(), 0)).collect()
 }
 
-/// A whole number as a gauge: the format has `f64` and `i64` only.
+/// Gauge with an integer value, because the encoder supports `f64` and `i64` only.
 struct Whole(u64);
 
 impl prometheus_client::encoding::EncodeGaugeValue for Whole {

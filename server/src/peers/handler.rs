@@ -17,7 +17,7 @@ use permafrost_transport::peer::{ApiServer, FrameSink, FrameSource, Handler, Pee
 use super::replica::take_copy;
 use crate::agents::{Agents, authorize, serve_fetch};
 
-/// Serves every peer as its certificate says.
+/// Handler that serves each peer according to its certificate.
 pub struct NodeHandler {
     store: Arc<Store>,
     node: String,
@@ -33,14 +33,14 @@ struct Serving {
 
 /// State that serving other nodes of a cluster needs in addition.
 pub struct Copying {
-    /// Gets checkpoints from other nodes.
+    /// Puller of checkpoints from other nodes.
     pub puller: Arc<Puller>,
-    /// Slows down what nobody waits for.
+    /// Throttle for transfers that no request waits for.
     pub throttle: Arc<Throttle>,
 }
 
 impl NodeHandler {
-    /// For the node of that name. Until [`Self::begin`] it asks everybody to come again.
+    /// Makes the handler of the node of that name. Until [`Self::begin`] it asks every peer to come again.
     #[must_use]
     pub fn new(store: Arc<Store>, node: &str) -> Self {
         Self {
@@ -52,14 +52,14 @@ impl NodeHandler {
         }
     }
 
-    /// Records who asks for what.
+    /// Records the requests of peers in an audit log.
     #[must_use]
     pub fn with_audit(self, audit: Arc<Audit>) -> Self {
         Self { audit, ..self }
     }
 
-    /// Begins to serve; other nodes with `copying` only. A node must listen before it joins a cluster, which is told
-    /// where, and serve after it.
+    /// Begins to serve peers; other nodes only with `copying`. A node must listen before it joins a cluster, as it
+    /// publishes its address there, and must serve only after it has joined.
     pub fn begin(&self, agents: Agents, copying: Option<Copying>) {
         let serving = Serving { agents, copying };
         let first = self.serving.set(serving).is_ok();
@@ -148,7 +148,7 @@ impl NodeHandler {
         })
     }
 
-    /// Takes a dump in: an agent's, or the copy of another node's.
+    /// Receives a dump: an agent's, or a copy of another node's dump.
     fn take_dump(
         &self,
         peer: &Peer,
@@ -167,7 +167,7 @@ impl NodeHandler {
         take_copy(&self.store, &self.node, request, frames, replies)
     }
 
-    /// Gives out a checkpoint, slowly to who makes a copy that nobody waits for.
+    /// Sends a checkpoint; slowly if it is for a copy that no request waits for.
     fn give(
         &self,
         peer: &Peer,
@@ -184,7 +184,7 @@ impl NodeHandler {
         }
     }
 
-    /// Records what came of a request.
+    /// Records the outcome of a request.
     fn record(&self, peer: &Peer, event: Event, answered: &reply::Body) {
         let refused = match answered {
             reply::Body::Error(error) => Some(error),
@@ -204,9 +204,10 @@ impl NodeHandler {
         self.audit.record(&Who::peer(peer), &event, outcome);
     }
 
-    /// Drops a copy that the registry does not list on this node. Nobody's word is taken for that: what it lists
-    /// here stays; what it does not list at all goes if it was never published, or was removed, and not if the
-    /// registry may have lost it; and while it does not answer nothing goes.
+    /// Drops a copy that the registry does not list on this node. The registry, not the caller, decides: a copy that
+    /// it lists here stays. A copy that it does not list at all is dropped if it was never published, or was
+    /// removed, and is kept if the registry may have lost it. While the registry does not answer, nothing is
+    /// dropped.
     fn roll_back(&self, checkpoint: &str) -> Result<(), StoreError> {
         let withdrawn = self.store.may_go(checkpoint)?;
         if self.store.roll_back(checkpoint, withdrawn)? {
@@ -216,7 +217,7 @@ impl NodeHandler {
     }
 }
 
-/// Replies to a dump, listened to for the name of the checkpoint that it became.
+/// Sink of the replies to a dump that records the name of the resulting checkpoint.
 struct Overheard<'a> {
     replies: &'a mut dyn Replies,
     committed: Option<String>,
@@ -241,7 +242,7 @@ impl Replies for Overheard<'_> {
     }
 }
 
-/// Frames of a fetch, watched for the name of the checkpoint that they are of.
+/// Frames of a fetch, from which the name of the checkpoint is recorded.
 struct Watched<'a> {
     frames: &'a mut dyn FrameSink,
     opened: Option<String>,

@@ -1,4 +1,4 @@
-//! A node's side of what peers ask for: other nodes, agents, readers and operators.
+//! Service for peers: other nodes, agents, readers and operators.
 
 mod handler;
 mod replica;
@@ -8,7 +8,7 @@ use permafrost_transport::peer::PeerError;
 
 pub use handler::{Copying, NodeHandler};
 
-/// The peer is gone, so nobody hears this; the log does.
+/// Returns the error for a conversation whose peer has disconnected. Only the log shows it.
 pub(crate) fn gone(error: &PeerError) -> control::Error {
     control::Error {
         code: ErrorCode::SessionFailed.into(),
@@ -17,7 +17,7 @@ pub(crate) fn gone(error: &PeerError) -> control::Error {
     }
 }
 
-/// The peer says what makes no sense.
+/// Returns the error for an invalid message of a peer.
 pub(crate) fn invalid(message: &str) -> control::Error {
     control::Error {
         code: ErrorCode::Invalid.into(),

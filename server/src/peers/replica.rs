@@ -1,4 +1,4 @@
-//! Another node's dump, as a copy here.
+//! Receives another node's dump as a copy.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use permafrost_transport::peer::{FrameSource, Replies};
 
 use super::{gone, invalid};
 
-/// Takes a copy in, from its opening to its seal. Whatever ends the conversation before the commit frees what came.
+/// Receives a copy, from its opening to its seal. If the conversation ends before the commit, the received pages are
+/// freed.
 ///
 /// # Errors
 /// The error for the node that sends the dump.

@@ -236,7 +236,7 @@ impl Asker {
     }
 }
 
-/// A node on which whatever a peer may change is put back.
+/// A node that undoes the changes of a peer after each request.
 struct Kept {
     site: Site,
     parked: Vec<(&'static str, String)>,
@@ -281,7 +281,7 @@ impl Kept {
         stored.map(|(_, _, session, _)| session).collect()
     }
 
-    /// Nothing has changed in a namespace that `asker` may change nothing in.
+    /// Checks that nothing has changed in a namespace that `asker` may not change.
     fn check(&mut self, asker: &Asker, what: &str) {
         let now = self.site.stored();
         if now == self.whole {

@@ -1,4 +1,4 @@
-//! Parked sessions: whose they are, and who may adopt or discard them.
+//! Parked sessions: their owners, and the peers that may adopt or discard them.
 
 use permafrost_identity::Role;
 use permafrost_protocol::control::{ErrorCode, request};

@@ -1,4 +1,4 @@
-//! Quotas of namespaces, at each place where something is used.
+//! Quotas of namespaces, at each operation that uses them.
 
 use std::sync::Arc;
 

@@ -32,7 +32,7 @@ fn a_checkpoint_that_is_compared_with_must_be_ones_own_to_read() {
     assert_eq!(fetch(""), None);
 }
 
-/// A cluster of one node, which alone holds something of each tenant.
+/// A cluster of one node, which has the only copy of a checkpoint of each tenant.
 struct OneNode;
 
 impl Operate for OneNode {

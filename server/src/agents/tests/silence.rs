@@ -1,4 +1,4 @@
-//! An agent that falls silent in the middle of a dump: nothing of it stays.
+//! An agent that falls silent in the middle of a dump: the node discards the dump completely.
 
 use permafrost_identity::Role;
 use permafrost_protocol::control::{ErrorCode, reply, request};

@@ -1,4 +1,4 @@
-//! A node with checkpoints of several namespaces, and peers that ask it, without a network between them.
+//! A node with checkpoints of several namespaces, and peers that send requests without a network.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -78,7 +78,7 @@ impl Site {
         self.store.seal_session(&session, self.images()).unwrap()
     }
 
-    /// Parks a dump of `job`, which may be empty; its session.
+    /// Parks a dump of `job`, which may be empty. Returns its session.
     pub(super) fn park(&self, job: &str) -> String {
         self.open(job, false)
     }
@@ -133,19 +133,19 @@ impl Site {
         OwnedFd::from(File::open(dir).unwrap())
     }
 
-    /// Limits what namespaces may use.
+    /// Sets quotas of namespaces.
     pub(super) fn limit(&self, quotas: &str) -> Arc<Quotas> {
         let quotas = Arc::new(load_quotas(self.work.path(), quotas));
         assert!(self.store.limit(Arc::clone(&quotas)));
         quotas
     }
 
-    /// Agents over the same store, to be asked without a handler before them.
+    /// Makes the service for agents over the same store, to be called without a handler.
     pub(super) fn agents(&self) -> Agents {
         Agents::new(Arc::clone(&self.store), self.work.path().to_owned())
     }
 
-    /// Opens the conversation in which a parked session is adopted. Whether it was opened.
+    /// Opens the conversation in which a parked session is adopted. Returns true if it was opened.
     pub(super) fn opens_adoption(
         agents: &Agents,
         peer: &Peer,
@@ -170,7 +170,8 @@ impl Site {
         Ok(())
     }
 
-    /// Brings `pages` pages of a session that the peer has opened, and CRIU's CLOSE if it `closes`; then nothing more comes.
+    /// Sends `pages` pages of a session that the peer has opened, and CRIU's CLOSE if it `closes`; then falls
+    /// silent.
     pub(super) fn fall_silent(
         &self,
         peer: &Peer,
@@ -219,7 +220,7 @@ impl Site {
             .collect()
     }
 
-    /// Makes a request on the control channel.
+    /// Sends a request on the control channel.
     pub(super) fn ask(
         &self,
         peer: &Peer,
@@ -238,7 +239,7 @@ impl Site {
         }
     }
 
-    /// Makes any request of the wire. Returns the reply in words, and whose manifest was sent.
+    /// Sends any request of the wire. Returns the reply as text, and the job whose manifest was sent.
     pub(super) fn ask_wire(&self, peer: &Peer, body: request::Body) -> Asked {
         let mut conversation = Conversation::default();
         let answered = match body {
@@ -299,7 +300,7 @@ fn store(dir: &std::path::Path) -> Arc<Store> {
     Store::new(region, place, Box::new(catalog), Retention::default()).unwrap()
 }
 
-/// A peer that brings these frames, and falls silent.
+/// A peer that sends these frames, and then falls silent.
 struct Silent(VecDeque<Frame>);
 
 impl FrameSource for Silent {
@@ -323,7 +324,7 @@ fn silent() -> PeerError {
     }
 }
 
-/// A peer that opens a conversation, and says nothing more.
+/// A peer that opens a conversation, and then sends nothing.
 struct Nothing;
 
 impl FrameSource for Nothing {
