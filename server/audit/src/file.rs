@@ -211,7 +211,7 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Refuses a file that somebody else could change.
+/// Refuses a file that another user could change.
 fn check(path: &Path, file: &File) -> io::Result<()> {
     let found = file.metadata()?;
     let user = rustix::process::geteuid().as_raw();

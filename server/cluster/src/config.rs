@@ -163,7 +163,7 @@ fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
     std::fs::read(path).map_err(StoreError::io(format!("read {}", path.display())))
 }
 
-/// Reads a file that nobody else may read, nor replace.
+/// Reads a file that no other user may read or replace.
 fn read_secret(path: &Path) -> Result<Vec<u8>, StoreError> {
     let refused = |why: String| StoreError::Invalid {
         message: format!("{} {why}", path.display()),

@@ -196,7 +196,7 @@ impl Membership {
         });
     }
 
-    /// Ends the registration: others know at once that the node is gone, and its locks are free.
+    /// Ends the registration: other nodes see at once that the node is gone, and its locks are free.
     pub(crate) async fn leave(&self) {
         let _ = self.stop.send(true);
         let task = self

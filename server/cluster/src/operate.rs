@@ -16,8 +16,8 @@ use super::standing::{Holdings, Standing, relied_on, standing};
 use super::values::{Member, MemberState};
 use crate::repair::VERIFIED_WITHIN;
 
-/// Age from which on a view of the nodes does not tell any more which are alive: more than a lease's time, and
-/// a registry that is there confirms it every second.
+/// Age from which on a view of the nodes no longer tells which are alive: more than a lease's time, and a
+/// working registry confirms it every second.
 const STALE: Duration = Duration::from_secs(15);
 
 /// Age of the view from which on the registry probably does not answer: checkpoints are not counted then,

@@ -1,9 +1,9 @@
 //! Chooses the nodes for the copies of a dump. A pure function of what is known of the nodes.
 //!
 //! Rules, the stronger first: never two copies on one host; only nodes that are alive, take copies and have room;
-//! nodes whose copies count towards durability before those whose do not (transient ones, volatile media); zones that have no copy yet, then
-//! racks; then how soon the copy would be there: tier, bandwidth and queue; then the name, so that the same facts give
-//! the same choice.
+//! nodes whose copies count towards durability before those whose do not (transient ones, volatile media); zones
+//! that have no copy yet, then racks; then how soon the copy would be there: tier, bandwidth and queue; then the
+//! name, so that the same facts give the same choice.
 
 use super::nodes::LiveNode;
 use super::values::{MemberState, NodeFacts, Tier};

@@ -58,12 +58,12 @@ impl<'a> Adoption<'a> {
 }
 
 impl Store {
-    /// Gives a parked session a job and its small images, in one step: before it there is the parked session,
-    /// after it the checkpoint. A repetition answers with the checkpoint that is there.
+    /// Gives a parked session a job and its small images, in one step: before it there is the parked session, after
+    /// it the checkpoint. Adopting again returns the same checkpoint.
     ///
     /// # Errors
-    /// The images belong to no parked session, or to one as well as to another; the job has a dump under way, the
-    /// region is full or fails.
+    /// The images match no parked session, or several equally well; the job has a dump under way, the region is
+    /// full or fails.
     pub fn adopt(
         &self,
         adoption: &Adoption<'_>,

@@ -17,7 +17,7 @@ const MAX_DAMAGE: usize = 64;
 /// Maximum number of damaged pages that are healed one by one. Beyond that, a fresh copy is fetched.
 const MAX_DAMAGED_PAGES: usize = 1024;
 
-/// Pages that one word of [`PagesRead`] stands for.
+/// Number of pages that one word of [`PagesRead`] covers.
 const WORD: u64 = u64::BITS as u64;
 
 /// Words that are kept together.

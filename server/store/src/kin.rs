@@ -1,8 +1,8 @@
 //! Pairs a process that has a new pid with a process of an earlier dump, to compare them.
 //!
-//! A program that renews its workers (`nginx -s reload`) has the same memory at the same addresses as before, under other
-//! pids: workers are forked from one parent, and so have its layout. A wrong guess finds little equal and costs a comparison of
-//! checksums; a page is shared only where its bytes are equal.
+//! A program that renews its workers (`nginx -s reload`) has the same memory at the same addresses as before, under
+//! other pids: workers are forked from one parent, and so have its layout. A wrong guess finds little equal and
+//! costs a comparison of checksums; a page is shared only where its bytes are equal.
 
 use std::collections::{HashMap, HashSet};
 

@@ -79,10 +79,10 @@ const MAX_FAILED_SESSIONS: usize = 64;
 /// Callback with the progress of a long operation: bytes done, bytes in total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Retention times and limits of sessions and parked checkpoints that nobody claims.
+/// Retention times and limits of unclaimed sessions and parked checkpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
-    /// Retention of a parked session (CLOSE answered, adopted by nobody). Default 24 h.
+    /// Retention of a parked session (CLOSE answered, not adopted). Default 24 h.
     pub parked: Duration,
     /// Retention of an open session without a connection, or of one that is not sealed. Default 1 h.
     pub idle_session: Duration,
@@ -341,8 +341,8 @@ impl Store {
         }
     }
 
-    /// Discards sessions and parked checkpoints that have outlived their retention: nobody connected to, sealed or
-    /// adopted them.
+    /// Discards sessions and parked checkpoints that have outlived their retention: no client connected to, sealed
+    /// or adopted them.
     pub fn expire(&self) {
         let sessions: Vec<_> = self.sessions().values().cloned().collect();
         for session in sessions {

@@ -1,7 +1,7 @@
 //! Reading a checkpoint that this node does not hold, or whose copy here is damaged.
 //!
 //! ```text
-//!  Store ── Elsewhere: whom to ask in what order ──▶ RemoteCheckpoint ── Holders::fetch ──▶ a node's serve_fetch
+//!  Store ── Elsewhere: order of the holders ──▶ RemoteCheckpoint ── Holders::fetch ──▶ a node's serve_fetch
 //! ```
 //!
 //! The store sees the trait only. The daemon of a node in a cluster installs [`Peers`] once, before it listens:

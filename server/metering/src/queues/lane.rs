@@ -25,8 +25,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Interval at which a waiting request reports its position, and running transfers are checked.
 const TELL: Duration = Duration::from_secs(1);
 
-/// Time for which the place of a request is kept that was set aside: many times the pause that its caller is to
-/// make.
+/// Time for which the place of a suspended request is kept: many times the pause that its caller is to make.
 const SET_ASIDE: Duration = Duration::from_secs(30);
 
 /// Weight of the last transfer in the average size of transfers; earlier ones fade.
@@ -545,7 +544,7 @@ impl Inner {
 enum Waited {
     /// The request was admitted; the counter is for the bytes that it moves.
     Started(Arc<AtomicU64>),
-    /// The request was set aside: its caller has to come again.
+    /// The request lost its thread, but keeps its place: its caller has to come again.
     SetAside(control::Waiting),
 }
 

@@ -45,7 +45,7 @@ impl NamespaceSums {
 }
 
 impl Counted {
-    /// Counts what is there. Cost: one pass over the index.
+    /// Creates the catalog and counts the stored records. Cost: one pass over the index.
     pub(crate) fn new(inner: Box<dyn Catalog>) -> Result<Self, CatalogError> {
         let mut stored = HashMap::new();
         for record in inner.list(None)? {

@@ -1,7 +1,8 @@
 //! The embedded catalog.
 //!
 //! Trees: `jobs` has `job NUL generation` (big-endian, so that a scan is in order), `parked` has the session id,
-//! `last` has the highest generation a job ever used; `region` under `position` the region's uuid and position. Values are protobuf [`Checkpoint`]s.
+//! `last` has the highest generation a job ever used; `region` under `position` the region's uuid and position.
+//! Values are protobuf [`Checkpoint`]s.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

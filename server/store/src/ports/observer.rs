@@ -177,7 +177,7 @@ pub enum Event {
         /// Reason of the failure.
         reason: String,
     },
-    /// A checkpoint is gone from this node.
+    /// A checkpoint was removed from this node.
     Removed {
         /// Job; empty for a parked one.
         job: String,

@@ -139,7 +139,7 @@ pub trait Copies: Send {
     /// Seals every copy. Returns the names of the nodes that hold one, without this node.
     ///
     /// # Errors
-    /// The durability was not reached within the deadline; the nodes that had sealed were told to roll back.
+    /// The durability was not reached within the deadline; the nodes that had sealed were asked to roll back.
     fn commit(&mut self, commit: &Commit) -> Result<Vec<String>, StoreError>;
 
     /// Notifies the nodes that the cluster lists the checkpoint, without waiting.

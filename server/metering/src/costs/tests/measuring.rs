@@ -23,7 +23,7 @@ fn a_dump_is_taken_apart_into_its_start_and_its_bandwidth() {
     assert!(report.read.sustained().known().is_err());
 }
 
-/// The formula of the papers, over what was measured, gives what a dump took.
+/// The cost formula of the papers, over the measured figures, gives the duration of a dump.
 #[test]
 fn the_cost_model_gives_what_a_dump_takes_as_its_client_sees_it() {
     let costs = measured();
