@@ -200,7 +200,7 @@ fn bare_pair(ends: &Ends, options: &Options, run: &Bytes) -> Duration {
     time
 }
 
-/// `count` dumps at once, [`BYTES`] in all, over one connection.
+/// Runs `count` dumps at once, [`BYTES`] in all, over one connection.
 fn dump(ends: &Ends, options: &Options, run: &[u8], count: usize) -> Duration {
     let bind = (Ipv4Addr::LOCALHOST, 0).into();
     let endpoint = Endpoint::serve(

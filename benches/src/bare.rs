@@ -75,7 +75,7 @@ pub async fn receive(endpoint: &Endpoint) -> usize {
 /// receiver has read everything.
 ///
 /// # Panics
-/// If it has not.
+/// If the connection fails, or the receiver has not read everything.
 pub async fn send(
     endpoint: &Endpoint,
     to: SocketAddr,

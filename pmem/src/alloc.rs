@@ -11,7 +11,7 @@ use crate::space::Space;
 /// Reference count of every segment, and a bitmap of the free ones.
 pub(crate) struct Allocator {
     holders: Vec<u32>,
-    /// One bit a segment, set if it is free.
+    /// Bitmap with one bit a segment, set if the segment is free.
     free_bits: Vec<u64>,
     free: u32,
     /// First word that may have a free segment: no word before it has one.

@@ -149,7 +149,7 @@ pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8]) {
 /// Copies without streaming, which is only an optimisation.
 ///
 /// # Safety
-/// As the x86-64 one.
+/// The contract of the x86-64 version.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8]) {
     // SAFETY: as the caller promises.

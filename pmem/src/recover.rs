@@ -26,7 +26,7 @@ pub struct RecoverOptions {
     pub accept_loss: bool,
     /// Write nothing, and take no writes. Default: no.
     pub read_only: bool,
-    /// If the journal is damaged, look for checkpoints that no readable record names
+    /// True to look for checkpoints that no readable record names, if the journal is damaged
     /// ([`Region::is_unlisted`](crate::Region::is_unlisted)). Only with `read_only`; touches each page. Default: no.
     pub unlisted: bool,
 }
@@ -124,7 +124,7 @@ pub(crate) struct Recovered {
 
 /// Reads a region and marks it as open. O(checkpoints) page reads, and the journal.
 ///
-/// Everything is read and checked first, so a refusal has written nothing.
+/// The function reads and checks everything first, so a refusal has written nothing.
 pub(crate) fn recover(
     medium: Arc<dyn Medium>,
     options: RecoverOptions,

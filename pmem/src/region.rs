@@ -135,7 +135,7 @@ impl Region {
     /// Opens a region as [`Region::open`] does, with options.
     ///
     /// # Errors
-    /// As [`Region::open`].
+    /// The errors of [`Region::open`].
     pub fn open_with(
         medium: Arc<dyn Medium>,
         options: RecoverOptions,

@@ -30,7 +30,7 @@ impl Shadow {
     /// Seals as [`seal`](Self::seal) does; the checkpoint has those attribute bits from its first instant.
     ///
     /// # Errors
-    /// As [`seal`](Self::seal).
+    /// The errors of [`seal`](Self::seal).
     pub fn seal_with(
         mut self,
         id: CheckpointId,

@@ -104,7 +104,7 @@ impl Shadow {
     /// Refers to pages as [`reference`](Self::reference) does, but the pages get `flags`.
     ///
     /// # Errors
-    /// As [`reference`](Self::reference).
+    /// The errors of [`reference`](Self::reference).
     pub fn reference_as(
         &mut self,
         w: &mut MapWriter,
@@ -120,7 +120,7 @@ impl Shadow {
     /// pages.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn append_zeros(
         &mut self,
         w: &mut MapWriter,
@@ -179,7 +179,7 @@ impl Shadow {
     /// Ends a map and returns the root that a manifest needs to refer to it, and its statistics.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn finish(&mut self, w: MapWriter) -> Result<(MapRoot, MapStats), ShadowError> {
         w.finish(&mut self.out)
     }

@@ -198,7 +198,7 @@ impl Access {
     /// Returns the access that a dump needs.
     ///
     /// # Errors
-    /// As for [`Self::of_wire`].
+    /// The errors of [`Self::of_wire`].
     pub fn of_dump(dump: &wire::Dump) -> Result<Self, RequestError> {
         if !dump.job.is_empty() {
             job(&dump.job)?;
@@ -209,7 +209,7 @@ impl Access {
     /// Returns the access that a fetch needs.
     ///
     /// # Errors
-    /// As for [`Self::of_wire`].
+    /// The errors of [`Self::of_wire`].
     pub fn of_fetch(fetch: &wire::Fetch) -> Result<Self, RequestError> {
         Ok(Self::ReadById {
             checkpoint: fetch.checkpoint.clone(),

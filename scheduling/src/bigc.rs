@@ -79,7 +79,7 @@ fn is_cpu_dominant(r: Resources, a: Resources) -> bool {
         > u128::from(r.memory.count()) * u128::from(a.cpu_millis)
 }
 
-/// `value` × `numerator` ÷ `denominator`, rounded down; nothing of nothing.
+/// Returns `value` × `numerator` ÷ `denominator`, rounded down; 0 if `denominator` is 0.
 fn scaled(value: u64, numerator: u64, denominator: u64) -> u64 {
     let product = u128::from(value) * u128::from(numerator);
     let quotient = product.checked_div(u128::from(denominator)).unwrap_or(0);

@@ -87,7 +87,7 @@ impl Bytes {
         Self(count)
     }
 
-    /// `count` MiB; stops at the largest number.
+    /// Makes a number of `count` MiB; stops at the largest number.
     #[must_use]
     pub const fn mib(count: u64) -> Self {
         Self(count.saturating_mul(1 << 20))
@@ -187,7 +187,7 @@ impl BytesPerSecond {
     /// Fastest rate: a thousand times the bandwidth of a machine's memory.
     pub const MAX: Self = Self(1e15);
 
-    /// `value` bytes a second.
+    /// Makes a rate of `value` bytes a second.
     ///
     /// # Errors
     ///
@@ -266,7 +266,7 @@ impl Seconds {
     /// A duration of 24 hours.
     pub const ONE_DAY: Self = Self(86_400.0);
 
-    /// `value` seconds.
+    /// Makes a duration of `value` seconds.
     ///
     /// # Errors
     ///
@@ -376,7 +376,7 @@ impl Ratio {
         checked("a ratio", value, 0.0, Self::MAX.0).map(Self)
     }
 
-    /// `part` of `whole`.
+    /// Returns the ratio of `part` to `whole`.
     ///
     /// # Errors
     ///
@@ -418,7 +418,7 @@ impl From<Ratio> for f64 {
 pub struct Moment(u64);
 
 impl Moment {
-    /// `micros` microseconds after the beginning.
+    /// Makes the timestamp `micros` microseconds after the origin.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)

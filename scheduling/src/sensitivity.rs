@@ -166,8 +166,8 @@ pub struct Power {
 }
 
 impl Power {
-    /// One watt whatever the machine does: energy is then the time until both jobs have ended, on which the paper's
-    /// Figures 4c and 6c rest ("based on the total response time of both jobs").
+    /// Power of one watt whatever the machine does: energy is then the time until both jobs have ended, on which the
+    /// paper's Figures 4c and 6c rest ("based on the total response time of both jobs").
     pub const TIME: Self = Self {
         idle_w: 1.0,
         busy_w: 1.0,

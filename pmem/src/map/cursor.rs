@@ -127,7 +127,7 @@ impl MapCursor {
     /// Returns the run with the page.
     ///
     /// # Errors
-    /// As [`seek`](Self::seek).
+    /// The errors of [`seek`](Self::seek).
     pub fn lookup(&mut self, index: u64) -> Result<Option<Run>, PageError> {
         Ok(self.seek(index)?.filter(|run| run.first_index <= index))
     }

@@ -78,7 +78,7 @@ impl PageMap {
     /// Returns some of a run's pages, verified; empty for zeros and for pages that are not the run's.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn read_range(&self, run: &Run, first_index: u64, pages: u32) -> Result<&[u8], PageError> {
         let RunKind::Stored {
             location,
@@ -167,7 +167,7 @@ impl PageMap {
     /// checkpoint must be kept until they have been read out of the pipe.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn splice_source(&self, run: &Run) -> Result<Option<(BorrowedFd<'_>, u64)>, PageError> {
         let space = self.checkpoint.space();
         let (Some(file), RunKind::Stored { location, .. }) = (space.medium.file(), run.kind) else {

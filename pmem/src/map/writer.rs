@@ -18,7 +18,7 @@ pub struct MapStats {
     pub pages: u64,
     /// Pages that this shadow stored.
     pub stored: u64,
-    /// Zero pages.
+    /// Pages that are all zero.
     pub zero: u64,
     /// Pages that equal the parent's (compared, or referred to by the caller), whether stored there or zero.
     pub parent: u64,

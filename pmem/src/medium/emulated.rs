@@ -143,7 +143,7 @@ impl FromStr for Emulation {
     }
 }
 
-/// `120M`, `1.7G`, `500000`: in units of 1000, as data sheets have them; at most 1 PB/s.
+/// Parses a rate such as `120M`, `1.7G`, `500000`: in units of 1000, as in data sheets; at most 1 PB/s.
 fn parse_rate(text: &str) -> Option<NonZeroU64> {
     let (number, unit) = match text.as_bytes().last()? {
         b'k' | b'K' => (&text[..text.len() - 1], 1_000),
@@ -162,7 +162,7 @@ fn parse_rate(text: &str) -> Option<NonZeroU64> {
     NonZeroU64::new(rate).filter(|rate| rate.get() <= 1_000_000_000_000_000)
 }
 
-/// `0`, `8ms`, `90us`, `1s`; at most a minute.
+/// Parses a latency such as `0`, `8ms`, `90us`, `1s`; at most a minute.
 fn parse_latency(text: &str) -> Option<Duration> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit());
     let (number, unit) = text.split_at(unit_at.unwrap_or(text.len()));

@@ -209,7 +209,7 @@ impl Medium for MappedFile {
     }
 }
 
-/// `sync_file_range(SYNC_FILE_RANGE_WRITE)`, which neither rustix nor memmap2 has.
+/// Calls `sync_file_range(SYNC_FILE_RANGE_WRITE)`, which neither rustix nor memmap2 has.
 fn start_write_back(file: &File, start: u64, len_bytes: u64) -> io::Result<()> {
     let (Ok(start), Ok(len)) = (i64::try_from(start), i64::try_from(len_bytes)) else {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -140,8 +140,8 @@ impl Guard {
     /// Guards `len` bytes from `base`.
     ///
     /// # Safety
-    /// They are one mapping that belongs to the caller for longer than the guard lives, and that no reference to what
-    /// must not change under it points into: a page that faults is replaced by an empty one.
+    /// The bytes are one mapping that belongs to the caller for longer than the guard lives. No reference points into
+    /// it whose target must not change: a page that faults is replaced by an empty one.
     pub(super) unsafe fn new(base: *mut u8, len: usize) -> io::Result<Self> {
         install()?;
         let pages = len.div_ceil(PAGE_SIZE);

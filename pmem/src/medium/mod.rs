@@ -45,7 +45,7 @@ pub struct Guarantee {
     pub dax_errno: Option<i32>,
     /// The file system has DAX, yet without MAP_SYNC (as on virtio-pmem): the CPU cannot make it durable.
     pub dax_without_sync: bool,
-    /// Nothing here outlives a power failure or a reboot: the file is on tmpfs or ramfs.
+    /// True if nothing on the medium outlives a power failure or a reboot: the file is on tmpfs or ramfs.
     pub volatile: bool,
     /// Write-back instruction of a DAX mapping.
     pub instruction: Option<&'static str>,
@@ -167,7 +167,7 @@ pub trait Medium: Send + Sync {
     /// on DAX, where such stores are on their way already.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush).
+    /// The errors of [`flush`](Self::flush).
     fn flush_streamed(&self, at: u64, len_bytes: u64, flushed: &mut Flushed) -> io::Result<()> {
         self.flush(at, len_bytes, flushed)
     }

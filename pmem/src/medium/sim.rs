@@ -396,7 +396,7 @@ impl Replay {
     }
 }
 
-/// SplitMix64's output function: every bit of the result depends on every bit of the argument.
+/// Returns the output of SplitMix64's function: every bit of the result depends on every bit of the argument.
 #[must_use]
 pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);

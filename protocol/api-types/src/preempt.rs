@@ -71,7 +71,7 @@ pub struct PreemptAnswer<'a> {
     pub frees: Total,
     /// Resources still lacking when all candidates that can be decided on are taken; zero without `wanted`.
     pub lacking: Total,
-    /// Nothing is lacking.
+    /// True if nothing is lacking.
     pub enough: bool,
     /// Candidates for which no mechanism could be chosen; they are not taken.
     #[serde(borrow)]

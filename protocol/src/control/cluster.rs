@@ -122,7 +122,7 @@ pub struct NodeStatus {
 /// Result of a rebuild, or of its dry run.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Rebuilt {
-    /// Nothing was changed.
+    /// True if nothing was changed.
     #[prost(bool, tag = "1")]
     pub dry_run: bool,
     /// The registry's id.

@@ -24,7 +24,7 @@ pub enum ErrorCode {
     SessionFailed = 8,
     /// The peer may not do this.
     Denied = 9,
-    /// Not enough nodes, or the registry does not answer: nothing was done, and a retry may succeed later.
+    /// There are not enough nodes, or the registry does not answer: nothing was done, and a retry may succeed later.
     Unavailable = 11,
 }
 

@@ -24,7 +24,7 @@ pub enum MessageError {
 /// Encodes a message with its length before it.
 ///
 /// # Errors
-/// It is too long.
+/// The message is too long.
 pub fn encode(message: &impl Message) -> Result<Vec<u8>, MessageError> {
     let len = message.encoded_len();
     let len_bytes = u64::try_from(len).unwrap_or(u64::MAX);

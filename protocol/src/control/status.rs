@@ -76,25 +76,25 @@ pub struct NamespaceUsage {
     /// Bytes that its checkpoints take, each beyond its parent.
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
-    /// Most of them.
+    /// Limit of `bytes`.
     #[prost(uint64, optional, tag = "3")]
     pub bytes_limit: Option<u64>,
     /// Number of checkpoints, parked ones included.
     #[prost(uint64, tag = "4")]
     pub checkpoints: u64,
-    /// Most of them.
+    /// Limit of `checkpoints`.
     #[prost(uint64, optional, tag = "5")]
     pub checkpoints_limit: Option<u64>,
     /// Dumps that are open.
     #[prost(uint64, tag = "6")]
     pub sessions: u64,
-    /// Most of them.
+    /// Limit of `sessions`.
     #[prost(uint64, optional, tag = "7")]
     pub sessions_limit: Option<u64>,
     /// Places that are kept in the queues.
     #[prost(uint64, tag = "8")]
     pub reservations: u64,
-    /// Most of them.
+    /// Limit of `reservations`.
     #[prost(uint64, optional, tag = "9")]
     pub reservations_limit: Option<u64>,
     /// Highest priority that its transfers may have.

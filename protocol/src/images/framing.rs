@@ -154,7 +154,7 @@ impl ImageWriter {
     /// Appends a record that is encoded already.
     ///
     /// # Panics
-    /// If it is longer than 4 GiB.
+    /// If the record is longer than 4 GiB.
     pub fn encoded(&mut self, message: &[u8]) {
         let len_bytes = u32::try_from(message.len()).expect("no image record is longer than 4 GiB");
         self.bytes.extend_from_slice(&len_bytes.to_le_bytes());

@@ -53,8 +53,7 @@ pub struct Plugins {
 impl Inventory {
     /// Reads `inventory.img`.
     ///
-    /// # Errors
-    /// It is damaged, or of images older than CRIU 1.1 or newer than 4.2 knows.
+    /// # Errors The image is damaged, or its version is not [`IMAGES_V1_1`].
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         let inventory: Self = ImageReader::new(bytes, Head::Inventory)?
             .only_record("inventory entry")?

@@ -68,7 +68,7 @@ impl Pagemap {
     /// Reads a pagemap, written by any release from 1.1 to 4.2.
     ///
     /// # Errors
-    /// It is damaged, or of a release that writes what is not known here.
+    /// The pagemap is damaged, or of a release with unknown fields.
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         let reader = PagemapReader::new(bytes)?;
         let pages_id = reader.pages_id();
@@ -102,7 +102,7 @@ impl<'a> PagemapReader<'a> {
     /// Reads the head.
     ///
     /// # Errors
-    /// It is not a pagemap.
+    /// The file is not a pagemap.
     pub fn new(bytes: &'a [u8]) -> Result<Self, ImageError> {
         let mut records = ImageReader::new(bytes, Head::Common(PAGEMAP_MAGIC))?;
         let head = records.next_record()?.ok_or(ImageError::MissingRecord {

@@ -28,7 +28,7 @@ pub struct Process {
 /// Reads `pstree.img`; the root comes first.
 ///
 /// # Errors
-/// It is damaged, or has no processes.
+/// The image is damaged, or has no processes.
 pub fn read_pstree(bytes: &[u8]) -> Result<Vec<Process>, ImageError> {
     let records = ImageReader::new(bytes, Head::Common(PSTREE_MAGIC))?;
     let processes: Vec<Process> = records

@@ -88,7 +88,7 @@ impl Stats {
     /// Reads either file.
     ///
     /// # Errors
-    /// It is damaged.
+    /// The file is damaged.
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         ImageReader::new(bytes, Head::Service(STATS_MAGIC))?
             .only_record("stats entry")?
@@ -108,7 +108,7 @@ impl DumpStats {
     /// Reads `stats-dump`.
     ///
     /// # Errors
-    /// It is damaged, or of a restore.
+    /// The file is damaged, or of a restore.
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         Stats::read(bytes)?.dump.ok_or(ImageError::MissingRecord {
             record: "dump statistics",
@@ -120,7 +120,7 @@ impl RestoreStats {
     /// Reads `stats-restore`.
     ///
     /// # Errors
-    /// It is damaged, or of a dump.
+    /// The file is damaged, or of a dump.
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         Stats::read(bytes)?
             .restore

@@ -18,7 +18,7 @@ pub const MAP_ROOT_BYTES: usize = 32;
 /// Longest file name, bytes (`NAME_MAX`).
 pub const MAX_FILE_NAME_BYTES: usize = 255;
 
-/// Most small images of a checkpoint: CRIU writes one for each thread and about ten for each process.
+/// Maximum number of small images of a checkpoint: CRIU writes one for each thread and about ten for each process.
 pub const MAX_SMALL_IMAGES: usize = 128 << 10;
 
 /// Longest encoded manifest that is written, bytes: it fits a message of the control protocol, with room for what
@@ -137,7 +137,7 @@ impl Manifest {
     /// Decodes a manifest and checks that it keeps the rules.
     ///
     /// # Errors
-    /// It does not decode, is of a newer version, or the rule it breaks.
+    /// The manifest does not decode, is of a newer version, or breaks a rule.
     pub fn decode_checked(bytes: &[u8]) -> Result<Self, ManifestError> {
         let manifest = Self::decode(bytes)?;
         manifest.check()?;

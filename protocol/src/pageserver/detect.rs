@@ -7,7 +7,7 @@ use super::{Dialect, MAX_ADDRESS, MIN_FRAME_BYTES, PAGE_BYTES, ProtocolError, Sp
 /// requests: CRIU's requests 1,024 at most (`MAX_XFER_LEN` in `criu/uffd.c`).
 const LEAST_ADDRESS: u64 = 65_536;
 
-/// Most pids a Linux system has (`PID_MAX_LIMIT`).
+/// Maximum number of pids of a Linux system (`PID_MAX_LIMIT`).
 const PID_LIMIT: u64 = 1 << 22;
 
 /// Meaning of the first 24 bytes of a conversation.

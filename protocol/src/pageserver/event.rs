@@ -19,8 +19,8 @@ pub enum Want {
     },
     /// The last event has not been answered: [`super::PageServer::reply`].
     Reply,
-    /// Nothing but the peer's end of file: read and drop whatever comes until then. (A client of the 32-byte
-    /// dialect whose first frame is CLOSE has 8 bytes more on the way.)
+    /// No input but the peer's end of file: read and drop all bytes until then. (A client of the 32-byte dialect
+    /// whose first frame is CLOSE has 8 bytes more on the way.)
     Eof,
 }
 

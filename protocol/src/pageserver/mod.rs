@@ -27,8 +27,8 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Upper limit of addresses: no page lies at or above it. The end of user space with five-level page tables.
 pub const MAX_ADDRESS: u64 = 1 << 57;
 
-/// Most address spaces one conversation may open. Linux has at most 2^22 pids, but a peer that opens more than
-/// this is hardly dumping a process tree, and each one costs memory.
+/// Maximum number of address spaces that one conversation may open. Linux has at most 2^22 pids, but a peer that
+/// opens more than this is hardly dumping a process tree, and each one costs memory.
 pub const MAX_SPACES: usize = 1 << 16;
 
 /// The pages are the parent's (`PE_PARENT`).

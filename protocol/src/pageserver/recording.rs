@@ -294,7 +294,7 @@ impl Conversation {
     /// Decodes a recording. Whether it keeps to the protocol is not checked.
     ///
     /// # Errors
-    /// It is none, or damaged.
+    /// The bytes are not a recording, or are damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordingError> {
         let rest = bytes
             .strip_prefix(MAGIC)
@@ -377,7 +377,8 @@ fn push_page(steps: &mut Vec<Step>, page: &[u8], keep: Keep) {
     steps.push(Step::Pages { count: 1, content });
 }
 
-/// SplitMix64: its first output differs for each state, so pages of different seeds differ.
+/// Returns the next output of SplitMix64. The first output differs for each state, so pages of different seeds
+/// differ.
 fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut word = *state;

@@ -30,7 +30,7 @@ pub struct PageServer {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing has come yet.
+    /// No bytes have come yet.
     Start,
     /// The first 24 bytes have come and are the beginning of a 32-byte frame.
     Start32([u8; MIN_FRAME_BYTES]),
@@ -67,7 +67,7 @@ struct OpenSpace {
     space: SpaceId,
     /// Id as the client wrote it: the stock server compares these values, not the ids that they decode to.
     dst_id: u64,
-    /// Nothing below this may come any more.
+    /// Lowest address that may still come.
     next_vaddr: u64,
 }
 
@@ -155,7 +155,7 @@ impl PageServer {
     /// Answers the last event: the bytes to send.
     ///
     /// # Panics
-    /// If no answer is owed, or one of the other kind: a mistake of the caller's, which no peer can cause.
+    /// If no answer is owed, or `answer` is of the other kind: a mistake of the caller's, which no peer can cause.
     pub fn reply(&mut self, answer: Answer) -> ReplyBytes {
         let State::Reply(owed) = self.state else {
             panic!("no reply is owed here");

@@ -34,7 +34,7 @@ pub const HEADER_BYTES: usize = 32;
 /// hold.
 pub const MAX_PAYLOAD_BYTES: u32 = 256 << 10;
 
-/// Most pages of one [`Kind::Pages`] frame: they fit a payload uncompressed.
+/// Maximum number of pages of one [`Kind::Pages`] frame: they fit a payload uncompressed.
 pub const MAX_PAGES: u32 = 64;
 
 /// Longest small image, bytes: more than a region holds. CRIU's are of some kilobytes, but the contents of a tmpfs
@@ -162,7 +162,7 @@ impl Header {
     /// Reads a header and checks it.
     ///
     /// # Errors
-    /// It is damaged, of a kind or coding that this build does not know, or says what no sender says.
+    /// The header is damaged, of a kind or coding that this build does not know, or has an impossible value.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let stored = u32::from_le_bytes(field(bytes, 28));
         let computed = crc32fast::hash(&bytes[..28]);
@@ -188,7 +188,7 @@ impl Header {
     /// Checks the rules that concern one header alone; [`super::receiver::Receiver`] checks the order of frames.
     ///
     /// # Errors
-    /// It says what no sender says.
+    /// A field has an impossible value.
     pub fn check(&self) -> Result<(), FrameError> {
         let Self {
             kind,
@@ -326,7 +326,7 @@ fn check_range(index: u64, pages: u32) -> Result<(), FrameError> {
     }
 }
 
-/// `N` bytes at `at`, which the callers choose within the header.
+/// Returns `N` bytes at `at`, which the callers choose within the header.
 fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     std::array::from_fn(|offset| bytes[at + offset])
 }

@@ -185,7 +185,7 @@ pub mod request {
         pub within_s: u64,
     }
 
-    /// Most checkpoints in one [`Verify`].
+    /// Maximum number of checkpoints in one [`Verify`].
     pub const MAX_VERIFY: usize = 10_000;
 
     /// Lists the checkpoints that a node holds. Answered by [`super::Held`], a part at a time.
@@ -318,7 +318,7 @@ pub struct Closed {
     pub nodes: Vec<String>,
 }
 
-/// Everything is in, images too; as durable as [`Closed`].
+/// The whole dump was received, images too; as durable as [`Closed`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Prepared {
     /// Content digest as in [`Closed`], over address spaces and images.

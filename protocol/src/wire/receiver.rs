@@ -23,9 +23,9 @@ pub const ACKNOWLEDGE_BYTES: u64 = 1 << 20;
 /// Frames that a receiver takes in before it acknowledges.
 pub const ACKNOWLEDGE_FRAMES: u64 = 256;
 
-/// Most small images of a dump. CRIU writes about ten a process and one a thread. A receiver remembers each name, and
-/// a manifest with so many still fits a reply (some 100 bytes each). [`crate::manifest::MAX_SMALL_IMAGES`] is checked
-/// before a process is frozen.
+/// Maximum number of small images of a dump. CRIU writes about ten a process and one a thread. A receiver remembers
+/// each name, and a manifest with so many still fits a reply (some 100 bytes each).
+/// [`crate::manifest::MAX_SMALL_IMAGES`] is checked before a process is frozen.
 pub const MAX_IMAGES: usize = crate::manifest::MAX_SMALL_IMAGES;
 
 /// Frame that a header announces.
@@ -63,8 +63,8 @@ impl Receiver {
     /// Takes a header. Its payload ([`Header::payload_bytes`]) follows in the stream.
     ///
     /// # Errors
-    /// It is damaged, out of order, or may not come here; then this dump has failed and so has every further header
-    /// that is not the one expected. Nothing was changed.
+    /// The header is damaged, out of order, or may not come here; then this dump has failed and so has every further
+    /// header that is not the one expected. Nothing was changed.
     pub fn header(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<Received, ReceiverError> {
         if self.pending.is_some() {
             return Err(ReceiverError::NotTaken {
@@ -89,7 +89,7 @@ impl Receiver {
     /// Checks the payload of the [`Kind::Image`] that was announced: the image's name.
     ///
     /// # Errors
-    /// It is no plain file name or there was one of this name; or no image was announced.
+    /// The name is not a plain file name, or another image has it; or no image was announced.
     pub fn image_name<'a>(&mut self, payload: &'a [u8]) -> Result<&'a str, ReceiverError> {
         if self.pending.is_none_or(|header| header.kind != Kind::Image) {
             return Err(ReceiverError::NothingPending);
@@ -153,13 +153,13 @@ impl Receiver {
         self.next_sequence
     }
 
-    /// `Close` was taken.
+    /// Returns true if `Close` was taken.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.grammar.is_closed()
     }
 
-    /// `Prepare` was taken: nothing more may come.
+    /// Returns true if `Prepare` was taken: nothing more may come.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.grammar.is_over()

@@ -114,7 +114,8 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
     /// Takes a frame, connected or not. The sequence that it was given.
     ///
     /// # Errors
-    /// There is no room for it now ([`PushError::WindowFull`]), or it is no frame. Nothing was changed.
+    /// There is no room for the frame now ([`PushError::WindowFull`]), or the frame is not valid. Nothing was
+    /// changed.
     pub fn push(
         &mut self,
         kind: Kind,

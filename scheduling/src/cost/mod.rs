@@ -468,7 +468,7 @@ pub enum NoCost {
     /// The cluster has no other node to take a copy.
     #[error("there is no node for another copy")]
     NoReplica,
-    /// Nothing is known of the machine's swap.
+    /// The figures of the machine's swap are missing.
     #[error("nothing is to be suspended in memory on that node")]
     NoSwap,
     /// The task would not fit swap, and the kernel would kill it or another (paper 001, §III).

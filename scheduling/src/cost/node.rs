@@ -74,7 +74,7 @@ impl NodeFigures {
     ///
     /// # Errors
     ///
-    /// As of [`write_wait`](Self::write_wait).
+    /// The errors of [`write_wait`](Self::write_wait).
     pub fn read_wait(&self) -> Result<Estimate<Seconds>, Missing> {
         wait(&self.read_queue, Bytes::ZERO, &self.read_drain, &self.read)
     }
@@ -135,7 +135,7 @@ fn faster(a: Estimate<BytesPerSecond>, b: Estimate<BytesPerSecond>) -> Estimate<
     }
 }
 
-/// Another node that takes a copy while the dump streams.
+/// Node that takes another copy while the dump streams.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Replica<'a> {
     /// Bandwidth of the link to it.

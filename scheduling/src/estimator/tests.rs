@@ -10,7 +10,7 @@ fn second(n: u64) -> Moment {
     Moment::from_micros(n * 1_000_000)
 }
 
-/// `mib` MiB in one second, at second `n`.
+/// Makes a transfer of `mib` MiB in one second, at second `n`.
 fn one_second(n: u64, mib: u64) -> Transfer {
     Transfer {
         at: second(n),

@@ -120,7 +120,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Nothing can be recommended.
+/// Error of a choice: no mechanism can be recommended.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
 #[error("task {} cannot be decided on: kill: {kill}; dump: {dump}", task.0)]
 pub struct Undecided {

@@ -57,7 +57,7 @@ fn write(medium: &Emulated, at: usize, len: usize, flushed: &mut Flushed) {
         .unwrap();
 }
 
-/// Within the credit of the first access, and a grain.
+/// Checks a time within the credit of the first access, and a grain.
 fn near(took_ms: f64, expected_ms: f64) {
     assert!(
         (expected_ms - 5.3..=expected_ms + 0.3).contains(&took_ms),

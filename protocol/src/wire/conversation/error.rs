@@ -14,7 +14,7 @@ pub enum ConversationError {
         /// Version that the peer speaks.
         found: u32,
     },
-    /// Nothing, or something that this version does not know.
+    /// The request is missing, or this version does not know it.
     #[error("the peer asks for something that this version does not know")]
     UnknownRequest,
     /// A field that breaks its rule: an id has [`ID_DIGITS`] lower-case hex digits, a name is a plain one.

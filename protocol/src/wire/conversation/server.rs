@@ -94,7 +94,7 @@ impl DumpServer {
     /// Takes a `Commit`. `Some` if it was done before: then this is the answer, and nothing is to be sealed.
     ///
     /// # Errors
-    /// It comes too early, is for other content, says what cannot be, or differs from one that came before.
+    /// The commit comes too early, is for other content, has an impossible value, or differs from an earlier one.
     pub fn commit(&mut self, commit: &Commit) -> Result<Option<Reply>, ConversationError> {
         let prepared = self
             .prepared

@@ -102,7 +102,7 @@ impl Grammar {
         Ok(name)
     }
 
-    /// `name` is an image's.
+    /// Applies a checked frame; `name` is the name of its image.
     pub(super) fn apply(&mut self, header: &Header, name: Option<String>) {
         match (&mut self.stage, header.kind) {
             (Stage::Spaces { next_index }, Kind::Space) => {
