@@ -2,9 +2,10 @@
 //! (docs/security.md).
 //!
 //! Every way into the daemon has one place where requests enter and outcomes leave: the control socket and the
-//! page-server ports ([`crate::daemon`], over the host's `Backend`), connections of agents and nodes
-//! ([`crate::peers`]), and the HTTP API ([`permafrost_http_api::serve`]). Each gets the name of the request
-//! from [`event`], which names every request there is, and passes the outcome to [`Audit::record`].
+//! page-server ports (the `daemon` module of `permafrost-server`, over the host's `Backend`), connections of
+//! agents and nodes (its `peers` module), and the HTTP API (`permafrost_http_api::serve`). Each gets the name
+//! of the request from [`event`], which names every request there is, and passes the outcome to
+//! [`Audit::record`].
 //!
 //! Recording never waits for the disk: lines go to a thread through a bounded queue. Lines that do not fit, or
 //! cannot be written, are counted, reported in the daemon's log and as a metric, and noted in the file once it

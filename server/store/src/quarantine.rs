@@ -14,7 +14,7 @@ use permafrost_protocol::wire::message::{Verified, request};
 use super::reader::checkpoint_name;
 use super::{Progress, Store, StoreError};
 
-/// Verifies and heals stored checkpoints: see [`permafrost_cluster::scrub`].
+/// Verifies and heals stored checkpoints: see `permafrost_cluster::scrub`.
 pub trait Scrub: Send + Sync {
     /// Verifies a checkpoint, a job's newest, or (empty) everything; heals or quarantines damaged ones.
     ///
