@@ -42,7 +42,7 @@ impl Remote {
         Ok(all)
     }
 
-    /// The agent's own sessions, and the regions of the nodes that answer.
+    /// Returns the agent's own sessions, and the regions of the nodes that answer.
     pub(super) fn status_of_all(&self) -> control::ServerStatus {
         let mut sessions: Vec<_> = self
             .sessions()

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 #[derive(Debug, Args)]
 pub(super) struct GuardArguments {
-    /// Who must live.
+    /// Pid of the process with whose end the program ends.
     #[arg(long)]
     parent: u32,
     /// The program and its arguments.

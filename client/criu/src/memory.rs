@@ -54,7 +54,7 @@ pub fn dirty_pages(root: u32) -> Option<u64> {
     Some(pages)
 }
 
-/// Anonymous, shared and swapped-out memory of one process, bytes; 0 of one that has ended.
+/// Returns the anonymous, shared and swapped-out memory of one process, bytes; 0 for a process that has ended.
 pub(crate) fn dumped_bytes(pid: u32) -> u64 {
     fs::read_to_string(format!("/proc/{pid}/status")).map_or(0, |status| resident_in(&status))
 }

@@ -145,7 +145,8 @@ impl Namespaces {
     /// Checks, sorts and deduplicates the namespaces.
     ///
     /// # Errors
-    /// One is not of the characters of job names, nor `*`; or they are too many.
+    /// A namespace contains other characters than those of job names and is not `*`; or there are too many
+    /// namespaces.
     pub fn new(
         namespaces: impl IntoIterator<Item = impl Into<String>>,
     ) -> Result<Self, IdentityError> {

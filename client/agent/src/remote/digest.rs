@@ -122,7 +122,7 @@ mod tests {
         assert!(!short.is(2, &[]));
     }
 
-    /// 2^40 pages: hashing each of them would take days.
+    /// Uses 2^40 pages: hashing each of them would take days.
     #[test]
     fn a_run_of_zeros_has_one_digest_however_it_is_split() {
         let (first, pages) = (3_u64, 1_u64 << 40);

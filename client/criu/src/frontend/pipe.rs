@@ -312,7 +312,8 @@ mod tests {
         }
     }
 
-    /// The reader takes nothing until the writer waits for it: whatever is in the pipe then is what was written.
+    /// Makes the reader wait until the writer waits for it: the contents of the pipe then must be the data
+    /// written.
     #[test]
     fn nothing_that_is_still_in_the_pipe_changes() {
         let wanted: Vec<u8> = bytes(3, 16 << 20);
@@ -350,7 +351,7 @@ mod tests {
         assert!(got == wanted);
     }
 
-    /// A pipe that takes no more, instead of waiting, breaks a write off in its middle.
+    /// Uses a full, non-blocking pipe, which cuts a write off in its middle.
     #[test]
     fn nothing_follows_what_went_in_in_part() {
         let wanted = bytes(5, 4 << 20);

@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Largest file of tasks, bytes: slightly more than the API accepts.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Where the API is, and as whom to ask.
+/// Address of the API, and the credentials to use.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "API")]
 pub(crate) struct ApiArguments {

@@ -11,7 +11,7 @@ use permafrost_terminal::failure::{Code, Failure};
 
 use crate::api::seconds;
 
-/// What nobody can read in `/proc`.
+/// Properties of a task that cannot be read in `/proc`.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Known {
     /// Kind of the job: jobs of a kind have dumps that are alike.

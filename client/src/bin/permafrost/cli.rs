@@ -148,7 +148,7 @@ pub(crate) enum Command {
     Unpin(OneCheckpoint),
     /// Read every page and compare it with its checksum.
     Verify(VerifyArguments),
-    /// Read every page, mend from other nodes what is damaged, and set aside what cannot be.
+    /// Read every page, heal damaged ones from other nodes, and set aside what cannot be healed.
     #[command(after_help = SCRUB_EXAMPLES)]
     Scrub(ScrubArguments),
     /// Look at a region that no daemon has open (`check`), or save what can be read of it (`salvage`).
@@ -195,7 +195,7 @@ pub(crate) enum Command {
     Pki(crate::pki::PkiArguments),
 }
 
-/// On how many nodes a dump must be durable before it is acknowledged.
+/// Number of nodes on which a dump must be durable before it is acknowledged.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Durability {
     /// One; repair makes the others later
@@ -229,7 +229,7 @@ pub(crate) fn checkpoint_name(name: &str) -> Result<String, CheckpointRefError> 
     name.parse::<CheckpointRef>().map(|name| name.to_string())
 }
 
-/// Who goes first where several dumps, or restores, wait for their turns.
+/// Priority and deadline in a queue of dumps or restores.
 #[derive(Debug, Args)]
 pub(crate) struct TurnArguments {
     /// From 0, the lowest, to 11: those of a higher one go first.

@@ -70,7 +70,7 @@ pub(crate) struct ReserveArguments {
     pub(crate) reservation_file: Option<PathBuf>,
 }
 
-/// Where the token of a reserved place stands. It is never an argument: every user of a machine can read those.
+/// Source of a reservation's token. The token is never an argument: every user of a machine can read those.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ReservationArguments {
     /// Take the place that was reserved under the token in this file, `-` for standard input [default: the token in the

@@ -55,7 +55,7 @@ pub(super) struct PreemptArguments {
     /// Longest delay that is allowed at the 95th percentile, such as 30s.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     longest_delay: Option<Duration>,
-    /// Whether medians or bad ends decide [default: p50].
+    /// Values that decide: medians or 95th percentiles [default: p50].
     #[arg(long, value_enum)]
     by: Option<ByWord>,
     /// Where a dump has to be before the task may go [default: local].

@@ -146,7 +146,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A task of 4 GiB that has worked for `worked_s`, where a dump and a restore of 1 GiB took 2 s each.
+    /// Returns a task of 4 GiB that has worked for `worked_s`, where a dump and a restore of 1 GiB took 2 s
+    /// each.
     fn situation(worked_s: u64) -> Situation {
         let measured = Some((GIB, Duration::from_secs(2)));
         Situation {
