@@ -28,7 +28,7 @@ use super::problem::{self, Failure};
 use super::{Api, openapi};
 
 /// Returns the router with all routes. Each request must have its caller in the extensions, as a [`Caller`];
-/// only health is open to everyone.
+/// only the health routes require no scope.
 pub fn router(api: Arc<Api>) -> Router {
     let read = Router::new()
         .route("/v1/nodes", get(nodes::nodes))

@@ -311,8 +311,8 @@ impl Image {
     }
 }
 
-/// Returns the nodes with a copy that is not known to be damaged; a store without a cluster names none, and is
-/// the only holder.
+/// Returns the nodes with a copy, without this node if its own copy is known to be damaged. Damage on other nodes
+/// is not in the snapshot. A store without a cluster names no nodes, and is the only holder.
 fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
     let world = asked.world;
     let own = world.names().id(world.own_name());
@@ -323,7 +323,7 @@ fn holders(asked: &Asked<'_>, checkpoint: &Checkpoint) -> Vec<NodeId> {
         names.filter_map(|name| world.names().id(name)).collect()
     };
     if !checkpoint.damaged.is_empty() {
-        // Damage is only known of this node's copy.
+        // The field describes this node's copy only.
         holders.retain(|holder| Some(*holder) != own);
     }
     holders
