@@ -24,10 +24,11 @@ pub struct RecoverOptions {
     /// True to write to a region although its journal is damaged. Checkpoints that were sealed in unreadable records
     /// are then lost for good: their segments are free. Default: false, such a region is for reading only.
     pub accept_loss: bool,
-    /// Write nothing, and take no writes. Default: no.
+    /// True to write nothing, and to take no writes. Default: false.
     pub read_only: bool,
     /// True to look for checkpoints that no readable record names, if the journal is damaged
-    /// ([`Region::is_unlisted`](crate::Region::is_unlisted)). Only with `read_only`; touches each page. Default: no.
+    /// ([`Region::is_unlisted`](crate::Region::is_unlisted)). Only with `read_only`; touches each page. Default:
+    /// false.
     pub unlisted: bool,
 }
 
@@ -58,7 +59,7 @@ impl RecoverOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoveryReport {
-    /// The region had been closed. If not, it was in use when its host or process died.
+    /// True if the region had been closed. If not, it was in use when its host or process died.
     pub clean: bool,
     /// Number of times that the region had not been closed, this one included.
     pub unsafe_shutdowns: u64,
@@ -68,7 +69,7 @@ pub struct RecoveryReport {
     pub damaged: u64,
     /// Bytes of free segments that are kept for the damaged checkpoints, as they may be theirs.
     pub withheld_bytes: u64,
-    /// The last journal write was cut short: that operation did not happen.
+    /// True if the last journal write was cut short: that operation did not happen.
     pub torn_record: bool,
     /// True if one superblock was unusable; the other one served, and the damaged one is rewritten.
     pub superblock_damaged: bool,
@@ -86,7 +87,7 @@ pub struct RegionSummary {
     pub uuid: RegionUuid,
     /// Position that [`Region::position`](crate::Region::position) would return.
     pub position: u64,
-    /// Records of the journal cannot be read.
+    /// True if records of the journal cannot be read.
     pub journal_damaged: bool,
     listed: HashSet<CheckpointId>,
 }

@@ -156,7 +156,7 @@ impl Access {
                 }
                 Self::Operate
             }
-            // All callers may read the list: agents refuse nodes by it.
+            // Reading the list needs the right to inspect only: agents read it, too, and refuse nodes by it.
             Body::Deny(deny) if deny.entries.is_empty() && !deny.take_back => Self::Inspect,
             Body::SetNode(_) | Body::Rebuild(_) | Body::Deny(_) => Self::Operate,
             Body::Status(_) | Body::Nodes(_) => Self::Inspect,

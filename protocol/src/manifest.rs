@@ -130,7 +130,7 @@ pub struct Origin {
     /// Field 22 of `/proc/PID/stat`: start time in clock ticks since boot; distinguishes processes with a reused pid.
     #[prost(uint64, tag = "4")]
     pub start_ticks: u64,
-    /// The dump ran with `--track-mem`: the next one may leave out clean pages.
+    /// True if the dump ran with `--track-mem`: the next one may leave out clean pages.
     #[prost(bool, tag = "5")]
     pub tracked: bool,
     /// CRIU options of the dump that a restore must repeat (`--shell-job`, `--tcp-established`, …): only options that

@@ -20,7 +20,7 @@ pub(crate) const REMNANT_BYTES: usize = 8;
 /// The journal as found.
 pub(crate) struct Replayed {
     pub(crate) journal: Journal,
-    /// The last write was cut short by a crash: that operation did not happen.
+    /// True if a crash cut the last write short: that operation did not happen.
     pub(crate) torn: bool,
     /// Records with a damaged copy: offset and intact content.
     pub(crate) repairs: Vec<(u64, [u8; RECORD_BYTES])>,

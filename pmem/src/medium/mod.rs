@@ -43,7 +43,7 @@ pub struct Guarantee {
     pub kind: MediumKind,
     /// Error number with which DAX with MAP_SYNC was refused; `None` if it was not tried or not refused.
     pub dax_errno: Option<i32>,
-    /// The file system has DAX, yet without MAP_SYNC (as on virtio-pmem): the CPU cannot make it durable.
+    /// True if the file system has DAX, yet without MAP_SYNC (as on virtio-pmem): the CPU cannot make it durable.
     pub dax_without_sync: bool,
     /// True if nothing on the medium outlives a power failure or a reboot: the file is on tmpfs or ramfs.
     pub volatile: bool,

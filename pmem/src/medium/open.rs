@@ -28,11 +28,11 @@ const RAMFS_MAGIC: u64 = 0x8584_58f6;
 /// Options for opening a medium.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// Fail unless the region can be mapped with MAP_SYNC. Default: no, a plain file will do.
+    /// True to fail unless the region can be mapped with MAP_SYNC. Default: false, a plain file is accepted.
     pub require_dax: bool,
-    /// Have the pages of a tmpfs file or DAX mapping mapped by a background thread, so that dumps do
-    /// not wait for page faults. Takes all of the memory on tmpfs, and up to a few seconds a gigabyte.
-    /// Without effect on files with a disk behind, where it would write the whole file. Default: yes.
+    /// True to have the pages of a tmpfs file or DAX mapping mapped by a background thread, so that dumps do not wait
+    /// for page faults. Takes all of the memory on tmpfs, and up to a few seconds a gigabyte. Without effect on files
+    /// with a disk behind, where it would write the whole file. Default: true.
     pub populate: bool,
 }
 

@@ -95,7 +95,7 @@ pub struct Checkpoint {
     /// Generation that it was compared with; missing for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_generation: Option<u64>,
-    /// Is kept whatever its age.
+    /// True if it is kept whatever its age.
     pub pinned: bool,
     /// Number of processes.
     pub processes: u32,

@@ -47,8 +47,8 @@ pub struct Task<'a> {
     /// Work it has done, seconds, which a kill loses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress_s: Option<Seconds>,
-    /// The progress counts from the last start or restore, as a process or a pod counts it: the work that the job's
-    /// last checkpoint holds is added, if the task was started or restored after it.
+    /// True if the progress counts from the last start or restore, as a process or a pod counts it: the work that the
+    /// job's last checkpoint holds is added, if the task was started or restored after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub progress_of_this_run: bool,
     /// Process that runs, as `BOOT_ID/START_TICKS` (field 22 of `/proc/PID/stat`). It distinguishes a task that

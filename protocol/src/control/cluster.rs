@@ -105,7 +105,7 @@ pub struct NodeStatus {
     /// True if its medium does not outlast a power failure or a reboot.
     #[prost(bool, tag = "40")]
     pub volatile: bool,
-    /// Copies there count towards durability.
+    /// True if copies on the node count towards durability.
     #[prost(bool, tag = "41")]
     pub copies_count: bool,
     /// Checkpoints on the node whose copy there is known to be damaged.

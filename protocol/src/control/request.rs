@@ -68,10 +68,10 @@ pub struct Open {
     /// Host and process that the dump is taken from.
     #[prost(message, optional, tag = "4")]
     pub origin: Option<Origin>,
-    /// Do not compare with the job's newest checkpoint: a full dump.
+    /// True for a full dump: skip the comparison with the job's newest checkpoint.
     #[prost(bool, tag = "5")]
     pub no_parent: bool,
-    /// Abort the session as soon as this control connection ends without a Seal.
+    /// True to abort the session as soon as this control connection ends without a Seal.
     #[prost(bool, tag = "6")]
     pub bound_to_connection: bool,
     /// True if CRIU has the parent's inventory (`--prev-images-dir`): then the daemon may answer that there is a
@@ -158,7 +158,7 @@ pub struct Remove {
     /// `JOB@GEN`, or `JOB` with `all_generations`.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
-    /// Every generation of the job.
+    /// True to remove every generation of the job.
     #[prost(bool, tag = "2")]
     pub all_generations: bool,
     /// True to remove pinned checkpoints too.
@@ -192,7 +192,7 @@ pub struct Export {
     /// `JOB` or `JOB@GEN`.
     #[prost(string, tag = "1")]
     pub checkpoint: String,
-    /// Leave out the pages and pagemaps: the small images only.
+    /// True to leave out the pages and pagemaps, and to write the small images only.
     #[prost(bool, tag = "2")]
     pub small_images_only: bool,
     /// Priority from 0, the lowest, to 11: decides which request goes first where several wait.
@@ -213,7 +213,7 @@ pub struct Import {
     /// Name of the job that gets the checkpoint.
     #[prost(string, tag = "1")]
     pub job: String,
-    /// Do not compare with the job's newest checkpoint.
+    /// True to skip the comparison with the job's newest checkpoint.
     #[prost(bool, tag = "2")]
     pub no_parent: bool,
     /// Durability level, as in [`Open::durability`].
@@ -353,7 +353,7 @@ pub struct Deny {
     /// `serial HEX`, or `name ROLE NAME`.
     #[prost(string, repeated, tag = "1")]
     pub entries: Vec<String>,
-    /// Take them back.
+    /// True to withdraw the refusal of the entries.
     #[prost(bool, tag = "2")]
     pub take_back: bool,
 }

@@ -29,7 +29,7 @@ pub struct DamagedCheckpoint {
     /// Damaged parts, by name and address; the first 64.
     #[prost(string, repeated, tag = "3")]
     pub damage: Vec<String>,
-    /// A fresh copy has taken its place, and verifies.
+    /// True if it was healed: a fresh copy has taken its place, and verifies.
     #[prost(bool, tag = "4")]
     pub mended: bool,
     /// Reason why it was not healed.
@@ -43,10 +43,11 @@ pub struct DamagedCheckpoint {
 /// State of the scrub.
 #[derive(Clone, PartialEq, Eq, Message, Serialize)]
 pub struct ScrubStatus {
-    /// Within so many seconds everything is verified; 0: only on request.
+    /// Period within which every checkpoint is verified, seconds; 0: only on request.
     #[prost(uint64, tag = "1")]
     pub period_s: u64,
-    /// Seconds since the checkpoint was verified, or sealed, for which that is longest ago; 0 without checkpoints.
+    /// Time since the last verification (or the seal) of the checkpoint for which it is longest ago, seconds; 0
+    /// without checkpoints.
     #[prost(uint64, tag = "2")]
     pub oldest_s: u64,
     /// Pages read since the daemon started.

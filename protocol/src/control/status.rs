@@ -123,7 +123,7 @@ pub struct ClusterStatus {
     /// Kind of the registry and of the connection to it, in words.
     #[prost(string, tag = "40")]
     pub registry: String,
-    /// Copies here count towards durability.
+    /// True if copies on this node count towards durability.
     #[prost(bool, tag = "41")]
     pub copies_count: bool,
     /// Listed checkpoints with fewer good copies on nodes that live and stay than there should be; none while the
@@ -177,7 +177,7 @@ pub struct RegionStatus {
     /// Checkpoints that are listed and could not be read when it was opened.
     #[prost(uint64, tag = "12")]
     pub unreadable: u64,
-    /// The medium does not outlast a power failure or a reboot.
+    /// True if the medium does not outlast a power failure or a reboot.
     #[prost(bool, tag = "40")]
     pub volatile: bool,
 }

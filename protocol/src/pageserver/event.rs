@@ -73,7 +73,7 @@ pub enum Event {
     },
     /// The dump is complete. Answer [`Answer::Status`]: CRIU kills the task only on 0.
     Close {
-        /// FORCE_CLOSE: the client's socket may stay open, so do not wait for its end of file for ever.
+        /// True for FORCE_CLOSE: the client's socket may stay open, so do not wait for its end of file for ever.
         force: bool,
     },
 }

@@ -74,7 +74,7 @@ pub mod request {
         /// Checkpoint (32 hex digits) that frames may refer to for pages; empty for none.
         #[prost(string, tag = "3")]
         pub parent: String,
-        /// Go on with a dump that this node has begun: refused when it does not know the session.
+        /// True to continue a dump that this node has begun: refused when the node does not know the session.
         #[prost(bool, tag = "4")]
         pub resume: bool,
         /// Adoption of a parked session, sent by an agent: no pages come, only the small images that the session is
@@ -108,10 +108,10 @@ pub mod request {
         /// Empty for none.
         #[prost(string, tag = "5")]
         pub parent: String,
-        /// The manifest only.
+        /// True to send the manifest only.
         #[prost(bool, tag = "6")]
         pub manifest_only: bool,
-        /// With `space`: send the positions of pages, without the pages. Stored pages are reported as
+        /// True to send the positions of pages without the pages, with `space`. Stored pages are reported as
         /// [`super::super::frame::Kind::Parent`].
         #[prost(bool, tag = "7")]
         pub runs_only: bool,

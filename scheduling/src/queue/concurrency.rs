@@ -74,9 +74,9 @@ pub struct Concurrency {
     /// Number of transfers at the full limit since the last trial.
     since_trial: usize,
     pause: usize,
-    /// The next trial is of one less.
+    /// True if the next trial is of one less.
     down_next: bool,
-    /// The last change was to one less.
+    /// True if the last change was to one less.
     went_down: bool,
 }
 

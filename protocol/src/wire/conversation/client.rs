@@ -23,7 +23,7 @@ pub enum DumpEvent {
 pub struct DumpClient {
     /// True if `DumpOpened` has come in this conversation.
     open: bool,
-    /// `DumpOpened` has come in some conversation.
+    /// True if `DumpOpened` has come in any conversation.
     begun: bool,
     acknowledged: u64,
     /// Sequences of the frames `Close` and `Prepare`, once they were sent.
