@@ -1,6 +1,6 @@
 //! `permafrost bench`: measures the duration of suspending and resuming on this machine.
 //!
-//! - `tiers`: on each storage tier that one might buy, for whoever chooses hardware or a policy;
+//! - `tiers`: on each storage tier under consideration, for the choice of hardware or of a policy;
 //! - `node`: on a node that runs, for its own estimates.
 //!
 //! Both freeze real processes with the real CRIU: `bench workload`, which fills memory and can check whether

@@ -12,9 +12,9 @@
 //! hint: HINT
 //! ```
 //!
-//! into the file that [`VARIABLE`] names, before it exits. CODE is an [`ErrorCode`] number, or
-//! [`UNREACHABLE`] when no answer came at all. HEX is the answer as it came, a [`Checkpoint`]: the process is gone by the
-//! time that anybody could ask again, and so may be the daemon.
+//! into the file that [`VARIABLE`] names, before it exits. CODE is an [`ErrorCode`] number, or [`UNREACHABLE`]
+//! when no reply came at all. HEX is the reply as received, a [`Checkpoint`]: it cannot be requested again
+//! later, because the process is gone by then, and the daemon may be.
 
 use std::fmt;
 use std::str::FromStr;

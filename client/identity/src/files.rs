@@ -189,7 +189,7 @@ pub(crate) fn holds(directory: &Path, name: &str) -> bool {
 /// is one.
 ///
 /// 1. The files are written into a directory of their own and made durable.
-/// 2. `current` is pointed there by a rename; before that, nobody sees them, and a crash leaves a directory
+/// 2. `current` is pointed there by a rename; before that, no reader sees them, and a crash leaves a directory
 ///    that the next call removes.
 /// 3. Links for plain names, which point through `current`: not before it exists, or they would dangle.
 /// 4. Versions but the new one and its predecessor are removed.

@@ -1,8 +1,8 @@
 //! A CRIU images directory that a caller handed over as a descriptor.
 //!
 //! Files are opened relative to it and never through a symbolic link. The one link followed is `parent`, which
-//! CRIU itself makes in an incremental dump; whoever may ask is root or the daemon's own user, so it leads
-//! nowhere that they could not go.
+//! CRIU itself makes in an incremental dump. Only root and the daemon's own user may make such requests, so the
+//! link leads nowhere that they could not go.
 
 mod export;
 mod pages;
