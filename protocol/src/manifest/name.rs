@@ -53,20 +53,28 @@ pub fn check_job_name(name: &str) -> Result<(), JobNameError> {
             len_bytes: name.len(),
         });
     }
-    let allowed =
-        |character: &char| character.is_ascii_alphanumeric() || "._:/+-".contains(*character);
-    if let Some(character) = name.chars().find(|character| !allowed(character)) {
-        return Err(JobNameError::BadCharacter { character });
+    let allowed = |byte: u8| {
+        byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'/' | b'+' | b'-')
+    };
+    if !name.bytes().all(allowed) {
+        let bad = name
+            .chars()
+            .find(|character| !u8::try_from(*character).is_ok_and(allowed));
+        return Err(JobNameError::BadCharacter {
+            character: bad.unwrap_or(first),
+        });
     }
     if matches!(first, '.' | '-' | '/') {
         return Err(JobNameError::BadStart { first });
     }
     for component in name.split('/') {
-        for bad in ["", ".", ".."] {
-            if component == bad {
-                return Err(JobNameError::BadComponent { component: bad });
-            }
-        }
+        let bad = match component.as_bytes() {
+            [] => "",
+            [b'.'] => ".",
+            [b'.', b'.'] => "..",
+            _ => continue,
+        };
+        return Err(JobNameError::BadComponent { component: bad });
     }
     Ok(())
 }

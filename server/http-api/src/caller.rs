@@ -51,10 +51,9 @@ impl Caller {
     /// are no job name, are in no namespace: only callers who see all namespaces see them.
     #[must_use]
     pub fn sees(&self, job: &str) -> bool {
-        match namespace_of(job) {
-            Ok(namespace) => self.namespaces.contains(namespace),
-            Err(_) => self.namespaces.is_all(),
-        }
+        // Most callers, of requests with thousands of jobs: no name is taken apart for them.
+        self.namespaces.is_all()
+            || namespace_of(job).is_ok_and(|namespace| self.namespaces.contains(namespace))
     }
 }
 
