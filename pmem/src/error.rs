@@ -247,7 +247,7 @@ pub enum OpenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapFault {
-    /// The node is not what its parent refers to: damaged, stale or misplaced.
+    /// The node differs from the one that its parent refers to: it is damaged, stale or misplaced.
     #[error("node has CRC32 {found:08x}, its parent says {expected:08x}")]
     Checksum {
         /// CRC32 by the parent.

@@ -298,7 +298,7 @@ fn withhold(space: &Arc<Space>) -> Lease {
     Lease::recover(space, to_extents(used.map(|segment| segment.0)))
 }
 
-/// Writes what recovery changes: 1. repaired records, 2. remnants, 3. after damage the compacted journal, 4. the
+/// Writes the changes of recovery: 1. repaired records, 2. remnants, 3. after damage the compacted journal, 4. the
 /// superblock.
 fn mark_open(
     space: &Space,

@@ -303,8 +303,8 @@ impl Region {
         checkpoint.lease().exclusive() * u64::from(self.space.geometry.segment_bytes)
     }
 
-    /// Marks the region as closed. Reading goes on; what would write is refused from now on, shadows
-    /// not yet sealed included. Dropping a region does not close it.
+    /// Marks the region as closed. Reading goes on; operations that would write are refused from now on, shadows not
+    /// yet sealed included. Dropping a region does not close it.
     ///
     /// # Errors
     /// [`CloseError`]: the next open counts an unsafe shutdown.
@@ -349,7 +349,7 @@ impl Region {
         result
     }
 
-    /// Shows a sealed checkpoint to readers; gives back the one that it replaces, to be dropped.
+    /// Makes a sealed checkpoint visible to readers; returns the replaced one, for the caller to drop.
     pub(crate) fn publish(
         &self,
         checkpoint: Arc<Checkpoint>,

@@ -15,7 +15,7 @@ use crate::medium::{Flushed, LostPage};
 use crate::space::Space;
 use crate::{PAGE_BYTES, PAGE_SIZE};
 
-/// Appends pages to segments of a shadow's own, one segment after the other.
+/// Writer that appends pages to a shadow's own segments, one segment after the other.
 pub(crate) struct SegmentWriter {
     space: Arc<Space>,
     holdings: Holdings,

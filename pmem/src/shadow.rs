@@ -184,8 +184,8 @@ impl Shadow {
         w.finish(&mut self.out)
     }
 
-    /// Stores everything that `source` yields; the last page is filled up with zeros. Gives the map, what
-    /// went into it, and the length in bytes.
+    /// Stores everything that `source` yields; the last page is filled up with zeros. Returns the map, its
+    /// statistics, and the length in bytes.
     ///
     /// # Errors
     /// [`ShadowError::Source`] if reading fails; others as for [`append`](Self::append).

@@ -1,4 +1,4 @@
-//! A region's medium, geometry and allocator: what checkpoints and shadows share.
+//! Medium, geometry and allocator of a region, which checkpoints and shadows share.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};

@@ -54,7 +54,7 @@ pub enum Access {
         /// Namespace that the reservation is for, if one is named.
         namespace: Option<String>,
     },
-    /// See the nodes and how they are, and which certificates are denied.
+    /// Read the state of the nodes, and the list of denied certificates.
     Inspect,
     /// Look after nodes, the registry, denied certificates and damaged copies.
     Operate,
@@ -97,7 +97,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// Returns what to do about it.
+    /// Returns advice for the user about the error.
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {

@@ -122,7 +122,7 @@ pub struct Shrunk {
 /// Result of Algorithm 2.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaimed {
-    /// The set C, and what of each, in the order in which they were chosen.
+    /// The set C with the resources taken of each container, in the order in which they were chosen.
     pub containers: Vec<Shrunk>,
     /// Sum of the resources that are taken.
     pub taken: Resources,

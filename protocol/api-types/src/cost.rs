@@ -11,15 +11,15 @@ pub enum Mechanism {
     Wait,
     /// Kill it; it restarts from the beginning later.
     Kill,
-    /// Kill it; it goes on later from its last checkpoint.
+    /// Kill it; it continues later from its last checkpoint.
     Rollback,
     /// Stop it; its memory stays, and is paged out as far as needed.
     SuspendInMemory,
-    /// Dump what changed since its last checkpoint.
+    /// Dump the pages that changed since its last checkpoint.
     IncrementalDump,
     /// Dump all of its memory.
     FullDump,
-    /// Dump all of it while it runs, then what changed meanwhile.
+    /// Dump all of its memory while it runs, then the pages that changed meanwhile.
     PreCopiedDump,
 }
 

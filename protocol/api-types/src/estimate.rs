@@ -1,4 +1,4 @@
-//! `POST /v1/estimate`: what each way of preempting each task costs on each node.
+//! `POST /v1/estimate`: costs of each mechanism of preempting each task on each node.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

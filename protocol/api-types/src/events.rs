@@ -52,7 +52,7 @@ pub enum Event {
         /// Number of transfers that wait.
         waiting: u32,
     },
-    /// The reader was too slow for so many, and will not see them.
+    /// The reader was too slow: it has missed events, and will not get them.
     Missed {
         /// Number of events that were missed.
         missed: u64,

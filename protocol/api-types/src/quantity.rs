@@ -44,7 +44,7 @@ pub struct BytesPerSecond(f64);
 #[serde(transparent)]
 pub struct Weight(f64);
 
-/// A number with a range, made from what JSON has.
+/// Number with a range, converted from a JSON number.
 trait Number: Sized {
     const WHAT: &'static str;
 

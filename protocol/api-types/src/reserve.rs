@@ -24,7 +24,7 @@ pub struct Reserve {
     /// Time within which the transfer should start, seconds from now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_s: Option<Seconds>,
-    /// Time for which the reservation is kept, seconds; at most what the node allows, which is also the default.
+    /// Time for which the reservation is kept, seconds; at most the limit of the node, which is also the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_s: Option<Seconds>,
     /// Namespace whose quota the reservation counts in. Default: the caller's only one, or none for a caller with

@@ -168,7 +168,8 @@ pub struct Detail {
     /// Bytes that would be free if it were removed.
     #[prost(uint64, tag = "4")]
     pub exclusive_bytes: u64,
-    /// Agent that passed the answer on: it reads only what its certificate lets it. Empty from a storage node.
+    /// Name of the agent that passed the reply on: it reads only checkpoints that its certificate permits. Empty from
+    /// a storage node.
     #[prost(string, tag = "10")]
     pub agent: String,
 }

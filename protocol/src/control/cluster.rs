@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::Checkpoint;
 
-/// Nodes of a cluster, and how its checkpoints stand.
+/// Nodes of a cluster, and counts of its checkpoints by their replication.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct NodeList {
     /// Nodes, sorted by name.

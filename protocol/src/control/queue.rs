@@ -58,7 +58,7 @@ pub struct QueueStatus {
     /// Places that are reserved and not taken up.
     #[prost(uint32, tag = "4")]
     pub reserved: u32,
-    /// Bytes that all of them still have to move.
+    /// Bytes that all requests in the queue still have to move.
     #[prost(uint64, tag = "5")]
     pub bytes: u64,
     /// Number of transfers that may run at once.

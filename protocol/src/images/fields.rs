@@ -67,7 +67,7 @@ impl Fields {
             .varint
     }
 
-    /// Sets a varint field: in place if it is there, at the end if not.
+    /// Sets a varint field: in place if the message has it, at the end if not.
     pub fn set_varint(&mut self, number: u32, value: u64) {
         let mut encoded = Vec::new();
         push_varint(&mut encoded, u64::from(number) << 3);

@@ -1,4 +1,4 @@
-//! `inventory.img`: what kind of images these are (`images/inventory.proto`).
+//! `inventory.img`: version and kind of a dump's images (`images/inventory.proto`).
 
 use prost::Message;
 

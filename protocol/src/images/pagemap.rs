@@ -1,4 +1,4 @@
-//! `pagemap-N.img`: which pages an address space has, and which of them are in its pages file, in order
+//! `pagemap-N.img`: the pages of an address space in order, and whether each is in its pages file
 //! (`images/pagemap.proto`, `criu/pagemap.c`).
 
 use prost::Message;

@@ -1,4 +1,4 @@
-//! `stats-dump` and `stats-restore`: what CRIU measured (`images/stats.proto`, `criu/stats.c`).
+//! `stats-dump` and `stats-restore`: CRIU's own measurements (`images/stats.proto`, `criu/stats.c`).
 
 use prost::Message;
 use serde::Serialize;

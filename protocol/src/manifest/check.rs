@@ -21,8 +21,8 @@ pub const MAX_FILE_NAME_BYTES: usize = 255;
 /// Maximum number of small images of a checkpoint: CRIU writes one for each thread and about ten for each process.
 pub const MAX_SMALL_IMAGES: usize = 128 << 10;
 
-/// Longest encoded manifest that is written, bytes: it fits a message of the control protocol, with room for what
-/// stands around it.
+/// Longest encoded manifest that is written, bytes: it fits a message of the control protocol, with room for the rest
+/// of the message.
 pub const MAX_MANIFEST_BYTES: usize = 15 << 20;
 
 /// Error in a manifest.
@@ -51,7 +51,7 @@ pub enum ManifestError {
     /// The name of its job breaks the rules.
     #[error("job name")]
     JobName(#[from] JobNameError),
-    /// Parked but numbered, or the other way round, or numbered before its parent.
+    /// The checkpoint is parked but numbered, or numbered 0 but not parked, or numbered before its parent.
     #[error(
         "generation {generation} with parent generation {parent_generation} does not fit kind {kind:?}"
     )]

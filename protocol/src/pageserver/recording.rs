@@ -11,7 +11,7 @@
 //!   5  reply           u8 length, that many bytes, server to client
 //! ```
 //!
-//! Made-up pages keep a recording small and free of what was in the recorded process's memory.
+//! Made-up pages keep a recording small and free of the recorded process's data.
 
 use super::frame::{Dialect, Frame, FrameBytes, MIN_FRAME_BYTES};
 use super::{Answer, Event, PAGE_BYTES, PageServer, ProtocolError, Want};
@@ -41,7 +41,8 @@ pub enum Step {
         /// Contents of the pages.
         content: Content,
     },
-    /// The server replies with as many bytes. A replay reads so many; their values are its server's.
+    /// The server replies with these bytes. A replay reads as many bytes; their values come from the replay's own
+    /// server.
     Reply(Vec<u8>),
 }
 

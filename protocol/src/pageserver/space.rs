@@ -52,8 +52,7 @@ impl SpaceId {
     /// Besides 1 and 2 these are the numbers that older releases sent, which leaked an enum of theirs
     /// (`decode_pm` in `criu/page-xfer.c`).
     ///
-    /// # Errors
-    /// A type that none of them sent.
+    /// # Errors The type is one that no release sent.
     pub fn from_dst_id(dst_id: u64) -> Result<Self, UnknownSpaceType> {
         let id = dst_id >> 8;
         let space_type = dst_id.to_le_bytes()[0];

@@ -287,7 +287,7 @@ pub mod reply {
     }
 }
 
-/// A dump is open, or goes on.
+/// Reply to a dump: the dump is open, or continues.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct DumpOpened {
     /// Sequence of the frame that is expected next; 0 for a new dump.
@@ -400,7 +400,7 @@ pub struct Verified {
     pub missing: Vec<String>,
 }
 
-/// Done; and how the node is.
+/// Reply to a request that is done, with the state of the node.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Done {
     /// Bytes free in its region.

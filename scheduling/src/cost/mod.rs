@@ -68,7 +68,7 @@ pub enum Mechanism {
         /// Place where the dump has to be stored.
         copies: Copies,
     },
-    /// Kill it; it goes on later from its last checkpoint.
+    /// Kill it; it continues later from its last checkpoint.
     Rollback,
     /// Kill it; it restarts from the beginning later.
     Kill,

@@ -65,7 +65,7 @@ impl NodeFigures {
     ///
     /// # Errors
     ///
-    /// [`Missing`] if the queue is not known, or what empties it.
+    /// [`Missing`] if the length of the queue or its drain rate is not known.
     pub fn write_wait(&self, ahead: Bytes) -> Result<Estimate<Seconds>, Missing> {
         wait(&self.write_queue, ahead, &self.write_drain, &self.write)
     }

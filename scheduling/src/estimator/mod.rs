@@ -351,7 +351,7 @@ impl Estimator {
         self.channels.retain(|channel, _| !channel.is_of(node));
     }
 
-    /// Forgets what one channel was measured at.
+    /// Forgets the measurements of one channel.
     pub fn forget_channel(&mut self, channel: Channel) {
         self.channels.remove(&channel);
     }

@@ -65,7 +65,7 @@ impl Bound {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
-    /// A power of two of them, or none.
+    /// Lines in slots; the number of slots is a power of two, or 0.
     leaves: Vec<Option<Line>>,
     /// Bounds by place: place 1 is the root, those below place n are 2n and 2n + 1; the leaves' bounds are the second
     /// half.

@@ -96,7 +96,7 @@ pub enum Basis {
 pub struct Prediction {
     /// Bytes that will be stored: the room it takes.
     pub size: Estimate<Bytes>,
-    /// Bytes that will be moved: what takes its time.
+    /// Bytes that will be moved, which determine its duration.
     pub moved: Estimate<Bytes>,
     /// Measurements that both sizes rest on.
     pub basis: Basis,

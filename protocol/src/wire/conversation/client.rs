@@ -6,7 +6,7 @@ use crate::wire::message::{Closed, Commit, Committed, DumpOpened, Prepared, Repl
 /// Meaning of a reply.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DumpEvent {
-    /// The dump is open, or goes on: for [`crate::wire::sender::Sender::resumed`].
+    /// The dump is open, or continues: for [`crate::wire::sender::Sender::resumed`].
     Opened(DumpOpened),
     /// Every frame below this is in: for [`crate::wire::sender::Sender::acknowledged`].
     Acknowledged(u64),
@@ -92,9 +92,8 @@ impl DumpClient {
 
     /// Takes a reply.
     ///
-    /// # Errors
-    /// The peer refuses ([`ConversationError::Refused`]), or says what it may not say here. The dump has failed at
-    /// this peer.
+    /// # Errors The peer refuses ([`ConversationError::Refused`]), or sends a message that may not come here. The
+    /// dump has failed at this peer.
     pub fn reply(&mut self, reply: Reply) -> Result<DumpEvent, ConversationError> {
         match reply.body {
             Some(reply::Body::Error(error)) => Err(refused(&error)),
