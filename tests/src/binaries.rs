@@ -10,7 +10,7 @@ pub const BIN_DIR: &str = "PERMAFROST_BIN_DIR";
 
 static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
 
-/// Settles the directory for the rest of this process, before anything has been looked for.
+/// Sets the directory for the rest of this process. Must be called before any binary is looked up.
 ///
 /// # Errors
 /// Fails when it is settled already.
@@ -20,8 +20,8 @@ pub fn choose(dir: PathBuf) -> Result<()> {
         .map_err(|_| anyhow::anyhow!("the directory of the binaries is settled already"))
 }
 
-/// The directory that holds `permafrostd`, `permafrost`, `permafrost-action` and `permafrost-workload`:
-/// the one [chosen](choose), [`BIN_DIR`], or the profile's directory that the running test or command was built into.
+/// Returns the directory that holds `permafrostd`, `permafrost`, `permafrost-action` and `permafrost-workload`: the
+/// one [chosen](choose), [`BIN_DIR`], or the profile's directory that the running test or command was built into.
 ///
 /// # Errors
 /// Fails when the running executable's own path cannot be found.
@@ -44,7 +44,7 @@ pub fn dir() -> Result<PathBuf> {
     })
 }
 
-/// The path of one binary.
+/// Returns the path of one binary.
 ///
 /// # Errors
 /// Fails when it has not been built: a test of one package does not build the binaries of others.

@@ -20,17 +20,17 @@ const PEERS_PORT: u16 = 7118;
 /// Size and options of a cluster.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Nodes. Default 3.
+    /// Number of nodes. Default 3.
     pub nodes: usize,
-    /// Members of etcd. Default 3.
+    /// Number of members of etcd. Default 3.
     pub members: usize,
-    /// Hosts besides: for agents, for tasks. Default 0.
+    /// Number of further hosts, for agents and tasks. Default 0.
     pub others: usize,
-    /// Size of each node's region. Default 256 MiB.
+    /// Size of each node's region, MiB. Default 256 MiB.
     pub region_mib: u64,
     /// Further arguments of every node. Default none.
     pub extra: Vec<String>,
-    /// Largest packet, bytes. Default 1500.
+    /// MTU of the hosts' links, bytes. Default 1500.
     pub mtu: u32,
     /// Changes the options of single nodes; it gets the number of the node. Default: changes nothing.
     pub adjust: fn(usize, &mut Options),
@@ -50,7 +50,7 @@ impl Default for Setup {
     }
 }
 
-/// A cluster. Dropped, its processes are killed, and hosts and data removed.
+/// A running cluster. When it is dropped, its processes are killed, and hosts and data removed.
 pub struct Cluster {
     // In the order in which they are taken down.
     nodes: Vec<Option<Daemon>>,
@@ -62,8 +62,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts everything and waits until every node sees all others; `None` after saying loudly that `test` was
-    /// skipped, where there is no etcd or no network namespace.
+    /// Starts everything and waits until every node sees all others. Returns `None` after saying loudly that `test`
+    /// was skipped, if there is no etcd or no network namespace.
     ///
     /// # Errors
     /// Something does not start.
@@ -114,7 +114,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Makes a certificate, and a directory for it.
+    /// Issues a certificate into a directory of its own.
     ///
     /// # Errors
     /// It is not issued.
@@ -158,7 +158,7 @@ impl Cluster {
         }
     }
 
-    /// A node that runs.
+    /// Returns a running node.
     ///
     /// # Panics
     /// It does not.
@@ -167,7 +167,7 @@ impl Cluster {
         self.nodes[index].as_ref().expect("a node that runs")
     }
 
-    /// The host of a node, of a member (behind the nodes) or of somebody else (behind the members).
+    /// Returns the host of a node, of a member (after the nodes) or one of the further hosts (after the members).
     #[must_use]
     pub fn host(&self, index: usize) -> &Host {
         &self.hosts[index]
@@ -185,7 +185,7 @@ impl Cluster {
         self.nodes[index].is_some()
     }
 
-    /// `kill -9` for a node. Nothing if it does not run.
+    /// Kills a node with `kill -9`. Does nothing if it does not run.
     ///
     /// # Errors
     /// It cannot be waited for.
@@ -207,7 +207,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts a node that does not run, with the data it had.
+    /// Starts a stopped node, with the data it had.
     ///
     /// # Errors
     /// It does not start.
@@ -218,7 +218,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Takes a node's data away, as a lost disk does. The node must not run.
+    /// Removes a node's data, like a lost disk. The node must not run.
     ///
     /// # Errors
     /// It cannot be removed.
@@ -227,7 +227,7 @@ impl Cluster {
         std::fs::remove_dir_all(data).context("remove a node's data")
     }
 
-    /// Starts an agent on a host, which knows all nodes.
+    /// Starts an agent on a host. The agent knows all nodes.
     ///
     /// # Errors
     /// It does not start.
@@ -262,13 +262,13 @@ impl Cluster {
         Daemon::agent_at(&self.path(agent)?, &arguments, &self.hosts[host].prefix())
     }
 
-    /// The directory of the authority that all nodes trust.
+    /// Returns the directory of the authority that all nodes trust.
     #[must_use]
     pub fn authority(&self) -> PathBuf {
         self.dir.path().join("ca")
     }
 
-    /// A directory that is there.
+    /// Makes a directory in the cluster's own and returns its path.
     ///
     /// # Errors
     /// It cannot be made.
@@ -278,13 +278,13 @@ impl Cluster {
         Ok(path)
     }
 
-    /// The region of a node.
+    /// Returns the path of a node's region.
     #[must_use]
     pub fn region(&self, index: usize) -> PathBuf {
         self.dir.path().join(name(index)).join("data/region")
     }
 
-    /// Waits until the first node that runs sees `live` nodes.
+    /// Waits until the first running node sees `live` nodes.
     ///
     /// # Errors
     /// It does not within a minute.
@@ -304,7 +304,7 @@ impl Cluster {
     }
 }
 
-/// Name of a node.
+/// Returns the name of a node.
 #[must_use]
 pub fn name(index: usize) -> String {
     format!("node-{index}")

@@ -1,4 +1,4 @@
-//! Page contents that can be made again from a seed, so that every page can be checked on its own.
+//! Page contents that can be regenerated from a seed, so that every page can be checked on its own.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub enum Contents {
 }
 
 impl Contents {
-    /// All of them.
+    /// All kinds of contents.
     pub const ALL: [Self; 4] = [Self::Random, Self::ZeroRich, Self::Text, Self::Heap];
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Contents {
     }
 }
 
-/// Not the name of any contents.
+/// Error for an unknown name of contents.
 #[derive(Debug)]
 pub struct UnknownContents {
     /// Name that was given.
@@ -71,7 +71,7 @@ impl fmt::Display for UnknownContents {
 
 impl std::error::Error for UnknownContents {}
 
-/// Writes what page `index` holds in `generation` of its own.
+/// Writes the contents of page `index` in its generation `generation`.
 pub fn fill(
     contents: Contents,
     seed: u64,
@@ -91,8 +91,8 @@ pub fn fill(
     }
 }
 
-/// Checksum of one page, bound to its place: the memory's checksum is the exclusive or of all of them,
-/// so it can be kept up page by page.
+/// Returns the checksum of one page, bound to its position. The memory's checksum is the exclusive or of all of
+/// them, so it can be updated page by page.
 #[must_use]
 pub fn page_checksum(index: u64, page: &[u8]) -> u64 {
     mix(u64::from(crc32fast::hash(page)) << 32 ^ index)
@@ -111,7 +111,7 @@ fn fill_words(page: &mut [u8; PAGE_BYTES], mut word: impl FnMut() -> u64) {
     }
 }
 
-/// A page of one of the sorts that a heap consists of.
+/// Fills a page with one of the kinds of data that a heap contains.
 fn fill_heap(mut state: u64, page: &mut [u8; PAGE_BYTES]) {
     /// Base address of the objects. `TYPES` is the base address of the types that they point to.
     const OBJECTS: u64 = 0x7f3a_5000_0000;

@@ -1,4 +1,4 @@
-//! Finding a CRIU that works, and reading its figures.
+//! Finds a CRIU that works, and reads its statistics.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub struct Criu {
 /// Reasons why no CRIU is available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
-    /// Each candidate and what is wrong with it; one line each.
+    /// Each candidate and its fault; one line each.
     pub reasons: Vec<String>,
 }
 
@@ -35,8 +35,8 @@ impl std::fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// The CRIU to use: [`CRIU`], the one on PATH, or the one that `cargo xtask setup` has fetched; the first
-/// whose `check` passes. Looked for once a process.
+/// Returns the CRIU to use: the first of [`CRIU`], the one on PATH, and the one that `cargo xtask setup` has fetched
+/// whose `check` passes. The search runs once a process.
 ///
 /// # Errors
 /// Says of each candidate why not.
@@ -82,7 +82,7 @@ pub fn fetched() -> PathBuf {
     tests.parent().unwrap_or(tests).join("target/criu/criu")
 }
 
-/// Runs `criu check`: whether this CRIU and this kernel get on, and this user may.
+/// Runs `criu check`, which tests that this CRIU, this kernel and this user's rights suffice.
 ///
 /// # Errors
 /// Gives the reason in one line.
@@ -140,7 +140,7 @@ fn resolve(path: &Path) -> PathBuf {
         .unwrap_or_else(|| path.to_path_buf())
 }
 
-/// The CRIU for a test, or `None` after saying loudly that the test was skipped.
+/// Returns the CRIU for a test, or `None` after saying loudly that the test was skipped.
 ///
 /// # Panics
 /// Where [`REQUIRE_CRIU`] is set to anything but 0: there a skipped test is a failed one.
@@ -158,7 +158,7 @@ pub fn for_test(test: &str) -> Option<Criu> {
     }
 }
 
-/// Reads `stats-dump`, CRIU's own figures of a dump, from a work directory.
+/// Reads `stats-dump`, CRIU's own statistics of a dump, from a work directory.
 ///
 /// # Errors
 /// Fails when there is none or it is not one.

@@ -1,4 +1,4 @@
-//! A `permafrostd` of one's own, and the `permafrost` command against it.
+//! A `permafrostd` for one test, and the `permafrost` command pointed at it.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
@@ -11,10 +11,10 @@ use rustix::process::Signal;
 
 use crate::{binaries, process};
 
-/// The exit code of `permafrost` where what was named is not there.
+/// Exit code of `permafrost` if the named object does not exist.
 pub const NOT_FOUND: i32 = 3;
 
-/// The exit code of `permafrost` where the cluster's registry, or a node, is not to be had.
+/// Exit code of `permafrost` if the cluster's registry, or a node, is unavailable.
 pub const UNAVAILABLE: i32 = 11;
 
 /// Time for which [`Daemon::run_patiently`] retries: longer than any plausible series of elections.
@@ -23,15 +23,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Options for starting `permafrostd`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The region; default: where `permafrostd` puts it, in the data directory.
+    /// Path of the region. Default: `permafrostd`'s own default in the data directory.
     pub region: Option<PathBuf>,
     /// Size of a region that is created. Default 256 MiB.
     pub region_mib: u64,
     /// Refuse anything but DAX. Default no.
     pub require_dax: bool,
-    /// The well-known page-server port. Default any free one of 127.0.0.1; `none` for none.
+    /// Address of the well-known page-server port. Default any free port of 127.0.0.1; `none` for none.
     pub listen: String,
-    /// Further arguments. Without a `--probe-period` there are no probes: tests ask how much is free, or measured.
+    /// Further arguments. Without a `--probe-period` among them there are no probes, because tests query free space
+    /// and measurements.
     pub extra: Vec<String>,
     /// Command that starts `permafrostd` and the `permafrost` pointed at it, for example one that enters a network
     /// namespace. It must become the program (`exec`), not be its parent. Default: none.
@@ -51,7 +52,7 @@ impl Default for Options {
     }
 }
 
-/// A command that `prefix` starts.
+/// Returns a command that `prefix` starts.
 fn prefixed(prefix: &[String], program: &Path) -> Command {
     let Some((first, rest)) = prefix.split_first() else {
         return Command::new(program);
@@ -74,8 +75,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one under `dir`: its data in `dir/data`, its sockets in `dir/run`, its log in
-    /// `dir/permafrostd.log` (appended to, so that restarts read on), any free loopback port.
+    /// Starts a daemon under `dir`: its data in `dir/data`, its sockets in `dir/run`, its log in
+    /// `dir/permafrostd.log` (appended to, so that it covers restarts), any free loopback port.
     ///
     /// # Errors
     /// Fails with the end of its log when it does not get ready within 30 s.
@@ -195,19 +196,19 @@ impl Daemon {
         }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The control socket.
+    /// Returns the path of the control socket.
     #[must_use]
     pub fn control(&self) -> PathBuf {
         self.dir.join("run/control.sock")
     }
 
-    /// The well-known page-server endpoint, `address:port`.
+    /// Returns the address of the well-known page-server port, `address:port`.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -237,7 +238,7 @@ impl Daemon {
         self.dir.join("permafrostd.log")
     }
 
-    /// `permafrost`, pointed at this daemon and at the CRIU that was found.
+    /// Returns a `permafrost` command, pointed at this daemon and at the CRIU that was found.
     ///
     /// # Errors
     /// Fails when the binary is not there.
@@ -253,7 +254,7 @@ impl Daemon {
         Ok(command)
     }
 
-    /// Runs `permafrost` and gives what it said, whatever its exit status.
+    /// Runs `permafrost` and returns its output, whatever its exit status.
     ///
     /// # Errors
     /// Fails when it does not start.
@@ -264,7 +265,7 @@ impl Daemon {
             .context("run permafrost")
     }
 
-    /// Runs `permafrost` and gives its standard output.
+    /// Runs `permafrost` and returns its standard output.
     ///
     /// # Errors
     /// Fails with what it said when it exits non-zero.
@@ -316,7 +317,7 @@ impl Daemon {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Stops it as an init system does, and waits.
+    /// Stops the daemon as an init system does, and waits.
     ///
     /// # Errors
     /// Fails when it does not end within 30 s.
@@ -327,7 +328,7 @@ impl Daemon {
         })
     }
 
-    /// Kills it on the spot, as a crash does, and waits.
+    /// Kills the daemon at once, like a crash, and waits.
     ///
     /// # Errors
     /// Fails when it has been waited for already.
@@ -356,7 +357,7 @@ fn parse(said: &str) -> Result<serde_json::Value> {
     serde_json::from_str(said).with_context(|| format!("parse the output of `permafrost`: {said}"))
 }
 
-/// The standard output of a run that succeeded; of another, an error with all it said.
+/// Returns the standard output of a run that succeeded; otherwise an error with all of its output.
 fn outcome<A: AsRef<OsStr>>(arguments: &[A], output: &Output) -> Result<String> {
     let line: Vec<_> = arguments
         .iter()
@@ -374,13 +375,13 @@ fn outcome<A: AsRef<OsStr>>(arguments: &[A], output: &Output) -> Result<String> 
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The value of `key=value` in a line of such words.
+/// Returns the value of `key=value` in a line of such words.
 fn field(line: &str, key: &str) -> Option<String> {
     line.split_whitespace()
         .find_map(|word| Some(word.strip_prefix(key)?.strip_prefix('=')?.to_owned()))
 }
 
-/// The last lines of a log.
+/// Returns the last lines of a log.
 #[must_use]
 pub fn tail(path: &Path) -> String {
     let log = std::fs::read_to_string(path).unwrap_or_default();

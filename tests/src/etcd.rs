@@ -1,4 +1,4 @@
-//! A real etcd of a test's own, whose members can be killed, stopped and brought back.
+//! A real etcd for one test, whose members can be killed, stopped and restarted.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -22,8 +22,8 @@ pub const REQUIRE_ETCD: &str = "PERMAFROST_REQUIRE_ETCD";
 /// Time that a cluster may take to elect a leader: on a busy machine an election takes several rounds.
 const READY: Duration = Duration::from_secs(60);
 
-/// The etcd to use: [`ETCD`], the one on PATH, or the one that `cargo xtask setup` has fetched; the first that
-/// says its version. Looked for once a process.
+/// Returns the etcd to use: the first of [`ETCD`], the one on PATH, and the one that `cargo xtask setup` has fetched
+/// that prints its version. The search runs once a process.
 ///
 /// # Errors
 /// Says of each candidate why not.
@@ -91,7 +91,7 @@ pub fn check(etcd: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The etcd for a test, or `None` after saying loudly that the test was skipped.
+/// Returns the etcd for a test, or `None` after saying loudly that the test was skipped.
 ///
 /// # Panics
 /// Where [`REQUIRE_ETCD`] is set to anything but 0: there a skipped test is a failed one.
@@ -112,7 +112,7 @@ pub fn for_test(test: &str) -> Option<PathBuf> {
 /// Address, ports and command prefix of a member.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Address of its two ports.
+    /// Host address of both ports.
     pub host: String,
     /// Port for clients.
     pub client_port: u16,
@@ -124,7 +124,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// On loopback, with ports that were free just now.
+    /// Returns a place on loopback, with ports that are free at the moment.
     ///
     /// # Errors
     /// There are none.
@@ -150,14 +150,14 @@ impl Place {
     }
 }
 
-/// PEM files with which etcd takes only clients whose certificates are of `ca`.
+/// PEM files of an etcd that accepts only clients whose certificates are of `ca`.
 #[derive(Clone, Debug)]
 pub struct ServerTls {
     /// Path of etcd's certificate.
     pub certificate: PathBuf,
     /// Path of the certificate's key.
     pub key: PathBuf,
-    /// The authority of the clients.
+    /// Path of the certificate of the clients' authority.
     pub ca: PathBuf,
 }
 
@@ -166,7 +166,7 @@ struct Member {
     child: Option<Child>,
 }
 
-/// A cluster of etcd. Dropped, its processes are killed and its data removed.
+/// A running cluster of etcd. When it is dropped, its processes are killed and its data removed.
 pub struct EtcdCluster {
     etcd: PathBuf,
     dir: TempDir,
@@ -251,7 +251,7 @@ impl EtcdCluster {
         Ok(())
     }
 
-    /// `host:port` of each member, for clients.
+    /// Returns the client address of each member, `host:port`.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         let place = |member: &Member| format!("{}:{}", member.place.host, member.place.client_port);
@@ -270,7 +270,7 @@ impl EtcdCluster {
         self.members.len()
     }
 
-    /// Starts a member that does not run, with the data it had.
+    /// Starts a stopped member, with the data it had.
     ///
     /// # Errors
     /// It does not start.
@@ -325,7 +325,7 @@ impl EtcdCluster {
         Ok(())
     }
 
-    /// `kill -9` for one member. Nothing if it does not run.
+    /// Kills one member with `kill -9`. Does nothing if it does not run.
     ///
     /// # Errors
     /// It cannot be waited for.
@@ -337,7 +337,7 @@ impl EtcdCluster {
         Ok(())
     }
 
-    /// Stops a member where it is (SIGSTOP): its connections stay and are silent.
+    /// Suspends a member (SIGSTOP): its connections stay and are silent.
     ///
     /// # Errors
     /// It does not run.
@@ -345,7 +345,7 @@ impl EtcdCluster {
         process::signal(self.pid(index)?, Signal::STOP)
     }
 
-    /// Lets a paused member go on.
+    /// Resumes a suspended member.
     ///
     /// # Errors
     /// It does not run.
@@ -353,7 +353,7 @@ impl EtcdCluster {
         process::signal(self.pid(index)?, Signal::CONT)
     }
 
-    /// A running member's process.
+    /// Returns the process id of a running member.
     ///
     /// # Errors
     /// It does not run.

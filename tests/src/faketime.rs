@@ -1,4 +1,4 @@
-//! A wall clock of a process's own, by Debian's libfaketime: for a machine whose clock is wrong.
+//! A wall clock for single processes, by Debian's libfaketime: simulates a machine whose clock is wrong.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ pub const REQUIRE_FAKETIME: &str = "PERMAFROST_REQUIRE_FAKETIME";
 
 const HOUR_S: u64 = 3600;
 
-/// The library to use: [`FAKETIME`], the one of this machine, or the one that `cargo xtask setup` has fetched; the
-/// first that works. Looked for once a process.
+/// Returns the library to use: the first of [`FAKETIME`], the one of this machine, and the one that `cargo xtask
+/// setup` has fetched that works. The search runs once a process.
 ///
 /// # Errors
 /// Says of each candidate why not.
@@ -51,7 +51,7 @@ pub fn root() -> PathBuf {
     tests.parent().unwrap_or(tests).join("target/faketime/root")
 }
 
-/// The library that `cargo xtask` has fetched.
+/// Returns the path of the library that `cargo xtask` has fetched.
 #[must_use]
 pub fn fetched() -> PathBuf {
     root().join(place())

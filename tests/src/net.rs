@@ -27,20 +27,20 @@ use rustix::thread::LinkNameSpaceType;
 const NAMES: &str = "/run/netns";
 /// Prefix of our namespaces' names; the process id follows.
 const PREFIX: &str = "permafrost-";
-/// A locally administered address that nobody has.
+/// A locally administered MAC address that no port has.
 const NOBODY: &str = "02:00:00:00:00:ff";
-/// The switch's ports, and a host's last address byte, are one byte in an Ethernet address.
+/// Most hosts: the switch's ports, and a host's last address byte, are one byte in an Ethernet address.
 const MOST_HOSTS: usize = 200;
 
-/// Hosts, joined by a switch. Their names are removed when this is dropped; what still runs in them has no network
-/// from then on.
+/// Hosts joined by a switch. When this is dropped, their names are removed, and processes that still run in them
+/// have no network.
 #[derive(Debug)]
 pub struct Hosts {
     hosts: Vec<Host>,
     switch: String,
 }
 
-/// One of them.
+/// One of the hosts.
 #[derive(Debug)]
 pub struct Host {
     index: usize,
@@ -55,7 +55,7 @@ pub struct Host {
 pub struct Sent {
     /// Bytes, headers included.
     pub bytes: u64,
-    /// Packets of at most an MTU.
+    /// Number of packets of at most an MTU.
     pub packets: u64,
 }
 
@@ -94,7 +94,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Lays the cables, and writes every address down everywhere.
+    /// Connects the hosts, and sets every address on every host.
     fn wire(&self, mtu: u32) -> Result<()> {
         // No addresses of version 6, where the kernel has it: nobody is to send anything of its own accord.
         for host in &self.hosts {
@@ -162,7 +162,7 @@ impl Hosts {
         self.hosts.iter().filter(move |other| other.index != index)
     }
 
-    /// All of them.
+    /// Returns all hosts.
     pub fn iter(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter()
     }
@@ -207,20 +207,20 @@ impl Drop for Hosts {
 }
 
 impl Host {
-    /// Its address, the same for as long as it lives.
+    /// Returns the host's address, which never changes.
     #[must_use]
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// Name of its network namespace, as ip-netns(8) knows it.
+    /// Returns the name of its network namespace, as ip-netns(8) knows it.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// A program that will run on this host. It becomes the very process that is started: `Child::id` is its pid.
-    /// Not `ip netns exec`, which also makes a mount namespace: CRIU would then dump that as well.
+    /// Returns a command that runs a program on this host. It becomes the very process that is started: `Child::id`
+    /// is its pid. Not `ip netns exec`, which also makes a mount namespace: CRIU would then dump that as well.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let [first, rest @ ..] = self.prefix();
@@ -262,7 +262,7 @@ impl Host {
         })
     }
 
-    /// Pulls its cable: nothing enters and nothing leaves, and its link is down, which it can see.
+    /// Cuts the host off: nothing enters and nothing leaves, and the host sees that its link is down.
     ///
     /// # Errors
     /// Fails when ip(8) does.
@@ -270,7 +270,7 @@ impl Host {
         self.port("down")
     }
 
-    /// Plugs it in again. Cuts in one direction stay.
+    /// Undoes [`Self::cut`]. Cuts in one direction stay.
     ///
     /// # Errors
     /// Fails when ip(8) does.
@@ -283,7 +283,8 @@ impl Host {
         ip(["-n", &self.switch, "link", "set", "dev", &port, state])
     }
 
-    /// Loses what this host sends to `other` from now on, without a word to anybody; what comes from there arrives.
+    /// Drops all packets from this host to `other` from now on, without an error for either; packets from `other`
+    /// arrive.
     ///
     /// # Errors
     /// Fails when ip(8) does.
@@ -299,8 +300,8 @@ impl Host {
         batch("ip", &self.namespace, &neighbour(other, &mac(other.index)))
     }
 
-    /// Lets this host send `mbit` (10^6 bits) a second from now on, to all others together. What it receives is not
-    /// slowed.
+    /// Limits what this host sends to `mbit` (10^6 bits) a second from now on, to all others together. What it
+    /// receives is not slowed.
     ///
     /// # Errors
     /// Fails when tc(8) does.
@@ -383,8 +384,8 @@ pub fn for_test(test: &str, count: usize, mtu: u32) -> Option<Hosts> {
     }
 }
 
-/// Removes the names that processes which were killed have left. A pid that somebody else has by now keeps its
-/// leftovers until that ends as well.
+/// Removes the namespaces that killed test processes have left. If another process has the pid by now, they stay
+/// until it has ended as well.
 fn clear_leftovers() {
     let Ok(entries) = std::fs::read_dir(NAMES) else {
         return;
@@ -401,14 +402,14 @@ fn clear_leftovers() {
     }
 }
 
-/// Number of the pid namespace that this process is in.
+/// Returns the number of the pid namespace of this process.
 fn pid_namespace() -> Result<u64> {
     use std::os::unix::fs::MetadataExt as _;
     let namespace = std::fs::metadata("/proc/self/ns/pid").context("look at the pid namespace")?;
     Ok(namespace.ino())
 }
 
-/// The process that made a namespace of this name, if it is one of ours.
+/// Returns the process that made a namespace of this name, if it is one of ours.
 fn owner(name: &str) -> Option<u32> {
     let mut parts = name.strip_prefix(PREFIX)?.split('-');
     // Pids of another pid namespace say nothing here.
@@ -419,7 +420,7 @@ fn owner(name: &str) -> Option<u32> {
     parts.next()?.parse().ok()
 }
 
-/// Host 0 is x.y.z.1.
+/// Returns the last byte of a host's address: host 0 is x.y.z.1.
 fn last_byte(index: usize) -> u8 {
     u8::try_from(index + 1).unwrap_or(u8::MAX)
 }
@@ -428,7 +429,7 @@ fn mac(index: usize) -> String {
     format!("02:00:00:00:00:{:02x}", last_byte(index))
 }
 
-/// A line for ip(8): where packets for `other` go.
+/// Returns a line for ip(8) that sets the MAC address for packets to `other`.
 fn neighbour(other: &Host, mac: &str) -> String {
     format!(
         "neigh replace {} lladdr {mac} dev eth0 nud permanent\n",
@@ -444,7 +445,7 @@ fn run<const N: usize>(program: &str, arguments: [&str; N]) -> Result<()> {
     output(Command::new(program).args(arguments)).map(drop)
 }
 
-/// Has ip(8) or bridge(8) do all of `lines` in a namespace.
+/// Runs all of `lines` with ip(8) or bridge(8) in a namespace.
 fn batch(program: &str, namespace: &str, lines: &str) -> Result<()> {
     let mut script = tempfile::NamedTempFile::new().context("create a script")?;
     script

@@ -1,4 +1,4 @@
-//! Waiting for processes that are not necessarily children.
+//! Functions that wait for processes, which need not be children.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 /// Period at which a condition is checked.
 pub const POLL: Duration = Duration::from_millis(5);
 
-/// Waits until `ready` gives something.
+/// Waits until `ready` returns a value.
 ///
 /// # Errors
 /// Fails when `ready` does, or when nothing came within `limit`.
@@ -30,8 +30,8 @@ pub fn wait_for<T>(
     }
 }
 
-/// Makes this process the one that orphans below it are given to, so that [`reap`] can clear them away:
-/// a restore needs the very pids that a dump has killed, and a zombie still holds its own.
+/// Makes this process the one that adopts orphans below it, so that [`reap`] can collect them: a restore needs the
+/// very pids that a dump has freed, and a zombie still occupies its pid.
 ///
 /// # Errors
 /// Fails where the kernel refuses.
@@ -41,7 +41,7 @@ pub fn adopt_orphans() -> Result<()> {
         .context("become a subreaper")
 }
 
-/// Collects `pid` if it is a child that has ended. Anybody else's child is left alone.
+/// Collects `pid` if it is a child that has ended. Children of other processes are left alone.
 pub fn reap(pid: u32) {
     if let Some(pid) = as_pid(pid) {
         // ECHILD: not ours, its parent reaps it.
@@ -80,8 +80,8 @@ pub fn signal(pid: u32, signal: Signal) -> Result<()> {
     rustix::process::kill_process(target, signal).with_context(|| format!("signal process {pid}"))
 }
 
-/// Processor time that `pid` has used so far, its ended threads included, its children not. To the kernel's tick,
-/// 10 ms.
+/// Returns the processor time that `pid` has used so far, including its ended threads, without its children.
+/// Resolution: the kernel's tick, 10 ms.
 ///
 /// # Errors
 /// Fails when there is no such process.
@@ -90,7 +90,7 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
     stat_ticks(&format!("/proc/{pid}/stat"), [13, 14])
 }
 
-/// Processor time of all children that this process has waited for, and theirs.
+/// Returns the processor time of all children that this process has waited for, and of theirs.
 ///
 /// # Errors
 /// Fails when /proc cannot be read.
@@ -99,8 +99,8 @@ pub fn ended_children_cpu_time() -> Result<Duration> {
     stat_ticks("/proc/self/stat", [15, 16])
 }
 
-/// The session this process is in, 0 when its leader is outside the PID namespace: a case that `getsid` of rustix
-/// takes for impossible.
+/// Returns the session of this process, 0 if its leader is outside the PID namespace: rustix's `getsid` does not
+/// support that case.
 ///
 /// # Errors
 /// Fails when /proc cannot be read.
@@ -110,7 +110,7 @@ pub fn session_of_this_process() -> Result<i32> {
     i32::try_from(session).context("a session that is no process id")
 }
 
-/// The sum of two fields of a stat file, given by their number from 0.
+/// Returns the sum of two fields of a stat file, given by their number from 0.
 fn stat_ticks(path: &str, fields: [usize; 2]) -> Result<Duration> {
     let ticks: u64 = stat_fields(path, fields)?.iter().sum();
     Ok(Duration::from_millis(
@@ -118,7 +118,7 @@ fn stat_ticks(path: &str, fields: [usize; 2]) -> Result<Duration> {
     ))
 }
 
-/// Fields of a stat file, given by their number from 0.
+/// Returns fields of a stat file, given by their number from 0.
 fn stat_fields<const N: usize>(path: &str, fields: [usize; N]) -> Result<[u64; N]> {
     let stat = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
     // The command, field 1, may hold anything; what follows it begins at field 2.
@@ -134,8 +134,9 @@ fn stat_fields<const N: usize>(path: &str, fields: [usize; N]) -> Result<[u64; N
     Ok(values)
 }
 
-/// Resident memory of `pid` that is its own: anonymous and mapped files, without shared memory. A region on tmpfs
-/// counts as shared memory, so this is what a daemon takes beside it. Bytes; 0 for a process that is not there.
+/// Returns the resident memory that `pid` does not share, bytes: anonymous memory and mapped files, without shared
+/// memory. A region on tmpfs counts as shared memory, so this is a daemon's memory beside its region. 0 if the
+/// process does not exist.
 #[must_use]
 pub fn own_memory_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -153,7 +154,7 @@ pub fn own_memory_bytes(pid: u32) -> u64 {
     (kib("RssAnon") + kib("RssFile")) << 10
 }
 
-/// Ends processes for good and collects them.
+/// Kills processes and collects them.
 pub fn kill(pids: &[u32]) {
     for &pid in pids {
         let _ = signal(pid, Signal::KILL);

@@ -1,8 +1,8 @@
-//! Random choices that a seed repeats.
+//! Random choices that can be repeated by their seed.
 
 use std::time::Duration;
 
-/// A number from the environment.
+/// Returns a number from the environment.
 ///
 /// # Panics
 /// It is none.
@@ -15,11 +15,11 @@ pub fn from_env(name: &str) -> Option<u64> {
     })
 }
 
-/// splitmix64: small, and the same everywhere.
+/// The splitmix64 generator: small, and the same on every machine.
 pub struct Random(u64);
 
 impl Random {
-    /// Of `PERMAFROST_SEED`, or of a seed of its own; says which.
+    /// Makes a generator from `PERMAFROST_SEED`, or from a fresh seed, and prints the seed.
     #[must_use]
     pub fn seeded() -> Self {
         let seed = from_env("PERMAFROST_SEED").unwrap_or_else(|| u64::from(std::process::id()));
@@ -27,13 +27,13 @@ impl Random {
         Self(seed)
     }
 
-    /// Of a seed.
+    /// Makes a generator from a seed.
     #[must_use]
     pub const fn of(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Less than `limit`, which is not 0.
+    /// Returns a number less than `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -42,12 +42,12 @@ impl Random {
         (z ^ (z >> 31)) % limit
     }
 
-    /// An index of `len` things.
+    /// Returns an index into `len` things.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(u64::try_from(len).unwrap_or(1).max(1))).unwrap_or(0)
     }
 
-    /// Less than `limit`.
+    /// Returns a duration less than `limit`.
     pub fn time(&mut self, limit: Duration) -> Duration {
         let micros = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
         Duration::from_micros(self.below(micros.max(1)))

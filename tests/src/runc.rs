@@ -51,7 +51,7 @@ pub fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// Says whether there is a runc; if not, loudly that `test` was skipped.
+/// Returns true if there is a runc; otherwise prints loudly that `test` was skipped.
 ///
 /// # Panics
 /// Where [`REQUIRE_RUNC`] is set to anything but 0: there a skipped test is a failed one.
@@ -107,13 +107,13 @@ impl Container {
         Ok(container)
     }
 
-    /// Name, as runc knows it.
+    /// Returns the name by which runc knows the container.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The bundle's directory.
+    /// Returns the bundle's directory.
     #[must_use]
     pub fn bundle(&self) -> PathBuf {
         self.dir.join("bundle")
@@ -129,7 +129,7 @@ impl Container {
         count.trim().parse().context("parse the count")
     }
 
-    /// `running`, `stopped`, as runc has it.
+    /// Returns the container's status as reported by runc, such as `running` or `stopped`.
     ///
     /// # Errors
     /// runc does not know the container.
@@ -141,7 +141,7 @@ impl Container {
         Ok(status.to_owned())
     }
 
-    /// Runs `runc`, with this container's CRIU and state.
+    /// Returns a `runc` command with this container's CRIU and state.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(program());
@@ -181,7 +181,7 @@ impl Drop for Container {
     }
 }
 
-/// No network of its own, no terminal, a file system that it may write to, and something to do.
+/// Writes a configuration with no network of its own, no terminal, a writable file system, and a command.
 fn configure(path: &Path, annotations: &[(&str, &str)]) -> Result<()> {
     let bytes = fs::read(path).context("read the configuration")?;
     let mut config: serde_json::Value =

@@ -1,5 +1,5 @@
-//! A real Slurm of a test's own: `munged`, `slurmctld` and `slurmd` of one node, all in a PID namespace that ends with it,
-//! with two partitions of which one preempts the other.
+//! A real Slurm for one test: `munged`, `slurmctld` and `slurmd` of one node, all in a PID namespace that ends with
+//! the test, with two partitions, one of which preempts the other.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -20,7 +20,7 @@ pub const SLURM: &str = "PERMAFROST_SLURM";
 pub const LOW: &str = "low";
 /// Partition that preempts.
 pub const HIGH: &str = "high";
-/// The cluster's name.
+/// Name of the cluster.
 pub const CLUSTER: &str = "permafrost";
 
 /// Time that Slurm's daemons may take to make the node usable.
@@ -29,8 +29,8 @@ const READY: Duration = Duration::from_secs(60);
 /// Time that a job may take to reach an expected state.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Lifetime of a credential, s: a requeued job waits as long before it starts again. The least that Slurm takes; two minutes
-/// by default.
+/// Lifetime of a credential, s: a requeued job waits as long before it starts again. This is the shortest that Slurm
+/// accepts; the default is two minutes.
 const CREDENTIAL_S: u32 = 5;
 
 /// Installation of Slurm's programs.
@@ -41,7 +41,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Those at [`SLURM`], those of this machine, or those that `cargo xtask setup` has fetched. Looked for once a process.
+    /// Returns the programs at [`SLURM`], those of this machine, or those that `cargo xtask setup` has fetched. The
+    /// search runs once a process.
     ///
     /// # Errors
     /// Says of each candidate why not.
@@ -97,7 +98,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Those unpacked at `root`.
+    /// Returns the programs unpacked at `root`.
     #[must_use]
     pub fn at(root: &Path) -> Self {
         Self {
@@ -120,7 +121,7 @@ impl Programs {
         [of("usr/lib").join("slurm-wlm"), of("usr/lib"), of("lib")]
     }
 
-    /// One of the programs, and for what it starts the way to the others.
+    /// Returns a command for one of the programs, which can find the other programs that it starts.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.path(program));
         self.point(&mut command);
@@ -149,7 +150,7 @@ pub fn fetched() -> PathBuf {
     tests.parent().unwrap_or(tests).join("target/slurm/root")
 }
 
-/// Slurm for a test.
+/// Returns Slurm for a test.
 ///
 /// # Panics
 /// There is none: a test of what it does must not pass without it.
@@ -160,7 +161,7 @@ pub fn for_test(test: &str) -> Programs {
     })
 }
 
-/// A running cluster of one node with one processor. Dropped, all of it ends, its jobs too.
+/// A running cluster of one node with one processor. When it is dropped, everything ends, its jobs too.
 #[derive(Debug)]
 pub struct Slurm {
     programs: Programs,
@@ -169,7 +170,7 @@ pub struct Slurm {
 }
 
 impl Slurm {
-    /// Starts it with everything it writes in `dir`; jobs that are preempted have `grace` to leave.
+    /// Starts the cluster, with all its files in `dir`. Preempted jobs have `grace` as their grace time.
     ///
     /// # Errors
     /// With what the daemons say when the node does not get usable.
@@ -202,7 +203,7 @@ impl Slurm {
         Ok(slurm)
     }
 
-    /// Submits a batch script, with further options of sbatch. Gives the job's number.
+    /// Submits a batch script, with further options of sbatch. Returns the job's number.
     ///
     /// # Errors
     /// sbatch refuses it.
@@ -228,7 +229,7 @@ impl Slurm {
         String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
     }
 
-    /// A field of a job, as `scontrol show job` has it.
+    /// Returns a field of a job, as `scontrol show job` prints it.
     ///
     /// # Errors
     /// slurmctld does not answer, or there is no such field.
@@ -277,7 +278,7 @@ impl Slurm {
         self.say("scancel", &[&job.to_string()]).map(drop)
     }
 
-    /// Runs one of Slurm's programs for users.
+    /// Runs one of Slurm's programs for users and returns its output.
     ///
     /// # Errors
     /// With what it said when it fails.
@@ -316,7 +317,7 @@ impl Drop for Slurm {
     }
 }
 
-/// The three daemons in a PID namespace: slurmstepd leaves its parent, and could not be found otherwise.
+/// Starts the three daemons in a PID namespace: slurmstepd leaves its parent, and could not be found otherwise.
 fn rig(programs: &Programs, dir: &Path) -> Result<Child> {
     let script = "\
         \"$1\" --foreground --force --key-file=\"$4/munge.key\" --socket=\"$4/munge.sock\" --pid-file=\"$4/run/munged.pid\" \
@@ -352,7 +353,7 @@ fn rig(programs: &Programs, dir: &Path) -> Result<Child> {
         .context("start Slurm")
 }
 
-/// The first part of this machine's name, as slurmctld finds itself by.
+/// Returns the first part of this machine's name, by which slurmctld identifies itself.
 fn host_name() -> String {
     let name = rustix::system::uname()
         .nodename()

@@ -5,20 +5,20 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// A workload's report; the file is replaced whole by a rename, so a reader never sees half of one.
+/// Report of a workload. The file is replaced as a whole by a rename, so a reader never sees half of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// The root process.
+    /// Pid of the root process.
     pub pid: u32,
-    /// Ticks of about a millisecond since it started; goes on after a restore where it was.
+    /// Ticks of about a millisecond since the start; a restore does not reset them.
     pub counter: u64,
     /// Number of times that pages were modified.
     pub generation: u32,
-    /// Pages filled, in all processes.
+    /// Number of pages filled, in all processes.
     pub pages: u64,
-    /// Pages that are not what they should be, as of the last verification.
+    /// Number of changed or lost pages, as of the last verification.
     pub bad_pages: u64,
-    /// Checksum that the root has kept up since it filled its memory.
+    /// Checksum that the root has updated since it filled its memory.
     pub checksum_kept: u64,
     /// The checksum recomputed from memory; 0 before the first verification.
     pub checksum_found: u64,

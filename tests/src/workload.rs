@@ -1,4 +1,4 @@
-//! Running `permafrost-workload` and asking it.
+//! Starts `permafrost-workload` and sends requests to it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,12 @@ pub struct Options {
     pub size_mib: u64,
     /// Contents of the memory. Default random: neither compression nor zero pages save anything.
     pub contents: Contents,
-    /// Processes beside the root, each with a sixteenth of its memory and a pipe to it either way. Default 0.
+    /// Number of processes beside the root, each with a sixteenth of its memory and a pipe to it in either
+    /// direction. Default 0.
     pub members: u32,
-    /// Memory shared by all of them, MiB. Default 0.
+    /// Memory shared by all processes, MiB. Default 0.
     pub shared_mib: u64,
-    /// Threads beside the main one, in each process. Default 0.
+    /// Number of threads beside the main one, in each process. Default 0.
     pub threads: u32,
     /// Keep a file open, half read. Default no.
     pub open_file: bool,
@@ -49,7 +50,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// A tree with everything in it: processes, shared memory, threads, pipes, an open file.
+    /// Returns the options of a tree with everything in it: processes, shared memory, threads, pipes, an open file.
     #[must_use]
     pub fn tree(size_mib: u64) -> Self {
         Self {
@@ -63,8 +64,8 @@ impl Options {
     }
 }
 
-/// Closes what whoever started the tests has left open, and becomes the program given: CRIU refuses descriptors of
-/// files from outside the mount namespace, as they are in a container, and pipes whose other end is outside the tree.
+/// Shell script that closes inherited descriptors and becomes the given program: CRIU refuses descriptors of files
+/// from outside the mount namespace, which are common in a container, and pipes whose other end is outside the tree.
 const CLOSE_INHERITED: &str = r#"
 for fd in /proc/$$/fd/*; do
     fd=${fd##*/}
@@ -73,7 +74,7 @@ done
 exec "$@"
 "#;
 
-/// A running (or dumped) workload; killed when dropped, wherever it was restored to in between.
+/// A running (or dumped) workload. It is killed when dropped, wherever it was restored in between.
 #[derive(Debug)]
 pub struct Workload {
     status_path: PathBuf,
@@ -84,8 +85,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Starts one and waits until its memory is filled. Its status file, and the file it may keep open, go
-    /// into `dir`, which must outlive it.
+    /// Starts a workload and waits until its memory is filled. Its status file, and the file it may keep open, go
+    /// into `dir`, which must outlive the workload.
     ///
     /// # Errors
     /// Fails when it cannot be started or does not report within a time in proportion to its size.
@@ -140,7 +141,7 @@ impl Workload {
         })
     }
 
-    /// The root process, whose tree `criu dump -t` takes.
+    /// Returns the pid of the root process, which `criu dump -t` takes.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
@@ -152,7 +153,7 @@ impl Workload {
         process::is_alive(self.pid)
     }
 
-    /// Its report, without a look at the memory.
+    /// Requests a report, without a verification of the memory.
     ///
     /// # Errors
     /// Fails when it does not answer.
@@ -160,7 +161,7 @@ impl Workload {
         self.ask(Signal::HUP)
     }
 
-    /// Has it modify pages.
+    /// Makes the workload modify pages.
     ///
     /// # Errors
     /// Fails when it does not answer.
@@ -168,7 +169,7 @@ impl Workload {
         self.ask(Signal::USR1)
     }
 
-    /// Has it check everything: look at [`Status::is_sound`].
+    /// Makes the workload verify everything: see [`Status::is_sound`].
     ///
     /// # Errors
     /// Fails when it does not answer.

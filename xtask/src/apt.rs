@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::sources::Mirror;
 
-/// Hooks of the machine's own apt configuration that would touch the system, and indexes nobody needs.
-/// The rest of that configuration holds: it may name a proxy.
+/// Settings that disable hooks of the machine's own apt configuration, which would touch the system, and unneeded
+/// indexes. The rest of that configuration applies: it may name a proxy.
 const CONFIGURATION: &str = "\
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
@@ -78,7 +78,7 @@ pub(crate) fn unpack(suite: &str, packages: &[&str], root: &Path) -> Result<()> 
     fs::rename(&new, root).with_context(|| format!("move the packages to {}", root.display()))
 }
 
-/// An apt state of its own.
+/// An apt state of its own, apart from the system's.
 struct State {
     dir: PathBuf,
 }
@@ -170,7 +170,7 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    /// The dynamic loader.
+    /// Returns the path of the dynamic loader.
     ///
     /// # Errors
     /// Fails when there is none, so the packages' libc is not there.
@@ -189,7 +189,7 @@ impl Root {
         bail!("no dynamic loader in {}", self.dir.display())
     }
 
-    /// The loader's `--library-path`.
+    /// Returns the value of the loader's `--library-path`.
     pub(crate) fn library_path(&self) -> String {
         let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
         let dirs =
@@ -197,7 +197,7 @@ impl Root {
         dirs.join(":")
     }
 
-    /// A command that runs one of the programs.
+    /// Returns a command that runs one of the programs.
     pub(crate) fn command(&self, program: &str) -> Result<Command> {
         let mut command = Command::new(self.loader()?);
         command
@@ -207,7 +207,7 @@ impl Root {
         Ok(command)
     }
 
-    /// Follows a link as it would lead with the root as `/`: packages link by absolute paths too.
+    /// Resolves a link with the root as `/`, because packages link by absolute paths too.
     fn inside(&self, path: &Path) -> Result<PathBuf> {
         let mut path = path.to_path_buf();
         // As many as the kernel follows.

@@ -95,7 +95,7 @@ fn steps(quick: bool) -> Vec<(&'static str, Step)> {
     steps
 }
 
-/// The fuzz targets are a workspace of their own.
+/// Manifest of the fuzz targets, which are a workspace of their own.
 const FUZZ_MANIFEST: &str = "fuzz/Cargo.toml";
 
 fn format() -> Result<Count> {
@@ -103,7 +103,7 @@ fn format() -> Result<Count> {
     cargo(&["fmt", "--check", "--manifest-path", FUZZ_MANIFEST])
 }
 
-/// Licenses, bans and sources of everything that is built, against `deny.toml`.
+/// Checks licenses, bans and sources of all dependencies against `deny.toml`.
 fn dependencies() -> Result<Count> {
     let rules = deny::Rules::read()?;
     let mut count = Count::default();
@@ -154,7 +154,7 @@ fn cargo(arguments: &[&str]) -> Result<Count> {
     run_counted(cargo_command().args(arguments))
 }
 
-/// `cargo` itself, in the workspace.
+/// Returns a `cargo` command in the workspace.
 pub(crate) fn cargo_command() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -182,7 +182,7 @@ fn is_of_this_program(variable: &str) -> bool {
     variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
-/// Unit, property, crash and end-to-end tests.
+/// Runs unit, property, crash and end-to-end tests.
 fn tests(quick: bool) -> Result<Count> {
     let mut command = cargo_command();
     command
@@ -253,7 +253,7 @@ fn tests(quick: bool) -> Result<Count> {
     run_counted(&mut command)
 }
 
-/// Runs a command, passing on what it says, and counts the tests in it.
+/// Runs a command, passes its output on, and counts the tests in it.
 ///
 /// # Errors
 /// Fails when the command does without any test having failed.

@@ -19,7 +19,7 @@ use crate::{ci, paths};
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rules {
     graph: Graph,
-    /// For cargo-deny alone.
+    /// Read by cargo-deny alone.
     #[serde(rename = "advisories")]
     _advisories: BTreeMap<String, String>,
     licenses: Licenses,
@@ -57,14 +57,14 @@ struct Sources {
     allow_registry: Vec<String>,
 }
 
-/// cargo-deny knows softer ones; nothing here is.
+/// Verdict on a violation. cargo-deny has softer ones, which are not supported here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
     Deny,
 }
 
-/// `NAME` or `NAME@VERSION`.
+/// A crate in the form `NAME` or `NAME@VERSION`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Crate {
@@ -119,7 +119,7 @@ impl Rules {
         basic_toml::from_str(&text).with_context(|| format!("read {}", path.display()))
     }
 
-    /// Everything that breaks a rule, a line each.
+    /// Returns all violations of the rules, a line each.
     pub(crate) fn check(&self, metadata: &Value) -> Result<Vec<String>> {
         let packages = built(metadata)?;
         let mut wrong = Vec::new();
@@ -165,7 +165,7 @@ impl Rules {
         (!known).then(|| format!("{} comes from {source}", package.full_name()))
     }
 
-    /// Only the crates of this workspace: what others require is theirs.
+    /// Checks the requirements of this workspace's crates; the requirements of other crates are not checked.
     fn check_requirements(&self, package: &Package) -> Vec<String> {
         let Verdict::Deny = self.bans.wildcards;
         if package.source.is_some() {
@@ -222,7 +222,7 @@ impl Package {
     }
 }
 
-/// The packages that the resolved graph has; `packages` lists those of other platforms, too.
+/// Returns the packages of the resolved graph; `packages` lists those of other platforms, too.
 fn built(metadata: &Value) -> Result<Vec<Package>> {
     let nodes = metadata["resolve"]["nodes"]
         .as_array()

@@ -27,9 +27,9 @@ const COVERAGE: [&str; 6] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// An input that takes longer than this is a finding, seconds.
+/// Longest time for one input, seconds; a slower input is a finding.
 const SLOWEST_INPUT_SECONDS: u64 = 10;
-/// So is one that takes more memory than this, MiB: nothing may be allocated that a length field alone asks for.
+/// Most memory for one input, MiB; more is a finding: a length field alone must not cause an allocation.
 const MOST_MEMORY_MIB: u64 = 512;
 
 /// Checks the seeds, builds every target, and runs each for `seconds`.
@@ -83,7 +83,7 @@ pub(crate) fn run(seconds: u64) -> Result<Count> {
     Ok(count)
 }
 
-/// Runs one target: how many inputs it took, or the end of what it said about its finding.
+/// Runs one target. Returns the number of inputs, or the end of its output about its finding.
 fn one(fuzz: &Path, name: &str, binary: &Path, seconds: u64) -> Result<Result<String, String>> {
     let (corpus, artifacts) = (
         fuzz.join("corpus").join(name),
@@ -115,7 +115,7 @@ fn one(fuzz: &Path, name: &str, binary: &Path, seconds: u64) -> Result<Result<St
     Ok(Ok(runs.unwrap_or("an unknown number of").to_owned()))
 }
 
-/// Names of the targets: one file each.
+/// Returns the names of the targets, which have one file each.
 fn targets(fuzz: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(fuzz.join("fuzz_targets")).context("list the fuzz targets")? {
@@ -132,7 +132,7 @@ fn targets(fuzz: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The compiler's own target triple.
+/// Returns the compiler's own target triple.
 fn host() -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc)

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The workspace's root.
+/// Returns the root of the workspace.
 pub(crate) fn workspace() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask).to_path_buf()

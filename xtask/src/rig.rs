@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::{ci, ui};
 
-/// Programs that the demo runs; benches run others besides.
+/// Programs that the demo runs; benches run others, too.
 const PROGRAMS: [&str; 4] = [
     "permafrostd",
     "permafrost",
@@ -30,7 +30,7 @@ pub(crate) fn build_programs() -> Result<()> {
     build(ci::cargo_command().arg("build").args(arguments))
 }
 
-/// Builds all binaries, those of the benches too, in release mode, and uses those from here on.
+/// Builds all binaries, including those of the benches, in release mode, and selects those for later use.
 ///
 /// # Errors
 /// The build fails; cargo has printed why.
@@ -41,7 +41,7 @@ pub(crate) fn build_release() -> Result<()> {
     binaries::choose(profiles.join("release"))
 }
 
-/// Runs a build with cargo's own progress on the screen.
+/// Runs a build and shows cargo's own progress.
 fn build(command: &mut Command) -> Result<()> {
     let start = Instant::now();
     ui::say("building; the first time takes minutes");
@@ -53,12 +53,13 @@ fn build(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A private directory on tmpfs with room for `need_mib`; elsewhere, saying so, where there is none.
+/// Makes a private directory on tmpfs with room for `need_mib`; without such a tmpfs it is made elsewhere, with a
+/// message.
 ///
 /// # Errors
 /// Fails when nothing has the room.
 pub(crate) fn memory_dir(need_mib: u64) -> Result<TempDir> {
-    /// f_type of tmpfs, statfs(2).
+    /// f_type of tmpfs in statfs(2).
     const TMPFS: i64 = 0x0102_1994;
     let mut candidates = vec![PathBuf::from("/dev/shm"), PathBuf::from("/run")];
     candidates.push(std::env::temp_dir());
@@ -97,7 +98,7 @@ fn temporary(parent: &Path) -> Result<TempDir> {
         .context("create a temporary directory")
 }
 
-/// Notes Ctrl-C and SIGTERM instead of dying of them, so that everything started is ended on the way out.
+/// Catches Ctrl-C and SIGTERM, so that everything that was started is ended before the program exits.
 #[derive(Clone)]
 pub(crate) struct Interrupt {
     raised: Arc<AtomicBool>,
@@ -115,7 +116,7 @@ impl Interrupt {
         Ok(Self { raised })
     }
 
-    /// Between two steps.
+    /// Checks between two steps whether there was a signal.
     ///
     /// # Errors
     /// Fails once there was a signal.
@@ -127,7 +128,7 @@ impl Interrupt {
     }
 }
 
-/// The first field of that name anywhere in a reply.
+/// Returns the first field of that name anywhere in a reply.
 pub(crate) fn field<'a>(value: &'a serde_json::Value, name: &str) -> Option<&'a serde_json::Value> {
     match value {
         serde_json::Value::Object(fields) => fields
@@ -138,14 +139,14 @@ pub(crate) fn field<'a>(value: &'a serde_json::Value, name: &str) -> Option<&'a 
     }
 }
 
-/// The first number of that name anywhere in a reply, 0 if there is none.
+/// Returns the first number of that name anywhere in a reply, 0 if there is none.
 pub(crate) fn number(value: &serde_json::Value, name: &str) -> u64 {
     field(value, name)
         .and_then(serde_json::Value::as_u64)
         .unwrap_or(0)
 }
 
-/// A size for people.
+/// Formats a size for people.
 pub(crate) fn mib(bytes: u64) -> String {
     let tenths = bytes * 10 / (1 << 20);
     format!("{}.{} MiB", tenths / 10, tenths % 10)

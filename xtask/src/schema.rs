@@ -1,5 +1,5 @@
-//! The OpenAPI document against the running server: requests that schemathesis makes of the document, sound and broken
-//! ones, and whether what is answered is what the document says.
+//! Compares the running server with its OpenAPI document: schemathesis makes valid and invalid requests from the
+//! document, and checks the replies against it.
 //!
 //! A daemon of its own, with a dump in it where CRIU can run, is asked over TCP with a token of all scopes. The seed is
 //! fixed, so that a run finds what the one before found; `cargo xtask schema --seed` tries others.
@@ -23,10 +23,10 @@ use crate::{paths, tools, ui};
 /// Release of schemathesis.
 const RELEASE: &str = "4.32.5";
 
-/// Requests for each route in CI: enough for every constraint of the document once; more in `cargo xtask schema`.
+/// Requests for each route in CI: enough for every constraint of the document once. `cargo xtask schema` makes more.
 pub(crate) const CI_EXAMPLES: u32 = 40;
 
-/// Seed in CI.
+/// Seed that CI uses.
 pub(crate) const CI_SEED: u64 = 1;
 
 /// schemathesis, installed into an environment of its own under `target/`.
@@ -70,7 +70,7 @@ fn schemathesis() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds the daemon that is asked. Not needed where everything was built.
+/// Builds the daemon under test. Not needed if everything is built already.
 ///
 /// # Errors
 /// The build fails.
@@ -85,8 +85,8 @@ pub(crate) fn build() -> Result<()> {
     Ok(())
 }
 
-/// Checks the document with so many requests for each route. Passed or failed as one; skipped where schemathesis cannot
-/// be had.
+/// Checks the document with so many requests for each route. The result is one passed or failed test, or a skipped
+/// one if schemathesis is not available.
 ///
 /// # Errors
 /// The daemon does not start.
@@ -151,7 +151,7 @@ pub(crate) fn run(examples: u32, seed: u64) -> Result<Count> {
     })
 }
 
-/// A token of all scopes, and the file that lets it in.
+/// Makes a token of all scopes, and the file that admits it.
 fn new_token(file: &Path) -> Result<String> {
     let output = Command::new(binaries::path("permafrost")?)
         .args(["token", "new", "--name", "schema"])
@@ -174,7 +174,7 @@ fn new_token(file: &Path) -> Result<String> {
     Ok(field("token")?.to_owned())
 }
 
-/// The document, as the daemon gives it to whoever may read.
+/// Fetches the document from the daemon, with a token of scope `read`.
 fn fetch(address: &str, token: &str) -> Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address).context("connect to the API")?;
     write!(
@@ -196,7 +196,7 @@ fn fetch(address: &str, token: &str) -> Result<Vec<u8>> {
     }
 }
 
-/// So that there is a job to be asked about.
+/// Makes a dump, so that requests can name a job.
 fn dump_something(daemon: &Daemon, dir: &Path) -> Result<()> {
     let mut workload = Workload::start(dir, &workload::Options::default())?;
     let pid = workload.pid().to_string();

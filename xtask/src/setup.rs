@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: a CRIU that works here.
+//! `cargo xtask setup`: finds or fetches a CRIU that works on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use crate::{tools, ui};
 pub(crate) enum Criu {
     /// Path of a CRIU that works here.
     Works(PathBuf),
-    /// None can work here, for this reason.
+    /// Reason why no CRIU can work on this machine.
     CannotRun(String),
 }
 
-/// The CRIU to use, fetched privately if need be.
+/// Returns the CRIU to use, and fetches it privately if necessary.
 ///
 /// The one on PATH if its `check` passes; else a newer one, from Debian unstable through this machine's own
 /// mirror, unpacked under `target/criu` (the system's packages stay as they are). Quick when it is there.
@@ -43,7 +43,7 @@ pub(crate) fn criu() -> Result<Criu> {
     })
 }
 
-/// `cargo xtask setup` itself: the path, or an error that says why not.
+/// Runs `cargo xtask setup`: prints the path, or fails with the reason.
 pub(crate) fn print() -> Result<()> {
     // First, as CRIU's path is to be the last line, and may be missing for good reasons.
     tools::protoc()?;
@@ -59,7 +59,7 @@ pub(crate) fn print() -> Result<()> {
     Ok(())
 }
 
-/// Prints what a shell needs to build Permafrost and to work with it.
+/// Prints the variables that a shell needs to build and run Permafrost.
 pub(crate) fn print_environment() -> Result<()> {
     let mut lines = Vec::new();
     if let Some(protoc) = tools::protoc()? {
@@ -73,7 +73,7 @@ pub(crate) fn print_environment() -> Result<()> {
     Ok(())
 }
 
-/// An assignment as a POSIX shell reads it, whatever the path is made of.
+/// Returns an assignment for a POSIX shell, with the path quoted.
 fn export(variable: &str, path: &Path) -> Result<String> {
     let path = path.to_str().context("a path is not UTF-8")?;
     Ok(format!(

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// One place packages come from.
+/// A mirror from which packages are fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mirror {
     /// URI of the mirror.
@@ -21,7 +21,7 @@ pub(crate) struct Mirror {
 const DEBIAN_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 impl Mirror {
-    /// The mirror that this machine gets Debian itself from.
+    /// Returns the mirror from which this machine gets Debian itself.
     ///
     /// # Errors
     /// Fails where the machine is not a Debian or its sources name no mirror.
@@ -58,7 +58,7 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// A deb822 source for another suite of the same mirror.
+    /// Returns a deb822 source for another suite of the same mirror.
     pub(crate) fn source(&self, suite: &str) -> String {
         let mut source = format!(
             "Types: deb\nURIs: {}\nSuites: {suite}\nComponents: main\n",
@@ -71,8 +71,8 @@ impl Mirror {
     }
 }
 
-/// The first source of this release (or of a suite that every Debian mirror has) with `main` in it:
-/// security, backports and other people's archives have other suite names or components.
+/// Returns the first source of this release (or of a suite that every Debian mirror has) with `main` in it.
+/// Security, backports and third-party archives have other suite names or components.
 fn choose(mirrors: Vec<Mirror>, codename: Option<&str>) -> Option<Mirror> {
     let is_release = |suite: &String| {
         Some(suite.as_str()) == codename

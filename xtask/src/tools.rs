@@ -1,5 +1,5 @@
-//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime, Slurm and runc. Those of the machine, or Debian's, unpacked
-//! under `target/` and started through their own loader.
+//! Programs that building and testing need beside Rust: protoc, etcd, libfaketime, Slurm and runc. Either the
+//! machine's own, or Debian's, unpacked under `target/` and started through their own loader.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,11 +15,11 @@ use crate::{apt, paths, ui};
 /// Environment variable in which builds look for protoc.
 pub(crate) const PROTOC: &str = "PROTOC";
 
-/// Release of Debian that they are fetched from, whichever this machine runs: one etcd for all tests.
+/// Release of Debian from which they are fetched on every machine, so that all tests use one etcd.
 const SUITE: &str = "bookworm";
 
-/// The protoc to build with, `None` for the one on PATH. Fetched if there is none. etcd's client is generated from
-/// its .proto files when it is built.
+/// Returns the protoc to build with, or `None` for the one on PATH; fetches it if there is none. etcd's client is
+/// generated from its .proto files when it is built.
 ///
 /// # Errors
 /// There is none and none can be fetched.
@@ -50,7 +50,7 @@ pub(crate) fn protoc() -> Result<Option<PathBuf>> {
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-/// The etcd to test with: [`etcd::ETCD`], the one on PATH, or one fetched.
+/// Returns the etcd to test with: [`etcd::ETCD`], the one on PATH, or a fetched one.
 ///
 /// # Errors
 /// There is none and none can be fetched.
@@ -104,7 +104,7 @@ pub(crate) fn etcdctl() -> Result<()> {
     Ok(())
 }
 
-/// The libfaketime to test with: [`faketime::FAKETIME`], the one of this machine, or one fetched.
+/// Returns the libfaketime to test with: [`faketime::FAKETIME`], the one of this machine, or a fetched one.
 ///
 /// # Errors
 /// There is none and none can be fetched, or it does not get on with this machine's libc.
@@ -122,7 +122,7 @@ pub(crate) fn faketime() -> Result<PathBuf> {
     Ok(library)
 }
 
-/// The Slurm to test with: the one of this machine, or one fetched. Its daemons find each other by themselves, so they
+/// Returns the Slurm to test with: the one of this machine, or a fetched one. Its daemons start each other, so they
 /// run with this machine's libc, unlike etcd.
 ///
 /// # Errors
@@ -148,7 +148,7 @@ pub(crate) fn slurm() -> Result<slurm::Programs> {
     Ok(programs)
 }
 
-/// The runc to test with, fetched where it is not there, with a busybox for its containers.
+/// Provides the runc to test with, fetched if it is missing, with a busybox for its containers.
 ///
 /// # Errors
 /// It cannot be fetched, or does not start with this machine's libraries.
@@ -184,7 +184,7 @@ const LIBC: [&str; 14] = [
     "libutil.",
 ];
 
-/// Takes the libc out of unpacked packages, so that the rest of their libraries can be used with this machine's.
+/// Removes the libc from unpacked packages, so that their other libraries can be used with this machine's libc.
 fn remove_libc(root: &Path) -> Result<()> {
     let dir = root.join(format!("lib/{}-linux-gnu", std::env::consts::ARCH));
     for entry in fs::read_dir(&dir).with_context(|| format!("list {}", dir.display()))? {
@@ -210,11 +210,11 @@ pub(crate) fn says_version(program: &Path) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A program out of Debian packages.
+/// A program from Debian packages.
 pub(crate) struct Program<'a> {
     /// Release of Debian.
     pub(crate) suite: &'a str,
-    /// With everything they depend on.
+    /// Packages that contain the program and everything it depends on.
     pub(crate) packages: &'a [&'a str],
     /// Path of the program in the packages.
     pub(crate) path: &'a str,
@@ -223,7 +223,8 @@ pub(crate) struct Program<'a> {
     pub(crate) arguments: &'a str,
 }
 
-/// Unpacks a program beside `wrapper`, and makes that a script which starts it; unless it is there and `works`.
+/// Unpacks a program beside `wrapper`, and makes `wrapper` a script that starts it, unless the script exists and
+/// `works`.
 ///
 /// # Errors
 /// Fails with apt's own words.

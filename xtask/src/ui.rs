@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Says a line.
+/// Prints a line.
 pub(crate) fn say(line: &str) {
     eprintln!("xtask: {line}");
 }
 
-/// Something that takes a while.
+/// Progress display of a longer step.
 pub(crate) struct Task {
     bar: Option<ProgressBar>,
     what: String,
@@ -18,7 +18,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Says that it begins.
+    /// Shows that the step begins.
     pub(crate) fn begin(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner().with_message(what.to_owned());
@@ -39,7 +39,7 @@ impl Task {
         }
     }
 
-    /// Says that it is done, and how it went.
+    /// Shows that the step is done, and its outcome.
     pub(crate) fn done(mut self, outcome: &str) {
         let line = format!(
             "✓ {}: {outcome} ({:.2} s)",

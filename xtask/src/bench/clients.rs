@@ -1,5 +1,5 @@
-//! `cargo xtask bench clients`: what dumps take while clients ask the HTTP API without pause, against dumps beside the same
-//! clients asking somebody else.
+//! `cargo xtask bench clients`: measures dumps while clients query the HTTP API without pause, compared with dumps
+//! beside the same clients of a stand-in.
 //!
 //! In turn, within one run: a process is dumped alone, beside clients of a stand-in that has only recorded answers, and
 //! beside clients of the daemon. The clients check every answer, which takes a processor more time than to make it; they
@@ -24,22 +24,22 @@ use super::figures::{as_f64, median};
 use crate::rig::{self, Interrupt};
 use crate::{table, ui};
 
-/// The job that is dumped.
+/// Name of the dumped job.
 const JOB: &str = "beside-clients";
 
 /// Options of the bench.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Full and incremental dumps, each, in each of the three ways.
+    /// Number of full dumps, and of incremental dumps, in each of the three settings.
     #[arg(long, default_value_t = 15)]
     runs: usize,
     /// Size of the dumped process, MiB.
     #[arg(long, default_value_t = 256)]
     size: u64,
-    /// Clients, each with a question on its way always.
+    /// Number of clients; each has a request under way at all times.
     #[arg(long, default_value_t = 64)]
     clients: usize,
-    /// Tasks in a question, one number for each client in turn.
+    /// Tasks in a request, one number for each client in turn.
     #[arg(long, value_delimiter = ',', default_values_t = [1000, 100, 1000, 1])]
     tasks: Vec<usize>,
     /// Print JSON instead of a table.
@@ -47,7 +47,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Beside what a dump is made.
+/// Activity beside which a dump is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,
@@ -57,7 +57,7 @@ enum Beside {
 
 const ALL: [Beside; 3] = [Beside::Nothing, Beside::StandIn, Beside::Api];
 
-/// Dumps beside the same.
+/// Dumps beside the same activity.
 #[derive(Default)]
 struct Dumps {
     full_s: Vec<f64>,
@@ -168,7 +168,7 @@ fn api_of(daemon: &Daemon) -> std::path::PathBuf {
     daemon.control().with_file_name("api.sock")
 }
 
-/// Seconds that one takes. The one before it goes.
+/// Makes a dump and returns its duration in seconds. The previous checkpoint is removed.
 fn dump(daemon: &Daemon, task: &Workload, full: bool, load: Option<&mut Load>) -> Result<f64> {
     task.modify()?;
     let pid = task.pid().to_string();

@@ -1,4 +1,4 @@
-//! The ways of dumping and restoring that are compared. Each takes a running workload and leaves a restored one.
+//! The compared methods of dumping and restoring. Each takes a running workload and leaves a restored one.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -39,15 +39,15 @@ impl std::fmt::Display for Contender {
 /// Measurements of one dump and restore.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// The task stood still, as CRIU counts it, milliseconds.
+    /// Time for which the task was frozen, as CRIU counts it, milliseconds.
     pub(super) frozen_ms: f64,
-    /// Of that: writing pages, waiting for whoever takes them included.
+    /// Part of that time for writing pages, including waits for the receiver of the pages.
     pub(super) memwrite_ms: f64,
-    /// The dump command, from start to end.
+    /// Duration of the dump command.
     pub(super) dump_ms: f64,
-    /// The restore command.
+    /// Duration of the restore command.
     pub(super) restore_ms: f64,
-    /// Processor time of whoever takes the pages, seconds.
+    /// Processor time of the receiver of the pages, seconds.
     pub(super) server_cpu_s: f64,
     /// Highest resident memory of `permafrostd` beside its region.
     pub(super) daemon_memory_bytes: u64,
@@ -71,7 +71,8 @@ impl Contender {
     }
 }
 
-/// A fresh job each time, so that nothing is found in a parent, and removed, so that the region never fills.
+/// Runs Permafrost with a fresh job each time, so that no page is found in a parent. The job is removed, so that the
+/// region never fills.
 fn permafrost(daemon: &Daemon, workload: &mut Workload) -> Result<Sample> {
     let pid = workload.pid().to_string();
     let memory = MemoryPeak::watch(daemon.pid());
@@ -166,7 +167,7 @@ fn page_server(criu: &Path, work: &Path, workload: &mut Workload) -> Result<Samp
     })
 }
 
-/// Starts one in the foreground, as our child, and waits until it listens.
+/// Starts a page server in the foreground, as our child, and waits until it listens.
 fn start_page_server(criu: &Path, images: &Path) -> Result<(Child, u16)> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .context("find a free port")?
@@ -246,7 +247,7 @@ fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// The highest resident memory of a process, looked at every few milliseconds from a thread.
+/// Highest resident memory of a process, sampled every few milliseconds by a thread.
 struct MemoryPeak {
     stop: Arc<AtomicBool>,
     peak: Arc<AtomicU64>,

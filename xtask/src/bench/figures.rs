@@ -1,6 +1,6 @@
 //! Statistics of samples, shared by all benches.
 
-/// The middle of sorted values; of two, their mean.
+/// Returns the median of sorted values; of an even number, the mean of the middle two.
 pub(super) fn median(sorted: &[f64]) -> Option<f64> {
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -10,7 +10,7 @@ pub(super) fn median(sorted: &[f64]) -> Option<f64> {
     }
 }
 
-/// Of sorted values the one that `percent` of a hundred do not exceed: the nearest rank.
+/// Returns the value that `percent` per cent of the sorted values do not exceed: the nearest rank.
 pub(super) fn percentile(sorted: &[f64], percent: usize) -> Option<f64> {
     let rank = (sorted.len() * percent).div_ceil(100).checked_sub(1)?;
     sorted.get(rank).copied()
@@ -28,12 +28,12 @@ impl Compared {
         self.predicted_s / self.measured_s
     }
 
-    /// Part of what was measured that the prediction was off by.
+    /// Returns the relative error of the prediction.
     pub(super) fn error(&self) -> f64 {
         (self.ratio() - 1.0).abs()
     }
 
-    /// A value of each, sorted.
+    /// Returns a value of each, sorted.
     pub(super) fn sorted(all: &[Self], value: impl FnMut(&Self) -> f64) -> Vec<f64> {
         let mut values: Vec<f64> = all.iter().map(value).collect();
         values.sort_unstable_by(f64::total_cmp);
@@ -41,7 +41,7 @@ impl Compared {
     }
 }
 
-/// Median, least and most of sorted values.
+/// Formats median, minimum and maximum of sorted values.
 pub(super) fn spread(sorted: &[f64]) -> String {
     let (Some(median), Some(least), Some(most)) = (median(sorted), sorted.first(), sorted.last())
     else {
@@ -57,7 +57,7 @@ pub(super) fn three_digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Behind the point: three digits say all that such measurements do.
+/// Returns the number of decimals: more digits would exceed the precision of such measurements.
 fn digits(most: f64) -> usize {
     if most < 10.0 { 2 } else { 0 }
 }

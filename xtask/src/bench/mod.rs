@@ -62,13 +62,13 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Everything measured at one size.
+/// All measurements at one size.
 struct Measured {
     size_mib: u64,
     samples: Vec<(Contender, Vec<Sample>)>,
 }
 
-/// The CRIU that is measured, and measured with.
+/// Returns the CRIU that is measured, and that dumps for Permafrost.
 fn criu() -> Result<PathBuf> {
     match setup::criu()? {
         Criu::Works(path) => Ok(path),
@@ -78,7 +78,7 @@ fn criu() -> Result<PathBuf> {
     }
 }
 
-/// Prints what was found.
+/// Prints the results as JSON or text.
 fn show(as_json: bool, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) -> Result<()> {
     if as_json {
         println!("{}", serde_json::to_string_pretty(&json())?);
@@ -88,8 +88,8 @@ fn show(as_json: bool, json: impl FnOnce() -> Value, text: impl FnOnce() -> Stri
     Ok(())
 }
 
-/// Waits until the daemon has nothing to do: it maps its region's pages in the background after it has started,
-/// and on two processors that would be measured too.
+/// Waits until the daemon is idle: after its start it maps its region's pages in the background, and on two
+/// processors that would affect the measurements.
 fn settle(daemon: &Daemon) -> Result<()> {
     const QUIET: Duration = Duration::from_millis(500);
     let task = ui::Task::begin("let permafrostd map its region");

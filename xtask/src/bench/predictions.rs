@@ -1,5 +1,5 @@
-//! `cargo xtask bench predictions`: what `permafrost cost` and `permafrost plan resume` say beforehand, against what the
-//! dump and the restore then took.
+//! `cargo xtask bench predictions`: compares the predictions of `permafrost cost` and `permafrost plan resume` with
+//! the times that the dump and the restore then take.
 //!
 //! Workers dump and restore processes of mixed size and dirtiness at the same time, over and over, so that each prediction
 //! has to count with the others. Predicted is the median of what the API answers just before; measured is the command's
@@ -21,13 +21,13 @@ use super::figures::{Compared, median, percentile};
 use crate::rig::{self, Interrupt};
 use crate::{table, ui};
 
-/// Dumps of one process, each after it has modified its memory.
+/// Number of dumps of one process, each after it has modified its memory.
 const DUMPS_OF_A_PROCESS: u64 = 5;
 
-/// Parts of their memory that processes modify between dumps, per cent.
+/// Shares of their memory that processes modify between dumps, percent.
 const DIRTY_PERCENT: [u64; 4] = [1, 10, 50, 100];
 
-/// Exit code of a question that nothing measured answers yet.
+/// Exit code of a request that no measurement can answer yet.
 const UNKNOWN: i32 = 11;
 
 /// Options of the bench.
@@ -52,7 +52,7 @@ pub(crate) struct Options {
 
 #[derive(Default)]
 struct Results {
-    /// Dumps begun, those to learn from included.
+    /// Number of dumps begun, including those from which the node learns.
     begun: usize,
     full: Vec<Compared>,
     incremental: Vec<Compared>,
@@ -134,7 +134,7 @@ impl Bench<'_> {
         results.failed.is_none() && results.begun < self.options.learn + self.options.dumps
     }
 
-    /// A process from its start to its end: dumped and restored a few times.
+    /// Runs one process from its start to its end: it is dumped and restored several times.
     fn one_process(
         &self,
         job: &str,
@@ -189,7 +189,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Nothing where the node had measured nothing to predict from.
+    /// Dumps, and records the prediction and the measured time; nothing if the node had no measurements to predict
+    /// from.
     fn dump(
         &self,
         job: &str,
@@ -251,7 +252,7 @@ impl Bench<'_> {
     }
 }
 
-/// The median of the first cost in an answer.
+/// Returns the median of the first cost in an answer.
 fn spread(answer: &Value, sum: &str) -> Option<f64> {
     rig::field(answer, sum)?.get("p50")?.as_f64()
 }

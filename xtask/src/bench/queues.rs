@@ -1,4 +1,4 @@
-//! `cargo xtask bench queues`: how long a node says that its queue takes, against how long it then took.
+//! `cargo xtask bench queues`: compares a node's predictions of the wait in its queue with the measured waits.
 //!
 //! More tasks than may run at once are dumped together, over and over. While the queue empties, `permafrost nodes` is asked how
 //! long whoever came now would wait; measured is when a place is free that nobody waits for. The first round teaches the
@@ -18,10 +18,10 @@ use super::figures::{Compared, median, percentile};
 use crate::rig::{self, Interrupt};
 use crate::{table, ui};
 
-/// Between two questions.
+/// Pause between two requests.
 const PERIOD: Duration = Duration::from_millis(40);
 
-/// A wait that is over so soon is within what the node tells afresh.
+/// Shortest wait that counts: a shorter one is below the refresh period of the node's snapshot.
 const SHORTEST: Duration = Duration::from_millis(200);
 
 /// Options of the bench.
@@ -137,7 +137,7 @@ fn measure(
     Ok(all)
 }
 
-/// All tasks dumped together.
+/// Dumps all tasks together.
 fn one_round(daemon: &Daemon, at_once: usize, tasks: &[Workload]) -> Result<Vec<Compared>> {
     let jobs: Vec<String> = (0..tasks.len())
         .map(|task| format!("queued-{task}"))
@@ -214,7 +214,7 @@ fn compared(said: &[Said], free: Instant) -> Vec<Compared> {
 struct Line {
     count: usize,
     measured_s: f64,
-    /// Predicted to measured: the 5th percentile, the median and the 95th.
+    /// Ratios of predicted to measured wait: the 5th percentile, the median and the 95th.
     ratios: [f64; 3],
 }
 

@@ -9,18 +9,18 @@ use permafrost_tests::workload::{self, Workload};
 use crate::rig::{self, Interrupt};
 use crate::ui;
 
-/// From the start of the process to its being ready.
+/// Times from the start of the process until it is ready.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recovery {
     /// Checkpoints in the region.
     pub(super) checkpoints: u64,
-    /// After a kill.
+    /// Time after a kill.
     pub(super) after_crash: Duration,
-    /// After a kill, and without the catalog, which is rebuilt from the region.
+    /// Time after a kill, with the catalog removed, so that it is rebuilt from the region.
     pub(super) without_catalog: Duration,
 }
 
-/// Imports a small process's images over and over, ten jobs in turn, and restarts.
+/// Imports a small process's images repeatedly, into ten jobs in turn, and restarts the daemon.
 pub(super) fn measure(checkpoints: u64, interrupt: &Interrupt) -> Result<Recovery> {
     /// Largest size of a checkpoint of the small process, MiB: its pages, map and manifest in segments of their own.
     const EACH_MIB: u64 = 5;

@@ -1,4 +1,4 @@
-//! Medians, ratios, and how far they are from the aims.
+//! Report of medians, ratios, and distances from the aims.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ struct Figure {
     name: &'static str,
     unit: &'static str,
     of: fn(&Sample, u64) -> f64,
-    /// Contenders that have it.
+    /// Contenders for which the figure is measured.
     measured: &'static [Contender],
     /// Contenders, and the largest permitted ratio of Permafrost's median to theirs.
     aims: &'static [(Contender, f64)],
@@ -172,7 +172,7 @@ impl Measured {
         rows
     }
 
-    /// Our median over theirs.
+    /// Returns the ratio of Permafrost's median to the other's.
     fn ratio(&self, figure: &Figure, other: Contender) -> Option<f64> {
         if !figure.measured.contains(&other) || !figure.measured.contains(&Contender::Permafrost) {
             return None;

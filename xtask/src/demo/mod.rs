@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a real process is frozen into `permafrostd`, gone, and back.
+//! `cargo xtask demo`: freezes a real process into `permafrostd`, shows that it is gone, and restores it.
 
 mod replay;
 
@@ -34,7 +34,7 @@ struct Dump {
     restored: Value,
 }
 
-/// Runs the demo. Whatever it started is gone afterwards, on an error or Ctrl-C too.
+/// Runs the demo. Everything that it has started is ended afterwards, also on an error or Ctrl-C.
 ///
 /// # Errors
 /// Fails at the first step that does not do what it should.

@@ -15,8 +15,8 @@ use crate::{paths, table, ui};
 
 const PAGE_BYTES: usize = 4096;
 
-/// Opens a session, sends it the recording, adopts it with the recorded small images; then the same again as
-/// a second dump; and reads it back.
+/// Opens a session, sends the recording to it, adopts it with the recorded small images; then does the same again as
+/// a second dump, and reads it back.
 pub(super) fn run(dir: &Path, daemon: &Daemon, interrupt: &Interrupt) -> Result<()> {
     let fixtures = paths::workspace().join("protocol/tests/fixtures");
     let recording = fixtures.join("criu-4.2.1.conversation");
@@ -96,7 +96,7 @@ pub(super) fn run(dir: &Path, daemon: &Daemon, interrupt: &Interrupt) -> Result<
     Ok(())
 }
 
-/// Holds the client's side of the conversation.
+/// Plays the client's side of the conversation.
 fn hold(conversation: &Conversation, address: &str) -> Result<()> {
     let mut socket =
         TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;

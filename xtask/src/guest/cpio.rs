@@ -41,13 +41,13 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// A file with these contents.
+    /// Adds a file with these contents.
     pub(crate) fn file(&mut self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
         self.parent(path)?;
         self.entry(path, REGULAR | mode, contents)
     }
 
-    /// A copy of a file, executable where the original is. Links are followed.
+    /// Adds a copy of a file, executable if the original is. Links are followed.
     pub(crate) fn copy(&mut self, path: &str, from: &Path) -> Result<()> {
         let contents = fs::read(from).with_context(|| format!("read {}", from.display()))?;
         let mode = fs::metadata(from)
@@ -57,13 +57,13 @@ impl<W: Write> Archive<W> {
         self.file(path, mode & 0o777, &contents)
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub(crate) fn link(&mut self, path: &str, to: &str) -> Result<()> {
         self.parent(path)?;
         self.entry(path, LINK | 0o777, to.as_bytes())
     }
 
-    /// The end of the archive.
+    /// Writes the end of the archive.
     pub(crate) fn finish(mut self) -> Result<W> {
         self.entry("TRAILER!!!", 0, &[])?;
         self.to.flush().context("write the archive")?;
@@ -96,7 +96,7 @@ impl<W: Write> Archive<W> {
         .with_context(|| format!("write {path} to the archive"))
     }
 
-    /// Head with name, and contents, are each padded to four bytes.
+    /// Pads to four bytes, as the format requires after the head with the name, and after the contents.
     fn pad(&mut self, len: usize) -> io::Result<()> {
         self.to.write_all(&[0; 3][..len.wrapping_neg() % 4])
     }

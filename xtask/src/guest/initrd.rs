@@ -15,7 +15,7 @@ use crate::paths;
 
 /// Programs taken from the packages.
 const PROGRAMS: [&str; 2] = ["usr/sbin/criu", "sbin/mke2fs"];
-/// Programs of ours.
+/// Programs of this workspace.
 const OURS: [&str; 4] = [
     "permafrostd",
     "permafrost",
@@ -23,7 +23,7 @@ const OURS: [&str; 4] = [
     "permafrost-workload",
 ];
 
-/// Writes the initial ram file system; of our binaries those that have been built.
+/// Writes the initial ram file system. Of this workspace's binaries, those that are built are included.
 pub(crate) fn build(packages: &Packages) -> Result<PathBuf> {
     let path = packages::dir().join("initrd");
     let file = fs::File::create(&path).with_context(|| format!("create {}", path.display()))?;
@@ -126,7 +126,7 @@ fn ours(archive: &mut Initrd) -> Result<()> {
     Ok(())
 }
 
-/// The binary without its debug information, most of its size, where there is a `strip`.
+/// Returns the binary without its debug information, which is most of its size, if there is a `strip`.
 fn stripped(binary: &Path) -> Result<PathBuf> {
     let dir = packages::dir().join("stripped");
     fs::create_dir_all(&dir).context("create a directory for stripped binaries")?;

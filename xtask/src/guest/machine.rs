@@ -1,4 +1,4 @@
-//! QEMU with one scenario in it.
+//! A QEMU machine that runs one scenario.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const DISK_MIB: u64 = 128;
 /// A sector of [`Device::BadSector`], of 512 bytes: 40 MiB from the start of the disk.
 const BAD_SECTOR: u64 = (40 << 20) / 512;
 
-/// The device of a machine, for a region.
+/// Device of a machine that holds a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
     /// An NVDIMM: DAX with MAP_SYNC.
@@ -44,13 +44,13 @@ pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
     /// Checks that failed, with the reason.
     pub(crate) failed: Vec<String>,
-    /// Marks: the guest has come this far and waits.
+    /// Marks that the guest has reached; it waits at each.
     pub(crate) marks: Vec<String>,
-    /// The scenario has ended.
+    /// True if the scenario has ended.
     pub(crate) done: bool,
 }
 
-/// The image behind the device. It keeps its contents from one machine to the next.
+/// Returns the path of the image behind the device. It keeps its contents from one machine to the next.
 pub(crate) fn image(device: Device) -> PathBuf {
     packages::dir().join(match device {
         Device::Nvdimm => "nvdimm.img",
@@ -59,7 +59,7 @@ pub(crate) fn image(device: Device) -> PathBuf {
     })
 }
 
-/// An empty image in its place.
+/// Replaces the device's image by an empty one.
 pub(crate) fn fresh_image(device: Device) -> Result<()> {
     let file = fs::File::create(image(device)).context("create the device's image")?;
     let mib = match device {
@@ -69,7 +69,7 @@ pub(crate) fn fresh_image(device: Device) -> Result<()> {
     file.set_len(mib << 20).context("size the device's image")
 }
 
-/// Arguments of QEMU for the device.
+/// Returns the arguments of QEMU for the device.
 fn device_arguments(device: Device) -> Vec<String> {
     let path = image(device).display().to_string();
     let memory = |driver: &str| {
@@ -201,14 +201,14 @@ impl Machine {
         }
     }
 
-    /// Pulls the plug: QEMU is killed on the spot.
+    /// Simulates a power failure: kills QEMU at once.
     pub(crate) fn cut_power(mut self) -> Result<()> {
         self.qemu.kill().context("kill QEMU")?;
         self.qemu.wait().context("wait for QEMU")?;
         Ok(())
     }
 
-    /// The last lines of the console.
+    /// Returns the last lines of the console.
     pub(crate) fn console_tail(&self) -> String {
         permafrost_tests::daemon::tail(&self.console)
     }

@@ -22,17 +22,17 @@ use crate::ui;
 /// Time limit of one machine, which is emulated, on two busy processors.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// One machine's life.
+/// A scenario, which one machine runs.
 struct Scenario {
     name: &'static str,
     device: Device,
-    /// On what an earlier scenario has left on the device.
+    /// True if the scenario needs the device as an earlier scenario has left it.
     continues: bool,
-    /// Pull the plug when the guest has come this far.
+    /// Mark at which the power is cut.
     cut_at: Option<&'static str>,
 }
 
-/// In the order in which they run.
+/// Scenarios, in the order in which they run.
 const SCENARIOS: [Scenario; 6] = [
     Scenario {
         name: "stock-criu",

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::apt::{self, Root};
 use crate::{paths, ui};
 
-/// The suite, and what is fetched of it.
+/// Release of Debian, and the packages fetched from it.
 const SUITE: &str = "bookworm";
 const PACKAGES: [&str; 5] = [
     "qemu-system-x86",
@@ -20,8 +20,8 @@ const PACKAGES: [&str; 5] = [
     "e2fsprogs",
 ];
 
-/// Kernel modules beyond what the cloud kernel has built in: the disk, the NVDIMM in both its forms, what CRIU asks
-/// sockets with, and what it wants to have seen before it does anything.
+/// Kernel modules besides those built into the cloud kernel: the disk, the NVDIMM in both its forms, the socket
+/// diagnostics that CRIU uses, and others that CRIU checks for before it does anything.
 const MODULES: [&str; 17] = [
     "virtio_pci",
     "virtio_blk",
@@ -42,12 +42,12 @@ const MODULES: [&str; 17] = [
     "nf_tables",
 ];
 
-/// The directory of everything about the guest.
+/// Returns the directory of all files of the guest.
 pub(crate) fn dir() -> PathBuf {
     paths::target().join("guest")
 }
 
-/// The unpacked packages, fetched where they are not there yet (about a minute, once).
+/// Returns the unpacked packages; fetches them if they are missing (about a minute, once).
 pub(crate) fn fetch() -> Result<Packages> {
     let dir = dir();
     fs::create_dir_all(&dir).context("create target/guest")?;
@@ -92,7 +92,7 @@ impl Packages {
         self.root.dir.join("bin/busybox")
     }
 
-    /// Files of the modules wanted, each after those it depends on.
+    /// Returns the files of the wanted modules, each after those it depends on.
     pub(crate) fn modules(&self) -> Result<Vec<PathBuf>> {
         let dir = self.root.dir.join("lib/modules").join(&self.version);
         let status = Command::new(self.busybox())
@@ -112,7 +112,7 @@ impl Packages {
             .map(|files| files.into_iter().map(|file| dir.join(file)).collect())
     }
 
-    /// Libraries that a program of the packages needs, as the packages' own loader finds them.
+    /// Returns the libraries that a program of the packages needs, as the packages' own loader finds them.
     pub(crate) fn libraries(&self, program: &str) -> Result<Vec<PathBuf>> {
         let output = Command::new(self.root.loader()?)
             .args(["--library-path", &self.root.library_path(), "--list"])
@@ -129,7 +129,7 @@ impl Packages {
     }
 }
 
-/// Libraries that a program built on this machine needs.
+/// Returns the libraries that a program built on this machine needs.
 pub(crate) fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)
@@ -145,7 +145,7 @@ pub(crate) fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(listed(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// The paths in a loader's listing: `name => path (address)` or `path (address)`.
+/// Returns the paths in a loader's listing: `name => path (address)` or `path (address)`.
 fn listed(listing: &str) -> Vec<PathBuf> {
     listing
         .split_whitespace()
@@ -154,7 +154,7 @@ fn listed(listing: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// `wanted` and all they depend on, dependencies first; what is built in is left out.
+/// Returns `wanted` and all modules they depend on, dependencies first, without those that are built in.
 fn order(wanted: &[&str], dependencies: &str, builtin: &str) -> Result<Vec<String>> {
     // Names have - and _ for each other.
     let name = |path: &str| {

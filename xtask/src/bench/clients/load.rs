@@ -1,4 +1,4 @@
-//! Clients without pause, and a stand-in for the daemon that answers what was recorded.
+//! Clients that send requests without pause, and a stand-in for the daemon that sends recorded replies.
 //!
 //! One thread reads for half of the clients: each has a question on its way, whose answer is read when it has come.
 
@@ -21,17 +21,17 @@ use super::questions::Question;
 /// Threads of the clients.
 const THREADS: usize = 2;
 
-/// They go behind everything that is measured.
+/// Nice value of the clients: they run behind everything that is measured.
 const NICE: i32 = 19;
 
-/// Before the first dump beside them.
+/// Time for which the clients run before the first dump beside them.
 const UNDER_WAY: Duration = Duration::from_millis(300);
 
 /// Latencies that the clients measured while dumps ran.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     latencies_s: Vec<f64>,
-    /// Of each question, by the length of its request: answers, and the sum of their latencies.
+    /// For each request, by its length: number of replies, and the sum of their latencies.
     of_each: BTreeMap<usize, (u64, Duration)>,
     tasks: usize,
     elapsed: Duration,
@@ -86,17 +86,17 @@ impl Tally {
     }
 }
 
-/// Clients that ask until they are stopped.
+/// Clients that send requests until they are stopped.
 pub(super) struct Load {
     over: Arc<AtomicBool>,
-    /// Only what is answered meanwhile counts.
+    /// True while a dump runs: only replies during a dump count.
     dumping: Arc<AtomicBool>,
     dumped: Duration,
     threads: Vec<JoinHandle<Result<Tally>>>,
 }
 
 impl Load {
-    /// Connects so many clients to the socket, and has them ask.
+    /// Connects so many clients to the socket, and starts them.
     pub(super) fn start(place: &Path, clients: usize, questions: &[Question]) -> Result<Self> {
         let over = Arc::new(AtomicBool::new(false));
         let mut shares = [(); THREADS].map(|()| Vec::new());
@@ -122,7 +122,7 @@ impl Load {
         })
     }
 
-    /// Beside a dump.
+    /// Runs a dump beside the clients.
     pub(super) fn beside<T>(&mut self, dump: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         self.dumping.store(true, Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl Load {
         dumped
     }
 
-    /// Has them take the last answers; what all of them saw.
+    /// Waits for the last replies, and returns what all clients measured.
     pub(super) fn stop(self) -> Result<Tally> {
         let elapsed = self.dumped;
         self.over.store(true, Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl Load {
     }
 }
 
-/// Of this thread alone: the kernel's 0 is the thread that calls.
+/// Raises the nice value of this thread alone: the kernel's 0 is the calling thread.
 fn yield_to_others() -> Result<()> {
     rustix::process::setpriority_process(None, NICE).context("go behind the others")
 }
@@ -186,7 +186,7 @@ struct Client {
     question: Question,
     asked: Option<Instant>,
     answer: Vec<u8>,
-    /// Its length with its head, once that has come.
+    /// Length of the reply with its head, once the head has arrived.
     whole: Option<(usize, usize)>,
 }
 
@@ -210,7 +210,7 @@ impl Client {
         asked.context("ask")
     }
 
-    /// Reads on; how long the answer took if that was its end.
+    /// Reads on. Returns the latency of the reply if this was its end.
     fn take(&mut self) -> Result<Option<Duration>> {
         let mut chunk = [0; 64 << 10];
         let read = self.stream.read(&mut chunk).context("read an answer")?;
@@ -232,7 +232,7 @@ impl Client {
     }
 }
 
-/// Lengths of an answer's head and of all of it, once the head is there.
+/// Returns the lengths of a reply's head and of the whole reply, once the head has arrived.
 fn whole(answer: &[u8]) -> Result<Option<(usize, usize)>> {
     let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
         return Ok(None);
@@ -248,16 +248,16 @@ fn length(head: &str) -> Option<usize> {
     length.trim().parse().ok()
 }
 
-/// Answers each question with what the daemon has said to it once, after as long as the daemon takes: its clients ask as
-/// often as the daemon's.
+/// Stand-in that sends the daemon's recorded reply to each request, after as long as the daemon took, so that its
+/// clients send as many requests as the daemon's.
 pub(super) struct StandIn {
     path: PathBuf,
-    /// Before each answer, microseconds, and to what question, by the length of its request.
+    /// Pause before each reply, microseconds, by the length of its request.
     pauses_us: Arc<Vec<(usize, AtomicU64)>>,
 }
 
 impl StandIn {
-    /// Records the answers, and listens, for as long as this program runs.
+    /// Records the replies, and listens for as long as this program runs.
     pub(super) fn start(path: &Path, daemon: &Daemon, questions: &[Question]) -> Result<Self> {
         let mut recorded = Vec::new();
         for question in questions {
@@ -287,7 +287,7 @@ impl StandIn {
         })
     }
 
-    /// From now on its clients wait as long as those did in the mean.
+    /// Sets the pauses to the mean latencies in `seen`.
     pub(super) fn as_slow_as(&self, seen: &Tally) {
         for (request, pause) in &*self.pauses_us {
             let mean = u64::try_from(seen.mean(*request).as_micros()).unwrap_or(u64::MAX);
@@ -300,7 +300,7 @@ impl StandIn {
     }
 }
 
-/// Until the client goes.
+/// Serves a client until it disconnects.
 fn answer(
     stream: UnixStream,
     recorded: &[(Vec<u8>, Vec<u8>)],

@@ -10,20 +10,20 @@ use serde_json::{Value, json};
 use super::JOB;
 use crate::rig;
 
-/// Ways that an estimate asks for.
+/// Mechanisms that an estimate asks for.
 const WAYS: [&str; 2] = ["kill", "full_dump"];
 
-/// One that is asked over and over.
+/// A request that is sent repeatedly.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
-    /// The whole request, with its head.
+    /// The whole request, including its head.
     pub(super) request: Vec<u8>,
     pub(super) tasks: usize,
     estimate: bool,
 }
 
 impl Question {
-    /// Preemptions and estimates of so many tasks each.
+    /// Makes preemptions and estimates of so many tasks each.
     pub(super) fn all(daemon: &Daemon, sizes: &[usize]) -> Result<Vec<Self>> {
         let nodes = daemon.json(&["nodes"])?;
         let own = rig::field(&nodes, "answered_by").and_then(Value::as_str);

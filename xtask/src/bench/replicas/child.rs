@@ -1,4 +1,5 @@
-//! Programs that are part of a sample: ended when their time is over, on Ctrl-C, and when whoever started them fails.
+//! Programs that are part of a sample: they are ended at their time limit, on Ctrl-C, and when the code that started
+//! them fails.
 
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -30,7 +31,7 @@ impl Running {
         &mut self.0
     }
 
-    /// Waits for its end, which is seen at once, as it is timed.
+    /// Waits for the program's end. The end is noticed at once, because it is timed.
     ///
     /// # Errors
     /// Fails when it had to be ended, after `limit` or on Ctrl-C.
@@ -80,7 +81,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs a program that says little, and gives what it said.
+/// Runs a program with little output, and returns its output.
 ///
 /// # Errors
 /// As [`Running::wait`], and with what it said when it fails.

@@ -1,4 +1,4 @@
-//! The ways to have a process's memory on another host, and what each takes.
+//! The compared methods of bringing a process's memory to another host, and their measurements.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::child::{self, Running};
 use super::site::{self, Site};
 use crate::rig::{self, Interrupt};
 
-/// No sample takes longer, unless it is stuck.
+/// Time limit of a sample: only one that hangs takes longer.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Port of `criu page-server`; each host has all ports to itself.
 const PAGE_SERVER_PORT: &str = "7119";
@@ -58,19 +58,19 @@ impl Contender {
 /// Measurements of one dump, or of one transfer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// The task stood still, as CRIU counts it; 0 where there is none.
+    /// Time for which the task was frozen, as CRIU counts it; 0 if there is no task.
     pub(super) frozen_ms: f64,
-    /// The dump command, from start to end; of the bare pair, sending.
+    /// Duration of the dump command; for the bare pair, of sending.
     pub(super) wall_ms: f64,
-    /// Sent by the host of the task.
+    /// Bytes sent by the host of the task.
     pub(super) forth_bytes: u64,
-    /// Sent by the other.
+    /// Bytes sent by the other host.
     pub(super) back_bytes: u64,
-    /// Processor time on the host of the task: CRIU, `permafrost` and that node; of the bare pair the sender.
+    /// Processor time on the host of the task: CRIU, `permafrost` and that node; for the bare pair the sender.
     pub(super) here_cpu_s: f64,
-    /// On the other host: whoever takes the pages.
+    /// Processor time on the other host: the receiver of the pages.
     pub(super) there_cpu_s: f64,
-    /// Of the registry, which belongs to neither.
+    /// Processor time of the registry, which belongs to neither host.
     pub(super) registry_cpu_s: f64,
 }
 
@@ -88,7 +88,7 @@ impl std::fmt::Display for Sample {
     }
 }
 
-/// Dumps `task`; with `restore`, brings it back from what arrived.
+/// Dumps `task`. With `restore`, also restores it from the copy on the other host.
 ///
 /// # Errors
 /// Fails with the log of whoever fails.
@@ -220,7 +220,7 @@ fn page_server(
     })
 }
 
-/// A fresh job each time, so that nothing is found in a parent.
+/// Dumps with a fresh job each time, so that no page is found in a parent.
 fn permafrost(
     site: &Site,
     work: &Path,
@@ -317,7 +317,7 @@ pub(super) fn bare_quic(site: &Site, size_mib: u64, interrupt: &Interrupt) -> Re
     })
 }
 
-/// The one number that the sender prints.
+/// Parses the one number that the sender prints.
 fn seconds(said: &[u8]) -> Result<f64> {
     let said = String::from_utf8_lossy(said);
     said.trim()

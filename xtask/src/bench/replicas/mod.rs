@@ -83,7 +83,7 @@ impl std::fmt::Display for Setting {
     }
 }
 
-/// Everything measured in one.
+/// All measurements in one setting.
 struct Measured {
     setting: Setting,
     samples: Vec<(Contender, Vec<Sample>)>,
@@ -185,7 +185,7 @@ fn measure_all(
     Ok(())
 }
 
-/// One sample; with `verify`, also whether what arrived is a sound process.
+/// Measures one sample. With `verify`, also checks that the copy restores to a sound process.
 fn measure(
     site: &Site,
     setting: Setting,

@@ -12,7 +12,7 @@ pub(super) fn weight(size_mib: u64) -> u64 {
     size_mib + FIXED_MIB
 }
 
-/// Counts what is done.
+/// Counter of the finished work.
 pub(super) struct Progress {
     start: Instant,
     done: u64,
@@ -21,7 +21,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// `all` is the sum of the weights to come.
+    /// Begins; `all` is the sum of the weights to come.
     pub(super) fn begin(all: u64) -> Self {
         Self {
             start: Instant::now(),
@@ -47,7 +47,7 @@ impl Progress {
     }
 }
 
-/// Time for the rest at the pace so far; `None` before anything is done.
+/// Returns the estimated time for the rest at the rate so far, or `None` before anything is done.
 fn left(elapsed: Duration, done: u64, all: u64) -> Option<Duration> {
     let elapsed_ms = u64::try_from(elapsed.as_millis()).ok()?;
     let left_ms = elapsed_ms

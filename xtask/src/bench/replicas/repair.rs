@@ -17,9 +17,9 @@ use crate::bench::figures::{as_f64, median, spread};
 use crate::rig::{self, Interrupt};
 use crate::{table, ui};
 
-/// A region that grew by so much has begun to take copies, bytes.
+/// Growth of a region that shows that copies have begun to arrive, bytes.
 const BEGUN: u64 = 8 << 20;
-/// No round takes longer, unless it is stuck.
+/// Time limit of a round: only one that hangs takes longer.
 const LIMIT: Duration = Duration::from_secs(600);
 /// Period at which the list of checkpoints is polled.
 const LOOK: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ pub(crate) struct Options {
     /// Amount of data that is copied, MiB.
     #[arg(long, default_value_t = 2048)]
     size: u64,
-    /// Size of each checkpoint of these, and of the process that is dumped meanwhile, MiB.
+    /// Size of each of these checkpoints, and of the process that is dumped meanwhile, MiB.
     #[arg(long, default_value_t = 128)]
     each: u64,
     /// MTU of the link, bytes.
@@ -47,19 +47,19 @@ pub(crate) struct Options {
 /// Measurements, one value for each round or dump.
 #[derive(Clone, Debug, Default)]
 struct Found {
-    /// Bare quinn pair, MB/s.
+    /// Speed of the bare quinn pair, MB/s.
     bare: Vec<f64>,
-    /// Repair with nothing else going on, MB/s.
+    /// Speed of repair with nothing else going on, MB/s.
     alone: Vec<f64>,
     /// Processor time of all nodes meanwhile, s/GB.
     alone_cpu: Vec<f64>,
-    /// Repair while dumps come in, MB/s.
+    /// Speed of repair while dumps come in, MB/s.
     beside: Vec<f64>,
-    /// Dumps with nothing else going on, ms frozen.
+    /// Freeze times of dumps with nothing else going on, ms.
     dumps_alone: Vec<f64>,
-    /// Dumps during repair, ms frozen.
+    /// Freeze times of dumps during repair, ms.
     dumps_beside: Vec<f64>,
-    /// From the drain to the first byte, s.
+    /// Time from the drain to the first byte, s.
     begun_after: Vec<f64>,
 }
 
@@ -151,7 +151,7 @@ impl Cluster<'_> {
         Ok(found)
     }
 
-    /// Checkpoints of processes that have nothing in common, on the two nodes that are not drained.
+    /// Makes checkpoints of processes that share no pages, on the two nodes that are not drained.
     fn fill(&self) -> Result<()> {
         for number in 0..self.count() {
             let task = ui::Task::begin(&format!("fill, {} of {}", number + 1, self.count()));
@@ -180,8 +180,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// Has `leaving` drained, and waits until `target` holds everything. With `task`, dumps that meanwhile, again
-    /// and again.
+    /// Drains `leaving`, and waits until `target` holds everything. With `task`, dumps it repeatedly meanwhile.
     fn round(&self, leaving: usize, target: usize, task: Option<&Workload>) -> Result<Round> {
         // What it had before goes first, and is gone when the rest of its region is as it was.
         process::wait_for("an empty target", LIMIT, || {

@@ -25,7 +25,7 @@ struct Figure {
     unit: &'static str,
     /// True if the table shows minimum, maximum and ratio as well. The JSON contains all of them for each figure.
     in_full: bool,
-    /// `None` where a contender has it not.
+    /// Returns the figure's value, or `None` if the contender does not have it.
     of: fn(&Sample, Setting) -> Option<f64>,
 }
 
@@ -70,7 +70,8 @@ const FIGURES: [Figure; 6] = [
     },
 ];
 
-/// Memory over the time that the task stands still; of the bare pair, over the time it takes.
+/// Returns the memory divided by the time for which the task is frozen; for the bare pair, by the time that it
+/// takes.
 fn speed(sample: &Sample, setting: Setting) -> Option<f64> {
     let ms = if sample.frozen_ms > 0.0 {
         sample.frozen_ms
@@ -125,7 +126,7 @@ impl Measured {
         runs.min().unwrap_or(0)
     }
 
-    /// Run by run.
+    /// Returns the values of a figure, run by run.
     fn in_turn(&self, figure: &Figure, contender: Contender) -> impl Iterator<Item = Option<f64>> {
         let samples = self.samples.iter().find(|(of, _)| *of == contender);
         let samples = samples.map_or(&[][..], |(_, samples)| samples.as_slice());
@@ -141,8 +142,8 @@ impl Measured {
         values
     }
 
-    /// To the base in the same run, sorted. Load that comes and goes on a shared machine weighs on both of a run, and
-    /// hardly on their ratio.
+    /// Returns the sorted ratios to the base in the same run. Varying load on a shared machine affects both of a
+    /// run, and hardly their ratio.
     fn ratios(&self, figure: &Figure, contender: Contender) -> Vec<f64> {
         let both = self
             .in_turn(figure, contender)

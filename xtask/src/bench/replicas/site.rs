@@ -15,7 +15,7 @@ use crate::{rig, tools, ui};
 
 /// Port that a node serves others on.
 const PEERS_PORT: u16 = 7118;
-/// Room in a region beside the pages of one dump: maps, small images, a generation that is not collected yet.
+/// Room in a region beside the pages of one dump, MiB: maps, small images, a generation that is not collected yet.
 const SPARE_MIB: u64 = 512;
 /// Time for the copies of a removed checkpoint to be freed on both nodes.
 const FREED: Duration = Duration::from_secs(120);
@@ -34,15 +34,15 @@ pub(super) struct Site {
 /// Size of a site.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
-    /// Hosts, and with `region_mib` nodes.
+    /// Number of hosts, and, with `node_mib`, of nodes.
     pub(super) hosts: usize,
-    /// Of the link, bytes.
+    /// MTU of the link, bytes.
     pub(super) mtu: u32,
     /// Speed of the link; `None`: not limited.
     pub(super) mbit: Option<u32>,
     /// Pages that each node is to hold at a time; `None`: no nodes.
     pub(super) node_mib: Option<u64>,
-    /// Images of CRIU beside the regions.
+    /// Room for images of CRIU beside the regions, MiB.
     pub(super) images_mib: u64,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Nodes {
 }
 
 impl Site {
-    /// Starts what does not belong to one sample alone.
+    /// Starts everything that is shared by several samples.
     ///
     /// # Errors
     /// Fails where network namespaces cannot be made, and with the end of a node's log when it does not start.
@@ -112,7 +112,7 @@ impl Site {
         &self.hosts[1]
     }
 
-    /// Directory of a host's certificate and key.
+    /// Returns the directory of a host's certificate and key.
     pub(super) fn identity(&self, index: usize) -> &Path {
         &self.identities[index]
     }
@@ -130,12 +130,12 @@ impl Site {
         self.nodes.as_ref().context("there are no nodes")
     }
 
-    /// For the files of one sample, on tmpfs.
+    /// Makes a directory on tmpfs for the files of one sample.
     pub(super) fn work_dir(&self) -> Result<TempDir> {
         tempfile::tempdir_in(self.dir.path()).context("create a work directory")
     }
 
-    /// Ends the nodes in peace.
+    /// Stops the nodes cleanly.
     pub(super) fn stop(mut self) -> Result<()> {
         if let Some(nodes) = self.nodes.take() {
             for daemon in nodes.daemons {
@@ -206,10 +206,10 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Waits until no daemon has anything to do: they map their regions in the background, and on two processors
-    /// that would be measured too.
+    /// Waits until all daemons are idle: they map their regions in the background, and on two processors that would
+    /// affect the measurements.
     pub(super) fn settle(&self) -> Result<()> {
-        /// Less than this of a look's time is rest: leases are renewed all the time.
+        /// Processor time per poll below which a daemon counts as idle: leases are renewed all the time.
         const REST: Duration = Duration::from_millis(20);
         const LOOK: Duration = Duration::from_millis(500);
         let mut used = self.cpu_time()?;
@@ -228,25 +228,25 @@ impl Nodes {
         )
     }
 
-    /// Processor time of each so far.
+    /// Returns the processor time of each node so far.
     pub(super) fn cpu_time(&self) -> Result<Vec<Duration>> {
         let time = |daemon: &Daemon| process::cpu_time(daemon.pid());
         self.daemons.iter().map(time).collect()
     }
 
-    /// Processor time of the registry so far.
+    /// Returns the processor time of the registry so far.
     pub(super) fn registry_cpu_time(&self) -> Result<Duration> {
         process::cpu_time(self.etcd.pid(0)?)
     }
 
-    /// Used bytes of one region.
+    /// Returns the used bytes of one region.
     pub(super) fn used_by(&self, index: usize) -> Result<u64> {
         let status = self.daemons[index].json(&["status"])?;
         let capacity = rig::number(&status, "capacity_bytes");
         Ok(capacity.saturating_sub(rig::number(&status, "free_bytes")))
     }
 
-    /// Used bytes of one region with nothing in it.
+    /// Returns the bytes that were used in one region while it held no checkpoint.
     pub(super) fn empty(&self, index: usize) -> u64 {
         self.empty.get(index).copied().unwrap_or(0)
     }
@@ -263,7 +263,7 @@ impl Nodes {
         Ok([0, 1].map(|index| used[index].saturating_sub(self.empty[index])))
     }
 
-    /// Makes sure that what was just dumped is in both regions: a restore would also get it from a node elsewhere.
+    /// Checks that the last dump is in both regions: a restore would also work with a copy on another node.
     pub(super) fn check_both_hold_it(&self) -> Result<()> {
         let [here, there] = self.held()?;
         ensure!(
@@ -295,7 +295,7 @@ impl Nodes {
     }
 }
 
-/// A host's name in its certificate.
+/// Returns a host's name in its certificate.
 pub(super) fn name(index: usize) -> String {
     format!("n{index}")
 }
