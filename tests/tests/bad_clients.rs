@@ -271,10 +271,10 @@ fn a_job_has_one_dump_at_a_time() {
     scene.assert_unharmed("two dumps of a job");
 }
 
-/// A user that no test runs as.
+/// Id of a user that no test runs as.
 const NOBODY: u32 = 65534;
 
-/// Bytes that the server answers to an OPEN frame of a user's connection.
+/// Returns the bytes that the server sends in reply to an OPEN frame of a user's connection.
 fn answered_to(user: u32, address: &str) -> String {
     let (host, port) = address.rsplit_once(':').unwrap();
     let script = format!("exec 3<>/dev/tcp/{host}/{port}; cat >&3; head -c 1 <&3 | wc -c");

@@ -13,7 +13,7 @@ use serde_json::Value;
 /// More than a process has in zero pages, and a device makes up for.
 const MIB: f64 = 1_048_576.0;
 
-/// Tiny: 8 MiB, a device that would take 0.4 s for them.
+/// Returns a small benchmark: 8 MiB, and a device that would take 0.4 s for them.
 fn bench(tier: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(binaries::path("permafrost").unwrap());
     command
@@ -53,7 +53,7 @@ fn journal_lines(out: &Path) -> usize {
     journal.lines().count()
 }
 
-/// Nothing of a benchmark that used `tier` runs any more.
+/// Waits until no process of a benchmark that used `tier` runs any more.
 fn wait_until_quiet(tier: &Path) {
     let tier = tier.to_str().unwrap();
     process::wait_for(
@@ -125,7 +125,7 @@ fn an_emulated_tier_is_measured_and_says_so_everywhere() {
     assert_eq!(fs::read_dir(tier.path()).unwrap().count(), 0);
 }
 
-/// Lets a benchmark finish its first run, and then sends it a signal.
+/// Runs a benchmark until its first run is finished, and then sends it a signal.
 fn cut_off(tier: &Path, out: &Path, signal: Signal) -> Child {
     let mut child = bench(tier, out, &["--runs", "4"])
         .stdout(Stdio::null())

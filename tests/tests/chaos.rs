@@ -24,12 +24,12 @@ const KEPT: usize = 3;
 /// Time that a cluster may take to recover once all its parts run again: a lease, the leader's waiting time, copies.
 const WHOLE: Duration = Duration::from_secs(120);
 
-/// A task, on the host of the node of the same number, and what was acknowledged of it.
+/// A task, on the host of the node of the same number, and its acknowledged dumps.
 struct Victim {
     task: Workload,
     job: String,
     node: usize,
-    /// Generation of the checkpoint → how often the task had been modified.
+    /// Number of modifications of the task, by the generation of its checkpoint.
     acknowledged: BTreeMap<u64, u32>,
     _dir: TempDir,
 }
@@ -38,9 +38,9 @@ struct Victim {
 enum Fault {
     KillNode(usize),
     KillMember(usize),
-    /// A host, of a node or of a member.
+    /// Cuts off the host of a node or of a member.
     Cut(usize),
-    /// From one host to the other only.
+    /// Cuts the connection from one host to the other, in that direction only.
     CutOneWay(usize, usize),
 }
 
@@ -153,7 +153,7 @@ impl Chaos {
         println!("a dump takes {dump:?}, a restore {restore:?}");
     }
 
-    /// A dump, and a fault in it.
+    /// Makes a dump, and injects a fault into it.
     fn dump(&mut self, round: u64) -> Fault {
         let at = self.random.index(self.victims.len());
         let stays = self.random.below(3) > 0;
@@ -203,7 +203,7 @@ impl Chaos {
         fault
     }
 
-    /// A restore of a task that was dumped, and a fault in it.
+    /// Restores a dumped task, and injects a fault.
     fn restore(&mut self, round: u64) -> Fault {
         let fault = Fault::any(&mut self.random);
         let dumped = self
@@ -243,7 +243,7 @@ impl Chaos {
         fault
     }
 
-    /// Repair of what a dead node held, and a fault in it.
+    /// Has repair replace the copies of a dead node, and injects a fault.
     fn repair(&mut self, round: u64) -> Vec<Fault> {
         let dead = Fault::KillNode(self.random.index(NODES));
         let fault = Fault::any(&mut self.random);
@@ -256,7 +256,7 @@ impl Chaos {
         vec![fault, dead]
     }
 
-    /// Everything is there again: what was acknowledged is, too.
+    /// Checks, when everything runs again, that everything acknowledged is there.
     fn check(&mut self, round: u64) {
         self.cluster.wait_whole(NODES).unwrap();
         for victim in &mut self.victims {
@@ -289,7 +289,8 @@ impl Chaos {
         }
     }
 
-    /// Every checkpoint has its copies, every copy is good, and every task comes back from each.
+    /// Checks that every checkpoint has its copies, that every copy is good, and that every task can be restored
+    /// from each.
     fn finish(mut self, rounds: u64) {
         let asked = self.cluster.node(0);
         process::wait_for("all copies to be there", WHOLE, || {
@@ -343,7 +344,7 @@ impl Victim {
         );
     }
 
-    /// Brings the task back.
+    /// Restores the task.
     fn thaw(&mut self, cluster: &Cluster, round: u64) {
         let (generation, modified) = self.acknowledged.last_key_value().unwrap();
         let reference = format!("{}@{generation}", self.job);

@@ -13,7 +13,7 @@ use permafrost_tests::daemon::Daemon;
 use common::clustered::*;
 use common::*;
 
-/// Behind three nodes and one member.
+/// Number of the compute node's host, after three nodes and one member.
 const COMPUTE: usize = 4;
 
 fn cluster(test: &str, extra: &[&str]) -> Option<Cluster> {
@@ -67,7 +67,7 @@ fn what_an_agent_dumped_outlives_the_node_that_took_it() {
     thaw(&agent, &mut task, "far");
 }
 
-/// Real ones, and clients that speak like CRIU.
+/// Number of real tasks, and of clients that speak like CRIU.
 const REAL: usize = 20;
 const FAKE: usize = 180;
 

@@ -21,17 +21,17 @@ use common::{PAGE, Peer, exported_pages, pages};
 /// The job whose copies are damaged.
 const JOB: &str = "days";
 const MIB: usize = 1 << 20;
-/// Of its memory.
+/// Size of the job's memory, bytes.
 const SIZE: usize = 20 * MIB;
 /// Index of the first page of the memory that [`sealed_dump`] sends.
 const FIRST_PAGE: u64 = 0x5000_0000 / PAGE as u64;
-/// Its node is drained.
+/// Number of the node that is drained.
 const GOOD: usize = 0;
-/// Its medium fails, and it comes back with an empty one.
+/// Number of the node whose medium fails, and which comes back with an empty one.
 const THIRD: usize = 1;
-/// Its copy is damaged.
+/// Number of the node whose copy is damaged.
 const BAD: usize = 2;
-/// A drain that cannot go on gives up after 15 s; the rest is a busy machine's.
+/// Time limit of a drain: a drain that cannot go on ends after 15 s; the rest allows for a busy machine.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -122,7 +122,7 @@ impl Filler {
     }
 }
 
-/// The answer to a GET from a node's port for metrics.
+/// Returns the reply to a GET from a node's port for metrics.
 fn fetch(cluster: &Cluster, node: usize, path: &str) -> String {
     let address = cluster.node(node).metrics().to_owned();
     let answer = cluster.host(node).run(|| {

@@ -1,4 +1,4 @@
-//! Copies that are damaged, lost or to be moved, and that they come back by themselves.
+//! Copies that are damaged, lost or to be moved: the cluster replaces them by itself.
 
 mod common;
 
@@ -13,11 +13,11 @@ use permafrost_tests::criu;
 use permafrost_tests::daemon::Daemon;
 use permafrost_tests::process;
 
-/// The one job that there is.
+/// Name of the only job.
 const JOB: &str = "days";
-/// Of the task on host 0.
+/// Seed of the task on host 0.
 const SEED: u64 = 1;
-/// A page of its root, which is looked for in a region.
+/// Number of a page of its root process, which is searched for in a region.
 const SOME_PAGE: u64 = 777;
 
 #[test]
@@ -47,7 +47,7 @@ fn copies_come_back_whatever_became_of_them() {
     nodes_that_were_killed_and_are_back_are_reached_at_once(&mut cluster);
 }
 
-/// Numbers of the nodes that hold the job's checkpoint, and of those that do not, by their list.
+/// Returns the numbers of the nodes that hold the job's checkpoint, and of those that do not, by their list.
 fn split(cluster: &Cluster) -> (Vec<usize>, Vec<usize>) {
     let asked = (0..3).find(|node| cluster.runs(*node));
     let asked = cluster.node(asked.expect("a node that runs"));
@@ -55,8 +55,8 @@ fn split(cluster: &Cluster) -> (Vec<usize>, Vec<usize>) {
     (0..3).partition(|node| held.contains(&name(*node)))
 }
 
-/// One of two holders to lose, the one that stays, and the node that has no copy. Not the leader's: a new one gives
-/// every dump its time to make its copies again.
+/// Chooses one of two holders to lose, the one that stays, and the node that has no copy. The lost one is not the
+/// leader: a new leader first gives every dump time to make its copies.
 fn choose(cluster: &Cluster) -> [usize; 3] {
     let (held, spare) = split(cluster);
     let leader = process::wait_for("a leader", LONG, || {
@@ -70,7 +70,7 @@ fn choose(cluster: &Cluster) -> [usize; 3] {
     [held[lost], held[1 - lost], spare[0]]
 }
 
-/// Waits until there are neither too few copies nor too many.
+/// Waits until there are neither too few copies nor surplus ones.
 fn settle(cluster: &Cluster) {
     let settled = process::wait_for("two copies", LONG, || {
         std::thread::sleep(PAUSE);

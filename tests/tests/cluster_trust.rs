@@ -12,10 +12,10 @@ use permafrost_tests::daemon::Daemon;
 use common::clustered::*;
 use common::*;
 
-/// Behind one node and one member.
+/// Number of the compute node's host, after one node and one member.
 const COMPUTE: usize = 2;
 const HOUR: Duration = Duration::from_secs(3600);
-/// Of a namespace that the agents under test may not touch.
+/// Job of a namespace that the agents under test may not access.
 const SECRET: &str = "team-b/secret";
 
 #[test]
@@ -87,7 +87,7 @@ fn order(name: &str) -> Order {
     }
 }
 
-/// Starts an agent whose certificate is over at the time returned, before it has connected with anybody.
+/// Starts an agent whose certificate expires at the returned time, before it has connected to any node.
 fn a_late_agent(cluster: &Cluster, work: &Path) -> (Daemon, SystemTime) {
     let now = SystemTime::now();
     let authority = Authority::open(&cluster.authority()).unwrap();
@@ -106,7 +106,7 @@ fn a_late_agent(cluster: &Cluster, work: &Path) -> (Daemon, SystemTime) {
     (agent.unwrap(), until)
 }
 
-/// By an authority that nobody here knows.
+/// Starts an agent with a certificate of an authority that no node trusts.
 fn a_foreign_agent(cluster: &Cluster, work: &Path) -> Daemon {
     let foreign = work.join("foreign");
     let authority = Authority::create(&work.join("other-ca"), "other", false).unwrap();
@@ -145,7 +145,7 @@ fn a_stolen_key_is_cut_off(cluster: &Cluster, work: &Path) {
     assert!(!listing(&agent).is_empty());
 }
 
-/// Nothing is stored, and nothing is told.
+/// Checks that the node stores nothing for the agent, and reveals nothing to it.
 fn is_refused_everything(agent: &Daemon, words: &str) {
     for request in [&["ls"][..], &["show", SECRET], &["open", "--job", "theirs"]] {
         let (code, said) = refusal(agent, request);

@@ -14,7 +14,7 @@ use permafrost_tests::workload::{self, Workload};
 
 use common::listing;
 
-/// An authority, and what it has issued.
+/// An authority and its certificates.
 struct Authority(PathBuf);
 
 impl Authority {

@@ -1,5 +1,5 @@
-//! A daemon over a damaged data directory: what can be made good is, what cannot is refused, and nothing is
-//! written where nothing is understood.
+//! A daemon over a damaged data directory: it repairs what can be repaired, refuses the rest, and writes nothing to
+//! data that it cannot interpret.
 
 mod common;
 
@@ -27,7 +27,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A data directory with one checkpoint, whose daemon was stopped.
+    /// Makes a data directory with one checkpoint, and stops its daemon.
     fn new() -> Self {
         let work = tempfile::tempdir().unwrap();
         let daemon = Daemon::start(work.path(), &Options::default()).unwrap();
@@ -60,7 +60,7 @@ impl Scene {
         assert!(exported_pages(daemon, self.work.path(), "kept@1") == self.kept);
     }
 
-    /// The daemon refuses to start, says why, and the region is what it was.
+    /// Checks that the daemon refuses to start and gives the reason, and that the region is unchanged.
     fn assert_refused(&self, says: &str) {
         let before = std::fs::read(self.region()).unwrap();
         let refused = format!("{:#}", self.start().expect_err("must not start"));

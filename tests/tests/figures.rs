@@ -22,7 +22,7 @@ fn numbers(daemon: &Daemon) -> anyhow::Result<String> {
     Ok(answer)
 }
 
-/// One of them; nothing where it is not known.
+/// Returns one of the metrics, or `None` if it is unknown.
 fn number(numbers: &str, name: &str) -> Option<f64> {
     let mut lines = numbers.lines();
     let line = lines.find_map(|line| line.strip_prefix(&format!("permafrost_{name} ")))?;

@@ -25,7 +25,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// A pagemap as pages: what is the same however it is cut into entries.
+/// Returns a pagemap as single pages, which do not depend on its division into entries.
 fn page_by_page(bytes: &[u8]) -> (u32, Vec<(u64, u16)>) {
     let pagemap = Pagemap::read(bytes).expect("a pagemap");
     let pages = pagemap

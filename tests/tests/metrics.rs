@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use common::*;
 use permafrost_tests::daemon::{Daemon, Options};
 
-/// The answer to a GET: its status line, and what follows.
+/// Returns the reply to a GET: its status line, and the rest.
 fn ask(daemon: &Daemon, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(daemon.metrics()).unwrap();
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();

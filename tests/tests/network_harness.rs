@@ -1,5 +1,5 @@
-//! The hosts that other scenarios stand on: they reach each other, cuts cut what they say and no more, and CRIU
-//! dumps from one to the other.
+//! The hosts of other scenarios: they reach each other, cuts drop their packets and no others, and CRIU dumps from
+//! one to the other.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,7 +15,8 @@ use permafrost_tests::net::{self, Host};
 use permafrost_tests::workload::{self, Workload};
 
 const PORT: u16 = 7000;
-/// A loaded machine takes its time for what arrives; what does not arrive costs this much each time.
+/// Time that is waited for a datagram that must not arrive. Expected datagrams have a longer limit, for a loaded
+/// machine.
 const LOST: Duration = Duration::from_millis(300);
 
 fn socket(host: &Host) -> UdpSocket {

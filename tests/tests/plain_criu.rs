@@ -1,4 +1,4 @@
-//! A plain `criu dump --page-server`, with nothing of ours on its side, and what becomes of it.
+//! A plain `criu dump --page-server`, without any program of ours on its side, and its adoption and restore.
 
 mod common;
 

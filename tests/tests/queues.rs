@@ -1,4 +1,4 @@
-//! Dumps that wait for their turns: in what order, who leaves, and what is refused before anything is frozen.
+//! Dumps that wait for admission: their order, dumps that give up, and refusals before anything is frozen.
 
 mod common;
 
@@ -49,14 +49,14 @@ fn open(job: &str) -> request::Open {
     }
 }
 
-/// A dump that runs until it is dropped.
+/// Makes a dump that runs until it is dropped.
 fn frozen(daemon: &Daemon) -> Frozen {
     let frozen = Frozen::dump(Peer::anonymous(daemon, Dialect::V32));
     wait_until(daemon, "a dump that runs", |queue| queue.running == 1);
     frozen
 }
 
-/// One that waits, and tells its name when it has its turn, which it gives up at once.
+/// Starts a dump that waits, sends its name when it is admitted, and then ends at once.
 fn waiting(
     daemon: &Daemon,
     open: request::Open,

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use permafrost_tests::{binaries, criu, etcd};
 
-/// For a machine that does much else; a minute on one that does not.
+/// Time limit in seconds, for a busy machine; an idle one takes a minute.
 const LIMIT_S: &str = "400";
 
-/// Commands whose exit code is an answer: what a plan says of a process that does nothing is that it frees too little.
+/// Commands whose exit code is an answer: a plan for an idle process reports that it frees too little.
 const ANSWERS: [&str; 1] = ["permafrost plan preempt"];
 
 /// Stand-in for `cargo`: everything is already built and fetched, so it only prints the path of CRIU.
@@ -36,7 +36,7 @@ mount -t tmpfs -o size=64m,mode=755 tmpfs /run
 trap 'printf "%s: %s\n" "$?" "$BASH_COMMAND" >>"$FAILED"' ERR
 "#;
 
-/// The `sh` blocks, in order.
+/// Returns the `sh` blocks, in order.
 fn blocks(markdown: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut current: Option<String> = None;

@@ -12,7 +12,7 @@ use permafrost_tests::daemon::{Daemon, Options, tail};
 use permafrost_tests::{binaries, runc};
 use runc::Container;
 
-/// For what takes moments on an idle machine.
+/// Time limit for actions that take moments on an idle machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn text(path: &Path) -> &str {

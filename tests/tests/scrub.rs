@@ -1,4 +1,4 @@
-//! `permafrost scrub`, and what a daemon finds by itself, over a region in which a bit has flipped.
+//! `permafrost scrub`, and the daemon's own scrub, over a region in which a bit has flipped.
 
 mod common;
 

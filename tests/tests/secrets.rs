@@ -1,4 +1,4 @@
-//! Images hold a process's secrets: who may look, and who may ask.
+//! Protection of the images, which contain a process's secrets: access to files and sockets.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::*;
 use permafrost_tests::binaries;
 use permafrost_tests::daemon::{Daemon, Options};
 
-/// "nobody" on every Linux.
+/// Id of the user "nobody" on every Linux.
 const NOBODY: u32 = 65534;
 
 fn mode(path: &Path) -> u32 {

@@ -13,16 +13,17 @@ use permafrost_transport::api::{ApiClient, ApiOptions};
 
 use common::listing;
 
-/// Far more than a scenario takes: whoever waits for the node gets it because the job leaves, not because its time is up.
+/// Grace time, far longer than a scenario: a waiting job gets the node because the preempted one leaves, not because
+/// its time is up.
 const GRACE: Duration = Duration::from_secs(600);
 
 /// Time that a task may take to answer.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Has Slurm tell the wrapper, and nobody else, when the job is preempted.
+/// Option that makes Slurm signal a preemption to the wrapper only.
 const WARN: &str = "--signal=B:USR1@600";
 
-/// A daemon and a Slurm, and where tasks report to.
+/// A daemon, a Slurm, and the directory of the tasks' reports.
 struct Site {
     slurm: Slurm,
     daemon: Option<Daemon>,
@@ -48,7 +49,7 @@ impl Site {
         self.daemon.as_ref().expect("it runs")
     }
 
-    /// A batch script that becomes `permafrost slurm run` with these options over this command.
+    /// Returns a batch script that becomes `permafrost slurm run` with these options over this command.
     fn script(&self, options: &str, command: &str) -> String {
         let criu = criu::find().unwrap().path;
         format!(
@@ -60,7 +61,7 @@ impl Site {
         )
     }
 
-    /// A tree with two processes, shared memory, and memory that it can check.
+    /// Returns the command of a tree with two processes, shared memory, and memory that it can verify.
     fn workload(&self) -> String {
         format!(
             "{} --dir {} --size-mib 16 --members 1 --shared-mib 2 --threads 1",
@@ -73,7 +74,7 @@ impl Site {
         self.dir.path().join("workload.status")
     }
 
-    /// The report that a starting workload makes by itself.
+    /// Returns the report that a workload writes when it starts.
     fn first_report(&self, job: u32) -> Status {
         process::wait_for("the task's first report", ANSWER, || {
             Status::read(&self.report_path())
@@ -81,14 +82,14 @@ impl Site {
         .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", self.slurm.output(job)))
     }
 
-    /// Has the task check itself, by a signal to the wrapper.
+    /// Has the task verify itself, by a signal to the wrapper.
     fn verify(&self, job: u32) -> Status {
         let _ = std::fs::remove_file(self.report_path());
         self.slurm.signal(job, "USR2").unwrap();
         self.first_report(job)
     }
 
-    /// Submits a job that wants the node, and waits until it has had it.
+    /// Submits a job that needs the node, and waits until it has run.
     fn preempt(&self) {
         let wanting = self.slurm.submit(HIGH, &[], "exit 0").unwrap();
         self.slurm.wait_for(wanting, "COMPLETED").unwrap();
@@ -104,7 +105,7 @@ impl Site {
         .unwrap_or_else(|error| panic!("{error:#}; the job says:\n{}", self.slurm.output(job)));
     }
 
-    /// Has the daemon take its medium for one on which no dump fits a grace time.
+    /// Makes the daemon treat its medium as one on which no dump fits a grace time.
     fn slow_medium(&self) {
         let client = ApiClient::new(&ApiOptions::beside(&self.daemon().control())).unwrap();
         let slow = serde_json::json!([{"size_bytes": 1_000_000, "p50_bytes_per_s": 20_000}]);

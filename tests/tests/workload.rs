@@ -1,4 +1,4 @@
-//! The workload itself, where the other scenarios would only say that it did not start.
+//! The workload itself: other scenarios would only report that it did not start.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

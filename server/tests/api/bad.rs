@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::fixture::{Asked, GB, asked, pointers, three_nodes};
 
-/// Refused with this kind and pointer.
+/// Checks that a request is refused with this kind and pointer.
 async fn refused(asked: &Asked, path: &str, body: &str, kind: &str, pointer: &str) {
     let (status, problem) = asked.raw("POST", path, body.as_bytes().to_vec()).await;
     assert!(status.is_client_error(), "{body}: {status} {problem:#}");

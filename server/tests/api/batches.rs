@@ -1,4 +1,4 @@
-//! Costs and decisions, worked out by hand.
+//! Costs and decisions, compared with values worked out by hand.
 
 use axum::http::StatusCode;
 use permafrost_protocol::control::Work;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::fixture::{GB, asked, close, node, three_nodes};
 
-/// The answer of one mechanism.
+/// Returns the answer for one mechanism.
 fn of<'a>(answer: &'a Value, mechanism: &str) -> &'a Value {
     let answers = answer["answers"].as_array().unwrap();
     let found = answers.iter().find(|one| one["mechanism"] == mechanism);

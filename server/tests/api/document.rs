@@ -1,10 +1,10 @@
-//! The document of the API.
+//! The OpenAPI document of the API.
 
 use serde_json::Value;
 
 use crate::fixture::{DOCUMENT, asked, errors, three_nodes};
 
-/// All routes there are.
+/// All routes of the API.
 const ROUTES: [(&str, &str); 14] = [
     ("get", "/v1/nodes"),
     ("post", "/v1/estimate"),

@@ -1,4 +1,4 @@
-//! A daemon of plain data, and how it is asked.
+//! A daemon made of plain data, and requests to its API.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ pub(crate) struct Plain {
     pub(crate) installed: Mutex<Option<StartFigures>>,
     pub(crate) reserved: Mutex<Vec<Reserve>>,
     pub(crate) panics: AtomicBool,
-    /// While set, nothing comes back.
+    /// While set, the source does not answer.
     hangs: Mutex<bool>,
     goes_on: Condvar,
 }
@@ -83,7 +83,7 @@ impl Source for Plain {
         Ok(self.checkpoints.lock().unwrap().clone())
     }
 
-    /// All of the memory is moved, half of it is stored; of dirty pages all.
+    /// Predicts a dump that moves all of the memory, and stores half of it, or all of the dirty pages.
     fn predict(
         &self,
         _job: &str,
@@ -145,7 +145,7 @@ pub(crate) fn rate(gb_per_s: f64) -> SizedRates {
     SizedRates::uniform(Figure::given(BytesPerSecond::new(gb_per_s * 1e9).unwrap()))
 }
 
-/// A node that writes and reads so many GB/s, with so many GB queued each way.
+/// Makes a node that writes and reads so many GB/s, with so many GB queued in each direction.
 pub(crate) fn node(
     name: &str,
     (write, read): (f64, f64),
@@ -232,7 +232,7 @@ pub(crate) fn three_nodes() -> Arc<Plain> {
     Plain::new(nodes, checkpoints)
 }
 
-/// A node that has looked once, asked by root.
+/// A node with one snapshot, and requests from root.
 pub(crate) struct Asked {
     pub(crate) api: Arc<Api>,
     router: Router,
@@ -259,7 +259,7 @@ impl Asked {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
-    /// Asks with this body, and checks the answer against the document.
+    /// Sends a request with this body, and checks the answer against the document.
     pub(crate) async fn raw(&self, method: &str, path: &str, body: Vec<u8>) -> (StatusCode, Value) {
         let request = Request::builder()
             .method(method)
@@ -300,11 +300,11 @@ impl Asked {
     }
 }
 
-/// The document that the API gives of itself.
+/// The OpenAPI document that the API serves.
 pub(crate) static DOCUMENT: LazyLock<Value> =
     LazyLock::new(|| serde_json::to_value(permafrost_http_api::openapi::openapi()).unwrap());
 
-/// Checks that the document has this answer, and that the answer is as it says.
+/// Checks that the document contains this answer, and that the answer conforms to it.
 fn documented(
     method: &str,
     path: &str,
@@ -358,7 +358,7 @@ pub(crate) fn errors(schema: &Value, value: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The pointers of a problem.
+/// Returns the pointers of a problem.
 pub(crate) fn pointers(problem: &Value) -> Vec<&str> {
     let errors = problem["errors"]
         .as_array()
@@ -370,7 +370,7 @@ pub(crate) fn pointers(problem: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Numbers that are worked out by hand.
+/// Compares a number with one worked out by hand.
 #[track_caller]
 pub(crate) fn close(value: &Value, expected: f64) {
     let value = value
@@ -386,7 +386,7 @@ pub(crate) fn seconds(value: f64) -> Seconds {
     Seconds::new(value).unwrap()
 }
 
-/// For nodes that know nothing but each other.
+/// Returns equal links between nodes of which nothing else is known.
 pub(crate) fn links(names: &[&str]) -> BTreeMap<String, SizedRates> {
     names
         .iter()

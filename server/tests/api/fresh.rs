@@ -27,7 +27,7 @@ fn started(source: &Arc<Plain>, config: ApiConfig) -> (Asked, refresh::Refresher
     (Asked::new(api), refresher)
 }
 
-/// Waits for as long as a test may.
+/// Waits until a condition holds, for as long as a test may take.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !is_so().await {
@@ -283,7 +283,7 @@ async fn who_panics_is_asked_again() {
     .await;
 }
 
-/// The next piece of a stream of events that is not a comment.
+/// Returns the next event of a stream, without comments.
 async fn next_event(body: &mut Body) -> (String, Value) {
     loop {
         let frame = tokio::time::timeout(Duration::from_secs(60), body.frame()).await;

@@ -15,7 +15,7 @@ const POSTS: [&str; 6] = [
     "/v1/figures",
 ];
 
-/// Names of fields that mean something somewhere, and one that does not.
+/// Names of fields that some request knows, and one that none knows.
 const FIELDS: [&str; 41] = [
     "tasks",
     "candidates",
@@ -90,7 +90,7 @@ fn scalar() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Any JSON made of these.
+/// Generates any JSON made of these.
 fn nested() -> impl Strategy<Value = Value> {
     scalar().prop_recursive(4, 48, 6, |inner| {
         let field = prop::sample::select(FIELDS.to_vec());
@@ -116,7 +116,7 @@ fn number() -> impl Strategy<Value = Value> + Clone {
     ]
 }
 
-/// A task that is nearly right.
+/// Generates a task that is nearly valid.
 fn task() -> impl Strategy<Value = Value> + Clone {
     let names = prop::sample::select(vec!["a", "b", "c", "nobody"]);
     let jobs = prop::sample::select(vec!["sort", "team/k-means", "none", ""]);
@@ -142,7 +142,7 @@ fn task() -> impl Strategy<Value = Value> + Clone {
         })
 }
 
-/// Requests that are nearly right.
+/// Generates requests that are nearly valid.
 fn likely() -> impl Strategy<Value = (&'static str, Value)> {
     let tasks = prop::collection::vec(task(), 0..12);
     let copies = prop::sample::select(vec!["local", "replicated"]);
@@ -190,7 +190,7 @@ fn likely() -> impl Strategy<Value = (&'static str, Value)> {
     prop_oneof![preempt, estimate, resume, place]
 }
 
-/// Asks, and lets the fixture check the answer against the document.
+/// Sends a request; the fixture checks the answer against the document.
 fn answer(asked: &Asked, path: &str, body: Vec<u8>) -> StatusCode {
     let method = if path == "/v1/figures" { "PUT" } else { "POST" };
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! Nodes, jobs and checkpoints, page by page.
+//! Lists of nodes, jobs and checkpoints, page by page.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ async fn one_node_by_name_or_none() {
     assert_eq!(problem["detail"], "there is no node \"x\"");
 }
 
-/// All pages, each asked for with the `next` of the one before.
+/// Returns all pages, each requested with the `next` of the one before.
 async fn pages(asked: &crate::fixture::Asked, path: &str, list: &str, name: &str) -> Vec<String> {
     let mut all = Vec::new();
     let mut next = String::new();

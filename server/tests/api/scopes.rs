@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::fixture::{Asked, DOCUMENT, asked, three_nodes};
 
-/// All routes, with the scope that the document says they take.
+/// Returns all routes, with the scope that each needs according to the document.
 fn routes() -> Vec<(String, String, Option<String>)> {
     let mut routes = Vec::new();
     for (path, item) in DOCUMENT["paths"].as_object().unwrap() {

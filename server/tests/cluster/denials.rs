@@ -1,4 +1,4 @@
-//! Denied certificates: every node hears of them, and etcd takes none back.
+//! Denied certificates: every node receives the list, and etcd can take no denial back.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::support::{Bench, until};
 
 const THIEF: &str = "name node thief";
 
-/// A node's identity, with its list in `directory`.
+/// Returns a node's identity, with its list in `directory`.
 fn identity(directory: &Path, name: &str) -> Arc<ReloadingIdentity> {
     let identity = ReloadingIdentity::load(directory.join(name)).unwrap();
     let list = directory.join(format!("{name}-data"));
@@ -30,7 +30,7 @@ fn ask(denials: &Denials, entries: &[&str], take_back: bool) -> (u64, Vec<String
     (answer.changed, answer.entries)
 }
 
-/// Waits until a node has heard a list of which `holds`, and takes it in.
+/// Waits until a node has received a list for which `holds` is true, and applies it.
 fn hear(cluster: &Cluster, denials: &Denials, holds: impl Fn(&[String]) -> bool) {
     let lists = cluster.denials();
     until("the list", || {

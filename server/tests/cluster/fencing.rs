@@ -1,4 +1,4 @@
-//! A node that cannot reach etcd ceases to act before another may take its place.
+//! A node that cannot reach etcd stops acting before another node may take its place.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The cluster over a real etcd: what its registry promises, and what happens when members of it die or fall silent.
+//! The cluster over a real etcd: the guarantees of its registry, and failures of etcd's members.
 
 mod denials;
 mod fencing;

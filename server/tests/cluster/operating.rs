@@ -15,7 +15,7 @@ use permafrost_store::{Holding, Registered, Registry as _, StoreError};
 
 use crate::support::{Bench, entry, until};
 
-/// Inventories that were written down, and what nodes have verified: all of it, but for these ids.
+/// Inventories as fixed data, and verification results: all checkpoints are verified but those with these ids.
 #[derive(Default)]
 struct Written(HashMap<String, Vec<Copy>>, Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! Members of etcd die, one and all.
+//! Failures of single members of etcd, and of all of them.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! An etcd that asks who its clients are: certificates, users and passwords, and what is said when they do not fit.
+//! An etcd that authenticates its clients: certificates, users and passwords, and the errors when they do not fit.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ impl Ca {
         Self { authority, dir }
     }
 
-    /// A directory with `ca.pem`, `cert.pem` and `key.pem`.
+    /// Issues a certificate into a directory with `ca.pem`, `cert.pem` and `key.pem`.
     fn issue(&self, name: &str) -> PathBuf {
         let out = self.dir.path().join(name);
         let order = Order {

@@ -44,7 +44,7 @@ fn publish(
     listed
 }
 
-/// Tells threads to stop when it is dropped: they must hear of it when the test panics, or their scope never ends.
+/// Stops threads when it is dropped: they must also stop when the test panics, or their scope never ends.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -81,7 +81,7 @@ fn leader(bench: &Bench) -> usize {
 
 #[test]
 fn publishing_outlives_leaders_that_die_and_links_that_are_cut() {
-    /// Between two blows, of all threads together.
+    /// Publications between two faults, of all threads together.
     const MORE: usize = 40;
     let Some(mut bench) = Bench::new("cluster storms", 3) else {
         return;

@@ -11,7 +11,7 @@ use permafrost_store::{Registered, StoreError};
 use permafrost_tests::etcd::{self, EtcdCluster};
 use tokio::runtime::Runtime;
 
-/// For what happens within a lease's time on an idle machine.
+/// Time limit for actions that take at most a lease's time on an idle machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// An etcd, and a runtime for the nodes on it.
@@ -21,12 +21,12 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// `None` when the test is to be skipped.
+    /// Makes a bench, or returns `None` if the test is to be skipped.
     pub(crate) fn new(test: &str, members: usize) -> Option<Self> {
         Self::over(test, |etcd| EtcdCluster::start(etcd, members).unwrap())
     }
 
-    /// Over an etcd that `start` starts.
+    /// Makes a bench over an etcd that `start` starts.
     pub(crate) fn over(test: &str, start: impl FnOnce(&Path) -> EtcdCluster) -> Option<Self> {
         let etcd = etcd::for_test(test)?;
         Some(Self {
@@ -60,7 +60,7 @@ impl Bench {
         self.try_join_with(config, name, region, "")
     }
 
-    /// With the identity in that directory.
+    /// Joins with the identity in that directory.
     pub(crate) fn join_as(&self, name: &str, directory: &Path) -> Cluster {
         let facts = NodeFacts {
             name: name.to_owned(),
@@ -74,7 +74,7 @@ impl Bench {
         self.runtime.block_on(joined).unwrap()
     }
 
-    /// With the region in that file.
+    /// Tries to join with the region in that file.
     pub(crate) fn try_join_with(
         &self,
         config: &ClusterConfig,
@@ -109,7 +109,7 @@ pub(crate) fn entry(job: &str, generation: u64, id: &str) -> Registered {
     }
 }
 
-/// Waits until `holds`, and says how long it took.
+/// Waits until `holds` returns true. Returns the time that it took.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let begun = Instant::now();
     while !holds() {

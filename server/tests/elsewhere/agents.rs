@@ -1,4 +1,4 @@
-//! Agents and readers of a node that does not hold what they ask for.
+//! Agents and readers of a node that does not hold the requested checkpoint.
 
 use std::time::{Duration, Instant};
 
@@ -141,7 +141,7 @@ fn what_is_shown_by_any_node_names_the_holders() {
     assert_eq!(error.code(), ErrorCode::Denied);
 }
 
-/// Waits for lines of a node's audit log; each as who, action, on, outcome.
+/// Waits for lines of a node's audit log. Returns caller, action, object and outcome of each.
 fn audited(site: &Site, node: &str, count: usize) -> Vec<[String; 4]> {
     let path = site.work.path().join(node).join("audit.log");
     let until = Instant::now() + LONG;

@@ -1,4 +1,4 @@
-//! A node whose copy is damaged.
+//! Reads on a node whose copy is damaged.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use permafrost_protocol::control::ErrorCode;
 
 use super::support::{JOB, Memory, Site, memory};
 
-/// A checkpoint that both nodes hold.
+/// Makes a checkpoint that both nodes hold.
 fn site(memory: &Memory) -> (Site, String) {
     let site = Site::new(&[("me", "", ""), ("other", "", "")]);
     let sealed = site.dump(0, memory);

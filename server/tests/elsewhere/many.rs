@@ -24,7 +24,7 @@ fn core(thread: u64) -> (String, Vec<u8>) {
     (format!("core-{}.img", u64::from(PID) + thread), registers)
 }
 
-/// The images of a process of many threads, without that of its tmpfs.
+/// Returns the images of a process with many threads, without that of its tmpfs.
 fn images() -> BTreeMap<String, Vec<u8>> {
     let others = [
         ("inventory.img".to_owned(), b"what there is".to_vec()),
@@ -112,7 +112,7 @@ fn control(network: &Network, body: control::request::Body) -> control::reply::B
     }
 }
 
-/// Opens a session on node `a`, as an agent does, and brings its pages.
+/// Opens a session on node `a` like an agent, and sends its pages.
 fn begin_as_agent(agent: &Network) -> (String, DumpSender) {
     let open = control::request::Open {
         job: JOB.to_owned(),

@@ -1,4 +1,4 @@
-//! A node without a copy.
+//! Reads on a node without a copy.
 
 use std::sync::atomic::Ordering;
 

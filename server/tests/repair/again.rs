@@ -1,4 +1,4 @@
-//! A fresh copy in the place of a damaged one.
+//! Replacement of a damaged copy by a fresh one.
 
 use std::sync::Arc;
 

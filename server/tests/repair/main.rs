@@ -1,4 +1,4 @@
-//! Repair between real stores, over real QUIC on the loopback device: pulls, and what goes wrong with them.
+//! Repair between real stores, over real QUIC on the loopback device: pulls, and their failures.
 
 #![allow(missing_docs)]
 

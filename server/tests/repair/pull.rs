@@ -1,4 +1,4 @@
-//! A checkpoint from another node.
+//! Pulls of a checkpoint from another node.
 
 use std::sync::{Arc, Barrier};
 

@@ -1,4 +1,4 @@
-//! Nodes with a store each, that serve fetches and can be told to do it badly.
+//! Nodes with a store each that serve fetches, with faults on demand.
 
 mod serving;
 
@@ -59,7 +59,7 @@ impl Site {
         }
     }
 
-    /// A node that is there, and found by its name.
+    /// Makes a node that is running, and found by its name.
     pub(crate) fn node(&self, name: &str) -> Node {
         let options = Options {
             reconnect: Duration::from_secs(1),
@@ -135,7 +135,7 @@ impl Site {
 /// Pages of the one address space by index.
 pub(crate) type Pages = BTreeMap<u64, [u8; PAGE_SIZE]>;
 
-/// A page that nobody else has; zeros for 0.
+/// Returns a page with unique contents; zeros for 0.
 pub(crate) fn page(salt: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     if salt > 0 {
@@ -151,7 +151,7 @@ pub(crate) fn id(number: u64) -> String {
 }
 
 impl Node {
-    /// A checkpoint of this node alone, published.
+    /// Makes a published checkpoint that only this node holds.
     pub(crate) fn make(&self, number: u64, job: &str, generation: u64, pages: &Pages) -> Vec<u8> {
         let request = ReplicaRequest {
             session: [u8::try_from(number).unwrap(); 16],
@@ -196,7 +196,7 @@ impl Node {
         content_digest
     }
 
-    /// All pages and images as they are read here, each verified.
+    /// Returns all pages and images as this node reads them, each verified.
     pub(crate) fn read(&self, number: u64) -> Result<(Pages, BTreeMap<String, usize>), String> {
         let fetch = self.store.open_fetch(&id(number), "");
         let fetch = fetch.map_err(|error| error.to_string())?;
@@ -231,7 +231,7 @@ impl Node {
         Ok((pages, images))
     }
 
-    /// Gets one bit of a stored page wrong, wherever the region has it.
+    /// Flips one bit of a stored page, at every position in the region.
     pub(crate) fn damage(&self, salt: u64) {
         let wanted = page(salt);
         let mut bytes = std::fs::read(&self.region).unwrap();
@@ -250,7 +250,7 @@ impl Node {
         assert!(damaged > 0, "page {salt} is not there");
     }
 
-    /// Gets a bit of a page of `big.img` wrong.
+    /// Flips a bit of a page of `big.img`.
     pub(crate) fn damage_image(&self) {
         let bytes = std::fs::read(&self.region).unwrap();
         let mut pages = bytes.chunks(PAGE_SIZE).enumerate();
@@ -273,7 +273,7 @@ impl Node {
     }
 }
 
-/// A pull of what is listed.
+/// Returns a pull request for a listed checkpoint.
 pub(crate) fn pull(number: u64, digest: &[u8], from: &[&str]) -> request::Pull {
     request::Pull {
         checkpoint: id(number),
@@ -284,7 +284,7 @@ pub(crate) fn pull(number: u64, digest: &[u8], from: &[&str]) -> request::Pull {
     }
 }
 
-/// So many pages, every fifth of zeros, with a gap in the middle.
+/// Returns so many pages, every fifth of zeros, with a gap in the middle.
 pub(crate) fn pages(salt: u64, count: u64) -> Pages {
     let index = |at| if at < count / 2 { 16 + at } else { 5000 + at };
     let salted = |at: u64| if at.is_multiple_of(5) { 0 } else { salt + at };

@@ -1,4 +1,4 @@
-//! The origin dies at each step; the registry decides what that leaves.
+//! Crashes of the origin at each step; the registry decides the outcome.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

@@ -10,7 +10,7 @@ fn pages() -> Pages {
     (0..100).map(|n| (n, page(n))).collect()
 }
 
-/// Nothing is left anywhere, and the next dump works.
+/// Checks that nothing is left on any node, and that the next dump works.
 fn nothing_but(world: &World, free: &[u64]) {
     assert!(world.registry.entries().is_empty());
     for (node, free) in world.nodes().zip(free) {

@@ -23,13 +23,13 @@ use self::wire::Wire;
 pub(crate) const REGION_BYTES: u64 = 16 << 20;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A step of a dump at which something can go wrong.
+/// Step of a dump at which a fault can be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
     Close,
     Prepare,
     Reserve,
-    /// Before the copy of that number is committed; as many as there are: behind the last.
+    /// Before the copy of that number is committed; the number of copies stands for the step after the last.
     Commit(usize),
     BeforePublish,
     AfterPublish,
@@ -39,17 +39,17 @@ pub(crate) enum Step {
 /// Faults to inject. Each stays until it is cleared.
 #[derive(Default)]
 pub(crate) struct Faults {
-    /// The origin's thread dies there.
+    /// Step at which the origin's thread dies.
     pub(crate) die_at: Option<Step>,
-    /// These copies fail from the first page on.
+    /// Copies that fail from the first page on.
     pub(crate) broken: HashSet<usize>,
-    /// These copies get one bit of the first page wrong.
+    /// Copies in which one bit of the first page is flipped.
     pub(crate) corrupt: HashSet<usize>,
-    /// Publishing fails without having been done, and with what error.
+    /// Error with which publishing fails without an effect.
     pub(crate) refuse_publish: Option<fn() -> StoreError>,
-    /// The registry publishes, and its answer is lost.
+    /// The registry publishes, and its reply is lost.
     pub(crate) lose_answer: bool,
-    /// The registry answers nothing but publications.
+    /// The registry answers publications only.
     pub(crate) silent: bool,
 }
 
@@ -81,7 +81,7 @@ impl Shared {
     }
 }
 
-/// A store of its own.
+/// A node with a store of its own.
 pub(crate) struct Node {
     pub(crate) store: Arc<Store>,
     _dir: tempfile::TempDir,
@@ -116,7 +116,7 @@ impl Node {
     }
 }
 
-/// One origin, some replicas, a registry.
+/// One origin, several replicas, a registry.
 pub(crate) struct World {
     pub(crate) origin: Node,
     pub(crate) replicas: Vec<Arc<Node>>,
@@ -166,7 +166,7 @@ impl World {
         }
     }
 
-    /// A node that has nothing yet takes the place of a replica.
+    /// Replaces a replica by a node with an empty store.
     pub(crate) fn replace(&mut self, n: usize) {
         self.replicas[n] = Arc::new(Node::new());
         self.wire.replicas.lock().unwrap()[n] = Arc::clone(&self.replicas[n]);

@@ -1,4 +1,5 @@
-//! A registry that lists a checkpoint as another job's: whoever can write to etcd must not read what it holds.
+//! A registry that lists a checkpoint under another job: an attacker who can write to etcd must not be able to read
+//! the checkpoint.
 
 use permafrost_store::{Durability, Registered, Registry as _, StoreError};
 

@@ -7,7 +7,7 @@ use permafrost_store::{Durability, Fetched, ReplicaDump, ReplicaRequest, Store};
 
 use super::fakes::{Node, Pages, Whole, World, dump, page};
 
-/// Passes pages on as they are told; how many went as pages, zeros and the parent's.
+/// Copies pages run by run. Returns how many were sent as pages, as zeros and as the parent's.
 fn copy(from: &Store, id: &str, parent: &str, to: &mut ReplicaDump) -> (u64, u64, u64) {
     let fetch = from.open_fetch(id, parent).unwrap();
     let mut sent = (0, 0, 0);

@@ -1,4 +1,4 @@
-//! Adopting parked dumps: images go to the pages that they were written with, or nowhere.
+//! Adoption of parked dumps: images are combined only with the pages that they were written with.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::site::{PID, Site, address};
 
-/// A parked dump of pages with these salts, and the images that were written meanwhile.
+/// Makes a parked dump of pages with these salts, and the images that were written meanwhile.
 fn parked(site: &Site, salts: std::ops::Range<u64>, core: &str) -> (String, TempDir) {
     let images = tempfile::tempdir().unwrap();
     let (session, mut sink) = site.begin_bare(salts.clone());
@@ -35,7 +35,7 @@ pub(super) fn write_images(dir: &Path, salts: std::ops::Range<u64>, core: &str) 
     write("inventory.img", b"inventory");
 }
 
-/// CRIU writes these after its CLOSE.
+/// Writes the statistics that CRIU writes after its CLOSE.
 fn write_stats(dir: &Path, pages: u64) {
     let dump = DumpStats {
         pages_written: pages - 1,

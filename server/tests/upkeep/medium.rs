@@ -1,4 +1,4 @@
-//! Media that fail or have lost something: the node says so, refuses what it cannot keep, and gives out what it can.
+//! Media that fail or have lost data: the node reports it, refuses what it cannot keep, and serves what it can.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -90,7 +90,7 @@ fn a_medium_that_fails_is_said_and_what_is_stored_is_read() {
     assert!(verified.damage.is_empty(), "{:?}", verified.damage);
 }
 
-/// The region of a site whose checkpoints are gone through at the start again.
+/// Returns a site with the same region, whose checkpoints are read again at the start.
 fn reopened(site: Site) -> Site {
     let path = site.region();
     site.store.close().unwrap();
@@ -105,7 +105,7 @@ fn reopened(site: Site) -> Site {
     Site::on(dir, medium)
 }
 
-/// Both copies of a checkpoint's root.
+/// Damages both copies of a checkpoint's root.
 fn lose_root(site: &Site, id: &str) {
     let at = site.root(id);
     site.flip_at(at + 8);

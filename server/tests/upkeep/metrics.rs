@@ -1,4 +1,4 @@
-//! The numbers, scraped over HTTP: all that docs/metrics.md names, and nothing else, and they move.
+//! Metrics, scraped over HTTP: exactly those that docs/metrics.md names, and their changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -29,7 +29,7 @@ use super::site::{LIMIT, Site};
 
 const DOCS: &str = include_str!("../../../docs/metrics.md");
 
-/// Status line and body.
+/// Returns status line and body.
 pub(crate) fn fetch(address: SocketAddr, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -44,7 +44,7 @@ pub(crate) fn fetch(address: SocketAddr, path: &str) -> (String, String) {
     (head.lines().next().unwrap().to_owned(), body.to_owned())
 }
 
-/// Samples by name and labels.
+/// Returns samples by name and labels.
 fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
     let (status, body) = fetch(address, "/metrics");
     assert!(status.contains(" 200 "), "{status}");
@@ -58,7 +58,7 @@ fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// Names without labels, and of a histogram its own.
+/// Returns names without labels, and for a histogram its base name.
 fn families(samples: &BTreeMap<String, f64>) -> BTreeSet<String> {
     let own = samples.keys().map(|name| {
         let name = name.split('{').next().unwrap();
@@ -69,7 +69,7 @@ fn families(samples: &BTreeMap<String, f64>) -> BTreeSet<String> {
     own.collect()
 }
 
-/// Names in the first column of the tables of docs/metrics.md.
+/// Returns the names in the first column of the tables of docs/metrics.md.
 fn documented() -> BTreeSet<String> {
     let rows = DOCS
         .lines()
@@ -89,7 +89,7 @@ struct Scene {
     server: metrics::Server,
 }
 
-/// Every figure was measured once.
+/// Returns costs in which every figure was measured once.
 fn measured() -> Arc<Costs> {
     let costs = Costs::new(CostsConfig::default());
     let sample = |what, bytes, seconds| StartSample {
@@ -113,7 +113,7 @@ fn measured() -> Arc<Costs> {
     costs
 }
 
-/// Limits that are not reached.
+/// Returns quotas that are not reached.
 fn quotas() -> Quotas {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("quotas");

@@ -1,4 +1,5 @@
-//! Probes of an idle node: what they measure, when they keep still, and that nothing is left of them.
+//! Probes of an idle node: their measurements, the conditions under which they pause, and that they leave nothing
+//! behind.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -39,7 +40,7 @@ fn knows(costs: &Costs) -> (bool, bool) {
     (known(&report.write).is_ok(), known(&report.read).is_ok())
 }
 
-/// Turns until everything was tried; how many gave a figure.
+/// Probes until everything was tried. Returns the number of figures.
 fn all_turns(prober: &Prober) -> usize {
     (0..6).filter(|_| prober.turn()).count()
 }

@@ -13,7 +13,7 @@ use permafrost_store::Scrub as _;
 
 use super::site::{PID, Site};
 
-/// The most that a journal of the largest size has room for.
+/// Number of checkpoints that fit into a journal of the largest size.
 const MOST: u64 = 65_534;
 
 #[test]
@@ -86,7 +86,7 @@ fn measure(count: u64) -> Measured {
     }
 }
 
-/// Seals so many checkpoints of a hundred jobs; their ids.
+/// Seals so many checkpoints of a hundred jobs. Returns their ids.
 fn fill(site: &Site, count: u64) -> Vec<String> {
     let images = tempfile::tempdir().unwrap();
     for (name, bytes) in [
@@ -107,7 +107,7 @@ fn fill(site: &Site, count: u64) -> Vec<String> {
     (0..count).map(seal).collect()
 }
 
-/// Processor time of the thread of this name.
+/// Returns the processor time of the thread of this name.
 fn processor_time(name: &str) -> Option<Duration> {
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
         let read = |file: &str| std::fs::read_to_string(task.path().join(file)).ok();

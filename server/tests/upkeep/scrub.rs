@@ -177,7 +177,7 @@ struct Fake {
     asked: AtomicUsize,
 }
 
-/// Another node that has all pages, and gives nothing else.
+/// Another node that has all pages, and provides single pages only.
 struct Pages(Weak<Store>);
 
 impl Mend for Pages {

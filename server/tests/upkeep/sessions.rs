@@ -8,8 +8,8 @@ use permafrost_criu::frontend::PageSink;
 
 use super::site::{LIMIT, Site};
 
-/// Letting a job's lock go asks the registry, which may take its time: nobody who asks how sessions stand waits for that,
-/// and so no other dump.
+/// The release of a job's lock asks the registry, which may be slow. Queries of the sessions do not wait for it, and
+/// so neither do other dumps.
 #[test]
 fn a_registry_that_hangs_holds_up_nobody_who_looks_at_sessions() {
     for ending in ["abort", "dropped", "seal fails"] {

@@ -1,4 +1,4 @@
-//! A store over a file, so that bytes can be flipped beneath it, and a registry that says what another node has.
+//! A store over a file, so that bytes can be flipped beneath it, and a registry that lists another node's copies.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -21,13 +21,13 @@ use permafrost_store::{
 pub(crate) const PID: u32 = 7;
 pub(crate) const BASE: u64 = 0x7f00_0000_0000;
 
-/// For what takes moments on an idle machine.
+/// Time limit for actions that take moments on an idle machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Site {
     pub(crate) store: Arc<Store>,
     pub(crate) dir: tempfile::TempDir,
-    /// Joined by [`Site::clustered`] only.
+    /// Registry that only [`Site::clustered`] joins.
     registry: Arc<Twofold>,
 }
 
@@ -36,7 +36,7 @@ impl Site {
         Self::of(16 << 20)
     }
 
-    /// With a region of this size.
+    /// Makes a site with a region of this size.
     pub(crate) fn of(region_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options = OpenOptions {
@@ -47,7 +47,7 @@ impl Site {
         Self::over(dir, medium)
     }
 
-    /// Over a medium that is to be formatted.
+    /// Makes a site over a medium that is to be formatted.
     pub(crate) fn over(dir: tempfile::TempDir, medium: Arc<dyn Medium>) -> Self {
         let format = FormatOptions {
             segment_bytes: 64 << 10,
@@ -57,7 +57,7 @@ impl Site {
         Self::on(dir, medium)
     }
 
-    /// Over a medium with a region.
+    /// Makes a site over a medium with a region.
     pub(crate) fn on(dir: tempfile::TempDir, medium: Arc<dyn Medium>) -> Self {
         let guarantee = medium.guarantee().clone();
         let region = Region::open(medium).unwrap().0;
@@ -104,7 +104,7 @@ impl Site {
         self.dir.path().join("scrub.json")
     }
 
-    /// Flips a bit in the middle of what is stored of `bytes`, at every place; at least one.
+    /// Flips a bit in the middle of `bytes`, at every position where they are stored; there must be one.
     pub(crate) fn flip(&self, bytes: &[u8]) {
         let region = std::fs::read(self.region()).unwrap();
         let places = region
@@ -180,14 +180,14 @@ impl Site {
         (session.id.clone(), sink)
     }
 
-    /// A whole dump of the pages with these salts, each at an address of its own.
+    /// Makes a complete dump of the pages with these salts, each at an address of its own.
     pub(crate) fn dump(&self, job: &str, salts: std::ops::Range<u64>) -> Checkpoint {
         let (session, mut sink) = self.begin(job, salts);
         sink.close().unwrap();
         self.store.seal_session(&session, images()).unwrap()
     }
 
-    /// Nodes whose copies the registry has as damaged.
+    /// Returns the nodes whose copies the registry lists as damaged.
     pub(crate) fn marked(&self, job: &str, generation: u64) -> Vec<String> {
         let found = self.registry.find(job, generation).unwrap();
         found.unwrap().damaged
@@ -223,7 +223,7 @@ pub(crate) fn address(salt: u64) -> u64 {
     BASE + salt * PAGE_SIZE as u64
 }
 
-/// A page that is like no other.
+/// Returns a page with unique contents.
 pub(crate) fn page(salt: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     let mut word = salt.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -235,7 +235,7 @@ pub(crate) fn page(salt: u64) -> [u8; PAGE_SIZE] {
 }
 
 thread_local! {
-    /// Images directories of a test: there as long as its thread.
+    /// Images directories of a test, which exist as long as its thread.
     static IMAGES: RefCell<Vec<tempfile::TempDir>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -260,10 +260,10 @@ pub(crate) fn wait_until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Called when a job's lock is let go.
+/// Callback for the release of a job's lock.
 pub(crate) type Unlocking = Arc<dyn Fn() + Send + Sync>;
 
-/// Lists what is published, as held by two nodes.
+/// Registry that lists published checkpoints as held by two nodes.
 #[derive(Default)]
 struct Twofold(Mutex<Vec<Registered>>, Option<Unlocking>);
 

@@ -1,4 +1,4 @@
-//! Commands that once needed a storage node: an agent does them as its certificate allows.
+//! Commands that once needed a storage node: they work through an agent as far as its certificate allows.
 
 use permafrost_tests::daemon::Daemon;
 

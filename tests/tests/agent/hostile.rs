@@ -1,4 +1,4 @@
-//! An agent that asks for as much work as its frames can name: nobody waits for it.
+//! An agent that requests as much work as its frames can name: no other client waits for it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use permafrost_transport::peer::{self, DumpSender, Network, PeerError};
 
 use super::Site;
 
-/// The machine may be busy with other things. Hashing the pages named below one by one takes far longer.
+/// Time limit that allows for a busy machine. Hashing the pages named below one by one takes far longer.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Frames of 2^32 - 1 zero pages each.

@@ -26,7 +26,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use common::*;
 
-/// Storage nodes, an authority that all trust, and agents.
+/// Storage nodes, an authority that all of them trust, and agents.
 struct Site {
     work: tempfile::TempDir,
     nodes: Vec<Option<Daemon>>,
@@ -63,7 +63,7 @@ impl Site {
         site
     }
 
-    /// A directory that is there.
+    /// Makes a directory in the site's own and returns its path.
     fn path(&self, name: &str) -> PathBuf {
         let path = self.work.path().join(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -93,7 +93,7 @@ impl Site {
         out
     }
 
-    /// An agent that knows all nodes.
+    /// Starts an agent that knows all nodes.
     fn agent(&self, agent: &str, namespace: &str, extra: &[&str]) -> Daemon {
         self.agent_of_role(agent, "agent", namespace, extra)
     }
@@ -348,7 +348,7 @@ fn a_node_that_dies_in_mid_dump_fails_it_and_the_next_goes_to_another() {
     assert!(exported_pages(&agent, site.work(), "again") == memory);
 }
 
-/// Asks for a file as CRIU does; the end of the pipe to read it from.
+/// Requests a file like CRIU. Returns the end of the pipe to read it from.
 fn ask_for(criu: &UnixStream, name: &str) -> std::io::PipeReader {
     let request = FileRequest {
         filename: name.to_owned(),

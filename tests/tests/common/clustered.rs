@@ -21,7 +21,7 @@ use super::{PAGE, Peer, fake_images};
 /// machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// Between two questions, each a process.
+/// Pause between two requests, each of which starts a process.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// A task on one of the hosts.
@@ -31,7 +31,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Random contents, `size_mib` in the root.
+    /// Starts a task with random contents, `size_mib` in the root process.
     pub fn start(cluster: &Cluster, host: usize, size_mib: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
@@ -50,7 +50,7 @@ impl Task {
         self.task.pid().to_string()
     }
 
-    /// It runs, and its memory is as it should be.
+    /// Checks that the task runs, and that its memory is unchanged.
     pub fn assert_sound(&self) {
         assert!(self.task.is_running(), "the task must live");
         let status = self.task.verify().unwrap();
@@ -72,7 +72,7 @@ impl DerefMut for Task {
     }
 }
 
-/// Dumps a task, which ends; the listing's line.
+/// Dumps a task, which ends. Returns its line of the listing.
 pub fn dump(by: &Daemon, task: &mut Task, job: &str) -> serde_json::Value {
     let dumped = by.json(&["dump", "--job", job, "--pid", &task.pid()]);
     let dumped = dumped.unwrap();
@@ -80,8 +80,8 @@ pub fn dump(by: &Daemon, task: &mut Task, job: &str) -> serde_json::Value {
     dumped["checkpoint"].clone()
 }
 
-/// A client that speaks like CRIU and brings `memory`, and a seal while its task is frozen, as `permafrost dump` does
-/// it. `opened` is called once the session is open.
+/// Dumps `memory` like a client of CRIU, with a seal while the task is frozen, as `permafrost dump` does. `opened`
+/// is called once the session is open.
 pub fn sealed_dump(
     by: &Daemon,
     work: &Path,
@@ -153,27 +153,27 @@ pub fn wait_for_session(at: &Daemon, job: &str) {
     seen.unwrap();
 }
 
-/// Nodes that a line of the listing names as holders.
+/// Returns the nodes that a line of the listing names as holders.
 pub fn holders(line: &serde_json::Value) -> BTreeSet<String> {
     let nodes = line["nodes"].as_array().expect("an array of nodes");
     let name = |node: &serde_json::Value| node.as_str().expect("a name").to_owned();
     nodes.iter().map(name).collect()
 }
 
-/// Names of nodes.
+/// Returns the names of nodes.
 pub fn names<const N: usize>(nodes: [usize; N]) -> BTreeSet<String> {
     nodes.map(permafrost_tests::cluster::name).into()
 }
 
-/// The newest checkpoint's line, as this node lists it.
+/// Returns the newest checkpoint's line in this node's listing.
 pub fn line(at: &Daemon, job: &str) -> Option<serde_json::Value> {
     let lines = super::listing(at);
     let of_job = lines.into_iter().filter(|line| line["job"] == job);
     of_job.max_by_key(|line| line["generation"].as_u64())
 }
 
-/// Waits until the newest checkpoint of a job is held by all of these. A node that
-/// died may be named besides: what it has is good when it comes back.
+/// Waits until the newest checkpoint of a job is held by all of these nodes. A dead node may be listed besides: its
+/// copy is good when it comes back.
 pub fn wait_held(at: &Daemon, job: &str, by: &BTreeSet<String>) {
     let mut last = None;
     let held = process::wait_for("the copies", LONG, || {

@@ -1,4 +1,4 @@
-//! A fake CRIU: speaks the page-server protocol to a real daemon, as well or as badly as it is told.
+//! A fake CRIU: speaks the page-server protocol to a real daemon, correctly or with deliberate errors.
 
 #![allow(
     dead_code,
@@ -58,7 +58,7 @@ impl Stream for UnixStream {
 }
 
 impl Peer {
-    /// To the well-known port.
+    /// Connects to the well-known port.
     pub fn anonymous(daemon: &Daemon, dialect: Dialect) -> Self {
         Self::tcp(daemon.address(), dialect)
     }
@@ -92,12 +92,12 @@ impl Peer {
         self.encoder
     }
 
-    /// Sends bytes as they are. A server that has hung up is no failure: that is what some scenarios are about.
+    /// Sends bytes as they are. It is no failure if the server has closed the connection: some scenarios test that.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
 
-    /// Sends the same over and over, until the server takes no more or it was sent `times` times.
+    /// Sends the same bytes repeatedly, until the server accepts no more or they were sent `times` times.
     pub fn send_until_stuck(&mut self, bytes: &[u8], times: usize) {
         self.stream.set_write_limit(Duration::from_secs(1));
         for _ in 0..times {
@@ -107,7 +107,7 @@ impl Peer {
         }
     }
 
-    /// OPEN2; the server's has_parent.
+    /// Sends OPEN2. Returns the server's has_parent.
     pub fn open(&mut self) -> bool {
         let frame = self.encoder.open(self.space);
         self.send(frame.as_ref());
@@ -118,7 +118,7 @@ impl Peer {
         answer[0] != 0
     }
 
-    /// ADD_F with pages of the given bytes.
+    /// Sends ADD_F with pages of the given bytes.
     pub fn pages(&mut self, vaddr: u64, pages: &[u8]) {
         let nr_pages = u32::try_from(pages.len() / PAGE).unwrap();
         let frame = self
@@ -133,7 +133,7 @@ impl Peer {
         self.send(frame.as_ref());
     }
 
-    /// CLOSE; the status, or `None` when the server has hung up instead.
+    /// Sends CLOSE. Returns the status, or `None` if the server has closed the connection instead.
     pub fn close(&mut self) -> Option<i32> {
         let frame = self.encoder.close();
         self.send(frame.as_ref());
@@ -142,7 +142,7 @@ impl Peer {
         Some(i32::from_le_bytes(status))
     }
 
-    /// Leaves, and waits until the server has hung up too.
+    /// Closes the connection, and waits until the server has closed it too.
     pub fn leave(mut self) {
         self.stream.end_writing();
         let mut rest = Vec::new();
@@ -150,7 +150,7 @@ impl Peer {
     }
 }
 
-/// A frozen task whose dump takes until this is dropped: it waits for nobody, and others wait for it.
+/// A frozen task whose dump takes until this is dropped: it does not wait for others, and others wait for it.
 pub struct Frozen {
     over: Arc<AtomicBool>,
     sending: Option<JoinHandle<()>>,
@@ -183,7 +183,7 @@ impl Drop for Frozen {
     }
 }
 
-/// `count` pages that differ from each other, from zero, and from those of another seed.
+/// Returns `count` pages that differ from each other, from zero, and from those of another seed.
 pub fn pages(seed: u8, count: usize) -> Vec<u8> {
     let mut bytes = vec![seed; count * PAGE];
     for (index, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
@@ -192,7 +192,7 @@ pub fn pages(seed: u8, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// A directory that looks like the images of a dump of process [`PID`].
+/// Makes a directory that looks like the images of a dump of process [`PID`].
 pub fn fake_images(dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
     for name in ["inventory.img", "pstree.img", &format!("core-{PID}.img")] {
@@ -201,12 +201,12 @@ pub fn fake_images(dir: &Path) {
     fake_mappings(dir, PID);
 }
 
-/// The image of a process whose mappings are not known.
+/// Writes the image of a process whose mappings are unknown.
 pub fn fake_mappings(dir: &Path, pid: u32) {
     std::fs::write(dir.join(mm_name(pid)), write_mappings(&[])).unwrap();
 }
 
-/// A whole dump of `pages` at `vaddr` to the well-known port, adopted as `job`; its line of the listing.
+/// Dumps `pages` at `vaddr` to the well-known port, and adopts the dump as `job`. Returns its line of the listing.
 pub fn dump_and_adopt(
     daemon: &Daemon,
     work: &Path,
@@ -232,7 +232,7 @@ pub fn dump_and_adopt(
         .expect("adopt")
 }
 
-/// The pages that `get` gives for a checkpoint of one process.
+/// Returns the pages that `get` exports for a checkpoint of one process.
 pub fn exported_pages(daemon: &Daemon, work: &Path, checkpoint: &str) -> Vec<u8> {
     let dir = tempfile::tempdir_in(work).unwrap();
     let target = dir.path().join("out");
@@ -256,7 +256,7 @@ pub fn exported_pages(daemon: &Daemon, work: &Path, checkpoint: &str) -> Vec<u8>
     std::fs::read(path).unwrap()
 }
 
-/// Listing, sealed and parked.
+/// Returns the listing, both sealed and parked.
 pub fn listing(daemon: &Daemon) -> Vec<serde_json::Value> {
     let listed = daemon.json(&["ls"]).expect("ls");
     listed["checkpoints"]

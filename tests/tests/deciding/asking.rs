@@ -1,4 +1,4 @@
-//! HTTP by hand: what an honest client would not send must be sent, too.
+//! HTTP by hand, for requests that no honest client sends.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -23,7 +23,7 @@ impl Answer {
         found.map(|(_, value)| value)
     }
 
-    /// It is a problem of this status and kind, and names these fields.
+    /// Checks that the reply is a problem of this status and kind that names these fields.
     pub(crate) fn assert_problem(&self, status: u16, kind: &str, pointers: &[&str]) {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(self.body["status"], status, "{self:?}");
@@ -43,14 +43,14 @@ pub(crate) trait Stream: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Stream for T {}
 
-/// The daemon's socket: whoever runs the tests may do everything there.
+/// Connects to the daemon's socket, on which the tests' user has all rights.
 pub(crate) fn socket(daemon: &Daemon) -> Box<dyn Stream> {
     let stream = UnixStream::connect(daemon.control().with_file_name("api.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     Box::new(stream)
 }
 
-/// The daemon's port.
+/// Connects to the daemon's port.
 pub(crate) fn port(daemon: &Daemon) -> Box<dyn Stream> {
     let stream = TcpStream::connect(daemon.api()).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -69,7 +69,7 @@ fn send(stream: &mut dyn Stream, method: &str, path: &str, token: &str, body: &[
     let _ = stream.write_all(body);
 }
 
-/// One request over a connection of its own.
+/// Sends one request over a connection of its own.
 pub(crate) fn ask(
     mut stream: Box<dyn Stream>,
     method: &str,
@@ -90,7 +90,7 @@ pub(crate) fn ask(
     }
 }
 
-/// The stream of events, as it comes.
+/// The stream of events, as it arrives.
 pub(crate) struct Events(Receiver<Value>);
 
 impl Events {
@@ -124,7 +124,7 @@ impl Events {
         Self(events)
     }
 
-    /// The next one that `is` what is waited for.
+    /// Returns the next event for which `is` returns true.
     pub(crate) fn next(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         let until = Instant::now() + LIMIT;
         let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! Three nodes: each answers for all, one dies, one lies.
+//! Three nodes: each answers for all, one dies, one reports false figures.
 
 use std::process::Command;
 
@@ -24,14 +24,14 @@ fn cluster(test: &str) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// A node, as another one tells of it.
+/// Returns a node as another one reports it.
 fn seen(by: &Daemon, node: &str) -> Value {
     let (code, answer, error) = told(by, &["nodes", node]);
     assert_eq!(code, 0, "{error}");
     answer["nodes"][0].clone()
 }
 
-/// Waits until a node is told of like this.
+/// Waits until the report of a node meets a condition.
 fn wait_seen(by: &Daemon, node: &str, what: &str, so: impl Fn(&Value) -> bool) -> Value {
     let mut last = Value::Null;
     let found = process::wait_for(what, LIMIT, || {
@@ -67,7 +67,7 @@ fn assert_plans_go_on(by: &Daemon, job: &str) {
     }
 }
 
-/// A dump and a restore by each node, so that each has figures.
+/// Makes a dump and a restore on each node, so that each has figures.
 fn measure_all(cluster: &Cluster) {
     for node in 0..3 {
         let mut task = Task::start(cluster, node, 16);
@@ -166,7 +166,7 @@ fn each_answers_for_all_and_a_dead_ones_figures_are_not_gone_by() {
     }
 }
 
-/// The registry, by etcd's own client.
+/// Runs etcd's own client on the registry.
 fn etcdctl(cluster: &Cluster, arguments: &[&str]) -> String {
     let [address] = &cluster.etcd.addresses()[..] else {
         panic!("one member");

@@ -18,10 +18,10 @@ use permafrost_tests::daemon::{Daemon, Options};
 use permafrost_tests::process;
 use serde_json::Value;
 
-/// For what happens by itself; on a busy machine.
+/// Time limit for actions that happen by themselves, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A daemon that measures what is moved, and nothing by itself.
+/// Starts a daemon that measures transfers, but does not probe.
 fn quiet(work: &Path, extra: &[&str]) -> Daemon {
     let mut options = Options::default();
     options.extra.push("--probe-period=off".to_owned());
@@ -33,7 +33,7 @@ fn quiet(work: &Path, extra: &[&str]) -> Daemon {
     daemon
 }
 
-/// The API answers once the daemon has looked around, which is a moment after it is ready.
+/// Waits until the API answers: the first snapshot comes a moment after the daemon is ready.
 fn await_first_look(daemon: &Daemon) {
     let looked = process::wait_for("its first look around", LIMIT, || {
         Ok((daemon.try_run(&["nodes"])?.status.code() == Some(0)).then_some(()))
@@ -56,7 +56,7 @@ fn told(by: &Daemon, arguments: &[&str]) -> (i32, Value, Value) {
     (code, parsed(&output.stdout), parsed(&output.stderr))
 }
 
-/// Nothing in the daemon's log tells of a panic.
+/// Checks that the daemon's log contains no panic.
 fn assert_no_panic(daemon: &Daemon) {
     let log = std::fs::read_to_string(daemon.log()).unwrap();
     let panics: Vec<_> = log
@@ -70,7 +70,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value}"))
 }
 
-/// A figure that was measured, whose bad end is on the bad side.
+/// Checks that a figure was measured, and that its p95 is on the unfavourable side.
 fn assert_measured(figure: &Value, bad_end_is_more: bool) {
     let [p50, p95] = ["p50", "p95"].map(|of| number(&figure[of]));
     assert!(p50 > 0.0 && p95 > 0.0, "{figure}");
@@ -89,7 +89,7 @@ fn assert_unknown(figure: &Value) {
     assert!(figure["p50"].is_null(), "{figure}");
 }
 
-/// Its parts add up to its sums, as docs/api.md says, and no bad end is below its median.
+/// Checks that the parts of a cost add up to its sums, as docs/api.md says, and that no p95 is below its median.
 fn assert_adds_up(cost: &Value) {
     let parts = cost["parts"].as_array().expect("parts");
     assert!(!parts.is_empty(), "{cost}");
@@ -131,7 +131,7 @@ fn assert_adds_up(cost: &Value) {
     }
 }
 
-/// The answer for one way, of those to one task on one node.
+/// Returns the answer for one mechanism, of those for one task on one node.
 fn way<'a>(answer: &'a Value, mechanism: &str) -> &'a Value {
     let answers = answer["answers"].as_array().expect("answers");
     let found = answers.iter().find(|one| one["mechanism"] == mechanism);

@@ -1,4 +1,4 @@
-//! Places in the queues, and what is told while a dump takes one up.
+//! Places in the queues, and the reports while a dump uses one.
 
 use permafrost_tests::criu;
 use permafrost_tests::process::wait_for;

@@ -1,4 +1,4 @@
-//! The port: who may ask, how often, and what nobody should send.
+//! The port: admitted callers, rate limits, and requests that no client should send.
 
 use super::asking::{ask, port, socket};
 use super::*;
@@ -10,7 +10,7 @@ struct Port {
     reserve: String,
 }
 
-/// A daemon with a port on loopback, and tokens of two callers.
+/// Starts a daemon with a port on loopback, and tokens of two callers.
 fn with_port(work: &Path, extra: &[&str]) -> Port {
     let mut lines = String::new();
     let mut token = |name: &str, scopes: &str| {

@@ -1,4 +1,4 @@
-//! One daemon, asked from a shell.
+//! One daemon, queried from a shell.
 
 use permafrost_tests::criu;
 use permafrost_tests::workload::{self, Workload};
@@ -7,7 +7,7 @@ use super::common::clustered::sealed_dump;
 use super::common::pages;
 use super::*;
 
-/// Dumps that move bytes: `full_dump` and the others that write.
+/// Mechanisms that move bytes: `full_dump` and the others that write.
 const DUMPS: [&str; 3] = ["incremental_dump", "full_dump", "pre_copied_dump"];
 
 fn node(daemon: &Daemon) -> Value {
@@ -18,7 +18,7 @@ fn node(daemon: &Daemon) -> Value {
     nodes[0].clone()
 }
 
-/// A refusal's code, as its exit code and in words.
+/// Checks the code of a refusal, both as exit code and as a word.
 fn refused((code, _, error): &(i32, Value, Value), exit: i32, word: &str) -> String {
     assert_eq!(*code, exit, "{error}");
     assert_eq!(error["error"]["exit_code"], exit, "{error}");

@@ -1,4 +1,5 @@
-//! The freeze limit: whoever hangs or dies in the middle of a dump, and wherever it is, the task runs again.
+//! The freeze limit: whichever process hangs or dies in the middle of a dump, at whichever phase, the task runs
+//! again.
 //!
 //! Each cell dumps a workload of its own through a tap, which holds the dump at a phase until a process has been stopped or
 //! killed. The limit is short, and the condition waited for is far longer: without the limit it never comes.
@@ -16,11 +17,11 @@ use permafrost_tests::{binaries, criu};
 use rustix::process::Signal;
 use tap::{Phase, Tap};
 
-/// Long enough for all cells of a test to be at their phases, and for a rollback, on a busy machine: seven seconds pass
-/// before the rollback begins.
+/// Limit that is long enough for all cells of a test to reach their phases, and for a rollback, on a busy machine:
+/// seven seconds pass before the rollback begins.
 const LIMIT: &str = "12s";
 
-/// Never, in a test.
+/// Limit that no test reaches.
 const NO_LIMIT: &str = "1h";
 
 /// Time that a task may take to run again: only a hang takes longer.
@@ -89,7 +90,7 @@ impl Cell {
         self.client.as_ref().unwrap().id()
     }
 
-    /// Waits for the end of the freeze; whether the task runs then. Otherwise it is gone.
+    /// Waits for the end of the freeze. Returns true if the task runs then; otherwise it is gone.
     fn runs_again(&self) -> bool {
         let what = format!("the end of the freeze of {}", self.job);
         wait_for(&what, PATIENCE, || {
@@ -103,7 +104,7 @@ impl Cell {
         self.workload.is_running()
     }
 
-    /// Waits for the client's end; its exit code.
+    /// Waits for the client's end. Returns its exit code.
     fn exit_code(&mut self) -> Option<i32> {
         self.client.as_mut().unwrap().wait().unwrap().code()
     }
@@ -132,7 +133,7 @@ fn dump(socket: &Path, job: &str, pid: u32, limit: &str) -> Command {
     command
 }
 
-/// A daemon that lets all dumps run at once.
+/// Starts a daemon that lets all dumps run at once.
 fn daemon(dir: &Path) -> Daemon {
     let options = Options {
         extra: vec!["--dumps-at-once=32".to_owned()],

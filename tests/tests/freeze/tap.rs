@@ -21,9 +21,9 @@ pub(crate) enum Phase {
     Pages,
     /// Before CRIU sends CLOSE.
     Close,
-    /// Before the seal is asked for.
+    /// Before the request for the seal.
     Seal,
-    /// After the daemon has sealed, before it has said so.
+    /// After the daemon has sealed, before its reply.
     Sealed,
 }
 
@@ -43,13 +43,13 @@ pub(crate) struct Tap {
 /// State that the threads of a tap share.
 struct Hold {
     at: Phase,
-    /// Gets the pid of whoever asked for the seal, or 0.
+    /// Sends the pid of the process that requested the seal, or 0.
     held: Sender<u32>,
     go_on: Mutex<Receiver<()>>,
 }
 
 impl Hold {
-    /// Holds the dump here, if this is where it is to be held.
+    /// Holds the dump here, if this is the configured phase.
     fn reached(&self, phase: Phase, peer: u32) {
         if phase == self.at && self.held.send(peer).is_ok() {
             let _ = self.go_on.lock().unwrap().recv();
@@ -85,7 +85,7 @@ impl Tap {
         }
     }
 
-    /// Waits until the dump is held; the pid of whoever asked for the seal, if it is.
+    /// Waits until the dump is held. Returns the pid of the process that requested the seal, or 0.
     pub(crate) fn await_held(&self) -> u32 {
         self.held.recv().unwrap()
     }
@@ -154,7 +154,7 @@ fn forward_pages(socket: &Path, real: PathBuf, hold: &'static Hold) {
     });
 }
 
-/// Copies one way to the end, and ends both ways then; `look` sees the bytes before, and each chunk.
+/// Copies one direction to its end, and then ends both; `look` sees the bytes before, and each chunk.
 fn copy(mut from: UnixStream, mut to: UnixStream, mut look: impl FnMut(usize, &[u8])) {
     let mut chunk = vec![0; 64 << 10];
     let mut before = 0;

@@ -11,7 +11,7 @@ const FIRST: u64 = 0x400;
 /// Memory of a process: pages by index.
 pub(crate) type Memory = BTreeMap<u64, Vec<u8>>;
 
-/// Pages of which no two are equal, with zeros and gaps among them.
+/// Returns pages that are all different, with zeros and gaps among them.
 pub(crate) fn memory(pages: u64) -> Memory {
     let page = |n: u64| {
         let mut page = vec![0; PAGE_SIZE];
@@ -29,7 +29,7 @@ pub(crate) fn memory(pages: u64) -> Memory {
         .collect()
 }
 
-/// The pages file that CRIU would have made.
+/// Returns the pages file that CRIU would have made.
 pub(crate) fn flat(memory: &Memory) -> Vec<u8> {
     memory.values().flatten().copied().collect()
 }

@@ -1,4 +1,4 @@
-//! Nodes, what they are asked for, and what comes out of them.
+//! Nodes, requests to them, and checks of the replies.
 
 mod list;
 mod memory;
@@ -50,7 +50,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::runtime::Runtime;
 
 const REGION_BYTES: u64 = 64 << 20;
-/// The machine may be busy with other things.
+/// Time limit that allows for a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 /// Time that a reader waits for a node that does not answer.
 const AGREE: Duration = Duration::from_secs(5);
@@ -67,7 +67,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Nodes by name, zone and rack.
+    /// Makes nodes with these names, zones and racks.
     pub(crate) fn new(nodes: &[(&str, &str, &str)]) -> Self {
         let work = tempfile::tempdir().unwrap();
         let authority = Authority::create(&work.path().join("ca"), "test", false).unwrap();
@@ -188,12 +188,12 @@ impl Site {
         .unwrap()
     }
 
-    /// The way of somebody else than a node.
+    /// Returns the network of a peer that is not a node.
     pub(crate) fn network_of(&self, name: &str, role: Role, namespace: &str) -> Network {
         self.network(self.identity(name, role, Some(namespace)))
     }
 
-    /// An agent that knows these nodes only.
+    /// Makes an agent that knows these nodes only.
     pub(crate) fn agent(&self, name: &str, nodes: &[usize]) -> RunningAgent<'_> {
         let nodes = nodes.iter().map(|&n| Known {
             name: self.nodes[n].name.clone(),
@@ -221,7 +221,7 @@ impl Site {
         }
     }
 
-    /// A dump that node `n` takes and holds alone.
+    /// Makes a dump that node `n` receives and holds alone.
     pub(crate) fn dump(&self, n: usize, memory: &Memory) -> Checkpoint {
         let store = &self.nodes[n].store;
         let request = SessionRequest {
@@ -324,7 +324,7 @@ impl Site {
         listed.unwrap();
     }
 
-    /// Exports on node `n` and compares.
+    /// Exports a checkpoint on node `n` and compares it.
     pub(crate) fn check_get(&self, n: usize, memory: &Memory) {
         self.check_get_of(n, JOB, memory);
     }
@@ -354,7 +354,7 @@ impl Site {
         got.map(|_| out)
     }
 
-    /// Restores on node `n` as CRIU does it, and compares.
+    /// Restores on node `n` like CRIU, and compares.
     pub(crate) fn check_stream(&self, n: usize, memory: &Memory) {
         let dir = tempfile::tempdir_in(self.work.path()).unwrap();
         let path = dir.path().join("socket");
@@ -380,7 +380,7 @@ impl Site {
     }
 }
 
-/// An agent, ended with the test.
+/// An agent that ends with the test.
 pub(crate) struct RunningAgent<'a> {
     agent: Option<Agent>,
     site: &'a Site,
@@ -451,7 +451,7 @@ fn live((name, zone, rack): (&str, &str, &str)) -> LiveNode {
     }
 }
 
-/// One file, as CRIU asks for it.
+/// Requests one file like CRIU.
 fn read_image(criu: &UnixStream, name: &str) -> Vec<u8> {
     let request = FileRequest {
         filename: name.to_owned(),

@@ -1,4 +1,4 @@
-//! One node, and what it was asked for.
+//! One node, and a record of the requests to it.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -19,11 +19,11 @@ use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, Peer
 /// Handler of a node's peers that records requests, and that kills the node on command.
 pub(crate) struct Watched {
     pub(crate) inner: NodeHandler,
-    /// Every fetch of an address space with its pages: place from 1, and from where.
+    /// Every fetch of an address space with its pages: place from 1, and first index.
     pub(crate) pages_asked: Mutex<Vec<(u32, u64)>>,
-    /// Fetches of any kind.
+    /// Number of fetches of any kind.
     pub(crate) asked: AtomicUsize,
-    /// Frames with pages that are sent before the node dies.
+    /// Number of frames with pages that are sent before the node dies.
     pub(crate) dies_after: AtomicUsize,
     pub(crate) endpoint: Mutex<Option<Endpoint>>,
 }
@@ -94,7 +94,7 @@ impl FrameSink for Mortal<'_> {
     }
 }
 
-/// Checkpoints that looked damaged to whoever read them.
+/// Checkpoints that a reader has found damaged.
 #[derive(Default)]
 pub(crate) struct Suspects(Mutex<Vec<String>>);
 
@@ -167,7 +167,7 @@ impl Node {
     }
 }
 
-/// Places of `needle`, which begins with bytes that are rare.
+/// Returns the positions of `needle`, which begins with rare bytes.
 fn memchr<'a>(haystack: &'a [u8], needle: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     let places = 0..haystack.len().saturating_sub(needle.len());
     places.filter(move |&at| haystack[at] == needle[0] && haystack[at..].starts_with(needle))

@@ -1,4 +1,4 @@
-//! A node that serves fetches, and can be told to do it badly.
+//! A node that serves fetches, with faults on demand.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
@@ -16,17 +16,17 @@ use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, Peer
 /// Faults of a node as the source of a fetch. Each stays until it is cleared.
 #[derive(Default)]
 pub(crate) struct Faults {
-    /// Goes away after so many frames: all its connections end.
+    /// Disconnects after so many frames: all its connections end.
     pub(crate) die_after: Option<u64>,
-    /// Claims another digest than that of what it sends.
+    /// Claims another digest than that of the pages it sends.
     pub(crate) lie: bool,
-    /// Gets one bit of the first page wrong.
+    /// Flips one bit of the first page.
     pub(crate) corrupt: bool,
-    /// Before the first frame both wait here.
+    /// Barrier at which both sides wait before the first frame.
     pub(crate) gate: Option<Arc<Barrier>>,
 }
 
-/// Pages by the way they went.
+/// Numbers of pages by the kind of frame that they were sent in.
 #[derive(Default)]
 pub(crate) struct Sent {
     pub(crate) fetches: AtomicU64,
@@ -36,7 +36,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Pages sent, zero, and left to the parent.
+    /// Returns the pages sent, zero, and left to the parent, and resets them.
     pub(crate) fn take(&self) -> (u64, u64, u64) {
         let take = |count: &AtomicU64| count.swap(0, Ordering::SeqCst);
         (take(&self.pages), take(&self.zero), take(&self.parent))

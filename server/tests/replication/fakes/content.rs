@@ -1,4 +1,4 @@
-//! Pages and images: what is dumped, and what a node has of it.
+//! Pages and images: the content of dumps, and a node's copy of it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use permafrost_store::{ContentDigest, Fetched, SessionRequest, SessionSink, Stor
 /// Pages of an address space by index.
 pub(crate) type Pages = BTreeMap<u64, [u8; PAGE_SIZE]>;
 
-/// A page that nobody else has.
+/// Returns a page with unique contents.
 pub(crate) fn page(salt: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     if salt > 0 {
@@ -50,7 +50,7 @@ pub(crate) fn send(sink: &mut SessionSink, space: SpaceId, pages: &Pages) -> Res
     Ok(())
 }
 
-/// A whole dump of one process.
+/// Makes a complete dump of one process.
 pub(crate) fn dump(store: &Arc<Store>, job: &str, pages: &Pages) -> Result<Checkpoint, String> {
     let session = store
         .open_session(request(job, true))
@@ -65,11 +65,11 @@ pub(crate) fn dump(store: &Arc<Store>, job: &str, pages: &Pages) -> Result<Check
 }
 
 thread_local! {
-    /// Images directories of a test: there as long as its thread.
+    /// Images directories of a test, which exist as long as its thread.
     static IMAGES: RefCell<Vec<tempfile::TempDir>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An images directory for these processes.
+/// Makes an images directory for these processes.
 pub(crate) fn images(pids: &[u32]) -> OwnedFd {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
@@ -85,10 +85,10 @@ pub(crate) fn images(pids: &[u32]) -> OwnedFd {
     fd
 }
 
-/// Index, flags, bytes.
+/// Index, flags and bytes of a page.
 type OnePage = (u64, u16, Vec<u8>);
 
-/// All that a node has of a checkpoint: pages with index and flags by space, images by name.
+/// Everything that a node has of a checkpoint: pages with index and flags by space, images by name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Whole {
     spaces: Vec<(i32, u64, u32, Vec<OnePage>)>,
@@ -144,7 +144,7 @@ impl Whole {
         }
     }
 
-    /// The pages of the first space.
+    /// Returns the pages of the first space.
     pub(crate) fn pages(&self) -> Pages {
         let pages = self.spaces[0].3.iter();
         pages

@@ -14,7 +14,7 @@ use permafrost_store::{
 
 use super::{Node, Shared, Step, name, unavailable};
 
-/// Pages by the way they went.
+/// Numbers of pages by the kind of frame that they were sent in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) pages: u64,
@@ -70,7 +70,7 @@ struct Copy {
 
 struct Loop {
     copies: Vec<Copy>,
-    /// Copies there should be, the origin's included.
+    /// Number of wanted copies, the origin's included.
     total: usize,
     takes_parent: bool,
     durability: Durability,
@@ -80,7 +80,7 @@ struct Loop {
 }
 
 impl Loop {
-    /// A copy that fails is no copy any more.
+    /// Calls `take` for each copy; a copy that fails is removed.
     fn each(&mut self, mut take: impl FnMut(&mut ReplicaDump) -> Result<(), StoreError>) {
         for copy in &mut self.copies {
             if copy.dump.as_mut().is_some_and(|dump| take(dump).is_err()) {
