@@ -405,7 +405,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         daemon.stop().await.context("mark the region clean")?;
         Ok(failed?)
     });
-    // Threads that still serve somebody end with the process.
+    // Threads that still serve clients end with the process.
     runtime.shutdown_timeout(Duration::ZERO);
     ended
 }

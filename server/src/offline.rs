@@ -204,7 +204,7 @@ pub fn salvage(region: &Path, to: &Path, out: &mut dyn Write) -> Result<bool, Of
     std::fs::create_dir_all(to).map_err(io_error("make directory", to))?;
     for held in opened.store.everything()? {
         let name = opened.name(&held);
-        // What may have been removed, or made by somebody who knows the format, is not mixed with the rest.
+        // A checkpoint that may have been removed, or forged, is kept apart from the rest.
         let to = if opened.is_unlisted(&held) {
             to.join(UNLISTED)
         } else {
@@ -212,7 +212,7 @@ pub fn salvage(region: &Path, to: &Path, out: &mut dyn Write) -> Result<bool, Of
         };
         let file_name = held.name().replace(['/', ' '], "_");
         let Some(record) = held.record else {
-            // Without a manifest nobody knows which image is which.
+            // Without a manifest the names of the images are unknown.
             writeln!(out, "{name}: LOST: its manifest is damaged").map_err(&written)?;
             whole = false;
             continue;

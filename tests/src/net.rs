@@ -96,7 +96,7 @@ impl Hosts {
 
     /// Connects the hosts, and sets every address on every host.
     fn wire(&self, mtu: u32) -> Result<()> {
-        // No addresses of version 6, where the kernel has it: nobody is to send anything of its own accord.
+        // No addresses of version 6, where the kernel has it: hosts must not send packets by themselves.
         for host in &self.hosts {
             host.run(|| {
                 let default = Path::new("/proc/sys/net/ipv6/conf/default/disable_ipv6");

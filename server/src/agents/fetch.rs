@@ -37,7 +37,7 @@ pub fn serve_fetch(
         Err(error) => Source::Elsewhere(Box::new(pass_on(store, peer, request, &error)?)),
     };
     check_readable(peer, source.manifest())?;
-    // Which pages are equal says what is in it.
+    // The set of equal pages reveals contents of the compared checkpoint.
     if let Some(compared_with) = source.compared_with() {
         check_readable(peer, compared_with)?;
     }

@@ -144,10 +144,11 @@ impl Agents {
             taken_by: &taken_by,
             session: &adopt.session,
             origin: adopt.origin.clone(),
-            // Files that were copied here do not tell.
+            // The times of the files here are those of the copy, so the agent sends the images' age.
             images_age: Some(age.saturating_add(asked.elapsed())),
             ignore_times: adopt.ignore_times,
-            // A name is known to whoever was told it. Without one, an agent finds its own only.
+            // With a name, `check_adoptable` has checked the rights. Without one, an agent finds only its own
+            // sessions.
             may_find: &|session| self.owns(peer, session),
             ..Adoption::into_job(&adopt.job)
         };
@@ -168,7 +169,7 @@ impl Agents {
             .ok_or_else(not_found)?;
         match parked.job.as_str() {
             "" if self.owns(peer, session) => Ok(()),
-            // Nobody is told that there is one.
+            // The error does not reveal that the session exists.
             "" => Err(not_found()),
             job => job_of(job)
                 .and_then(|job| check_read(peer, &job).and_then(|()| check_dump(peer, &job)))

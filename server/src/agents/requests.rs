@@ -138,7 +138,7 @@ impl Agents {
         let admission = admission.map_err(|error| error.to_reply())?;
         let priority = self.store.check_priority(&open.job, open.priority);
         priority.map_err(|error| refusal(&error))?;
-        // Before it waits: whoever may not dump does not wait in vain.
+        // Checked before the request waits, so that a caller without the right to dump does not wait in vain.
         let may_open = self.store.check_may_open(&open.job);
         may_open.map_err(|error| refusal(&error))?;
         let frozen = open.job.is_empty();

@@ -70,8 +70,8 @@ impl Answers {
             let api = Api::new(source);
             let refresher = refresh::start(&api, ApiConfig::default())
                 .map_err(StoreError::io("start a thread"))?;
-            // Who asks as soon as the daemon says that it is ready is to be answered. A registry that does not come holds
-            // nobody up.
+            // A request right after the daemon's ready line must get an answer. A registry that does not answer must
+            // not delay the start.
             api.looked_within(FIRST_LOOK).await;
             let server = serve::serve(serving, kubernetes::beside(router(api))).await?;
             Ok::<_, StartError>((server, refresher))

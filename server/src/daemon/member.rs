@@ -200,8 +200,9 @@ impl Member {
             nodes,
             &name,
         ));
-        // Before the first dump: what is held here may have been listed in other data, which a rebuild brings back
-        // under the old numbers. Without the registry there is no dump either, and the sweep does it later.
+        // Must precede the first dump: checkpoints on this node may have been listed in other data of etcd, and a
+        // rebuild lists them again under the old numbers. Without the registry there is no dump either, and the
+        // sweep does this later.
         let first = Arc::clone(&listing);
         let looked = tokio::task::spawn_blocking(move || first.list("")).await;
         if let Ok(Err(error)) = looked {

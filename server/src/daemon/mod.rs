@@ -132,7 +132,7 @@ impl Daemon {
             },
         );
         if let Some(path) = &config.quotas {
-            // Before anybody is served.
+            // The quotas must be set before any client is served.
             store.limit(Arc::new(Quotas::load(path)?));
         }
         let queues = Queues::new(config.queues);

@@ -123,7 +123,7 @@ impl OfDaemon {
         let length = |queue: QueueReport| reported.then(|| length(queue));
         NodeEntry {
             address: facts.address.clone(),
-            // As of a drained one: nothing goes there, and what is there is read.
+            // A failed node is reported as drained: it gets no new copies, and its copies are read.
             state: match state {
                 MemberState::Active if !facts.failed.is_empty() => api::NodeState::Drained,
                 state => state_of(state),

@@ -146,7 +146,7 @@ fn page_server(criu: &Path, work: &Path, workload: &mut Workload) -> Result<Samp
     if dumped.is_err() {
         let _ = server.kill();
     }
-    // Only what is waited for between the two looks counts.
+    // Only children that are waited for between the two measurements count.
     let cpu = process::ended_children_cpu_time()?;
     let status = server.wait().context("wait for the page server")?;
     let server_cpu_s = (process::ended_children_cpu_time()? - cpu).as_secs_f64();

@@ -280,7 +280,7 @@ impl Nodes {
         self.daemons[0].run(&["rm", job, "--all"])?;
         process::wait_for("the freeing of both copies", FREED, || {
             std::thread::sleep(Duration::from_millis(50));
-            // A little is kept of what is gone, such as a generation's number.
+            // A little data remains of removed checkpoints, such as a generation's number.
             let is_free = |held: u64| held <= (SPARE_MIB << 20) / 8;
             Ok(self.held()?.into_iter().all(is_free).then_some(()))
         })
