@@ -46,6 +46,8 @@ enum Task {
     Bench(bench::Options),
     /// Run the crash tests longer than CI does.
     Soak(soak::Options),
+    /// Check what can be checked of the rules in ARCHITECTURE.md without compiling the workspace.
+    Tidy,
     /// Build the fuzz targets and run each for a bounded time.
     Fuzz {
         /// Seconds for each target.
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Task::Fuzz { seconds } => run_fuzz(seconds),
+        Task::Tidy => check_tidiness(),
         Task::Schema { examples, seed } => check_schema(examples, seed),
         Task::Guest { scenarios } => guest(&scenarios),
     };
@@ -97,6 +100,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn check_tidiness() -> anyhow::Result<()> {
+    let count = tidy::run()?;
+    println!("{} passed, {} failed", count.passed, count.failed);
+    if count.failed > 0 {
+        anyhow::bail!("a rule is broken");
+    }
+    Ok(())
 }
 
 fn guest(scenarios: &[String]) -> anyhow::Result<()> {
