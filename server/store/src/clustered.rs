@@ -135,18 +135,18 @@ impl Store {
     /// node believes.
     ///
     /// 1. Prepare: enough nodes hold pages and images, durable, with one digest. Dying before the end of this
-    /// step leaves segments that nothing refers to: free at once on this node's restart, and on the others when the
-    /// conversation ends.
+    ///    step leaves segments that nothing refers to: free at once on this node's restart, and on the others when the
+    ///    conversation ends.
     /// 2. Reserve a generation. Dying here leaves a gap in the numbers, which nothing minds.
     /// 3. Seal here, provisional. Dying behind it leaves one provisional checkpoint, here. It is not listed, so
-    /// `settle` drops it. Not before step 1, which is the last that can fail for lack of room on the others.
+    ///    `settle` drops it. Not before step 1, which is the last that can fail for lack of room on the others.
     /// 4. Seal on the copies, provisional, too. Dying after k of n leaves k + 1 provisional ones; each node drops
-    /// its own, as above. Not before step 3: a node that cannot seal its own dump has nothing to tell others.
+    ///    its own, as above. Not before step 3: a node that cannot seal its own dump has nothing to tell others.
     /// 5. Publish: one transaction of the registry, which fails if this node's lease is lost. This is the commit.
-    /// Dying before it: as at 4, and the task was told nothing, or that the dump failed. Dying behind it: the
-    /// checkpoint is listed, all copies are durable since step 4, and `settle` publishes the provisional ones.
+    ///    Dying before it: as at 4, and the task was told nothing, or that the dump failed. Dying behind it: the
+    ///    checkpoint is listed, all copies are durable since step 4, and `settle` publishes the provisional ones.
     /// 6. Mark it published, here and on the copies. If any of that is lost, `settle` asks the registry and does
-    /// it: it never drops what is listed.
+    ///    it: it never drops what is listed.
     ///
     /// Why `settle` cannot drop what is about to be listed: it waits longer than the deadline of this function
     /// (checked before step 5) and the lease together, and without its lease this node cannot publish.
