@@ -72,12 +72,12 @@ pub fn wanted_copies(entry: &Registered) -> usize {
 /// time to heal it.
 ///
 /// - Fewer copies on live nodes that stay than wanted: copied, once for each that is missing. Copies on nodes that
-/// are absent for a moment are not missed, but are not counted when others are dropped either.
+///   are absent for a moment are not missed, but are not counted when others are dropped either.
 /// - Enough of them: copies on nodes that leave go; and so does a surplus, where there is the least room. A dead
-/// node's entry stays as long as the node is a member: its copies are good when it comes back.
+///   node's entry stays as long as the node is a member: its copies are good when it comes back.
 /// - A damaged copy is no copy. While its holder may be healing it, it is like one on a node that is absent for a moment;
-/// after that another node gets a copy, and once there are enough good ones the damaged one goes. As nothing
-/// goes before, the last good copy never does, and neither does a damaged one that nothing else is left of.
+///   after that another node gets a copy, and once there are enough good ones the damaged one goes. As nothing
+///   goes before, the last good copy never does, and neither does a damaged one that nothing else is left of.
 ///
 /// Cost: linear in the entries and their holders.
 pub fn plan(
