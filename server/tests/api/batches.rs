@@ -541,7 +541,7 @@ async fn a_node_that_replication_refuses_is_no_place() {
         nodes[1].room_bytes = GB;
         nodes[0].host = "m1".into();
         nodes[2].host = "m1".into();
-        nodes[2].figures = nodes[0].figures.clone();
+        nodes[2].figures = nodes[0].figures;
         nodes[2].live = true;
     }
     let asked = asked(source.clone());
