@@ -43,8 +43,8 @@ pub struct Agents {
     spooled: Arc<spool::Spooled>,
     /// Opened sessions whose conversation has not begun.
     opened: Mutex<HashMap<String, Opened>>,
-    /// Parked sessions, and the agent of each. Sessions parked before this daemon's start have no agent: an agent
-    /// must know the name of such a session to adopt it.
+    /// Parked sessions, and the agent of each. Sessions parked before this daemon's start have no agent: those
+    /// without a job can be adopted on this node only.
     owned: Mutex<HashMap<String, String>>,
     /// Operator's requests to the cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
@@ -160,7 +160,7 @@ impl Agents {
     fn own(&self, peer: &Peer, id: &str) {
         let mut owned = self.owned();
         if owned.len() >= MAX_OWNED {
-            // Some adopted long ago, all of them adoptable by name.
+            // Most were adopted long ago; an operator of the node can adopt the rest.
             owned.clear();
         }
         owned.insert(id.to_owned(), name_of(peer));
