@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::processes::tree;
+use crate::processes::{dumped_bytes, tree};
 
 /// Size of a page, bytes.
 const PAGE: u64 = 4096;
@@ -52,25 +52,6 @@ pub fn dirty_pages(root: u32) -> Option<u64> {
         }
     }
     Some(pages)
-}
-
-/// Returns the anonymous, shared and swapped-out memory of one process, bytes; 0 for a process that has ended.
-pub(crate) fn dumped_bytes(pid: u32) -> u64 {
-    fs::read_to_string(format!("/proc/{pid}/status")).map_or(0, |status| resident_in(&status))
-}
-
-/// Returns the anonymous, shared and swapped-out memory in `/proc/PID/status`, bytes. The file has these sizes
-/// in kB.
-fn resident_in(status: &str) -> u64 {
-    let kb = |line: &str| {
-        let (name, value) = line.split_once(':')?;
-        if !matches!(name, "RssAnon" | "RssShmem" | "VmSwap") {
-            return None;
-        }
-        value.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    let sum = status.lines().filter_map(kb).fold(0, u64::saturating_add);
-    sum.saturating_mul(1024)
 }
 
 /// Returns true if this kernel keeps soft-dirty bits: a page that was just written must have one. A kernel
@@ -137,15 +118,6 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-
-    #[test]
-    fn what_is_dumped_is_summed_and_files_are_not() {
-        let status = "Name:\tx: y\nVmRSS:\t    900 kB\nRssAnon:\t     100 kB\nRssFile:\t     700 kB\n\
-            RssShmem:\t      20 kB\nVmSwap:\t       3 kB\n";
-        assert_eq!(resident_in(status), 123 * 1024);
-        // A kernel thread has none of them.
-        assert_eq!(resident_in("Name:\tkthreadd\n"), 0);
-    }
 
     #[test]
     fn memory_of_the_whole_tree_counts() {

@@ -12,7 +12,6 @@ use permafrost_protocol::pageserver::MAX_SPACES;
 use rustix::process::{Pid, Signal};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::memory;
 use crate::origin::{OriginError, ProcessStat};
 
 /// Longest chain of parents that is followed: no real chain is deeper.
@@ -189,20 +188,37 @@ pub fn usage(root: u32) -> Result<Usage, OriginError> {
     );
     let mut usage = Usage {
         processes: 1,
-        resident_bytes: memory::dumped_bytes(root),
+        resident_bytes: dumped_bytes(root),
         cpu: time(stat.cpu_ticks),
         age: booted.saturating_sub(time(stat.start_ticks)),
     };
     for pid in descendants(root) {
         if let Ok(stat) = ProcessStat::read(pid) {
             usage.processes += 1;
-            usage.resident_bytes = usage
-                .resident_bytes
-                .saturating_add(memory::dumped_bytes(pid));
+            usage.resident_bytes = usage.resident_bytes.saturating_add(dumped_bytes(pid));
             usage.cpu += time(stat.cpu_ticks);
         }
     }
     Ok(usage)
+}
+
+/// Returns the anonymous, shared and swapped-out memory of one process, bytes; 0 for a process that has ended.
+pub(crate) fn dumped_bytes(pid: u32) -> u64 {
+    fs::read_to_string(format!("/proc/{pid}/status")).map_or(0, |status| resident_in(&status))
+}
+
+/// Returns the anonymous, shared and swapped-out memory in `/proc/PID/status`, bytes. The file has these sizes
+/// in kB.
+fn resident_in(status: &str) -> u64 {
+    let kb = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        if !matches!(name, "RssAnon" | "RssShmem" | "VmSwap") {
+            return None;
+        }
+        value.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let sum = status.lines().filter_map(kb).fold(0, u64::saturating_add);
+    sum.saturating_mul(1024)
 }
 
 /// Waits, within `patience`, until killed processes have ended and their pids are free. A dead process whose
@@ -291,6 +307,15 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn what_is_dumped_is_summed_and_files_are_not() {
+        let status = "Name:\tx: y\nVmRSS:\t    900 kB\nRssAnon:\t     100 kB\nRssFile:\t     700 kB\n\
+            RssShmem:\t      20 kB\nVmSwap:\t       3 kB\n";
+        assert_eq!(resident_in(status), 123 * 1024);
+        // A kernel thread has none of them.
+        assert_eq!(resident_in("Name:\tkthreadd\n"), 0);
+    }
 
     #[test]
     fn ancestors_and_descendants_are_kin_and_siblings_are_not() {
