@@ -63,6 +63,7 @@ pub use counters::{BOUNDS_S, Count, Counters, Timings};
 pub use error::StoreError;
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;
+pub use permafrost_criu::Progress;
 pub use ports::{
     Beginning, ContentDigest, Copies, CopiesRequest, DumpDone, Durability, Elsewhere, Event,
     Expected, JobLock, Observer, Ongoing, Registered, Registry, Replicate, RestoreDone,
@@ -75,9 +76,6 @@ pub use session::{Session, SessionRequest, SessionSink};
 
 /// Maximum number of failed sessions that `permafrost status` can show.
 const MAX_FAILED_SESSIONS: usize = 64;
-
-/// Callback with the progress of a long operation: bytes done, bytes in total.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Retention times and limits of unclaimed sessions and parked checkpoints.
 #[derive(Clone, Copy, Debug)]
