@@ -85,7 +85,6 @@ impl Agents {
             return Err(told(&error));
         }
         if !session.request.seal_follows {
-            self.own(peer, &session.id);
             replies.closed(Closed::default());
             return Ok(());
         }
@@ -126,7 +125,6 @@ impl Agents {
         frames.commit().map_err(|error| gone(&error))?;
         let adopted = self.adopt_spooled(peer, &adopt, &spool, asked);
         let adopted = adopted.map_err(|error| refusal(&error))?;
-        self.owned().remove(&adopted.session);
         replies.committed(committed(adopted));
         Ok(())
     }

@@ -31,9 +31,6 @@ pub(crate) use rights::authorize;
 /// Time for an agent to begin the conversation of a session that it has opened. An agent begins it at once or never.
 const BEGIN: Duration = Duration::from_secs(60);
 
-/// Number of parked sessions whose agents are remembered.
-const MAX_OWNED: usize = 16 << 10;
-
 /// Shared state of the service for agents.
 pub struct Agents {
     store: Arc<Store>,
@@ -43,9 +40,6 @@ pub struct Agents {
     spooled: Arc<spool::Spooled>,
     /// Opened sessions whose conversation has not begun.
     opened: Mutex<HashMap<String, Opened>>,
-    /// Parked sessions, and the agent of each. Sessions parked before this daemon's start have no agent: those
-    /// without a job can be adopted on this node only.
-    owned: Mutex<HashMap<String, String>>,
     /// Operator's requests to the cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
     /// Denied certificates, if this node keeps a list.
@@ -72,7 +66,6 @@ impl Agents {
             spool,
             spooled: Arc::default(),
             opened: Mutex::default(),
-            owned: Mutex::default(),
             operator: None,
             denials: None,
             queues: None,
@@ -109,10 +102,6 @@ impl Agents {
 
     fn opened(&self) -> MutexGuard<'_, HashMap<String, Opened>> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn owned(&self) -> MutexGuard<'_, HashMap<String, String>> {
-        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a session until a conversation brings its pages.
@@ -156,20 +145,11 @@ impl Agents {
         }
     }
 
-    /// Records the agent that parked a session.
-    fn own(&self, peer: &Peer, id: &str) {
-        let mut owned = self.owned();
-        if owned.len() >= MAX_OWNED {
-            // Most were adopted long ago; an operator of the node can adopt the rest.
-            owned.clear();
-        }
-        owned.insert(id.to_owned(), name_of(peer));
-    }
-
+    /// Returns true if `peer` sent the pages of a parked session.
     fn owns(&self, peer: &Peer, id: &str) -> bool {
-        self.owned()
-            .get(id)
-            .is_some_and(|owner| *owner == name_of(peer))
+        self.store
+            .parked_by(id)
+            .is_some_and(|client| client == name_of(peer))
     }
 }
 

@@ -206,7 +206,6 @@ impl Agents {
         }
         let aborted = self.store.abort_session(id);
         aborted.map_err(|error| refusal(&error))?;
-        self.owned().remove(id);
         Ok(())
     }
 

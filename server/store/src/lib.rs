@@ -381,6 +381,15 @@ impl Store {
 
     /// Returns how long daemons have run with a parked checkpoint. The wall clock is not used: a step of it must
     /// not delete the only copy of a task.
+    /// Returns the client that brought the pages of a session that is parked here, as its manifest records it; `None`
+    /// if no such session is parked here, or its manifest cannot be read. Reads a manifest.
+    #[must_use]
+    pub fn parked_by(&self, session: &str) -> Option<String> {
+        let record = self.catalog.parked(session).ok()??;
+        let checkpoint = self.checkpoint(&record.id).ok()?;
+        Some(manifest_of(&checkpoint).ok()?.taken_by)
+    }
+
     fn parked_for(&self, id: &str) -> Duration {
         self.parking.kept_for(id)
     }

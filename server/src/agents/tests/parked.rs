@@ -27,11 +27,13 @@ fn a_parked_session_is_adopted_by_who_may_have_its_job() {
 
     // Of no job: its own, and nobody else is told that there is one.
     let nameless = site.park("");
-    let (own, other) = (agent("own", &["team-a"]), agent("other", &["*"]));
-    agents.own(&own, &nameless);
+    let (own, other) = (agent("a", &["team-a"]), agent("other", &["*"]));
     assert_eq!(adopt(&own, &nameless), Ok(()));
     assert_eq!(adopt(&other, &nameless), Err(ErrorCode::NotFound));
     assert_eq!(adopt(&own, &"0".repeat(32)), Err(ErrorCode::NotFound));
+    // As after a restart of the node.
+    let again = Site::opens_adoption(&site.agents(), &own, &nameless, "team-a/again");
+    assert!(again.is_ok(), "{again:?}");
 }
 
 #[test]
