@@ -342,7 +342,7 @@ impl EtcdCluster {
     /// # Errors
     /// It does not run.
     pub fn pause(&self, index: usize) -> Result<()> {
-        process::signal(self.pid(index)?, Signal::STOP)
+        process::stop(self.pid(index)?)
     }
 
     /// Resumes a suspended member.

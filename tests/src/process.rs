@@ -52,16 +52,34 @@ pub fn reap(pid: u32) {
 /// Returns true if `pid` exists and is not a zombie.
 #[must_use]
 pub fn is_alive(pid: u32) -> bool {
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        // The state follows the command's closing parenthesis.
-        Ok(stat) => !matches!(
-            stat.rsplit(')')
-                .next()
-                .and_then(|rest| rest.trim_start().chars().next()),
-            Some('Z' | 'X')
-        ),
-        Err(_) => false,
-    }
+    state(&Path::new("/proc").join(pid.to_string()))
+        .is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// Returns the state of the process or thread with this directory in /proc; `None` if there is none.
+fn state(directory: &Path) -> Option<char> {
+    let stat = std::fs::read_to_string(directory.join("stat")).ok()?;
+    // The state follows the command's closing parenthesis.
+    stat.rsplit(')').next()?.trim_start().chars().next()
+}
+
+/// Stops a process and waits until each of its threads stands: on a busy machine they run on for a while after the signal.
+///
+/// # Errors
+/// There is no such process, or a thread runs on for a minute.
+pub fn stop(pid: u32) -> Result<()> {
+    signal(pid, Signal::STOP)?;
+    let threads = Path::new("/proc").join(pid.to_string()).join("task");
+    wait_for("the stop of all threads", Duration::from_secs(60), || {
+        for thread in std::fs::read_dir(&threads).context("list threads")? {
+            // A thread that has ended since it was listed does not run.
+            let state = state(&thread.context("list threads")?.path());
+            if state.is_some_and(|state| !matches!(state, 'T' | 't' | 'Z' | 'X')) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    })
 }
 
 /// Returns true if `pid` is free: no process has it, not even a zombie. Reaps a zombie child first.

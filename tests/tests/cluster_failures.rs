@@ -117,7 +117,7 @@ fn a_node_that_stood_still_acts_no_more(cluster: &Cluster, [first, second]: &mut
     let [still, other] = [0, 1].map(|node| cluster.node(node));
     let dumping = spawn(still, &["dump", "--job", "still", "--pid", &first.pid()]);
     wait_for_session(still, "still");
-    process::signal(still.pid(), Signal::STOP).unwrap();
+    process::stop(still.pid()).unwrap();
     let gone = || Ok((!is_live(other, "node-0")).then_some(()));
     process::wait_for("the end of a lease", LONG, gone).unwrap();
     // The job's lock went with the lease.

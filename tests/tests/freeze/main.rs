@@ -152,6 +152,17 @@ fn hold(cells: &mut [Cell], limit: &str) {
     }
 }
 
+/// Waits until the taps have passed on that their callers are gone: a daemon that runs again then must not seal for them.
+fn await_callers_gone(cells: &[Cell]) {
+    wait_for("the end of all callers", PATIENCE, || {
+        Ok(cells
+            .iter()
+            .all(|cell| cell.tap.callers_are_gone())
+            .then_some(()))
+    })
+    .unwrap();
+}
+
 fn cells(daemon: &Daemon, name: &str, phases: &[Phase]) -> Vec<Cell> {
     let cell = |&phase: &Phase| Cell::new(daemon, name, phase);
     phases.iter().map(cell).collect()
@@ -168,7 +179,7 @@ fn a_daemon_that_hangs_freezes_no_task_for_good() {
     // Their clients are killed on top of it.
     all.extend(cells(&daemon, "alone", &[Phase::Pages, Phase::Seal]));
     hold(&mut all, LIMIT);
-    signal(daemon.pid(), Signal::STOP).unwrap();
+    process::stop(daemon.pid()).unwrap();
     for cell in &all {
         if cell.job.starts_with("alone") {
             signal(cell.client(), Signal::KILL).unwrap();
@@ -180,8 +191,7 @@ fn a_daemon_that_hangs_freezes_no_task_for_good() {
         assert_eq!(runs, cell.phase != Phase::Sealed, "{}", cell.job);
         assert_eq!(cell.exit_code() == Some(0), !runs, "{}", cell.job);
     }
-    // The taps pass on that their callers are gone.
-    std::thread::sleep(Duration::from_millis(500));
+    await_callers_gone(&all);
     signal(daemon.pid(), Signal::CONT).unwrap();
     for cell in &all {
         if cell.phase != Phase::Sealed {
@@ -241,7 +251,11 @@ fn a_client_a_script_or_a_criu_that_hangs_or_dies_freezes_no_task_for_good() {
             for mut cell in cells(&daemon, &format!("{name}-{word}"), phases) {
                 cell.begin(LIMIT);
                 cell.await_held();
-                signal(victim(&cell), how).unwrap();
+                if how == Signal::STOP {
+                    process::stop(victim(&cell)).unwrap();
+                } else {
+                    signal(victim(&cell), how).unwrap();
+                }
                 cell.tap.release();
                 all.push(cell);
             }
@@ -281,7 +295,7 @@ fn interrupts_end_the_freeze_of_a_daemon_that_hangs() {
     let daemon = daemon(dir.path());
     let mut all = cells(&daemon, "interrupted", &PHASES[..4]);
     hold(&mut all, NO_LIMIT);
-    signal(daemon.pid(), Signal::STOP).unwrap();
+    process::stop(daemon.pid()).unwrap();
     for cell in &all {
         cell.tap.release();
         signal(cell.client(), Signal::INT).unwrap();
@@ -296,6 +310,7 @@ fn interrupts_end_the_freeze_of_a_daemon_that_hangs() {
         assert!(cell.runs_again(), "{}", cell.job);
         assert_eq!(cell.exit_code(), Some(130), "{}", cell.job);
     }
+    await_callers_gone(&all);
     signal(daemon.pid(), Signal::CONT).unwrap();
     for cell in &all {
         assert_eq!(cell.checkpoints(&daemon), 0, "{}", cell.job);

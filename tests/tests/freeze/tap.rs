@@ -6,6 +6,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
@@ -38,6 +39,7 @@ pub(crate) struct Tap {
     pub(crate) socket: PathBuf,
     held: Receiver<u32>,
     go_on: Sender<()>,
+    hold: &'static Hold,
 }
 
 /// State that the threads of a tap share.
@@ -46,6 +48,8 @@ struct Hold {
     /// Sends the pid of the process that requested the seal, or 0.
     held: Sender<u32>,
     go_on: Mutex<Receiver<()>>,
+    /// Callers whose end the daemon's kernel does not know yet.
+    callers: AtomicUsize,
 }
 
 impl Hold {
@@ -69,6 +73,7 @@ impl Tap {
             at,
             held,
             go_on: Mutex::new(goes_on),
+            callers: AtomicUsize::new(0),
         };
         let hold: &'static Hold = Box::leak(Box::new(hold));
         let pages = dir.join("pages.sock");
@@ -82,6 +87,7 @@ impl Tap {
             socket,
             held: is_held,
             go_on,
+            hold,
         }
     }
 
@@ -94,12 +100,19 @@ impl Tap {
     pub(crate) fn release(&self) {
         self.go_on.send(()).unwrap();
     }
+
+    /// Returns true once the end of every caller's connection has been passed on. Between a caller and the daemon the kernel
+    /// does that while the caller exits.
+    pub(crate) fn callers_are_gone(&self) -> bool {
+        self.hold.callers.load(Ordering::SeqCst) == 0
+    }
 }
 
 fn forward_control(client: UnixStream, daemon: UnixStream, hold: &'static Hold, pages: PathBuf) {
     let peer = rustix::net::sockopt::socket_peercred(&client).unwrap().pid;
     let peer = u32::try_from(peer.as_raw_nonzero().get()).unwrap();
     let (from, to) = (client.try_clone().unwrap(), daemon.try_clone().unwrap());
+    hold.callers.fetch_add(1, Ordering::SeqCst);
     thread::spawn(move || {
         while let Ok(Some((request, fds))) = framing::recv::<Request>(&from) {
             if matches!(request.body, Some(request::Body::Seal(_))) {
@@ -111,6 +124,7 @@ fn forward_control(client: UnixStream, daemon: UnixStream, hold: &'static Hold, 
             }
         }
         let _ = to.shutdown(Shutdown::Both);
+        hold.callers.fetch_sub(1, Ordering::SeqCst);
     });
     thread::spawn(move || {
         while let Ok(Some((mut reply, _))) = framing::recv::<Reply>(&daemon) {
