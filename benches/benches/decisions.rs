@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use permafrost_scheduling::cost::{Copies, NodeFigures, Replica, Resources, Task};
+use permafrost_scheduling::cost::{Copies, NodeFigures, Replica, TaskFigures, TaskResources};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Figure;
-use permafrost_scheduling::place::{Domain, NodeClass, Places, Wanted};
+use permafrost_scheduling::place::{Domain, NodeClass, PlacementRequest, Places};
 use permafrost_scheduling::preempt::{Candidate, Site, Terms, choose, plan};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use permafrost_scheduling::resume::{Offer, Preference, Readers, rank};
@@ -52,7 +52,7 @@ fn planned(bencher: Bencher<'_, '_>, candidates: u32, nodes: u32) {
             task: task(n),
         })
         .collect();
-    let wanted = Resources {
+    let wanted = TaskResources {
         cpu_millis: u64::from(candidates) * 1000 / 2,
         memory: Bytes::ZERO,
     };
@@ -60,7 +60,7 @@ fn planned(bencher: Bencher<'_, '_>, candidates: u32, nodes: u32) {
         .counter(ItemsCount::new(candidates))
         .bench_local(|| {
             let plan = plan(wanted, &tasks, &sites, &terms());
-            assert_eq!(plan.lacking, Resources::ZERO);
+            assert_eq!(plan.lacking, TaskResources::ZERO);
             plan
         });
 }
@@ -109,7 +109,7 @@ fn say_one(bencher: Bencher<'_, '_>) {
 fn place_two_copies(bencher: Bencher<'_, '_>, nodes: u32) {
     let places = places(nodes);
     bencher.bench_local(|| {
-        let placement = places.place(&Wanted {
+        let placement = places.place(&PlacementRequest {
             size: Bytes::mib(512),
             copies: 2,
             local: None,
@@ -165,14 +165,14 @@ fn terms() -> Terms {
     }
 }
 
-fn task(n: u32) -> Task {
+fn task(n: u32) -> TaskFigures {
     let memory = Bytes::mib(100 + u64::from(n * 37 % 3900));
     let seconds = |n: u32| Figure::given(Seconds::from_millis(u64::from(n) * 1000));
-    let holds = Resources {
+    let holds = TaskResources {
         cpu_millis: 1000,
         memory,
     };
-    Task {
+    TaskFigures {
         full: Figure::given(memory),
         has_checkpoint: n.is_multiple_of(2),
         incremental: Figure::given(Bytes::new(memory.count() / 10)),
@@ -182,7 +182,7 @@ fn task(n: u32) -> Task {
         since_checkpoint: seconds(1 + n * 7 % 60),
         remaining: seconds(n * 11 % 900),
         start: seconds(2),
-        ..Task::unknown(TaskId(u64::from(n)), holds)
+        ..TaskFigures::unknown(TaskId(u64::from(n)), holds)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use permafrost_criu::frontend::{self, Bounded, Outcome, PageSink, SinkError};
+use permafrost_criu::frontend::{self, Bounded, ConversationEnd, PageSink, SinkError};
 use permafrost_protocol::pageserver::client::Encoder;
 use permafrost_protocol::pageserver::{
     Answer, Dialect, PAGE_BYTES, PE_PRESENT, PageServer, SpaceId, Want,
@@ -64,7 +64,10 @@ fn serve(bencher: Bencher<'_, '_>, pages_a_frame: u32) {
         .counter(ItemsCount::new(SERVED_PAGES / pages_a_frame))
         .bench_local(|| {
             let outcome = frontend::serve(&mut Peer { left: &said }, &mut Dropped);
-            assert!(matches!(outcome, Ok(Outcome::Closed)), "{outcome:?}");
+            assert!(
+                matches!(outcome, Ok(ConversationEnd::Closed)),
+                "{outcome:?}"
+            );
         });
 }
 

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use permafrost_benches::bare::{self, RUN_BYTES};
-use permafrost_identity::{Authority, Order, Peer, ReloadingIdentity, Role};
+use permafrost_identity::{Authority, CertificateOrder, Peer, ReloadingIdentity, Role};
 use permafrost_protocol::control;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, reply, request};
 use permafrost_transport::peer::{
-    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, Replies,
+    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, PeerOptions, Replies,
 };
 use tokio::runtime::Runtime;
 
@@ -170,12 +170,12 @@ fn cpu_seconds() -> (f64, f64) {
 
 fn identity(authority: &Authority, directory: &Path, name: &str) -> Arc<ReloadingIdentity> {
     let directory = directory.join(name);
-    let order = Order::new(name, Role::Node);
+    let order = CertificateOrder::new(name, Role::Node);
     authority.issue(&order, &directory, false).expect("issue");
     Arc::new(ReloadingIdentity::load(&directory).expect("identity"))
 }
 
-fn bare_pair(ends: &Ends, options: &Options, run: &Bytes) -> Duration {
+fn bare_pair(ends: &Ends, options: &PeerOptions, run: &Bytes) -> Duration {
     let bind = (Ipv4Addr::LOCALHOST, 0).into();
     let server = {
         let _entered = ends.receiving.enter();
@@ -201,7 +201,7 @@ fn bare_pair(ends: &Ends, options: &Options, run: &Bytes) -> Duration {
 }
 
 /// Runs `count` dumps at once, [`BYTES`] in all, over one connection.
-fn dump(ends: &Ends, options: &Options, run: &[u8], count: usize) -> Duration {
+fn dump(ends: &Ends, options: &PeerOptions, run: &[u8], count: usize) -> Duration {
     let bind = (Ipv4Addr::LOCALHOST, 0).into();
     let endpoint = Endpoint::serve(
         ends.receiving.handle(),

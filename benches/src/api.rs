@@ -5,10 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figures::StartFigures;
 use permafrost_api_types::nodes::NodeClass;
-use permafrost_api_types::reserve::{Reservation, Reserve};
+use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 use permafrost_http_api::caller::Caller;
 use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
 use permafrost_protocol::control::Checkpoint;
@@ -28,7 +28,7 @@ pub struct Simulated {
     nodes: u32,
     jobs: u32,
     sizes: SizePredictor,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<ApiEvent>,
 }
 
 impl Simulated {
@@ -128,7 +128,7 @@ impl Source for Simulated {
         self.sizes.predict(JobId(0), KindId(0), dump, memory, now)
     }
 
-    fn reserve(&self, _caller: &Caller, _wanted: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, _caller: &Caller, _wanted: &ReserveRequest) -> Result<Reservation, Refusal> {
         Err(unsimulated())
     }
 
@@ -140,7 +140,7 @@ impl Source for Simulated {
         Err(unsimulated())
     }
 
-    fn events(&self) -> broadcast::Receiver<Event> {
+    fn events(&self) -> broadcast::Receiver<ApiEvent> {
         self.events.subscribe()
     }
 }
@@ -219,12 +219,12 @@ impl Question {
 }
 
 /// Connection that sends one request after another.
-pub struct Client {
+pub struct LoadClient {
     stream: BufReader<TcpStream>,
     answer: Vec<u8>,
 }
 
-impl Client {
+impl LoadClient {
     /// Connects.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use permafrost_identity::{ReloadingIdentity, server_name};
-use permafrost_transport::peer::{Options, quic_endpoint};
+use permafrost_transport::peer::{PeerOptions, quic_endpoint};
 use quinn::{ConnectionError, Endpoint, VarInt};
 
 /// Number of bytes written at once.
@@ -14,11 +14,11 @@ pub const RUN_BYTES: usize = 256 << 10;
 
 /// Returns transport options for a path that is known to carry UDP payloads of `packet_bytes`.
 #[must_use]
-pub fn options(packet_bytes: u16) -> Options {
-    Options {
+pub fn options(packet_bytes: u16) -> PeerOptions {
+    PeerOptions {
         packet_bytes,
         assured_packet_bytes: packet_bytes,
-        ..Options::default()
+        ..PeerOptions::default()
     }
 }
 
@@ -33,7 +33,7 @@ pub fn run() -> Bytes {
 /// # Panics
 /// If the socket cannot be opened, or the identity is not a node's.
 #[must_use]
-pub fn receiver(bind: SocketAddr, identity: &ReloadingIdentity, options: &Options) -> Endpoint {
+pub fn receiver(bind: SocketAddr, identity: &ReloadingIdentity, options: &PeerOptions) -> Endpoint {
     let mut config = identity.quic_server_config().expect("server");
     config.transport_config(options.transport());
     quic_endpoint(bind, Some(config), options).expect("bind")
@@ -44,7 +44,7 @@ pub fn receiver(bind: SocketAddr, identity: &ReloadingIdentity, options: &Option
 /// # Panics
 /// If the socket cannot be opened.
 #[must_use]
-pub fn sender(bind: SocketAddr, identity: &ReloadingIdentity, options: &Options) -> Endpoint {
+pub fn sender(bind: SocketAddr, identity: &ReloadingIdentity, options: &PeerOptions) -> Endpoint {
     let mut endpoint = quic_endpoint(bind, None, options).expect("bind");
     let mut config = identity.quic_client_config();
     config.transport_config(options.transport());

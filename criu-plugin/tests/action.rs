@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use permafrost_criu::handover::{self, Order};
+use permafrost_criu::handover::{self, SealOrder};
 use permafrost_criu::verdict::{SealBy, Verdict};
 use permafrost_protocol::control::{Checkpoint, Error, ErrorCode, Reply, Request, reply, request};
 use permafrost_transport::framing;
@@ -200,7 +200,7 @@ fn without_an_environment_the_file_beside_the_images_names_the_session() {
     fs::create_dir(&images).unwrap();
     fs::write(images.join("inventory.img"), "").unwrap();
     handover::make_verdict(scratch).unwrap();
-    let order = Order {
+    let order = SealOrder {
         session: "5e55",
         socket: &scratch.join("control.sock"),
         seal_by: None,

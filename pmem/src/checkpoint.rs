@@ -22,7 +22,7 @@ pub const ATTR_PROVISIONAL: u32 = 4;
 
 /// A sealed, immutable checkpoint. While any reference to one lives, its segments are not reused, even
 /// after it was deleted.
-pub struct Checkpoint {
+pub struct StoredCheckpoint {
     id: CheckpointId,
     space: Arc<Space>,
     lease: Lease,
@@ -35,7 +35,7 @@ pub struct Checkpoint {
     pub(crate) order: u64,
 }
 
-impl Checkpoint {
+impl StoredCheckpoint {
     pub(crate) fn new(
         id: CheckpointId,
         space: &Arc<Space>,
@@ -132,7 +132,7 @@ impl Checkpoint {
     }
 }
 
-impl fmt::Debug for Checkpoint {
+impl fmt::Debug for StoredCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoint")
             .field("id", &self.id)

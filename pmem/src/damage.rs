@@ -13,7 +13,7 @@ use crate::journal::Live;
 /// are not known, so no segment that may be one of them is reused until then.
 #[derive(Clone)]
 #[non_exhaustive]
-pub struct DamagedCheckpoint {
+pub struct UnreadableCheckpoint {
     /// Id of the checkpoint in the region.
     pub id: CheckpointId,
     /// Attribute bits of the checkpoint.
@@ -26,7 +26,7 @@ pub struct DamagedCheckpoint {
     pub(crate) withheld: Option<Arc<Lease>>,
 }
 
-impl DamagedCheckpoint {
+impl UnreadableCheckpoint {
     pub(crate) fn new(id: CheckpointId, live: &Live, reason: OpenError) -> Self {
         Self {
             id,
@@ -38,7 +38,7 @@ impl DamagedCheckpoint {
     }
 }
 
-impl fmt::Debug for DamagedCheckpoint {
+impl fmt::Debug for UnreadableCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DamagedCheckpoint")
             .field("id", &self.id)

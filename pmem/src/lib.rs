@@ -13,8 +13,8 @@
 //!
 //! A [`Medium`] is memory that can be read, written, flushed and fenced. A [`Region`] is a formatted medium: two
 //! superblocks, a journal, segments. All writes of a session go through a [`Shadow`] into segments that nothing
-//! refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`] makes them a [`Checkpoint`], once and
-//! for all, with one journal record. `docs/format.md` describes every byte.
+//! refers to; a crash or a dropped shadow leaves them free. [`Shadow::seal`] makes them a [`StoredCheckpoint`] with
+//! one journal record. `docs/format.md` describes every byte.
 //!
 //! This crate uses no network and no async runtime, does not depend on CRIU's formats, and is the only one of the
 //! project with `unsafe` code: mapping, flushing and lending slices of mapped memory.
@@ -46,21 +46,23 @@ mod shadow;
 mod space;
 mod superblock;
 
-pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, Checkpoint};
-pub use damage::{DamagedCheckpoint, JournalDamage, RegionFailure};
+pub use checkpoint::{ATTR_PINNED, ATTR_PROVISIONAL, ATTR_PUBLISHED, StoredCheckpoint};
+pub use damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 pub use error::{
     BlobError, CloseError, FormatError, HealError, JournalError, JournalFault, MapFault,
     MediumError, OpenError, PageError, SealError, ShadowError, SuperblockFault,
 };
 pub use ids::{CheckpointId, PageNo, ParseIdError, RegionUuid, SegmentNo};
-pub use map::{Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, Run, RunKind, Runs};
+pub use map::{
+    Kept, MapCursor, MapRoot, MapStats, MapWriter, PageMap, Piece, RunKind, Runs, StoredRun,
+};
 pub use medium::sim;
 pub use medium::{
     Emulation, Flushed, Guarantee, LostPage, Medium, MediumKind, NoDevice, OpenOptions,
     create_medium_in_memory, emulate, open_medium,
 };
 pub use recover::{RecoverOptions, RecoveryReport, RegionSummary};
-pub use region::{FormatOptions, Region, Usage};
+pub use region::{FormatOptions, Region, RegionUsage};
 pub use shadow::Shadow;
 
 /// Bytes of a page: the unit of process images, map nodes and checksums. x86-64's.

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::alloc::{Allocator, Lease, to_extents};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::StoredCheckpoint;
 use crate::convert::to_u64;
-use crate::damage::{DamagedCheckpoint, JournalDamage};
+use crate::damage::{JournalDamage, UnreadableCheckpoint};
 use crate::error::{JournalError, OpenError};
 use crate::ids::{CheckpointId, RegionUuid, SegmentNo};
 use crate::journal::{self, Journal, Live, Replayed};
@@ -117,8 +117,8 @@ pub(crate) struct Recovered {
     pub(crate) journal: Journal,
     pub(crate) journal_damage: Option<JournalDamage>,
     pub(crate) superblock: SuperblockState,
-    pub(crate) checkpoints: HashMap<CheckpointId, Arc<Checkpoint>>,
-    pub(crate) damaged: HashMap<CheckpointId, DamagedCheckpoint>,
+    pub(crate) checkpoints: HashMap<CheckpointId, Arc<StoredCheckpoint>>,
+    pub(crate) damaged: HashMap<CheckpointId, UnreadableCheckpoint>,
     pub(crate) unlisted: HashSet<CheckpointId>,
     pub(crate) report: RecoveryReport,
 }
@@ -215,8 +215,8 @@ fn read_journal(medium: &dyn Medium) -> Result<(Chosen, Replayed), OpenError> {
 /// The checkpoints that the journal lists.
 #[derive(Default)]
 struct Roots {
-    checkpoints: HashMap<CheckpointId, Arc<Checkpoint>>,
-    damaged: HashMap<CheckpointId, DamagedCheckpoint>,
+    checkpoints: HashMap<CheckpointId, Arc<StoredCheckpoint>>,
+    damaged: HashMap<CheckpointId, UnreadableCheckpoint>,
     copies_damaged: u64,
     /// Number of segments that are kept for the damaged checkpoints.
     withheld: u64,
@@ -229,7 +229,7 @@ impl Roots {
             let root = match root::load(space, id, live.root, live.root_crc32) {
                 Ok(root) => root,
                 Err(error @ OpenError::RootCorrupt { .. }) => {
-                    let damaged = DamagedCheckpoint::new(id, live, error);
+                    let damaged = UnreadableCheckpoint::new(id, live, error);
                     roots.damaged.insert(id, damaged);
                     continue;
                 }
@@ -240,7 +240,7 @@ impl Roots {
             let manifest = (root.manifest, root.manifest_bytes);
             let place = (live.root, live.root_crc32);
             let (attrs, order) = (live.attrs, live.order);
-            let checkpoint = Checkpoint::new(id, space, lease, place, manifest, attrs, order);
+            let checkpoint = StoredCheckpoint::new(id, space, lease, place, manifest, attrs, order);
             roots.checkpoints.insert(id, Arc::new(checkpoint));
         }
         if !roots.damaged.is_empty() {
@@ -266,7 +266,7 @@ impl Roots {
             };
             let lease = root::hold(space, &root);
             let manifest = (root.manifest, root.manifest_bytes);
-            let checkpoint = Checkpoint::new(id, space, lease, (page, crc32), manifest, 0, 0);
+            let checkpoint = StoredCheckpoint::new(id, space, lease, (page, crc32), manifest, 0, 0);
             let checkpoint = Arc::new(checkpoint);
             // Otherwise it was removed, and overwritten since.
             if checkpoint.manifest().is_ok() {

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::checkpoint::Checkpoint;
-use crate::damage::{DamagedCheckpoint, JournalDamage, RegionFailure};
+use crate::checkpoint::StoredCheckpoint;
+use crate::damage::{JournalDamage, RegionFailure, UnreadableCheckpoint};
 use crate::error::{CloseError, FormatError, JournalError, OpenError};
 use crate::geometry::{Geometry, least_bytes};
 use crate::ids::{CheckpointId, RegionUuid};
@@ -42,7 +42,7 @@ impl Default for FormatOptions {
 /// Space and journal records that a region uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Usage {
+pub struct RegionUsage {
     /// Bytes of all segments.
     pub capacity_bytes: u64,
     /// Bytes of the free segments.
@@ -67,9 +67,9 @@ pub struct Region {
     /// Held while an operation is decided and made durable.
     journal: Mutex<Journal>,
     /// Changed with the journal held, and only for an instant.
-    checkpoints: RwLock<HashMap<CheckpointId, Arc<Checkpoint>>>,
+    checkpoints: RwLock<HashMap<CheckpointId, Arc<StoredCheckpoint>>>,
     /// Damaged checkpoints, which cannot be read; changed as `checkpoints` is.
-    damaged: RwLock<HashMap<CheckpointId, DamagedCheckpoint>>,
+    damaged: RwLock<HashMap<CheckpointId, UnreadableCheckpoint>>,
     journal_damage: Option<JournalDamage>,
     unlisted: HashSet<CheckpointId>,
     superblock: Mutex<SuperblockState>,
@@ -79,7 +79,7 @@ pub struct Region {
 }
 
 /// A checkpoint that the tables no longer have, intact or damaged.
-pub(crate) type Forgotten = (Option<Arc<Checkpoint>>, Option<DamagedCheckpoint>);
+pub(crate) type Forgotten = (Option<Arc<StoredCheckpoint>>, Option<UnreadableCheckpoint>);
 
 impl Region {
     /// Returns the size of the smallest medium that [`Region::format`] accepts with these options, bytes.
@@ -163,7 +163,7 @@ impl Region {
 
     /// Returns all checkpoints, in the order of their seals.
     #[must_use]
-    pub fn checkpoints(&self) -> Vec<Arc<Checkpoint>> {
+    pub fn checkpoints(&self) -> Vec<Arc<StoredCheckpoint>> {
         let table = self
             .checkpoints
             .read()
@@ -176,7 +176,7 @@ impl Region {
 
     /// Returns the checkpoint with this id; `None` if there is none, or it is damaged.
     #[must_use]
-    pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<Checkpoint>> {
+    pub fn checkpoint(&self, id: CheckpointId) -> Option<Arc<StoredCheckpoint>> {
         self.checkpoints
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -201,7 +201,7 @@ impl Region {
 
     /// Returns the checkpoints that are listed and cannot be read, in the order of their seals.
     #[must_use]
-    pub fn damaged(&self) -> Vec<DamagedCheckpoint> {
+    pub fn damaged(&self) -> Vec<UnreadableCheckpoint> {
         let damaged = self.damaged.read().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = damaged.values().cloned().collect();
         drop(damaged);
@@ -276,7 +276,7 @@ impl Region {
 
     /// Returns the space and journal records in use.
     #[must_use]
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> RegionUsage {
         let segment_bytes = u64::from(self.space.geometry.segment_bytes);
         let segments = u64::from(self.space.geometry.segments);
         let free = self
@@ -285,7 +285,7 @@ impl Region {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .free();
-        Usage {
+        RegionUsage {
             capacity_bytes: segments * segment_bytes,
             free_bytes: u64::from(free) * segment_bytes,
             segments,
@@ -299,7 +299,7 @@ impl Region {
 
     /// Bytes of the segments that would be free without this checkpoint.
     #[must_use]
-    pub fn exclusive_bytes(&self, checkpoint: &Checkpoint) -> u64 {
+    pub fn exclusive_bytes(&self, checkpoint: &StoredCheckpoint) -> u64 {
         checkpoint.lease().exclusive() * u64::from(self.space.geometry.segment_bytes)
     }
 
@@ -352,7 +352,7 @@ impl Region {
     /// Makes a sealed checkpoint visible to readers; returns the replaced one, for the caller to drop.
     pub(crate) fn publish(
         &self,
-        checkpoint: Arc<Checkpoint>,
+        checkpoint: Arc<StoredCheckpoint>,
         replaces: Option<CheckpointId>,
     ) -> Option<Forgotten> {
         let mut table = self

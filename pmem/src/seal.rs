@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::StoredCheckpoint;
 use crate::convert::to_u64;
 use crate::error::{JournalError, SealError, ShadowError};
 use crate::ids::CheckpointId;
@@ -23,7 +23,7 @@ impl Shadow {
         id: CheckpointId,
         manifest: &[u8],
         replaces: Option<CheckpointId>,
-    ) -> Result<Arc<Checkpoint>, SealError> {
+    ) -> Result<Arc<StoredCheckpoint>, SealError> {
         self.seal_with(id, manifest, replaces, 0)
     }
 
@@ -37,7 +37,7 @@ impl Shadow {
         manifest: &[u8],
         replaces: Option<CheckpointId>,
         attrs: u32,
-    ) -> Result<Arc<Checkpoint>, SealError> {
+    ) -> Result<Arc<StoredCheckpoint>, SealError> {
         let region = Arc::clone(&self.region);
         let medium = &*region.space().medium;
 
@@ -91,7 +91,7 @@ impl Shadow {
         // 5. Let readers see it, and no longer the replaced one: not before it is durable, as a checkpoint that was
         //    seen must not vanish. Freed segments are reused from here on, after the record that freed them became
         //    durable.
-        let checkpoint = Arc::new(Checkpoint::new(
+        let checkpoint = Arc::new(StoredCheckpoint::new(
             id,
             region.space(),
             lease,

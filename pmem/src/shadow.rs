@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zerocopy::little_endian::U32;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::StoredCheckpoint;
 use crate::convert::to_u64;
 use crate::cpu;
 use crate::error::{ShadowError, outside};
@@ -212,7 +212,7 @@ impl Shadow {
 
     /// Takes hold of all of a checkpoint's segments: its map roots are valid in this shadow's manifest, and its pages
     /// live as long as the checkpoint that this shadow becomes.
-    pub fn inherit(&mut self, from: &Arc<Checkpoint>) {
+    pub fn inherit(&mut self, from: &Arc<StoredCheckpoint>) {
         // Segments of another region mean nothing here; map roots in it would not verify either.
         if !Arc::ptr_eq(from.space(), self.out.space()) {
             return;

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use permafrost_pmem::sim::mix;
 use permafrost_pmem::{
-    Checkpoint, CheckpointId, FormatOptions, MapRoot, PAGE_SIZE, Region, RunKind, ShadowError,
-    create_medium_in_memory,
+    CheckpointId, FormatOptions, MapRoot, PAGE_SIZE, Region, RunKind, ShadowError,
+    StoredCheckpoint, create_medium_in_memory,
 };
 
 fn region(bytes: u64, segment_bytes: u32) -> Arc<Region> {
@@ -31,7 +31,7 @@ fn pages(id: u64, count: u64) -> Vec<u8> {
 }
 
 /// Seals `count` pages that follow from `id`; the manifest is their map root.
-fn dump(region: &Arc<Region>, id: u64, count: u64) -> Result<Arc<Checkpoint>, ShadowError> {
+fn dump(region: &Arc<Region>, id: u64, count: u64) -> Result<Arc<StoredCheckpoint>, ShadowError> {
     let mut shadow = region.begin();
     let mut map = shadow.map();
     for (chunk, index) in pages(id, count).chunks(8 * PAGE_SIZE).zip((0..).step_by(8)) {
@@ -45,7 +45,7 @@ fn dump(region: &Arc<Region>, id: u64, count: u64) -> Result<Arc<Checkpoint>, Sh
     }
 }
 
-fn check(checkpoint: &Arc<Checkpoint>) {
+fn check(checkpoint: &Arc<StoredCheckpoint>) {
     let manifest = checkpoint.manifest().unwrap();
     let map = checkpoint.map(&MapRoot::try_from(manifest.as_slice()).unwrap());
     let expected = pages(

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use permafrost_pmem::{
-    ATTR_PINNED, Checkpoint, CheckpointId, FormatOptions, JournalError, Kept, MapRoot, MapStats,
-    MediumError, MediumKind, OpenError, OpenOptions, PAGE_SIZE, PageError, Region, RunKind,
-    SealError, ShadowError, create_medium_in_memory, open_medium,
+    ATTR_PINNED, CheckpointId, FormatOptions, JournalError, Kept, MapRoot, MapStats, MediumError,
+    MediumKind, OpenError, OpenOptions, PAGE_SIZE, PageError, Region, RunKind, SealError,
+    ShadowError, StoredCheckpoint, create_medium_in_memory, open_medium,
 };
 
 const SMALL: FormatOptions = FormatOptions {
@@ -33,7 +33,7 @@ fn pages(salts: &[u8]) -> Vec<u8> {
 }
 
 /// Returns a map's content, page by page.
-fn content(checkpoint: &Arc<Checkpoint>, root: &MapRoot) -> Vec<(u64, u16, Vec<u8>)> {
+fn content(checkpoint: &Arc<StoredCheckpoint>, root: &MapRoot) -> Vec<(u64, u16, Vec<u8>)> {
     let map = checkpoint.map(root);
     let mut all = Vec::new();
     for run in map.runs() {

@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::SimMedium;
 use permafrost_pmem::{
-    Checkpoint, CheckpointId, FormatOptions, LostPage, MapFault, MapRoot, Medium, OpenOptions,
-    PAGE_SIZE, PageError, PageMap, RecoverOptions, Region, Run, RunKind, ShadowError, open_medium,
+    CheckpointId, FormatOptions, LostPage, MapFault, MapRoot, Medium, OpenOptions, PAGE_SIZE,
+    PageError, PageMap, RecoverOptions, Region, RunKind, ShadowError, StoredCheckpoint, StoredRun,
+    open_medium,
 };
 
 const SEGMENT: u64 = 64 << 10;
@@ -32,7 +33,7 @@ fn page(salt: u64) -> Vec<u8> {
 }
 
 /// Seals `pages` pages; gives their map.
-fn seal(region: &Arc<Region>, id: u128, pages: u64) -> (Arc<Checkpoint>, MapRoot) {
+fn seal(region: &Arc<Region>, id: u128, pages: u64) -> (Arc<StoredCheckpoint>, MapRoot) {
     let mut shadow = region.begin();
     let mut map = shadow.map();
     for index in 0..pages {
@@ -48,7 +49,7 @@ fn seal(region: &Arc<Region>, id: u128, pages: u64) -> (Arc<Checkpoint>, MapRoot
 /// Reads the pages of runs: returns the number that could be read, all right, and the first error.
 fn read_runs(
     map: &PageMap,
-    runs: impl Iterator<Item = Result<Run, PageError>>,
+    runs: impl Iterator<Item = Result<StoredRun, PageError>>,
 ) -> (u64, Option<PageError>) {
     let mut whole = 0;
     for run in runs {
@@ -69,7 +70,7 @@ fn read_runs(
     (whole, None)
 }
 
-fn read(checkpoint: &Arc<Checkpoint>, root: &MapRoot) -> (u64, Option<PageError>) {
+fn read(checkpoint: &Arc<StoredCheckpoint>, root: &MapRoot) -> (u64, Option<PageError>) {
     let map = checkpoint.map(root);
     read_runs(&map, map.runs())
 }
@@ -96,7 +97,7 @@ fn reopened(medium: &SimMedium, lost: &[u64]) -> Arc<Region> {
 }
 
 /// Returns the byte offset of a page of the first run.
-fn place(checkpoint: &Arc<Checkpoint>, root: &MapRoot, index: u64) -> u64 {
+fn place(checkpoint: &Arc<StoredCheckpoint>, root: &MapRoot, index: u64) -> u64 {
     let run = checkpoint.map(root).lookup(index).unwrap().unwrap();
     let RunKind::Stored { location, .. } = run.kind else {
         panic!("{run:?}")
@@ -113,7 +114,7 @@ fn a_file_truncated_under_its_readers_and_writers_is_an_error_to_them() {
     let (second, second_root) = seal(&region, 2, 40);
     let cut = place(&second, &second_root, 20);
     let map = second.map(&second_root);
-    let runs: Vec<Run> = map.runs().map(Result::unwrap).collect();
+    let runs: Vec<StoredRun> = map.runs().map(Result::unwrap).collect();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_len(cut).unwrap();
 

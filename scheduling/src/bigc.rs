@@ -6,18 +6,18 @@
 use serde::{Deserialize, Serialize};
 
 use crate::TaskId;
-use crate::cost::Resources;
+use crate::cost::TaskResources;
 use crate::quantity::{Bytes, Seconds};
 use crate::size::JobId;
 
 /// Resources that a suspended container keeps so that its heartbeat lives on: 1 % of a processor, 64 MB (004, §3.2).
-pub const MINIMAL_FOOTPRINT: Resources = Resources {
+pub const MINIMAL_FOOTPRINT: TaskResources = TaskResources {
     cpu_millis: 10,
     memory: Bytes::mib(64),
 };
 
 /// A step of graceful preemption: 2 processors, 4 GB (004, §5.3).
-pub const GRACEFUL_STEP: Resources = Resources {
+pub const GRACEFUL_STEP: TaskResources = TaskResources {
     cpu_millis: 2000,
     memory: Bytes::mib(4096),
 };
@@ -38,7 +38,11 @@ pub const MOST_STEPS: u64 = 1000;
 ///
 /// `allocated` is r_l, `fair` f_l, `request` r_s.
 #[must_use]
-pub fn to_be_preempted(allocated: Resources, fair: Resources, request: Resources) -> Resources {
+pub fn to_be_preempted(
+    allocated: TaskResources,
+    fair: TaskResources,
+    request: TaskResources,
+) -> TaskResources {
     let over_provisioned = allocated.less(fair);
     if over_provisioned.covers(request) {
         request
@@ -55,17 +59,17 @@ pub fn to_be_preempted(allocated: Resources, fair: Resources, request: Resources
 /// reclaimed dominant resource". This function follows the example, because the listing's units do not agree. It
 /// never returns more of the other resource than is over-provisioned.
 #[must_use]
-pub fn compute_dr(request: Resources, over_provisioned: Resources) -> Resources {
+pub fn compute_dr(request: TaskResources, over_provisioned: TaskResources) -> TaskResources {
     let (a, r) = (over_provisioned, request);
     if is_cpu_dominant(r, a) {
         let memory = scaled(a.cpu_millis, r.memory.count(), r.cpu_millis);
-        Resources {
+        TaskResources {
             cpu_millis: a.cpu_millis,
             memory: Bytes::new(memory).min(a.memory),
         }
     } else {
         let cpu_millis = scaled(a.memory.count(), r.cpu_millis, r.memory.count());
-        Resources {
+        TaskResources {
             cpu_millis: cpu_millis.min(a.cpu_millis),
             memory: a.memory,
         }
@@ -74,7 +78,7 @@ pub fn compute_dr(request: Resources, over_provisioned: Resources) -> Resources 
 
 /// Returns true if r_cpu/a_cpu > r_mem/a_mem, multiplied out: without over-provisioned resources the fractions would
 /// divide by zero.
-fn is_cpu_dominant(r: Resources, a: Resources) -> bool {
+fn is_cpu_dominant(r: TaskResources, a: TaskResources) -> bool {
     u128::from(r.cpu_millis) * u128::from(a.memory.count())
         > u128::from(r.memory.count()) * u128::from(a.cpu_millis)
 }
@@ -92,7 +96,7 @@ pub struct Container {
     /// The task in it.
     pub task: TaskId,
     /// Resources of the container; [`r_c`](container_preemption) of Algorithm 2.
-    pub holds: Resources,
+    pub holds: TaskResources,
     /// True if the container swaps: then it is frozen and no more is taken of it (004, §4.3).
     pub swapping: bool,
 }
@@ -116,7 +120,7 @@ pub struct Shrunk {
     /// Task in the container.
     pub task: TaskId,
     /// Resources that are taken of the container.
-    pub taken: Resources,
+    pub taken: TaskResources,
 }
 
 /// Result of Algorithm 2.
@@ -125,7 +129,7 @@ pub struct Reclaimed {
     /// The set C with the resources taken of each container, in the order in which they were chosen.
     pub containers: Vec<Shrunk>,
     /// Sum of the resources that are taken.
-    pub taken: Resources,
+    pub taken: TaskResources,
     /// True if enough of the dominant resource is taken: then p counts as satisfied (004, §4.3).
     pub satisfied: bool,
 }
@@ -154,13 +158,13 @@ pub struct Reclaimed {
 #[must_use]
 pub fn container_preemption(
     jobs: &[LongJob],
-    request: Resources,
-    over_provisioned: Resources,
-    preempted: Resources,
-    step: Resources,
+    request: TaskResources,
+    over_provisioned: TaskResources,
+    preempted: TaskResources,
+    step: TaskResources,
 ) -> Reclaimed {
     let by_cpu = is_cpu_dominant(request, over_provisioned);
-    let is_satisfied = |left: Resources| match by_cpu {
+    let is_satisfied = |left: TaskResources| match by_cpu {
         true => left.cpu_millis == 0,
         false => left.memory == Bytes::ZERO,
     };
@@ -173,9 +177,9 @@ pub fn container_preemption(
             break;
         }
         // Resources that can be taken of each container, and those that were taken.
-        let mut containers: Vec<(TaskId, Resources, Resources)> = (job.containers.iter())
+        let mut containers: Vec<(TaskId, TaskResources, TaskResources)> = (job.containers.iter())
             .filter(|container| !container.swapping)
-            .map(|c| (c.task, c.holds.less(MINIMAL_FOOTPRINT), Resources::ZERO))
+            .map(|c| (c.task, c.holds.less(MINIMAL_FOOTPRINT), TaskResources::ZERO))
             .collect();
         let step = no_smaller(step, &containers);
         loop {
@@ -206,15 +210,18 @@ pub fn container_preemption(
 }
 
 /// Returns the step, or the one with which the largest container is emptied in [`MOST_STEPS`].
-fn no_smaller(step: Resources, containers: &[(TaskId, Resources, Resources)]) -> Resources {
-    let raised = |step: u64, of: fn(Resources) -> u64| {
+fn no_smaller(
+    step: TaskResources,
+    containers: &[(TaskId, TaskResources, TaskResources)],
+) -> TaskResources {
+    let raised = |step: u64, of: fn(TaskResources) -> u64| {
         let largest = containers.iter().map(|&(_, spare, _)| of(spare)).max();
         match step {
             0 => 0,
             step => step.max(largest.unwrap_or(0).div_ceil(MOST_STEPS)),
         }
     };
-    Resources {
+    TaskResources {
         cpu_millis: raised(step.cpu_millis, |r| r.cpu_millis),
         memory: Bytes::new(raised(step.memory.count(), |r| r.memory.count())),
     }
@@ -258,15 +265,15 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn resources(cpus: u64, gib: u64) -> Resources {
-        Resources {
+    fn resources(cpus: u64, gib: u64) -> TaskResources {
+        TaskResources {
             cpu_millis: cpus * 1000,
             memory: Bytes::new(gib * GIB),
         }
     }
 
     /// Makes a job of `count` containers, each with `spare` above the minimal footprint.
-    fn job(id: u64, remaining: u64, count: u64, spare: Resources) -> LongJob {
+    fn job(id: u64, remaining: u64, count: u64, spare: TaskResources) -> LongJob {
         let container = |n| Container {
             task: TaskId(id * 100 + n),
             holds: spare.plus(MINIMAL_FOOTPRINT),
@@ -314,9 +321,9 @@ mod tests {
     #[test]
     fn nothing_over_provisioned_is_nothing_taken() {
         let none = to_be_preempted(resources(1, 1), resources(5, 5), resources(9, 9));
-        assert_eq!(none, Resources::ZERO);
+        assert_eq!(none, TaskResources::ZERO);
         assert_eq!(
-            compute_dr(Resources::ZERO, resources(5, 5)).cpu_millis,
+            compute_dr(TaskResources::ZERO, resources(5, 5)).cpu_millis,
             0,
             "a request of nothing has no proportion"
         );
@@ -360,7 +367,7 @@ mod tests {
     fn what_is_not_there_is_not_satisfied_and_the_loop_ends() {
         let jobs = [job(1, 10, 1, resources(1, 1))];
         let (request, a) = (resources(20, 10), resources(10, 15));
-        for step in [GRACEFUL_STEP, Resources::ZERO] {
+        for step in [GRACEFUL_STEP, TaskResources::ZERO] {
             let reclaimed = container_preemption(&jobs, request, a, resources(10, 5), step);
             assert!(!reclaimed.satisfied);
         }
@@ -370,7 +377,7 @@ mod tests {
     fn a_tiny_step_and_huge_containers_are_answered_soon() {
         let jobs = [job(1, 10, 3, resources(1 << 40, 1 << 33))];
         let request = resources(1 << 42, 1 << 33);
-        let one = Resources {
+        let one = TaskResources {
             cpu_millis: 1,
             memory: Bytes::new(1),
         };

@@ -8,7 +8,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cost::{Copies, Cost, Dump, NoCost, NodeFigures, Resources, Task, checkpoint};
+use crate::cost::{
+    Copies, Dump, NoCost, NodeFigures, TaskCost, TaskFigures, TaskResources, checkpoint,
+};
 use crate::estimator::SizedRates;
 use crate::figure::Figure;
 use crate::preempt::{CandidateVictim, Decision, algorithm_1};
@@ -91,7 +93,7 @@ impl Storage {
     }
 
     /// Returns the cost of dumping a task of `size` and restoring it.
-    fn cost(&self, size: Bytes) -> Result<Cost, NoCost> {
+    fn cost(&self, size: Bytes) -> Result<TaskCost, NoCost> {
         let node = NodeFigures {
             write: SizedRates::uniform(Figure::given(self.write)),
             read: SizedRates::uniform(Figure::given(self.read)),
@@ -101,9 +103,9 @@ impl Storage {
             restore_start: Figure::given(self.restore_start),
             ..NodeFigures::unknown(NodeId(0))
         };
-        let task = Task {
+        let task = TaskFigures {
             full: Figure::given(size),
-            ..Task::unknown(TaskId(0), Resources::ZERO)
+            ..TaskFigures::unknown(TaskId(0), TaskResources::ZERO)
         };
         checkpoint(&task, Dump::Full, Copies::Local, &node, None)
     }
@@ -130,7 +132,7 @@ impl Storage {
 
 /// Response times of both jobs under a policy, and the use of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct SimulatedOutcome {
     /// Time from the high-priority job's arrival to its end.
     pub high_response: Seconds,
     /// Time from the low-priority job's start to its end.
@@ -143,7 +145,7 @@ pub struct Outcome {
     pub checkpointing: Seconds,
 }
 
-impl Outcome {
+impl SimulatedOutcome {
     /// Returns the energy that the machine uses, joules.
     #[must_use]
     pub fn energy_j(&self, power: &Power) -> f64 {
@@ -182,7 +184,11 @@ impl Power {
 /// # Errors
 ///
 /// [`NoCost`] never: every figure is given. The error type is the cost model's.
-pub fn simulate(policy: Policy, jobs: &Jobs, storage: &Storage) -> Result<Outcome, NoCost> {
+pub fn simulate(
+    policy: Policy,
+    jobs: &Jobs,
+    storage: &Storage,
+) -> Result<SimulatedOutcome, NoCost> {
     let Jobs {
         work,
         arrival,
@@ -190,7 +196,7 @@ pub fn simulate(policy: Policy, jobs: &Jobs, storage: &Storage) -> Result<Outcom
     } = *jobs;
     let twice = work.plus(work);
     if arrival >= work {
-        return Ok(Outcome {
+        return Ok(SimulatedOutcome {
             high_response: work,
             low_response: work,
             makespan: arrival.plus(work),
@@ -199,7 +205,7 @@ pub fn simulate(policy: Policy, jobs: &Jobs, storage: &Storage) -> Result<Outcom
         });
     }
     Ok(match policy {
-        Policy::Wait => Outcome {
+        Policy::Wait => SimulatedOutcome {
             high_response: twice.less(arrival),
             low_response: work,
             makespan: twice,
@@ -208,7 +214,7 @@ pub fn simulate(policy: Policy, jobs: &Jobs, storage: &Storage) -> Result<Outcom
         },
         Policy::Kill => {
             let end = arrival.plus(twice);
-            Outcome {
+            SimulatedOutcome {
                 high_response: work,
                 low_response: end,
                 makespan: end,
@@ -221,7 +227,7 @@ pub fn simulate(policy: Policy, jobs: &Jobs, storage: &Storage) -> Result<Outcom
             let (dump, restore) = (cost.delay().p50, cost.until_running().p50);
             let checkpointing = dump.plus(restore);
             let end = twice.plus(checkpointing);
-            Outcome {
+            SimulatedOutcome {
                 high_response: dump.plus(work),
                 low_response: end,
                 makespan: end,

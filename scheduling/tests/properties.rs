@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 
 use permafrost_scheduling::cost::{
-    Copies, Cost, Mechanism, MissingPages, NodeFigures, Replica, Resources, Swap, Task, resume,
+    Copies, MissingPages, NodeFigures, PreemptionMechanism, Replica, SwapFigures, TaskCost,
+    TaskFigures, TaskResources, resume,
 };
-use permafrost_scheduling::estimator::{Channel, Direction, Estimator, SizedRates, Tier, Transfer};
+use permafrost_scheduling::estimator::{
+    Channel, Direction, Estimator, MediumTier, SizedRates, Transfer,
+};
 use permafrost_scheduling::figure::{Estimate, Figure, What};
 use permafrost_scheduling::preempt::{
     By, Candidate, CandidateVictim, Decision, Site, Terms, algorithm_1, choose, options, plan,
@@ -94,7 +97,7 @@ prop_compose! {
         (write, read) in (figure(rate()), figure(rate())),
         (has_replica, has_swap) in (any::<bool>(), any::<bool>()),
     ) -> Owned {
-        let swap = Swap { free_memory, free_swap, write, read };
+        let swap = SwapFigures { free_memory, free_swap, write, read };
         Owned {
             node,
             link: SizedRates::uniform(link),
@@ -110,7 +113,7 @@ struct Owned {
     node: NodeFigures,
     link: SizedRates,
     replica: Option<NodeFigures>,
-    swap: Option<Swap>,
+    swap: Option<SwapFigures>,
 }
 
 impl Owned {
@@ -137,10 +140,10 @@ prop_compose! {
         (progress, since_checkpoint) in (figure(seconds()), figure(seconds())),
         (remaining, start) in (figure(seconds()), figure(seconds())),
         grace in prop::option::of(seconds()),
-    ) -> Task {
-        Task {
+    ) -> TaskFigures {
+        TaskFigures {
             id: TaskId(1),
-            holds: Resources { cpu_millis, memory },
+            holds: TaskResources { cpu_millis, memory },
             full,
             has_checkpoint,
             incremental,
@@ -188,7 +191,7 @@ fn faster(rates: SizedRates, by: f64) -> SizedRates {
     }
 }
 
-fn check_sums(cost: &Cost) {
+fn check_sums(cost: &TaskCost) {
     for sum in [cost.overhead(), cost.delay(), cost.until_running()] {
         assert!(sum.p50.value().is_finite() && sum.p95.value().is_finite());
         assert!(sum.p50 <= sum.p95, "{cost}");
@@ -262,14 +265,14 @@ proptest! {
         for (_, cost) in &known {
             check_sums(cost);
         }
-        let unhurried = Task { grace: None, ..task };
+        let unhurried = TaskFigures { grace: None, ..task };
         match choose(&unhurried, &site, &free) {
             Ok(choice) => for (mechanism, cost) in known {
-                if mechanism != Mechanism::Wait || terms.may_wait {
+                if mechanism != PreemptionMechanism::Wait || terms.may_wait {
                     prop_assert!(choice.score <= terms.score(&cost), "{choice} against {mechanism}");
                 }
             },
-            Err(_) => prop_assert!(known.iter().all(|(mechanism, _)| *mechanism == Mechanism::Wait)),
+            Err(_) => prop_assert!(known.iter().all(|(mechanism, _)| *mechanism == PreemptionMechanism::Wait)),
         }
         // A choice never exceeds the grace time, whatever else holds.
         if let Ok(choice) = choose(&task, &site, &terms) {
@@ -295,10 +298,10 @@ proptest! {
             progress,
             previous_checkpoint: false,
         }])[0].1;
-        let task = Task {
+        let task = TaskFigures {
             full: Figure::given(size),
             progress: Figure::given(progress),
-            ..Task::unknown(TaskId(1), Resources::ZERO)
+            ..TaskFigures::unknown(TaskId(1), TaskResources::ZERO)
         };
         let node = NodeFigures {
             write: SizedRates::uniform(Figure::given(write)),
@@ -309,7 +312,7 @@ proptest! {
         let site = Site { node: &node, replica: None, swap: None };
         let choice = choose(&task, &site, &Terms::default()).unwrap();
         let even = (choice.next.unwrap().1.value() - choice.score.value()).abs() < 1e-6;
-        prop_assert!(even || (choice.mechanism == Mechanism::Kill) == (decision == Decision::Kill));
+        prop_assert!(even || (choice.mechanism == PreemptionMechanism::Kill) == (decision == Decision::Kill));
     }
 
     #[test]
@@ -319,12 +322,12 @@ proptest! {
     ) {
         let candidates: Vec<_> = (0..).zip(tasks).map(|(id, task)| Candidate {
             node: NodeId(1),
-            task: Task { id: TaskId(id), ..task },
+            task: TaskFigures { id: TaskId(id), ..task },
         }).collect();
-        let wanted = Resources { cpu_millis, memory };
+        let wanted = TaskResources { cpu_millis, memory };
         let plan = plan(wanted, &candidates, &BTreeMap::from([(NodeId(1), site.site())]), &terms);
         let mut ids: Vec<_> = plan.victims.iter().map(|victim| victim.task).collect();
-        let frees = plan.victims.iter().fold(Resources::ZERO, |sum, victim| sum.plus(victim.frees));
+        let frees = plan.victims.iter().fold(TaskResources::ZERO, |sum, victim| sum.plus(victim.frees));
         prop_assert!(frees.covers(plan.frees));
         prop_assert_eq!(wanted.less(plan.frees), plan.lacking);
         let taken = ids.len();
@@ -340,7 +343,7 @@ proptest! {
         now in any::<u64>(),
     ) {
         let mut estimator = Estimator::default();
-        let channel = Channel::Medium { node: NodeId(1), tier: Tier::Hdd, direction: Direction::Read };
+        let channel = Channel::Medium { node: NodeId(1), tier: MediumTier::Hdd, direction: Direction::Read };
         for (at, bytes, elapsed, now) in reports {
             let transfer = Transfer { at: Moment::from_micros(at), bytes, elapsed };
             // Refused or not: both are well.

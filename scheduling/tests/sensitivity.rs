@@ -1,7 +1,9 @@
 //! Claims of paper 000 about its Figures 4 and 6, checked for any jobs and any storage.
 
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
-use permafrost_scheduling::sensitivity::{Jobs, Outcome, Policy, Power, Storage, simulate};
+use permafrost_scheduling::sensitivity::{
+    Jobs, Policy, Power, SimulatedOutcome, Storage, simulate,
+};
 use proptest::prelude::*;
 
 /// Sums of floats in another order differ in their last digits.
@@ -46,7 +48,7 @@ prop_compose! {
     }
 }
 
-fn outcome(policy: Policy, jobs: &Jobs, storage: &Storage) -> Outcome {
+fn outcome(policy: Policy, jobs: &Jobs, storage: &Storage) -> SimulatedOutcome {
     simulate(policy, jobs, storage).unwrap()
 }
 

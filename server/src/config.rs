@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use permafrost_audit::AuditFile;
-use permafrost_cluster::repair::Limits;
+use permafrost_cluster::repair::RepairLimits;
 use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier};
 use permafrost_http_api::serve::Rate;
 use permafrost_metering::queues::QueuesOptions;
@@ -55,7 +55,7 @@ pub struct Config {
     /// reaches the port can read how much is stored, but not the contents. Default: none.
     pub listen_metrics: Option<SocketAddr>,
     /// Address of the HTTP API for schedulers, and the callers that it admits.
-    pub api: ApiOptions,
+    pub api: ApiServerOptions,
     /// File of the quotas of namespaces. Default: nothing is limited.
     pub quotas: Option<PathBuf>,
     /// Period within which everything that the region holds is read and verified. Default a week; `None`: never.
@@ -73,7 +73,7 @@ pub struct Config {
 
 /// Options of the HTTP API. Its AF_UNIX socket in the run directory is always served.
 #[derive(Clone, Debug)]
-pub struct ApiOptions {
+pub struct ApiServerOptions {
     /// TCP address of the API, besides the socket; port 0 takes any free port. It uses TLS if there is an identity,
     /// and must be a loopback address otherwise. Default: none.
     pub listen: Option<SocketAddr>,
@@ -83,7 +83,7 @@ pub struct ApiOptions {
     pub rate_per_s: u32,
 }
 
-impl Default for ApiOptions {
+impl Default for ApiServerOptions {
     fn default() -> Self {
         Self {
             listen: None,
@@ -116,7 +116,7 @@ pub struct ClusterOptions {
     /// Speed class of the medium. Default: that of the region's medium.
     pub tier: Option<Tier>,
     /// Limits of the repair rate.
-    pub repair: Limits,
+    pub repair: RepairLimits,
     /// Time that a node may be gone before repair replaces its copies on other nodes. Default 30 s.
     pub repair_grace: Duration,
 }
@@ -138,7 +138,7 @@ impl Default for Config {
             identity: None,
             listen_peers: None,
             listen_metrics: None,
-            api: ApiOptions::default(),
+            api: ApiServerOptions::default(),
             quotas: None,
             scrub_period: Some(Duration::from_secs(7 * 86400)),
             queues: QueuesOptions::default(),

@@ -15,14 +15,14 @@ use permafrost_store::StoreError;
 pub const DENIED_FILE: &str = permafrost_identity::DENIED;
 
 /// The lists of a node.
-pub struct Denials {
+pub struct DenialLists {
     identity: Arc<ReloadingIdentity>,
     registry: Option<EtcdRegistry>,
     /// The cluster's list that was taken in last: id of etcd's data, and revision of the list.
     heard: Mutex<(String, i64)>,
 }
 
-impl Denials {
+impl DenialLists {
     /// Makes the lists of a node with this identity and, in a cluster, its registry.
     #[must_use]
     pub fn new(identity: Arc<ReloadingIdentity>, registry: Option<EtcdRegistry>) -> Self {

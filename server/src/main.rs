@@ -14,13 +14,13 @@ use permafrost_agent::host::arguments::{
 };
 use permafrost_agent::host::{STOPPING, end_within};
 use permafrost_audit::AuditFile;
-use permafrost_cluster::repair::Limits;
+use permafrost_cluster::repair::RepairLimits;
 use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles};
 use permafrost_http_api::serve::Rate;
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
 use permafrost_protocol::control::ErrorCode;
-use permafrost_server::config::{ApiOptions, ClusterOptions, Config};
+use permafrost_server::config::{ApiServerOptions, ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
 use permafrost_server::offline;
 use permafrost_store::{Durability, Retention, StoreError};
@@ -240,7 +240,7 @@ struct ClusterArgs {
     #[arg(long, requires = "catalog", value_name = "SIZE", value_parser = parse_size)]
     repair_rate: Option<u64>,
     /// Percent of full speed, and of a processor, that repair gets while dumps come in.
-    #[arg(long, requires = "catalog", value_name = "PERCENT", default_value_t = Limits::default().share_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, requires = "catalog", value_name = "PERCENT", default_value_t = RepairLimits::default().share_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
     repair_share: u8,
     /// Time that a node may be gone before its copies are replaced on other nodes: longer than a restart takes.
     #[arg(long, requires = "catalog", value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
@@ -272,7 +272,7 @@ impl ClusterArgs {
             count_volatile_copies: self.count_volatile_copies,
             domain: self.domain,
             tier: self.tier,
-            repair: Limits {
+            repair: RepairLimits {
                 rate: self.repair_rate,
                 share_percent: self.repair_share,
             },
@@ -331,7 +331,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         identity: args.identity,
         listen_peers: args.listen_peers,
         listen_metrics: args.listen_metrics,
-        api: ApiOptions {
+        api: ApiServerOptions {
             listen: args.listen_api,
             tokens: args.api_tokens.map(absolute).transpose()?,
             rate_per_s: args.api_rate,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use permafrost_agent::host::arguments::in_full;
 use permafrost_pmem::{MediumError, OpenError, OpenOptions, RecoverOptions, Region, open_medium};
 use permafrost_store::catalog::{CatalogError, SledCatalog};
-use permafrost_store::{Held, Place, Retention, Store, StoreError};
+use permafrost_store::{HeldCheckpoint, RegionLocation, Retention, Store, StoreError};
 
 /// Failure to examine a region, or to write what is saved.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +89,7 @@ impl Opened {
         let directory =
             tempfile::tempdir().map_err(io_error("make a directory in", &std::env::temp_dir()))?;
         let (catalog, _) = SledCatalog::open_or_replace(&directory.path().join("catalog"))?;
-        let place = Place {
+        let place = RegionLocation {
             path: path.to_owned(),
             guarantee,
         };
@@ -138,13 +138,13 @@ impl Opened {
     }
 
     /// Returns true for a checkpoint that no readable record names.
-    fn is_unlisted(&self, held: &Held) -> bool {
+    fn is_unlisted(&self, held: &HeldCheckpoint) -> bool {
         let id = held.id.parse();
         id.is_ok_and(|id| self.region.is_unlisted(id))
     }
 
     /// Returns the checkpoint's name for messages.
-    fn name(&self, held: &Held) -> String {
+    fn name(&self, held: &HeldCheckpoint) -> String {
         let listed = if self.is_unlisted(held) {
             " (unlisted)"
         } else {
@@ -153,7 +153,7 @@ impl Opened {
         held.name() + listed
     }
 
-    fn verify(&self, held: &Held) -> Result<Vec<String>, StoreError> {
+    fn verify(&self, held: &HeldCheckpoint) -> Result<Vec<String>, StoreError> {
         let checked = self.store.check(held, None, &mut |_, _| true)?;
         Ok(checked.damage)
     }

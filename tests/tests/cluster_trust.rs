@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use permafrost_identity::{Authority, Namespaces, Order, Role};
+use permafrost_identity::{Authority, CertificateOrder, Namespaces, Role};
 use permafrost_tests::cluster::{Cluster, Setup};
 use permafrost_tests::daemon::Daemon;
 
@@ -80,10 +80,10 @@ fn an_agent_without_a_certificate_does_not_start(cluster: &Cluster, work: &Path)
     assert!(refused.contains("cert.pem"), "{refused}");
 }
 
-fn order(name: &str) -> Order {
-    Order {
+fn order(name: &str) -> CertificateOrder {
+    CertificateOrder {
         namespaces: Namespaces::new(["*"]).unwrap(),
-        ..Order::new(name, Role::Agent)
+        ..CertificateOrder::new(name, Role::Agent)
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use permafrost_benches::api::{Client, Question, Simulated, request};
+use permafrost_benches::api::{LoadClient, Question, Simulated, request};
 use permafrost_http_api::serve::{self, Limits, Rate};
 use permafrost_http_api::{Api, ApiConfig, refresh, router};
 use sha2::{Digest as _, Sha256};
@@ -96,7 +96,7 @@ fn over(options: &Options, nodes: u32, api: Arc<Api>, runtime: &Runtime) -> Resu
     let tokens = dir.path().join("tokens");
     write_tokens(&tokens)?;
     let server = runtime.block_on(serve::serve(
-        serve::Options {
+        serve::ServeOptions {
             run_dir: dir.path().to_owned(),
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             tokens: Some(tokens),
@@ -105,7 +105,7 @@ fn over(options: &Options, nodes: u32, api: Arc<Api>, runtime: &Runtime) -> Resu
                 rate: Rate::of(u32::MAX),
                 ..Limits::default()
             },
-            ..serve::Options::default()
+            ..serve::ServeOptions::default()
         },
         router(api),
     ))?;
@@ -143,7 +143,7 @@ fn ask(address: SocketAddr, request: &[u8], clients: usize, time: Duration) -> R
         let threads: Vec<_> = (0..clients)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut client = Client::connect(address)?;
+                    let mut client = LoadClient::connect(address)?;
                     let mut times = Vec::new();
                     while !over.load(Ordering::Relaxed) {
                         times.push(client.ask(request)?);

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem};
+use permafrost_api_types::problem::{MEDIA_TYPE, Problem, ProblemKind};
 use permafrost_transport::api::SOCKET;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -100,7 +100,7 @@ async fn pass_on(mut stream: UnixStream, nodes: &Nodes) -> io::Result<()> {
 
 /// Replies with an error because no node can be reached.
 async fn refuse(mut stream: UnixStream, reason: &str) -> io::Result<()> {
-    let problem = Problem::new(Kind::Unavailable, reason);
+    let problem = Problem::new(ProblemKind::Unavailable, reason);
     let body = serde_json::to_vec(&problem)?;
     // Unread bytes at the end of a connection would make the kernel discard the reply.
     let _ = stream.read(&mut [0; 4096]).await?;

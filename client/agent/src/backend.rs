@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_criu::Progress;
+use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::{self, ImagesDir};
 use permafrost_criu::frontend::{self, StreamError};
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
@@ -16,7 +16,7 @@ use permafrost_transport::peer::{DumpSender, PeerError};
 
 use super::images::{self, Served, failed};
 use super::nodes::{Nodes, odd_answer, refusal, unavailable};
-use super::session::{Session, Sink};
+use super::session::{RemoteDump, Sink};
 use crate::host::{Backend, Client, Patiently, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
@@ -37,7 +37,7 @@ pub struct Remote {
     pub(super) durability: String,
     /// Time for which a session may wait for its dump, or for its seal.
     pub(super) session_ttl: Duration,
-    sessions: Mutex<HashMap<String, Arc<Session>>>,
+    sessions: Mutex<HashMap<String, Arc<RemoteDump>>>,
 }
 
 impl Remote {
@@ -94,12 +94,13 @@ impl Remote {
         let sessions: Vec<_> = self.sessions().values().cloned().collect();
         for session in sessions {
             if session.is_idle(self.session_ttl) && session.discard("nobody came for it in time") {
-                self.sessions().remove(crate::host::Session::id(&*session));
+                self.sessions()
+                    .remove(crate::host::DumpSession::id(&*session));
             }
         }
     }
 
-    pub(super) fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+    pub(super) fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<RemoteDump>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -236,14 +237,14 @@ impl Remote {
 }
 
 impl Backend for Remote {
-    type Session = Session;
+    type Session = RemoteDump;
     type Sink = Sink;
 
     fn open(
         &self,
         mut open: request::Open,
         waits: &mut dyn Waits,
-    ) -> Result<Arc<Session>, control::Error> {
+    ) -> Result<Arc<RemoteDump>, control::Error> {
         if open.durability.is_empty() {
             open.durability.clone_from(&self.durability);
         }
@@ -263,8 +264,8 @@ impl Backend for Remote {
             Vec::new()
         };
         let sender = self.sender(&node, &id, &open.job, None)?;
-        let session = Session::new(&node, open, opened, parent_spaces, sender);
-        let id = crate::host::Session::id(&*session).to_owned();
+        let session = RemoteDump::new(&node, open, opened, parent_spaces, sender);
+        let id = crate::host::DumpSession::id(&*session).to_owned();
         let mut sessions = self.sessions();
         forget_old_failures(&mut sessions);
         sessions.insert(id, Arc::clone(&session));
@@ -274,7 +275,7 @@ impl Backend for Remote {
 
     fn start(
         &self,
-        session: &Arc<Session>,
+        session: &Arc<RemoteDump>,
         // The node records this agent.
         _client: Option<&Client>,
         hang_up: Box<dyn FnOnce() + Send>,
@@ -414,7 +415,7 @@ impl Backend for Remote {
     fn verify(
         &self,
         verify: &request::Verify,
-        _progress: Progress<'_>,
+        _progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, control::Error> {
         // Each node reads what it holds; everything is what all of them hold.
         let mut all = control::Verified::default();
@@ -435,7 +436,7 @@ impl Backend for Remote {
     fn scrub(
         &self,
         scrub: &request::Scrub,
-        _progress: Progress<'_>,
+        _progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, control::Error> {
         let mut all = control::Scrubbed::default();
         self.ask_all(&request::Body::Scrub(scrub.clone()), |node, reply| {
@@ -460,7 +461,7 @@ impl Backend for Remote {
         export: &request::Export,
         directory: OwnedFd,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error> {
         let checkpoint = self.checkpoint(&export.checkpoint)?;
         waits.begins();
@@ -472,7 +473,7 @@ impl Backend for Remote {
         import: &request::Import,
         directory: OwnedFd,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
         self.put(import, directory, waits, progress)
     }
@@ -483,7 +484,7 @@ impl Backend for Remote {
         listener: OwnedFd,
         caller: &UnixStream,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error> {
         let checkpoint = self.checkpoint(&stream.checkpoint)?;
         waits.begins();
@@ -566,7 +567,7 @@ impl Backend for Remote {
 /// Forgets the oldest session that is over once there are [`MAX_OVER`] of them. Failed sessions are kept so
 /// that users can see them, but a client that sends garbage for hours must not fill the memory. Nor may parked
 /// sessions, which are found on their node without the agent.
-fn forget_old_failures(sessions: &mut HashMap<String, Arc<Session>>) {
+fn forget_old_failures(sessions: &mut HashMap<String, Arc<RemoteDump>>) {
     let mut over: Vec<_> = sessions
         .iter()
         .filter_map(|(id, session)| Some((session.over_since()?, id.clone())))

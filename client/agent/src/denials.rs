@@ -15,7 +15,7 @@ use permafrost_transport::peer::{self, Network, PeerError};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::Node;
+use super::StorageNode;
 
 /// Time limit for a node's reply.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ const PACKET_BYTES: u16 = 1452;
 
 /// Task that asks the nodes for the list of denied certificates.
 pub(super) struct DenialPoller {
-    nodes: Vec<Node>,
+    nodes: Vec<StorageNode>,
     /// Identity of the agent, which refuses the certificates that nodes report.
     identity: Arc<ReloadingIdentity>,
     /// Identity with the same certificate that goes by the agent's own files only.
@@ -35,7 +35,7 @@ pub(super) struct DenialPoller {
 
 impl DenialPoller {
     pub(super) fn new(
-        nodes: &[Node],
+        nodes: &[StorageNode],
         identity: &Arc<ReloadingIdentity>,
     ) -> Result<Self, IdentityError> {
         Ok(Self {
@@ -66,7 +66,7 @@ impl DenialPoller {
         }
     }
 
-    async fn ask(&self, node: &Node) {
+    async fn ask(&self, node: &StorageNode) {
         let entries = match self.entries(node).await {
             Ok(entries) => entries,
             Err(error) => {
@@ -91,16 +91,16 @@ impl DenialPoller {
         }
     }
 
-    async fn entries(&self, node: &Node) -> Result<Vec<String>, PeerError> {
+    async fn entries(&self, node: &StorageNode) -> Result<Vec<String>, PeerError> {
         let any = match node.address {
             SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
             SocketAddr::V6(_) => SocketAddr::from(([0_u16; 8], 0)),
         };
         let address = node.address;
-        let options = peer::Options {
+        let options = peer::PeerOptions {
             socket_buffer_bytes: BUFFER_BYTES,
             packet_bytes: PACKET_BYTES,
-            ..peer::Options::default()
+            ..peer::PeerOptions::default()
         };
         let network = Network::new(
             Handle::current(),

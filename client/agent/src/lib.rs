@@ -39,20 +39,20 @@ use self::host::{Bound, Host, HostError};
 pub use crate::remote::transport;
 pub use backend::Remote;
 use denials::DenialPoller;
-pub use nodes::Node;
+pub use nodes::StorageNode;
 
 /// Time for the message that dumps are given up to reach the nodes.
 const FAREWELL: Duration = Duration::from_millis(300);
 
 /// Configuration of an agent.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct AgentOptions {
     /// Storage nodes, in the order in which they are asked.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<StorageNode>,
     /// Directory with `ca.pem`, `cert.pem` and `key.pem`.
     pub identity: PathBuf,
     /// Listeners on this host.
-    pub host: host::Options,
+    pub host: host::HostOptions,
     /// Durability that is requested for a dump without one of its own: `local`, `quorum`, `all`, or empty for
     /// the node's default.
     pub durability: String,
@@ -61,13 +61,13 @@ pub struct Options {
     /// Time for which a session waits for its dump, or for its seal.
     pub session_ttl: Duration,
     /// Limits of the transport.
-    pub transport: peer::Options,
+    pub transport: peer::PeerOptions,
     /// Interval at which one node after another is asked for the cluster's list of denied certificates. 5 s is usual: with
     /// three nodes, a denial is known after 15 s at most.
     pub denials_every: Duration,
 }
 
-/// Usual value of [`Options::denials_every`].
+/// Usual value of [`AgentOptions::denials_every`].
 pub const DENIALS_EVERY: Duration = Duration::from_secs(5);
 
 /// An agent that cannot start.
@@ -98,7 +98,7 @@ impl Agent {
     ///
     /// # Errors
     /// See [`AgentError`].
-    pub async fn start(options: Options) -> Result<Self, AgentError> {
+    pub async fn start(options: AgentOptions) -> Result<Self, AgentError> {
         let identity = Arc::new(ReloadingIdentity::load(&options.identity)?);
         let run_dir = options.host.run_dir.clone();
         let bound = Bound::bind(options.host).await?;

@@ -16,7 +16,7 @@ use crate::remote::{self, Arriving, Holders};
 
 /// A storage node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct StorageNode {
     /// Name of the node, which its certificate must have.
     pub name: String,
     /// Address on which the node listens for peers.
@@ -39,10 +39,10 @@ pub(super) struct Nodes {
 impl Nodes {
     pub(super) fn new(
         runtime: Handle,
-        nodes: &[Node],
+        nodes: &[StorageNode],
         identity: Arc<ReloadingIdentity>,
         deadline: Duration,
-        transport: peer::Options,
+        transport: peer::PeerOptions,
     ) -> Result<Self, PeerError> {
         let addresses: HashMap<String, SocketAddr> = nodes
             .iter()

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use permafrost_criu::Progress;
+use permafrost_criu::ProgressReceiver;
 use permafrost_criu::directory::{ImagesDir, PagesReader, PagesTarget};
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::pageserver::{PAGE_BYTES, SpaceId};
@@ -24,7 +24,7 @@ impl Remote {
         import: &request::Import,
         directory: OwnedFd,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
         let images = ImagesDir::new(directory)?;
         let pages = PagesReader::open(&images)?;
@@ -75,7 +75,7 @@ struct Sending<'p> {
     served: Served,
     done_bytes: u64,
     total_bytes: u64,
-    progress: Progress<'p>,
+    progress: ProgressReceiver<'p>,
 }
 
 impl PagesTarget for Sending<'_> {

@@ -21,7 +21,7 @@ const PAGE_BYTES: usize = 4096;
 static ZERO_PAGE: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
 /// A dump that is being sent to a node.
-pub struct Session {
+pub struct RemoteDump {
     id: String,
     /// Name of the node that has the session: it makes the decisions, and passes the pages on to others.
     pub(super) node: String,
@@ -73,7 +73,7 @@ impl State {
     }
 }
 
-impl host::Session for Session {
+impl host::DumpSession for RemoteDump {
     fn id(&self) -> &str {
         &self.id
     }
@@ -91,7 +91,7 @@ impl host::Session for Session {
     }
 }
 
-impl Session {
+impl RemoteDump {
     pub(super) fn new(
         node: &str,
         request: request::Open,
@@ -257,7 +257,7 @@ impl Session {
 /// Sink of the page-server front end for a session: zero pages are sent as numbers only, all others with their
 /// bytes.
 pub struct Sink {
-    session: Arc<Session>,
+    session: Arc<RemoteDump>,
     sender: Option<DumpSender>,
     served: Served,
     /// Lowest page index of the open space that may still come.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use permafrost_agent::{Agent, Node, Options, host};
-use permafrost_identity::{Authority, DENIED, DenyList, Namespaces, Order, Peer, Role};
+use permafrost_agent::{Agent, AgentOptions, StorageNode, host};
+use permafrost_identity::{Authority, CertificateOrder, DENIED, DenyList, Namespaces, Peer, Role};
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_protocol::images::Pagemap;
 use permafrost_protocol::manifest::{self, AddressSpace, Image, Manifest};
@@ -276,7 +276,7 @@ impl Site {
         for (n, fake) in fakes.iter().enumerate() {
             let name = format!("node-{n}");
             let directory = work.path().join(&name);
-            let order = Order::new(&name, Role::Node);
+            let order = CertificateOrder::new(&name, Role::Node);
             authority.issue(&order, &directory, false).unwrap();
             let identity = permafrost_identity::ReloadingIdentity::load(&directory);
             let endpoint = Endpoint::serve(
@@ -284,21 +284,21 @@ impl Site {
                 any,
                 Arc::new(identity.unwrap()),
                 Arc::clone(fake) as Arc<dyn Handler>,
-                peer::Options::default(),
+                peer::PeerOptions::default(),
             )
             .unwrap();
             let address = endpoint.local_address().unwrap();
-            nodes.push(Node { name, address });
+            nodes.push(StorageNode { name, address });
             endpoints.push(endpoint);
         }
         let identity = work.path().join("agent");
-        let mut order = Order::new("agent", Role::Agent);
+        let mut order = CertificateOrder::new("agent", Role::Agent);
         order.namespaces = Namespaces::new(["*"]).unwrap();
         authority.issue(&order, &identity, false).unwrap();
-        let agent = runtime.block_on(Agent::start(Options {
+        let agent = runtime.block_on(Agent::start(AgentOptions {
             nodes,
             identity,
-            host: host::Options {
+            host: host::HostOptions {
                 run_dir: work.path().join("run"),
                 listen: None,
                 listen_uids: Vec::new(),
@@ -308,7 +308,7 @@ impl Site {
             durability: String::new(),
             deadline,
             session_ttl: Duration::from_secs(60),
-            transport: peer::Options::default(),
+            transport: peer::PeerOptions::default(),
             denials_every: Duration::from_millis(50),
         }));
         Self {

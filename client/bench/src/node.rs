@@ -16,7 +16,7 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
-use permafrost_terminal::progress::Progress;
+use permafrost_terminal::progress::ProgressDisplay;
 use permafrost_terminal::table::{Align, Table, facts};
 use permafrost_transport::api::{ApiClient, ApiOptions};
 use serde::Serialize;
@@ -195,7 +195,7 @@ impl Bench<'_> {
         }
         let runs = u64::from(self.arguments.runs);
         let total_bytes = fitting.iter().sum::<u64>() * runs;
-        let mut progress = Progress::new(self.context, "bench node");
+        let mut progress = ProgressDisplay::new(self.context, "bench node");
         let (mut samples, mut done_bytes) = (Vec::new(), 0);
         for size_bytes in fitting {
             let work = Work::idle(size_bytes, self.arguments.contents, 1);

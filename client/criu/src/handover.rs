@@ -37,7 +37,7 @@ const MAX_BYTES: u64 = 8 << 10;
 
 /// Request for a seal, which the script passes on to the daemon.
 #[derive(Clone, Copy, Debug)]
-pub struct Order<'a> {
+pub struct SealOrder<'a> {
     /// Session to seal.
     pub session: &'a str,
     /// The daemon's control socket.
@@ -63,7 +63,7 @@ pub struct Handover {
 ///
 /// # Errors
 /// An error of the file system.
-pub fn write(scratch: &Path, order: &Order<'_>) -> io::Result<()> {
+pub fn write(scratch: &Path, order: &SealOrder<'_>) -> io::Result<()> {
     let mut bytes = order.session.as_bytes().to_vec();
     bytes.push(0);
     bytes.extend(order.socket.as_os_str().as_bytes());
@@ -159,7 +159,7 @@ mod tests {
         let scratch = Scratch::within(parent.path(), "dump").unwrap();
         let images = scratch.subdirectory("images").unwrap();
         make_verdict(scratch.path()).unwrap();
-        let order = Order {
+        let order = SealOrder {
             session: "5e55",
             socket: Path::new("/run/a b.sock"),
             seal_by: Some("1234567".parse().unwrap()),

@@ -22,7 +22,7 @@ pub mod verdict;
 pub use freeze::FreezeLimit;
 pub use guard::{Guarded, guard};
 pub use log::{Digest, digest};
-pub use run::{Criu, CriuError, Finished, Run, Running};
+pub use run::{Criu, CriuError, CriuRun, Finished, Running};
 
 /// Receiver of a long operation's progress: bytes done, bytes in all.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+pub type ProgressReceiver<'a> = &'a mut dyn FnMut(u64, u64);

@@ -142,7 +142,7 @@ pub fn descendants(ancestor: u32) -> Vec<u32> {
 
 /// Resources that a process tree uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct ProcessUsage {
     /// Number of living processes.
     pub processes: u32,
     /// Memory that a dump takes, bytes: anonymous, shared and swapped out. Memory that processes of the tree
@@ -154,7 +154,7 @@ pub struct Usage {
     pub age: Duration,
 }
 
-impl Usage {
+impl ProcessUsage {
     /// Returns the work that would be lost with the tree: its processor time, but no more than the time since
     /// its start. Threads that work at the same time repeat their work at the same time.
     pub fn progress(&self) -> Duration {
@@ -173,7 +173,7 @@ impl Usage {
 ///
 /// # Errors
 /// There is no such process, or `/proc` cannot be read.
-pub fn usage(root: u32) -> Result<Usage, OriginError> {
+pub fn usage(root: u32) -> Result<ProcessUsage, OriginError> {
     let stat = ProcessStat::read(root)?;
     let ticks_per_s = rustix::param::clock_ticks_per_second().max(1);
     let time = |ticks: u64| {
@@ -186,7 +186,7 @@ pub fn usage(root: u32) -> Result<Usage, OriginError> {
         u64::try_from(booted.tv_sec).unwrap_or_default(),
         u32::try_from(booted.tv_nsec).unwrap_or_default(),
     );
-    let mut usage = Usage {
+    let mut usage = ProcessUsage {
         processes: 1,
         resident_bytes: dumped_bytes(root),
         cpu: time(stat.cpu_ticks),
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn progress_is_no_more_than_the_time_it_took() {
-        let usage = |cpu_s, age_s| Usage {
+        let usage = |cpu_s, age_s| ProcessUsage {
             processes: 1,
             resident_bytes: 0,
             cpu: Duration::from_secs(cpu_s),

@@ -119,7 +119,7 @@ impl Criu {
 
 /// A run of CRIU that is not started yet.
 #[derive(Debug)]
-pub struct Run {
+pub struct CriuRun {
     command: Command,
     log: PathBuf,
     console: PathBuf,
@@ -128,7 +128,7 @@ pub struct Run {
     report: Option<PathBuf>,
 }
 
-impl Run {
+impl CriuRun {
     /// Prepares `criu COMMAND`, with its images in `images_dir`, and its log `COMMAND.log`, statistics and
     /// console output in `work_dir`.
     pub fn new(criu: &Criu, command: &str, images_dir: &Path, work_dir: &Path) -> Self {
@@ -385,7 +385,7 @@ mod tests {
             directory.path(),
             "echo \"$@\" >args; echo page >&0; read answer; test \"$answer\" = stored",
         );
-        let mut run = Run::new(&criu, "dump", directory.path(), directory.path());
+        let mut run = CriuRun::new(&criu, "dump", directory.path(), directory.path());
         let (mut here, there) = UnixStream::pair().unwrap();
         run.page_socket(there.into()).own_process_group();
         run.command.current_dir(directory.path());

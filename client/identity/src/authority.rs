@@ -42,7 +42,7 @@ const CA_VALIDITY: Duration = Duration::from_secs(3_650 * 86_400);
 
 /// Contents of a certificate to be issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct CertificateOrder {
     /// Name of the holder.
     pub name: String,
     /// Role of the holder.
@@ -57,7 +57,7 @@ pub struct Order {
     pub days: u32,
 }
 
-impl Order {
+impl CertificateOrder {
     /// Returns an order for [`DEFAULT_DAYS`], without namespaces and hosts, and without the right to delete.
     pub fn new(name: impl Into<String>, role: Role) -> Self {
         Self {
@@ -197,7 +197,12 @@ impl Authority {
     ///
     /// # Errors
     /// The order is invalid, the CA has expired, an identity exists already, or the files cannot be written.
-    pub fn issue(&self, order: &Order, out: &Path, replace: bool) -> Result<Issued, IdentityError> {
+    pub fn issue(
+        &self,
+        order: &CertificateOrder,
+        out: &Path,
+        replace: bool,
+    ) -> Result<Issued, IdentityError> {
         order.check()?;
         let now = SystemTime::now();
         if now >= self.not_after {
@@ -217,7 +222,7 @@ impl Authority {
     /// The same as for [`Authority::issue`], but for the dates.
     pub fn issue_for(
         &self,
-        order: &Order,
+        order: &CertificateOrder,
         not_before: SystemTime,
         not_after: SystemTime,
         out: &Path,
@@ -271,7 +276,7 @@ impl Authority {
             .unwrap_or(DAY);
         let rounded = (length + DAY / 2).as_secs() / DAY.as_secs();
         let same = u32::try_from(rounded).unwrap_or(MAX_DAYS);
-        let order = Order {
+        let order = CertificateOrder {
             name: before.name,
             role: before.role,
             namespaces: before.namespaces,
@@ -333,7 +338,7 @@ impl Authority {
 
     fn sign(
         &self,
-        order: &Order,
+        order: &CertificateOrder,
         not_before: SystemTime,
         not_after: SystemTime,
         key: &KeyPair,

@@ -33,7 +33,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-pub use authority::{Authority, DEFAULT_DAYS, Issued, MAX_DAYS, Order, Trusted, trusted};
+pub use authority::{
+    Authority, CertificateOrder, DEFAULT_DAYS, Issued, MAX_DAYS, Trusted, trusted,
+};
 pub use deny::{DENIED, Denial, DenyList, MAX_DENIALS};
 pub use error::IdentityError;
 pub use peer::Peer;

@@ -31,7 +31,7 @@ impl Cluster {
     fn issue(&self, name: &str, role: Role) -> PathBuf {
         let place = self.place(name);
         self.authority
-            .issue(&Order::new(name, role), &place, false)
+            .issue(&CertificateOrder::new(name, role), &place, false)
             .unwrap();
         place
     }
@@ -44,7 +44,13 @@ impl Cluster {
     fn issue_between(&self, name: &str, role: Role, from: i64, to: i64) -> PathBuf {
         let place = self.place(name);
         self.authority
-            .issue_for(&Order::new(name, role), at(from), at(to), &place, true)
+            .issue_for(
+                &CertificateOrder::new(name, role),
+                at(from),
+                at(to),
+                &place,
+                true,
+            )
             .unwrap();
         place
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use permafrost_api_types::problem::{Kind, Problem};
+use permafrost_api_types::problem::{Problem, ProblemKind};
 use permafrost_identity::IdentityError;
 use permafrost_transport::api::ApiError;
 
@@ -21,12 +21,12 @@ fn code_of(status: u16) -> Code {
 }
 
 fn hint_of(problem: &Problem) -> String {
-    let of_kind = |kind: Kind| problem.word() == kind.word();
-    if of_kind(Kind::UnknownNode) {
+    let of_kind = |kind: ProblemKind| problem.word() == kind.word();
+    if of_kind(ProblemKind::UnknownNode) {
         "`permafrost nodes` lists them".to_owned()
-    } else if of_kind(Kind::Unauthenticated) {
+    } else if of_kind(ProblemKind::Unauthenticated) {
         "show a token with --api-token-file, or a certificate with --identity".to_owned()
-    } else if of_kind(Kind::Forbidden) {
+    } else if of_kind(ProblemKind::Forbidden) {
         "the token's or the certificate's scopes do not allow it: docs/security.md".to_owned()
     } else if let Some(after_s) = problem.retry_after_s {
         format!("try again in {after_s} s")
@@ -125,18 +125,18 @@ mod tests {
     #[test]
     fn a_status_has_the_exit_code_of_what_it_means() {
         for (kind, code) in [
-            (Kind::NotJson, Code::Invalid),
-            (Kind::TooLarge, Code::Invalid),
-            (Kind::Invalid, Code::Invalid),
-            (Kind::TooMany, Code::Invalid),
-            (Kind::UnknownNode, Code::Invalid),
-            (Kind::NotFound, Code::NotFound),
-            (Kind::Unauthenticated, Code::Denied),
-            (Kind::Forbidden, Code::Denied),
-            (Kind::TooOften, Code::Unavailable),
-            (Kind::Conflict, Code::Conflict),
-            (Kind::Unavailable, Code::Unavailable),
-            (Kind::Internal, Code::Internal),
+            (ProblemKind::NotJson, Code::Invalid),
+            (ProblemKind::TooLarge, Code::Invalid),
+            (ProblemKind::Invalid, Code::Invalid),
+            (ProblemKind::TooMany, Code::Invalid),
+            (ProblemKind::UnknownNode, Code::Invalid),
+            (ProblemKind::NotFound, Code::NotFound),
+            (ProblemKind::Unauthenticated, Code::Denied),
+            (ProblemKind::Forbidden, Code::Denied),
+            (ProblemKind::TooOften, Code::Unavailable),
+            (ProblemKind::Conflict, Code::Conflict),
+            (ProblemKind::Unavailable, Code::Unavailable),
+            (ProblemKind::Internal, Code::Internal),
         ] {
             let problem = Box::new(Problem::new(kind, "it is so"));
             let failure = Failure::from(ApiError::Refused(problem));
@@ -144,7 +144,7 @@ mod tests {
             assert_eq!(failure.message, "it is so");
         }
         let unknown = Failure::from(ApiError::Refused(Box::new(Problem::new(
-            Kind::UnknownNode,
+            ProblemKind::UnknownNode,
             "no n9",
         ))));
         assert!(unknown.hint.contains("permafrost nodes"));

@@ -17,14 +17,14 @@ const SILENT_FOR: Duration = Duration::from_millis(900);
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Progress display of an operation that moves bytes.
-pub struct Progress {
+pub struct ProgressDisplay {
     label: String,
     started: Instant,
     bar: Option<ProgressBar>,
     next_line: Option<Instant>,
 }
 
-impl Progress {
+impl ProgressDisplay {
     /// Starts the timer; shows nothing with `--json` or `--quiet`.
     pub fn new(context: &Context, label: impl Into<String>) -> Self {
         let started = Instant::now();
@@ -82,7 +82,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -91,7 +91,7 @@ impl Drop for Progress {
 }
 
 /// Display of a request's place in a queue.
-pub struct Queue {
+pub struct QueueDisplay {
     label: String,
     /// Noun for the queued requests, in the plural.
     many: &'static str,
@@ -107,7 +107,7 @@ pub struct Queue {
     waited: Option<Duration>,
 }
 
-impl Queue {
+impl QueueDisplay {
     /// Returns the display of a place in a queue of `many`.
     pub fn new(context: &Context, label: String, many: &'static str, remark: &'static str) -> Self {
         Self {
@@ -179,7 +179,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for QueueDisplay {
     fn drop(&mut self) {
         self.clear();
     }

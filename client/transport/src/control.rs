@@ -68,13 +68,13 @@ pub enum ControlError {
 /// A request, and the type of its reply.
 pub trait Call {
     /// Type of the reply.
-    type Answer: Answer;
+    type Answer: ReplyBody;
     /// Returns the request's body on the wire.
     fn into_body(self) -> request::Body;
 }
 
 /// A reply to a request.
-pub trait Answer: Sized {
+pub trait ReplyBody: Sized {
     /// Name of the reply in messages.
     const NAME: &'static str;
     /// Returns the reply, if `body` is one of this type.
@@ -83,7 +83,7 @@ pub trait Answer: Sized {
 
 macro_rules! answers {
     ($($variant:ident($message:ident)),* $(,)?) => {$(
-        impl Answer for $message {
+        impl ReplyBody for $message {
             const NAME: &'static str = stringify!($message);
             fn from_body(body: reply::Body) -> Option<Self> {
                 match body {

@@ -4,7 +4,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::node::Node;
-use super::{PageMap, Run, RunKind};
+use super::{PageMap, RunKind, StoredRun};
 use crate::error::{MapFault, PageError, SegmentPlace};
 use crate::ids::PageNo;
 
@@ -30,7 +30,7 @@ struct Step {
 
 /// The verified page checksums of one run.
 struct RunChecksums {
-    run: Run,
+    run: StoredRun,
     place: SegmentPlace,
     location: PageNo,
     crcs: Vec<U32>,
@@ -73,7 +73,7 @@ impl MapCursor {
     ///
     /// # Errors
     /// [`PageError`] if a node on the way is damaged.
-    pub fn seek(&mut self, index: u64) -> Result<Option<Run>, PageError> {
+    pub fn seek(&mut self, index: u64) -> Result<Option<StoredRun>, PageError> {
         if self.map.root().is_empty() || self.end_index.is_some_and(|end| index >= end) {
             return Ok(None);
         }
@@ -128,7 +128,7 @@ impl MapCursor {
     ///
     /// # Errors
     /// The errors of [`seek`](Self::seek).
-    pub fn lookup(&mut self, index: u64) -> Result<Option<Run>, PageError> {
+    pub fn lookup(&mut self, index: u64) -> Result<Option<StoredRun>, PageError> {
         Ok(self.seek(index)?.filter(|run| run.first_index <= index))
     }
 
@@ -141,7 +141,7 @@ impl MapCursor {
         {
             match self.lookup(index)? {
                 None => return Ok(None),
-                Some(Run {
+                Some(StoredRun {
                     kind: RunKind::Zero,
                     ..
                 }) => return Ok(Some(ParentPage::Zero)),
@@ -167,7 +167,7 @@ impl MapCursor {
     /// Returns the checksums of `pages` pages of `run` from `skip` on, with their place.
     pub(crate) fn checksums(
         &mut self,
-        run: Run,
+        run: StoredRun,
         skip: u64,
         pages: u32,
     ) -> Result<Option<StoredPages<'_>>, PageError> {
@@ -192,7 +192,7 @@ impl MapCursor {
         }))
     }
 
-    fn load_checksums(&mut self, run: Run) -> Result<(), PageError> {
+    fn load_checksums(&mut self, run: StoredRun) -> Result<(), PageError> {
         let mut crcs = self.checksums.take().map(|c| c.crcs).unwrap_or_default();
         crcs.clear();
         let RunKind::Stored {

@@ -116,7 +116,7 @@ impl TryFrom<&[u8]> for MapRoot {
 
 /// Consecutive pages of an object, kept in one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct StoredRun {
     /// Index of the first page: a virtual page number, or a page of a file.
     pub first_index: u64,
     /// Number of pages, at least 1.
@@ -141,7 +141,7 @@ pub enum RunKind {
     },
 }
 
-impl Run {
+impl StoredRun {
     /// Returns the index after the last page.
     #[must_use]
     pub const fn end_index(&self) -> u64 {

@@ -3,9 +3,9 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Run;
+use super::StoredRun;
 use crate::PAGE_SIZE;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::StoredCheckpoint;
 use crate::convert::to_usize;
 use crate::error::{MapFault, PageError, outside, unreadable};
 use crate::ids::PageNo;
@@ -122,7 +122,7 @@ impl Node {
     /// Copies a node out of the region and verifies it: its checksum, its level, its place in one of
     /// the checkpoint's segments.
     pub(super) fn load(
-        checkpoint: &Checkpoint,
+        checkpoint: &StoredCheckpoint,
         location: PageNo,
         crc32: u32,
         level: u16,
@@ -186,7 +186,7 @@ impl Node {
         let mut next = self.first_index;
         for i in 0..self.entries {
             let (first, end) = if self.level == 0 {
-                match Run::from_entry(self.run_entry(i)) {
+                match StoredRun::from_entry(self.run_entry(i)) {
                     Some(run) => (run.first_index, run.end_index()),
                     None => return false,
                 }
@@ -202,8 +202,8 @@ impl Node {
         self.level > 0 || next == self.end_index
     }
 
-    pub(super) fn run(&self, i: usize) -> Result<Run, PageError> {
-        Run::from_entry(self.run_entry(i)).ok_or(PageError::MapCorrupt {
+    pub(super) fn run(&self, i: usize) -> Result<StoredRun, PageError> {
+        StoredRun::from_entry(self.run_entry(i)).ok_or(PageError::MapCorrupt {
             location: self.location,
             fault: MapFault::Malformed,
         })

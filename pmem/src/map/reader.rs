@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::node::{Node, run_len};
-use super::{MapCursor, MapRoot, Run, RunKind};
-use crate::checkpoint::Checkpoint;
+use super::{MapCursor, MapRoot, RunKind, StoredRun};
+use crate::checkpoint::StoredCheckpoint;
 use crate::convert::{to_u64, to_usize};
 use crate::error::{BlobError, MapFault, PageError, SegmentPlace, outside, unreadable};
 use crate::ids::PageNo;
@@ -22,12 +22,12 @@ static ZEROS: [u8; 16 * PAGE_SIZE] = [0; 16 * PAGE_SIZE];
 /// A page map of a checkpoint, for reading. Cheap to clone.
 #[derive(Clone)]
 pub struct PageMap {
-    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) checkpoint: Arc<StoredCheckpoint>,
     root: MapRoot,
 }
 
 impl PageMap {
-    pub(crate) fn new(checkpoint: Arc<Checkpoint>, root: MapRoot) -> Self {
+    pub(crate) fn new(checkpoint: Arc<StoredCheckpoint>, root: MapRoot) -> Self {
         Self { checkpoint, root }
     }
 
@@ -39,7 +39,7 @@ impl PageMap {
 
     /// Returns the checkpoint that the map is read from.
     #[must_use]
-    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
+    pub fn checkpoint(&self) -> &Arc<StoredCheckpoint> {
         &self.checkpoint
     }
 
@@ -62,7 +62,7 @@ impl PageMap {
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].
-    pub fn lookup(&self, index: u64) -> Result<Option<Run>, PageError> {
+    pub fn lookup(&self, index: u64) -> Result<Option<StoredRun>, PageError> {
         self.clone().cursor().lookup(index)
     }
 
@@ -71,7 +71,7 @@ impl PageMap {
     ///
     /// # Errors
     /// [`PageError::Corrupt`] or [`PageError::Lost`] names the first page that differs from the sealed one.
-    pub fn read(&self, run: &Run) -> Result<&[u8], PageError> {
+    pub fn read(&self, run: &StoredRun) -> Result<&[u8], PageError> {
         self.read_range(run, run.first_index, run.pages)
     }
 
@@ -79,7 +79,12 @@ impl PageMap {
     ///
     /// # Errors
     /// The errors of [`read`](Self::read).
-    pub fn read_range(&self, run: &Run, first_index: u64, pages: u32) -> Result<&[u8], PageError> {
+    pub fn read_range(
+        &self,
+        run: &StoredRun,
+        first_index: u64,
+        pages: u32,
+    ) -> Result<&[u8], PageError> {
         let RunKind::Stored {
             location,
             crcs_crc32,
@@ -132,7 +137,7 @@ impl PageMap {
     ///
     /// # Errors
     /// [`PageError::Lost`].
-    pub fn confirm(&self, run: &Run, first_index: u64, pages: u32) -> Result<(), PageError> {
+    pub fn confirm(&self, run: &StoredRun, first_index: u64, pages: u32) -> Result<(), PageError> {
         let (RunKind::Stored { location, .. }, Some(skip)) =
             (run.kind, first_index.checked_sub(run.first_index))
         else {
@@ -150,7 +155,7 @@ impl PageMap {
     ///
     /// # Errors
     /// [`PageError::MapCorrupt`].
-    pub fn check_checksums(&self, run: &Run) -> Result<(), PageError> {
+    pub fn check_checksums(&self, run: &StoredRun) -> Result<(), PageError> {
         match run.kind {
             RunKind::Zero => Ok(()),
             RunKind::Stored {
@@ -168,7 +173,10 @@ impl PageMap {
     ///
     /// # Errors
     /// The errors of [`read`](Self::read).
-    pub fn splice_source(&self, run: &Run) -> Result<Option<(BorrowedFd<'_>, u64)>, PageError> {
+    pub fn splice_source(
+        &self,
+        run: &StoredRun,
+    ) -> Result<Option<(BorrowedFd<'_>, u64)>, PageError> {
         let space = self.checkpoint.space();
         let (Some(file), RunKind::Stored { location, .. }) = (space.medium.file(), run.kind) else {
             return Ok(None);
@@ -299,7 +307,7 @@ pub struct Runs {
 }
 
 impl Iterator for Runs {
-    type Item = Result<Run, PageError>;
+    type Item = Result<StoredRun, PageError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match self.cursor.seek(self.next_index?) {

@@ -6,7 +6,7 @@ use zerocopy::little_endian::U32;
 use super::digest::MapHasher;
 use super::node::{Entry, NodeBuilder};
 use super::pieces::{Kept, Piece, PieceLog};
-use super::{MapRoot, Run, RunKind};
+use super::{MapRoot, RunKind, StoredRun};
 use crate::error::ShadowError;
 use crate::ids::PageNo;
 use crate::segment::SegmentWriter;
@@ -198,7 +198,7 @@ impl MapWriter {
                 crcs_crc32: crc32fast::hash(open.crcs.as_bytes()),
             },
         };
-        let run = Run {
+        let run = StoredRun {
             first_index: open.first_index,
             pages: open.pages,
             flags: open.flags,

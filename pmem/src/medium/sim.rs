@@ -34,7 +34,7 @@ const CHUNK: usize = 8;
 
 /// Operation on a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum MediumEvent {
     /// Bytes were written at an offset.
     Write {
         /// Byte offset of the first byte.
@@ -55,7 +55,7 @@ pub enum Event {
     Mark(u64),
 }
 
-impl Event {
+impl MediumEvent {
     /// Returns true for a flush or a fence: where crashes are worth trying. Bytes that are written between two of
     /// them are pending at the second, and may be lost there as if they had not been written.
     #[must_use]
@@ -74,7 +74,7 @@ pub struct SimMedium {
 
 #[derive(Default)]
 struct State {
-    log: Vec<Event>,
+    log: Vec<MediumEvent>,
     flushes: u64,
     fences: u64,
     /// Flushes and fences together, from which on all fail.
@@ -130,12 +130,12 @@ impl SimMedium {
 
     /// Puts a mark into the log.
     pub fn mark(&self, number: u64) {
-        self.state().log.push(Event::Mark(number));
+        self.state().log.push(MediumEvent::Mark(number));
     }
 
     /// Returns the log since the beginning, or since the last call.
     #[must_use]
-    pub fn take_log(&self) -> Vec<Event> {
+    pub fn take_log(&self) -> Vec<MediumEvent> {
         std::mem::take(&mut self.state().log)
     }
 
@@ -181,7 +181,7 @@ impl SimMedium {
     fn record_write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let mut state = self.state();
         state.check()?;
-        state.log.push(Event::Write {
+        state.log.push(MediumEvent::Write {
             at,
             bytes: from.to_vec(),
         });
@@ -200,7 +200,7 @@ impl State {
     }
 
     /// Records a flush or fence unless it is to be skipped.
-    fn record(&mut self, event: Event) {
+    fn record(&mut self, event: MediumEvent) {
         if self.skip != Some(self.flushes + self.fences) {
             self.log.push(event);
         }
@@ -250,7 +250,7 @@ impl Medium for SimMedium {
         self.raw.check(at, len_bytes)?;
         let mut state = self.state();
         state.check()?;
-        state.record(Event::Flush { at, len_bytes });
+        state.record(MediumEvent::Flush { at, len_bytes });
         state.flushes += 1;
         flushed.add(at, len_bytes);
         Ok(())
@@ -262,7 +262,7 @@ impl Medium for SimMedium {
         }
         let mut state = self.state();
         state.check()?;
-        state.record(Event::Fence(flushed.ranges().to_vec()));
+        state.record(MediumEvent::Fence(flushed.ranges().to_vec()));
         state.fences += 1;
         flushed.clear();
         Ok(())
@@ -301,10 +301,10 @@ impl Replay {
     }
 
     /// Applies the next event.
-    pub fn apply(&mut self, event: &Event) {
+    pub fn apply(&mut self, event: &MediumEvent) {
         match event {
-            Event::Write { at, bytes } => self.write(to_usize(*at), bytes),
-            Event::Flush { at, len_bytes } => {
+            MediumEvent::Write { at, bytes } => self.write(to_usize(*at), bytes),
+            MediumEvent::Flush { at, len_bytes } => {
                 if *len_bytes > 0 {
                     let chunk = to_u64(CHUNK);
                     for chunk in at / chunk..=(at + len_bytes - 1) / chunk {
@@ -314,7 +314,7 @@ impl Replay {
                     }
                 }
             }
-            Event::Fence(ranges) => {
+            MediumEvent::Fence(ranges) => {
                 let durable = &mut self.durable;
                 let fenced = |chunk: u64| {
                     let at = chunk * to_u64(CHUNK);
@@ -333,7 +333,7 @@ impl Replay {
                     !values.is_empty()
                 });
             }
-            Event::Mark(_) => {}
+            MediumEvent::Mark(_) => {}
         }
     }
 
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn chunks_are_kept_or_lost_independently() {
         let mut replay = Replay::new(vec![0; 4096]);
-        replay.apply(&Event::Write {
+        replay.apply(&MediumEvent::Write {
             at: 0,
             bytes: vec![1; 4096],
         });

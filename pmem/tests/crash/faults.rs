@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use permafrost_pmem::layout::RECORD_BYTES;
-use permafrost_pmem::sim::{Event, Replay};
+use permafrost_pmem::sim::{MediumEvent, Replay};
 use permafrost_pmem::{CheckpointId, JournalError, MapRoot, Region, SealError};
 
 use crate::cut_everywhere;
@@ -237,12 +237,12 @@ fn keep_of_record(before: Vec<u8>, player: &Player, keep: impl Fn(usize) -> bool
     let log = player.medium.take_log();
     let last = log
         .iter()
-        .rposition(|event| matches!(event, Event::Write { .. }))
+        .rposition(|event| matches!(event, MediumEvent::Write { .. }))
         .unwrap();
     let mut replay = Replay::new(before);
     log[..last].iter().for_each(|event| replay.apply(event));
     let mut image = replay.crash(0);
-    let Event::Write { at, bytes } = &log[last] else {
+    let MediumEvent::Write { at, bytes } = &log[last] else {
         panic!("not a write")
     };
     assert_eq!(bytes.len(), RECORD_BYTES);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use permafrost_pmem::sim::{Event, Replay, SimMedium};
+use permafrost_pmem::sim::{MediumEvent, Replay, SimMedium};
 use permafrost_pmem::{
     CheckpointId, FormatOptions, HealError, MapRoot, Medium, PAGE_SIZE, PageError, PageMap, Region,
     RunKind,
@@ -93,7 +93,7 @@ fn a_crash_leaves_the_page_damaged_or_healed_and_all_else_as_it_was() {
     let log = medium.take_log();
     let (mut damaged, mut healed) = (0, 0);
     let mut replay = Replay::new(before.clone());
-    for event in log.iter().chain([&Event::Fence(Vec::new())]) {
+    for event in log.iter().chain([&MediumEvent::Fence(Vec::new())]) {
         for seed in 0..200 {
             let after = replay.crash(seed);
             let right = page(BAD);

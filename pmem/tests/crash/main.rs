@@ -11,7 +11,7 @@ mod healing;
 mod model;
 mod scenario;
 
-use permafrost_pmem::sim::{Event, Replay, mix};
+use permafrost_pmem::sim::{MediumEvent, Replay, mix};
 
 use model::{State, recover};
 use scenario::{CAPACITY, Played, Player};
@@ -54,7 +54,7 @@ fn cut_everywhere(
     let mut replay = Replay::new(before);
     let mut mark = 0;
     let mut cuts = 0;
-    let end = Event::Fence(Vec::new());
+    let end = MediumEvent::Fence(Vec::new());
     for (n, event) in played.log.iter().chain([&end]).enumerate() {
         if event.is_cut() {
             let draws = if replay.pending_chunks() == 0 {
@@ -69,7 +69,7 @@ fn cut_everywhere(
                     .map_err(|e| format!("cut at event {n}, draw {draw}: {e}"))?;
             }
         }
-        if let Event::Mark(number) = event {
+        if let MediumEvent::Mark(number) = event {
             mark = *number as usize;
         }
         replay.apply(event);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use permafrost_pmem::sim::{SimMedium, mix};
 use permafrost_pmem::{
-    Checkpoint, CheckpointId, MapRoot, Medium, OpenError, PAGE_SIZE, Region, RunKind,
+    CheckpointId, MapRoot, Medium, OpenError, PAGE_SIZE, Region, RunKind, StoredCheckpoint,
 };
 
 /// Number that a page's content follows from; 0 is a page of zeros.
@@ -124,7 +124,7 @@ pub(crate) fn check(region: &Region, state: &State) -> Result<(), String> {
     Ok(())
 }
 
-fn check_content(checkpoint: &Arc<Checkpoint>, expected: &Sealed) -> Result<(), String> {
+fn check_content(checkpoint: &Arc<StoredCheckpoint>, expected: &Sealed) -> Result<(), String> {
     let manifest = checkpoint
         .manifest()
         .map_err(|e| format!("manifest: {e}"))?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use permafrost_pmem::sim::{Event, SimMedium, mix};
+use permafrost_pmem::sim::{MediumEvent, SimMedium, mix};
 use permafrost_pmem::{
     CheckpointId, FormatOptions, JournalError, MapCursor, MapRoot, Medium, Region, RegionUuid,
     SealError, Shadow, ShadowError,
@@ -39,7 +39,7 @@ impl Rng {
 
 /// Result of a scenario: the log, and the states that its marks number.
 pub(crate) struct Played {
-    pub(crate) log: Vec<Event>,
+    pub(crate) log: Vec<MediumEvent>,
     pub(crate) states: Vec<State>,
 }
 

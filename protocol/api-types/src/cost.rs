@@ -61,7 +61,8 @@ pub enum By {
 /// Amount of detail in a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Detail {
+#[schema(as = Detail)]
+pub enum ReplyDetail {
     /// Costs with their parts and reasons.
     #[default]
     Full,

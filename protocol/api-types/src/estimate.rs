@@ -4,14 +4,15 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::batch::{self, MOST};
-use super::cost::{Copies, Cost, Detail, Mechanism};
+use super::cost::{Copies, Cost, Mechanism, ReplyDetail};
 use super::task::{Swap, Task};
 use super::text::Text;
 
 /// Tasks × nodes × mechanisms: at most 10,000 tasks and 200,000 answers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Estimate<'a> {
+#[schema(as = Estimate)]
+pub struct EstimateRequest<'a> {
     /// Tasks that may be preempted; at most 10,000.
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]
@@ -38,7 +39,7 @@ pub struct Estimate<'a> {
     pub copies: Copies,
     /// Amount of detail in the reply.
     #[serde(default)]
-    pub detail: Detail,
+    pub detail: ReplyDetail,
     /// Machines on which tasks could be suspended in memory.
     #[serde(
         default,

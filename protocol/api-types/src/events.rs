@@ -9,7 +9,8 @@ use super::reserve::Direction;
 /// Change in the store, in a node or in a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "lowercase")]
-pub enum Event {
+#[schema(as = Event)]
+pub enum ApiEvent {
     /// A checkpoint was sealed, and is listed.
     Checkpoint {
         /// Name of the checkpoint, `JOB@GENERATION`.
@@ -59,7 +60,7 @@ pub enum Event {
     },
 }
 
-impl Event {
+impl ApiEvent {
     /// Returns the event's name in the stream.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -80,8 +81,8 @@ mod tests {
     #[test]
     fn the_name_is_the_tag() {
         for event in [
-            Event::Missed { missed: 3 },
-            Event::Node {
+            ApiEvent::Missed { missed: 3 },
+            ApiEvent::Node {
                 node: "n".into(),
                 live: false,
             },

@@ -46,7 +46,7 @@ pub struct Job {
     pub checkpoints: u64,
     /// The newest that can be resumed; missing if it has pre-dumps only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last: Option<Checkpoint>,
+    pub last: Option<ListedCheckpoint>,
     /// Size of its next full dump, bytes, if its memory were as at the last dump.
     pub next_full_bytes: Figure<u64>,
     /// Size of its next incremental dump, bytes, if its memory were as at the last dump.
@@ -62,7 +62,7 @@ pub struct CheckpointsAnswer {
     #[schema(minimum = 0)]
     pub age_s: f64,
     /// Checkpoints by job and generation.
-    pub checkpoints: Vec<Checkpoint>,
+    pub checkpoints: Vec<ListedCheckpoint>,
     /// Value of `after` for the next page; missing when there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -70,7 +70,8 @@ pub struct CheckpointsAnswer {
 
 /// Sealed checkpoint of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Checkpoint {
+#[schema(as = Checkpoint)]
+pub struct ListedCheckpoint {
     /// Name of the checkpoint, `JOB@GENERATION`.
     pub checkpoint: String,
     /// Name of the job that it belongs to.

@@ -31,7 +31,7 @@ pub struct NodesAnswer {
     #[schema(minimum = 0)]
     pub age_s: f64,
     /// Nodes in the order of their names.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<ListedNode>,
     /// Name after which the rest follows; missing when there is no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
@@ -39,7 +39,8 @@ pub struct NodesAnswer {
 
 /// Node of the cluster, with the figures that it reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Node {
+#[schema(as = Node)]
+pub struct ListedNode {
     /// Name of the node.
     pub name: String,
     /// Address at which other nodes reach it, `host:port`; empty while that is not known.
@@ -65,7 +66,7 @@ pub struct Node {
     #[schema(minimum = 0)]
     pub age_s: Option<f64>,
     /// Media that the node stores checkpoints on.
-    pub tiers: Vec<Tier>,
+    pub tiers: Vec<NodeTier>,
     /// Links to other nodes, as the node has measured them.
     pub links: Vec<Link>,
     /// Parts of its report that are not believed, in words.
@@ -98,7 +99,8 @@ pub enum NodeClass {
 
 /// A medium of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Tier {
+#[schema(as = Tier)]
+pub struct NodeTier {
     /// Kind of the medium: `pmem`, `memory`, `file`, or the operator's name for it.
     pub tier: String,
     /// Name of the medium that it is slowed down to emulate; missing for a medium that is not slowed down.

@@ -11,7 +11,8 @@ use super::text::Text;
 /// Dumps that are to be placed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Place<'a> {
+#[schema(as = Place)]
+pub struct PlaceRequest<'a> {
     /// Dumps to place, at most 10,000. Each is answered as if it were alone.
     #[serde(borrow, deserialize_with = "batch::at_most::<MOST, _, _>")]
     #[schema(max_items = 10000)]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::batch::{self, MOST};
-use super::cost::{By, Copies, Cost, Detail, Mechanism};
+use super::cost::{By, Copies, Cost, Mechanism, ReplyDetail};
 use super::quantity::{Seconds, Weight};
 use super::task::{Resources, Swap, Task};
 use super::text::Text;
@@ -41,7 +41,7 @@ pub struct Preempt<'a> {
     pub may_wait: bool,
     /// Amount of detail in the reply.
     #[serde(default)]
-    pub detail: Detail,
+    pub detail: ReplyDetail,
     /// Machines on which tasks could be suspended in memory.
     #[serde(
         default,

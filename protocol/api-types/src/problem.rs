@@ -14,7 +14,7 @@ pub const URN: &str = "urn:permafrost:problem:";
 /// Description of a failed request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Type of the problem: [`URN`] and a word; see [`Kind`].
+    /// Type of the problem: [`URN`] and a word; see [`ProblemKind`].
     #[serde(rename = "type")]
     pub kind: String,
     /// Title of the kind, in words.
@@ -46,7 +46,7 @@ pub struct FieldError {
 
 /// The kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ProblemKind {
     /// The body is not JSON.
     NotJson,
     /// The body is not declared to be JSON.
@@ -77,7 +77,7 @@ pub enum Kind {
     Internal,
 }
 
-impl Kind {
+impl ProblemKind {
     /// Returns the kind's word, title and status.
     const fn parts(self) -> (&'static str, &'static str, u16) {
         match self {
@@ -114,7 +114,7 @@ impl Kind {
 impl Problem {
     /// Makes a problem of a kind.
     #[must_use]
-    pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
+    pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         let (word, title, status) = kind.parts();
         Self {
             kind: format!("{URN}{word}"),
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_problem_names_its_kind_and_its_fields() {
-        let problem = Problem::new(Kind::Invalid, "one field is wrong")
+        let problem = Problem::new(ProblemKind::Invalid, "one field is wrong")
             .at("/candidates/3/progress_s", "not a time");
         let json = serde_json::to_value(&problem).unwrap();
         assert_eq!(json["type"], "urn:permafrost:problem:invalid");
@@ -170,6 +170,6 @@ mod tests {
         assert_eq!(json["errors"][0]["pointer"], "/candidates/3/progress_s");
         assert!(json.get("instance").is_none());
         assert_eq!(serde_json::from_value::<Problem>(json).unwrap(), problem);
-        assert_eq!(problem.word(), Kind::Invalid.word());
+        assert_eq!(problem.word(), ProblemKind::Invalid.word());
     }
 }

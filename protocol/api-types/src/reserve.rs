@@ -9,7 +9,8 @@ use super::quantity::{Bytes, Seconds};
 /// A place that is wanted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Reserve {
+#[schema(as = Reserve)]
+pub struct ReserveRequest {
     /// Name of the node; default: the node that receives the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -108,7 +109,7 @@ mod tests {
     fn priorities_are_twelve() {
         let reserve = |priority: &str| {
             let json = format!(r#"{{"direction":"write","bytes":1,"priority":{priority}}}"#);
-            serde_json::from_str::<Reserve>(&json)
+            serde_json::from_str::<ReserveRequest>(&json)
         };
         assert_eq!(reserve("11").unwrap().priority, Priority::MAX);
         assert!(reserve("12").unwrap_err().to_string().contains("0 to 11"));

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::batch::{self, MOST};
-use super::cost::{Cost, Detail};
+use super::cost::{Cost, ReplyDetail};
 use super::quantity::{Bytes, BytesPerSecond};
 use super::text::Text;
 
@@ -37,7 +37,7 @@ pub struct Resume<'a> {
     pub limit: Option<u32>,
     /// Amount of detail in the reply.
     #[serde(default)]
-    pub detail: Detail,
+    pub detail: ReplyDetail,
 }
 
 /// Kind of node on which a task is preferably resumed. The other nodes follow, for when there is no room on these.

@@ -19,10 +19,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use node::{NodeFigures, Replica, Swap};
-pub use resume::{Lazy, Missing as MissingPages, full as resume, lazy as resume_lazily};
+pub use node::{NodeFigures, Replica, SwapFigures};
+pub use resume::{LazyRestore, Missing as MissingPages, full as resume, lazy as resume_lazily};
 pub use suspend::{checkpoint, in_memory};
-pub use task::{Resources, Task};
+pub use task::{TaskFigures, TaskResources};
 pub use without::{kill, rollback, wait};
 
 pub(crate) use suspend::{checkpoint_behind, in_memory_as};
@@ -56,7 +56,7 @@ pub enum Copies {
 /// A way to take the resources of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mechanism {
+pub enum PreemptionMechanism {
     /// Wait for its end.
     Wait,
     /// Stop it, its memory stays and is paged out as far as needed (paper 001).
@@ -74,7 +74,7 @@ pub enum Mechanism {
     Kill,
 }
 
-impl fmt::Display for Mechanism {
+impl fmt::Display for PreemptionMechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Wait => "wait for its end",
@@ -203,14 +203,14 @@ impl fmt::Display for Part {
 
 /// Duration with its median and its 95th percentile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spread {
+pub struct TimeSpread {
     /// Median of the durations.
     pub p50: Seconds,
     /// Upper bound for 95 of 100 durations. For a sum it is never below the median.
     pub p95: Seconds,
 }
 
-impl Spread {
+impl TimeSpread {
     /// Makes the spread of an estimate. Estimates come from outside; one whose p95 is below its median has no spread.
     fn of(time: &Estimate<Seconds>) -> Self {
         Self {
@@ -244,7 +244,7 @@ pub(crate) trait Tally: Sized {
     fn nothing() -> Self;
 
     /// Adds a part.
-    fn add(&mut self, part: Part, time: Spread);
+    fn add(&mut self, part: Part, time: TimeSpread);
 
     /// Adds the age of a figure that the cost includes.
     fn aged(&mut self, age: Seconds);
@@ -258,7 +258,7 @@ pub(crate) trait Tally: Sized {
     #[inline]
     fn with(mut self, part: Part, time: Estimate<Seconds>) -> Self {
         self.aged(time.age);
-        self.add(part, Spread::of(&time));
+        self.add(part, TimeSpread::of(&time));
         self
     }
 
@@ -279,8 +279,8 @@ pub(crate) trait Tally: Sized {
 /// Sums that a decision compares.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sums {
-    pub(crate) overhead: Spread,
-    pub(crate) delay: Spread,
+    pub(crate) overhead: TimeSpread,
+    pub(crate) delay: TimeSpread,
 }
 
 impl Tally for Sums {
@@ -290,7 +290,7 @@ impl Tally for Sums {
     }
 
     #[inline]
-    fn add(&mut self, part: Part, time: Spread) {
+    fn add(&mut self, part: Part, time: TimeSpread) {
         if part.is_overhead() {
             self.overhead = self.overhead.plus(time);
         }
@@ -317,28 +317,28 @@ impl Tally for Sums {
 /// together, as parts on one medium are, and too high otherwise: never too low.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(into = "Answer")]
-pub struct Cost {
-    parts: [Spread; PARTS.len()],
+pub struct TaskCost {
+    parts: [TimeSpread; PARTS.len()],
     /// Sums of the parts, kept up: a decision reads them far more often than the parts.
     sums: Sums,
-    until_running: Spread,
+    until_running: TimeSpread,
     age: Seconds,
     omits: Option<Missing>,
 }
 
-impl Tally for Cost {
+impl Tally for TaskCost {
     fn nothing() -> Self {
         Self {
-            parts: [Spread::default(); PARTS.len()],
+            parts: [TimeSpread::default(); PARTS.len()],
             sums: Sums::nothing(),
-            until_running: Spread::default(),
+            until_running: TimeSpread::default(),
             age: Seconds::ZERO,
             omits: None,
         }
     }
 
     #[inline]
-    fn add(&mut self, part: Part, time: Spread) {
+    fn add(&mut self, part: Part, time: TimeSpread) {
         if let Some(sum) = self.parts.get_mut(part as usize) {
             *sum = sum.plus(time);
         }
@@ -364,28 +364,28 @@ impl Tally for Cost {
     }
 }
 
-impl Cost {
+impl TaskCost {
     /// Returns the parts that are not 0, in the order in which they happen.
-    pub fn parts(&self) -> impl Iterator<Item = (Part, Spread)> {
+    pub fn parts(&self) -> impl Iterator<Item = (Part, TimeSpread)> {
         let all = PARTS.into_iter().zip(self.parts);
         all.filter(|(_, time)| time.p95 > Seconds::ZERO)
     }
 
     /// Returns the time that the victim loses.
     #[must_use]
-    pub const fn overhead(&self) -> Spread {
+    pub const fn overhead(&self) -> TimeSpread {
         self.sums.overhead
     }
 
     /// Returns the time until the victim's resources are free.
     #[must_use]
-    pub const fn delay(&self) -> Spread {
+    pub const fn delay(&self) -> TimeSpread {
         self.sums.delay
     }
 
     /// Returns the time from the decision to resume until the task runs.
     #[must_use]
-    pub const fn until_running(&self) -> Spread {
+    pub const fn until_running(&self) -> TimeSpread {
         self.until_running
     }
 
@@ -402,12 +402,12 @@ impl Cost {
     }
 }
 
-impl fmt::Display for Cost {
+impl fmt::Display for TaskCost {
     /// Writes the explanation in words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self
             .parts()
-            .fold(Spread::default(), |sum, (_, time)| sum.plus(time));
+            .fold(TimeSpread::default(), |sum, (_, time)| sum.plus(time));
         write!(f, "{} (p95 {})", all.p50, all.p95)?;
         for (index, (part, time)) in self.parts().enumerate() {
             let before = if index == 0 { ": " } else { " + " };
@@ -426,9 +426,9 @@ impl fmt::Display for Cost {
 /// A cost as an answer shows it.
 #[derive(Clone, Debug, Serialize)]
 struct Answer {
-    overhead: Spread,
-    delay: Spread,
-    until_running: Spread,
+    overhead: TimeSpread,
+    delay: TimeSpread,
+    until_running: TimeSpread,
     parts: Vec<NamedPart>,
     age_seconds: Seconds,
     reason: String,
@@ -438,11 +438,11 @@ struct Answer {
 struct NamedPart {
     part: Part,
     #[serde(flatten)]
-    time: Spread,
+    time: TimeSpread,
 }
 
-impl From<Cost> for Answer {
-    fn from(cost: Cost) -> Self {
+impl From<TaskCost> for Answer {
+    fn from(cost: TaskCost) -> Self {
         let parts = cost.parts();
         Self {
             overhead: cost.overhead(),
@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn the_sums_say_who_pays() {
         let second = |n: u64| Estimate::given(Seconds::from_millis(n * 1000));
-        let mut cost = Cost::nothing();
+        let mut cost = TaskCost::nothing();
         for (part, time) in [
             (Part::WriteQueue, 1),
             (Part::PreCopy, 2),
@@ -523,7 +523,7 @@ mod tests {
             age: Seconds::from_millis(4000),
             samples: 5,
         };
-        let cost = Cost::nothing().with(Part::Write, write).with_fixed(
+        let cost = TaskCost::nothing().with(Part::Write, write).with_fixed(
             Part::DumpStart,
             Err(Missing::NotMeasured {
                 what: What::Latency,

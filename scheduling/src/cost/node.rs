@@ -146,7 +146,7 @@ pub struct Replica<'a> {
 
 /// A node's swap.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Swap {
+pub struct SwapFigures {
     /// Memory that is free without anything being paged out.
     pub free_memory: Bytes,
     /// Free swap, minus the part that suspended tasks may still need.

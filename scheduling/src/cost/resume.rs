@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::node::{NodeFigures, moved};
-use super::{Cost, NoCost, Part, Tally};
+use super::{NoCost, Part, Tally, TaskCost};
 use crate::estimator::SizedRates;
 use crate::figure::{Estimate, Figure};
 use crate::quantity::{Bytes, BytesPerSecond};
@@ -19,7 +19,7 @@ pub struct Missing<'a> {
 
 /// Options of a lazy restore.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Lazy {
+pub struct LazyRestore {
     /// Bytes that are there before the task runs.
     pub eager: Bytes,
     /// Rate at which the others come while it runs.
@@ -34,7 +34,11 @@ pub struct Lazy {
 /// # Errors
 ///
 /// [`NoCost`] if a figure is missing. A node that lacks nothing needs no link.
-pub fn full(size: Bytes, node: &NodeFigures, lacks: Option<&Missing<'_>>) -> Result<Cost, NoCost> {
+pub fn full(
+    size: Bytes,
+    node: &NodeFigures,
+    lacks: Option<&Missing<'_>>,
+) -> Result<TaskCost, NoCost> {
     resumed(size, size, node, lacks)
 }
 
@@ -49,8 +53,8 @@ pub fn lazy(
     size: Bytes,
     node: &NodeFigures,
     lacks: Option<&Missing<'_>>,
-    lazy: &Lazy,
-) -> Result<Cost, NoCost> {
+    lazy: &LazyRestore,
+) -> Result<TaskCost, NoCost> {
     let eager = lazy.eager.min(size);
     let rest = size.less(eager);
     let cost = resumed(eager, size, node, lacks)?;
@@ -66,8 +70,8 @@ fn resumed(
     whole: Bytes,
     node: &NodeFigures,
     lacks: Option<&Missing<'_>>,
-) -> Result<Cost, NoCost> {
-    let mut cost = Cost::nothing()
+) -> Result<TaskCost, NoCost> {
+    let mut cost = TaskCost::nothing()
         .with(Part::ReadQueue, node.read_wait()?)
         .with_fixed(Part::RestoreStart, node.restore_start.known());
     if let Some(lacks) = lacks {
@@ -119,14 +123,14 @@ mod tests {
 
     #[test]
     fn a_lazy_restore_runs_early_and_pays_by_faults() {
-        let how = Lazy {
+        let how = LazyRestore {
             eager: gb(1),
             rate: rate(1.0),
         };
         let cost = lazy(gb(10), &node(), None, &how).unwrap();
         assert_eq!(cost.until_running().p50.value(), 2.0 + 0.5);
         assert_eq!(cost.overhead().p50.value(), 2.0 + 0.5 + 9.0);
-        let all = Lazy {
+        let all = LazyRestore {
             eager: gb(99),
             rate: Figure::not_given(What::LazyBandwidth),
         };

@@ -1,7 +1,7 @@
 //! Suspending: to a medium, to a medium and another node, in memory.
 
-use super::node::{NodeFigures, Replica, Swap, moved};
-use super::{Copies, Cost, Dump, NoCost, Part, Spread, Tally, Task};
+use super::node::{NodeFigures, Replica, SwapFigures, moved};
+use super::{Copies, Dump, NoCost, Part, Tally, TaskCost, TaskFigures, TimeSpread};
 use crate::figure::{Estimate, Missing};
 use crate::quantity::{Bytes, BytesPerSecond, Ratio, Seconds};
 
@@ -25,19 +25,19 @@ const ROUNDS: u32 = 5;
 /// [`NoCost`] if a figure is missing, for an incremental dump without a checkpoint, and for a pre-copied one of a
 /// task that dirties memory as fast as it is written.
 pub fn checkpoint(
-    task: &Task,
+    task: &TaskFigures,
     dump: Dump,
     copies: Copies,
     node: &NodeFigures,
     replica: Option<&Replica<'_>>,
-) -> Result<Cost, NoCost> {
+) -> Result<TaskCost, NoCost> {
     checkpoint_behind(task, dump, copies, node, replica, Bytes::ZERO)
 }
 
 /// Returns the cost of [`checkpoint`] behind `ahead` more bytes than the figures of the node's and the replica's
 /// queues hold.
 pub(crate) fn checkpoint_behind<T: Tally>(
-    task: &Task,
+    task: &TaskFigures,
     dump: Dump,
     copies: Copies,
     node: &NodeFigures,
@@ -76,11 +76,11 @@ pub(crate) fn checkpoint_behind<T: Tally>(
     let write = written.at(&rate);
     cost = cost.with(Part::Write, write);
     if let Some(replica) = replica {
-        let here = Spread::of(&queue).plus(Spread::of(&write));
+        let here = TimeSpread::of(&queue).plus(TimeSpread::of(&write));
         let queue = replica.node.write_wait(ahead)?;
         let write = written.at(&rate_to(replica, written.p50)?);
         cost.aged(queue.age.max(write.age));
-        let there = Spread::of(&queue).plus(Spread::of(&write));
+        let there = TimeSpread::of(&queue).plus(TimeSpread::of(&write));
         cost.add(Part::Replicate, there.beyond(here));
     }
     Ok(cost)
@@ -162,11 +162,15 @@ fn pre_copy(
 /// # Errors
 ///
 /// [`NoCost`] if its memory or swap's bandwidth is not known, or it would not fit.
-pub fn in_memory(task: &Task, needs: Bytes, swap: &Swap) -> Result<Cost, NoCost> {
+pub fn in_memory(task: &TaskFigures, needs: Bytes, swap: &SwapFigures) -> Result<TaskCost, NoCost> {
     in_memory_as(task, needs, swap)
 }
 
-pub(crate) fn in_memory_as<T: Tally>(task: &Task, needs: Bytes, swap: &Swap) -> Result<T, NoCost> {
+pub(crate) fn in_memory_as<T: Tally>(
+    task: &TaskFigures,
+    needs: Bytes,
+    swap: &SwapFigures,
+) -> Result<T, NoCost> {
     let resident = task.resident.known()?;
     let largest = resident.p50.max(resident.p95);
     if largest > swap.free_swap {
@@ -194,7 +198,7 @@ mod tests {
     use super::*;
     use crate::estimator::SizedRates;
     use crate::figure::{Figure, What};
-    use crate::{NodeId, TaskId, cost::Resources};
+    use crate::{NodeId, TaskId, cost::TaskResources};
 
     fn gb(n: u64) -> Bytes {
         Bytes::new(n * 1_000_000_000)
@@ -219,13 +223,13 @@ mod tests {
     }
 
     /// Makes a task of 10 GB, of which 1 GB is new.
-    fn task() -> Task {
-        Task {
+    fn task() -> TaskFigures {
+        TaskFigures {
             full: Figure::given(gb(10)),
             incremental: Figure::given(gb(1)),
             has_checkpoint: true,
             resident: Figure::given(gb(10)),
-            ..Task::unknown(TaskId(1), Resources::ZERO)
+            ..TaskFigures::unknown(TaskId(1), TaskResources::ZERO)
         }
     }
 
@@ -254,7 +258,7 @@ mod tests {
     fn an_incremental_dump_writes_the_difference_and_reads_the_whole() {
         let cost = checkpoint(&task(), Dump::Incremental, Copies::Local, &node(), None).unwrap();
         close(cost.overhead().p50, 3.0 + 1.0 + 5.0);
-        let first = Task {
+        let first = TaskFigures {
             has_checkpoint: false,
             ..task()
         };
@@ -269,7 +273,7 @@ mod tests {
             ..node()
         };
         // Without dirty pages all of the 10 GB are moved, and compared at 4 GB/s.
-        let whole = Task {
+        let whole = TaskFigures {
             incremental: Figure::given(gb(10)),
             ..task()
         };
@@ -322,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_pre_copied_dump_freezes_for_what_was_dirtied_last() {
-        let task = Task {
+        let task = TaskFigures {
             dirty_rate: rate(0.1),
             ..task()
         };
@@ -330,7 +334,7 @@ mod tests {
         // Rounds of 10, 1, 0.1, 0.01, 0.001 s; 100 kB are left for the freeze.
         close(cost.delay().p50, 3.0 + 11.111 + 0.0001);
         close(cost.overhead().p50, 3.0 + 0.0001 + 5.0);
-        let fast = Task {
+        let fast = TaskFigures {
             dirty_rate: rate(1.0),
             ..task
         };
@@ -340,7 +344,7 @@ mod tests {
 
     #[test]
     fn suspending_in_memory_pages_out_what_is_short() {
-        let swap = Swap {
+        let swap = SwapFigures {
             free_memory: gb(2),
             free_swap: gb(20),
             write: rate(0.5),
@@ -352,7 +356,7 @@ mod tests {
         assert_eq!(in_memory(&task(), gb(2), &swap).unwrap().parts().count(), 0);
         // Never more than the task has.
         close(in_memory(&task(), gb(90), &swap).unwrap().delay().p50, 20.0);
-        let little = Swap {
+        let little = SwapFigures {
             free_swap: gb(9),
             ..swap
         };

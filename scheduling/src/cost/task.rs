@@ -8,14 +8,14 @@ use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 
 /// Processors and memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resources {
+pub struct TaskResources {
     /// Processors, in thousandths of one.
     pub cpu_millis: u64,
     /// Amount of memory.
     pub memory: Bytes,
 }
 
-impl Resources {
+impl TaskResources {
     /// No processors and no memory.
     pub const ZERO: Self = Self {
         cpu_millis: 0,
@@ -64,11 +64,11 @@ impl Resources {
 
 /// Figures of a running task, as far as they are known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Task {
+pub struct TaskFigures {
     /// Id of the task.
     pub id: TaskId,
     /// Resources that become free when it stops.
-    pub holds: Resources,
+    pub holds: TaskResources,
     /// Bytes that a full dump of it moves, and a restore reads: its memory.
     pub full: Figure<Bytes>,
     /// True if it has a checkpoint to build on.
@@ -93,10 +93,10 @@ pub struct Task {
     pub grace: Option<Seconds>,
 }
 
-impl Task {
+impl TaskFigures {
     /// Makes the figures of a task of which only its resources are known.
     #[must_use]
-    pub const fn unknown(id: TaskId, holds: Resources) -> Self {
+    pub const fn unknown(id: TaskId, holds: TaskResources) -> Self {
         Self {
             id,
             holds,

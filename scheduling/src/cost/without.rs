@@ -1,18 +1,18 @@
 //! Preempting without a dump: killing, going back to an older checkpoint, waiting.
 
 use super::node::{NodeFigures, moved};
-use super::{Cost, NoCost, Part, Tally, Task};
+use super::{NoCost, Part, Tally, TaskCost, TaskFigures};
 
 /// Returns the cost of killing: all the work is lost, and the task starts up again.
 ///
 /// # Errors
 ///
 /// [`NoCost`] if the task's progress is not known.
-pub fn kill(task: &Task) -> Result<Cost, NoCost> {
+pub fn kill(task: &TaskFigures) -> Result<TaskCost, NoCost> {
     kill_as(task)
 }
 
-pub(crate) fn kill_as<T: Tally>(task: &Task) -> Result<T, NoCost> {
+pub(crate) fn kill_as<T: Tally>(task: &TaskFigures) -> Result<T, NoCost> {
     Ok(T::nothing()
         .with(Part::LostWork, task.progress.known()?)
         .with_fixed(Part::Start, task.start.known()))
@@ -24,11 +24,11 @@ pub(crate) fn kill_as<T: Tally>(task: &Task) -> Result<T, NoCost> {
 /// # Errors
 ///
 /// [`NoCost`] without a checkpoint, or if the work since it, its size or the bandwidth is not known.
-pub fn rollback(task: &Task, node: &NodeFigures) -> Result<Cost, NoCost> {
+pub fn rollback(task: &TaskFigures, node: &NodeFigures) -> Result<TaskCost, NoCost> {
     rollback_as(task, node)
 }
 
-pub(crate) fn rollback_as<T: Tally>(task: &Task, node: &NodeFigures) -> Result<T, NoCost> {
+pub(crate) fn rollback_as<T: Tally>(task: &TaskFigures, node: &NodeFigures) -> Result<T, NoCost> {
     if !task.has_checkpoint {
         return Err(NoCost::NoCheckpoint);
     }
@@ -44,10 +44,10 @@ pub(crate) fn rollback_as<T: Tally>(task: &Task, node: &NodeFigures) -> Result<T
 /// # Errors
 ///
 /// [`NoCost`] if the remaining time is not known.
-pub fn wait(task: &Task) -> Result<Cost, NoCost> {
+pub fn wait(task: &TaskFigures) -> Result<TaskCost, NoCost> {
     wait_as(task)
 }
 
-pub(crate) fn wait_as<T: Tally>(task: &Task) -> Result<T, NoCost> {
+pub(crate) fn wait_as<T: Tally>(task: &TaskFigures) -> Result<T, NoCost> {
     Ok(T::nothing().with(Part::Wait, task.remaining.known()?))
 }

@@ -23,7 +23,7 @@ pub(crate) use window::{Window, Worse};
 /// Kind of medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Tier {
+pub enum MediumTier {
     /// Persistent memory (NVM).
     Nvm,
     /// Flash storage (SSD).
@@ -53,7 +53,7 @@ pub enum Channel {
         /// Id of the node.
         node: NodeId,
         /// Tier of the node.
-        tier: Tier,
+        tier: MediumTier,
         /// Read or write.
         direction: Direction,
     },
@@ -114,7 +114,7 @@ pub struct Transfer {
 
 /// Measurements of a channel, as they are saved.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Kept {
+pub struct SavedMeasurements {
     /// Transfers, in the order of their ends.
     pub transfers: Vec<Transfer>,
     /// Latencies, with the times at which they were measured, in order.
@@ -321,9 +321,9 @@ impl Estimator {
     /// take them (each of a size of its class), and the latencies. The caller saves them, and replays them after a
     /// restart.
     #[must_use]
-    pub fn kept(&self, channel: Channel) -> Kept {
+    pub fn kept(&self, channel: Channel) -> SavedMeasurements {
         let Some(samples) = self.channels.get(&channel) else {
-            return Kept::default();
+            return SavedMeasurements::default();
         };
         let mut transfers = Vec::new();
         for (window, bytes) in samples.rates.iter().zip(CLASS_SIZES) {
@@ -337,7 +337,7 @@ impl Estimator {
         // Reports of a channel are to be in order.
         transfers.sort_by_key(|transfer| transfer.at);
         let latencies = samples.latency.values();
-        Kept {
+        SavedMeasurements {
             transfers,
             latencies: latencies
                 .map(|(at, latency)| (at, Seconds::clamped(latency)))

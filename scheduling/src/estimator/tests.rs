@@ -2,7 +2,7 @@ use super::*;
 
 const NODE: Channel = Channel::Medium {
     node: NodeId(1),
-    tier: Tier::Nvm,
+    tier: MediumTier::Nvm,
     direction: Direction::Write,
 };
 
@@ -151,7 +151,7 @@ fn what_is_kept_gives_the_same_figures_again() {
         from: NodeId(8),
         to: NodeId(9),
     };
-    assert_eq!(estimator.kept(of_nobody), Kept::default());
+    assert_eq!(estimator.kept(of_nobody), SavedMeasurements::default());
 }
 
 #[test]

@@ -49,7 +49,7 @@ struct Known {
 
 /// Dump that is to be placed.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct PlacementRequest<'a> {
     /// Size of the dump.
     pub size: Bytes,
     /// Number of copies altogether, those on `holders` counted.
@@ -75,7 +75,7 @@ struct Rank {
 
 /// A node that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Placed {
+pub struct PlacedCopy {
     /// Id of the node.
     pub node: NodeId,
     /// Time until the copy would be there: queue, fixed time and write, at the median.
@@ -86,9 +86,9 @@ pub struct Placed {
 
 /// Chosen nodes, and the number of copies without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Placement {
+pub struct CopyPlacement {
     /// Chosen nodes, the best first; without those that had a copy already.
-    pub nodes: Vec<Placed>,
+    pub nodes: Vec<PlacedCopy>,
     /// Copies for which there is no node.
     pub missing: usize,
     /// Nodes left out as too little is known of them.
@@ -152,11 +152,11 @@ impl Places {
 
     /// Chooses nodes. O(copies × zones × log n), and a step for each node that is nearer and must not be chosen.
     #[must_use]
-    pub fn place(&self, wanted: &Wanted<'_>) -> Placement {
+    pub fn place(&self, wanted: &PlacementRequest<'_>) -> CopyPlacement {
         let mut taken = self.taken(wanted);
-        let mut placement = Placement {
+        let mut placement = CopyPlacement {
             unranked: self.unranked.len(),
-            ..Placement::default()
+            ..CopyPlacement::default()
         };
         let copies = wanted.copies.saturating_sub(wanted.holders.len());
         // Each copy needs a node of its own: no request is worth more rounds.
@@ -171,7 +171,7 @@ impl Places {
             };
             taken.nodes.insert(node);
             taken.take(known.domain);
-            placement.nodes.push(Placed {
+            placement.nodes.push(PlacedCopy {
                 node,
                 arrives_in,
                 durable: known.class == NodeClass::Reserved,
@@ -182,7 +182,7 @@ impl Places {
     }
 
     /// Returns the nodes and domains that are used before anything is chosen.
-    fn taken(&self, wanted: &Wanted<'_>) -> Taken {
+    fn taken(&self, wanted: &PlacementRequest<'_>) -> Taken {
         let domains = wanted.holders.iter().filter_map(|holder| {
             let known = self.known.get(holder)?;
             Some(known.domain)
@@ -370,8 +370,8 @@ mod tests {
         places
     }
 
-    fn wanted(copies: usize) -> Wanted<'static> {
-        Wanted {
+    fn wanted(copies: usize) -> PlacementRequest<'static> {
+        PlacementRequest {
             size: Bytes::new(5 * GB),
             copies,
             local: None,
@@ -380,7 +380,7 @@ mod tests {
         }
     }
 
-    fn chosen(places: &Places, wanted: &Wanted<'_>) -> Vec<u32> {
+    fn chosen(places: &Places, wanted: &PlacementRequest<'_>) -> Vec<u32> {
         let placement = places.place(wanted);
         placement.nodes.iter().map(|placed| placed.node.0).collect()
     }
@@ -415,7 +415,7 @@ mod tests {
             Node(2, Reserved, 0, 2, 30),
             Node(3, Reserved, 0, 2, 20),
         ]);
-        let wanted = Wanted {
+        let wanted = PlacementRequest {
             local: Some(NodeId(2)),
             ..wanted(3)
         };
@@ -431,7 +431,7 @@ mod tests {
             Node(2, Reserved, 0, 2, 1),
             Node(3, Reserved, 0, 3, 2),
         ]);
-        let wanted = Wanted {
+        let wanted = PlacementRequest {
             holders: &[NodeId(1)],
             without: &[NodeId(2)],
             ..wanted(2)
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn no_node_without_room_and_none_that_is_unknown() {
         let mut places = places(&[Node(1, Reserved, 0, 1, 0)]);
-        let large = Wanted {
+        let large = PlacementRequest {
             size: Bytes::new(51 * GB),
             ..wanted(1)
         };

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::TaskId;
 use crate::quantity::{Bytes, BytesPerSecond, Seconds};
 
-/// `Task t` of Algorithm 1: plain numbers, all of them known.
+/// `TaskFigures t` of Algorithm 1: plain numbers, all of them known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateVictim {
     /// Id of the task.

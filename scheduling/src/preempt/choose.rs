@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use crate::TaskId;
 use crate::cost::{
-    self, Copies, Cost, Dump, Mechanism, NoCost, NodeFigures, Replica, Spread, Sums, Swap, Tally,
-    Task,
+    self, Copies, Dump, NoCost, NodeFigures, PreemptionMechanism, Replica, Sums, SwapFigures,
+    Tally, TaskCost, TaskFigures, TimeSpread,
 };
 use crate::quantity::{Bytes, Ratio, Seconds};
 
@@ -21,7 +21,7 @@ pub struct Site<'a> {
     /// The node that would take a copy.
     pub replica: Option<Replica<'a>>,
     /// Swap of the machine; none where nothing is to be suspended in memory.
-    pub swap: Option<Swap>,
+    pub swap: Option<SwapFigures>,
 }
 
 /// Quantile of a spread that decides.
@@ -36,7 +36,7 @@ pub enum By {
 }
 
 impl By {
-    const fn of(self, time: Spread) -> Seconds {
+    const fn of(self, time: TimeSpread) -> Seconds {
         match self {
             Self::P50 => time.p50,
             Self::P95 => time.p95,
@@ -76,7 +76,7 @@ impl Default for Terms {
 impl Terms {
     /// Returns the overhead plus the weighted delay.
     #[must_use]
-    pub fn score(&self, cost: &Cost) -> Seconds {
+    pub fn score(&self, cost: &TaskCost) -> Seconds {
         self.score_of(cost.sums())
     }
 
@@ -86,10 +86,11 @@ impl Terms {
         overhead.plus(delay.times(self.delay_weight))
     }
 
-    fn allows(&self, task: &Task, mechanism: Mechanism, sums: &Sums) -> bool {
+    fn allows(&self, task: &TaskFigures, mechanism: PreemptionMechanism, sums: &Sums) -> bool {
         let limits = [self.longest_delay, task.grace];
         let in_time = |longest: &Seconds| sums.delay.p95 <= *longest;
-        limits.iter().flatten().all(in_time) && (self.may_wait || mechanism != Mechanism::Wait)
+        limits.iter().flatten().all(in_time)
+            && (self.may_wait || mechanism != PreemptionMechanism::Wait)
     }
 }
 
@@ -97,13 +98,13 @@ impl Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Choice {
     /// Mechanism that is chosen.
-    pub mechanism: Mechanism,
+    pub mechanism: PreemptionMechanism,
     /// Cost of the mechanism.
-    pub cost: Cost,
+    pub cost: TaskCost,
     /// Score of the mechanism by the terms.
     pub score: Seconds,
     /// The second best, and its score.
-    pub next: Option<(Mechanism, Seconds)>,
+    pub next: Option<(PreemptionMechanism, Seconds)>,
 }
 
 impl fmt::Display for Choice {
@@ -123,19 +124,19 @@ impl fmt::Display for Choice {
 /// Error of a choice: no mechanism can be recommended.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
 #[error("task {} cannot be decided on: kill: {kill}; dump: {dump}", task.0)]
-pub struct Undecided {
+pub struct UndecidedTask {
     /// Id of the task.
     pub task: TaskId,
     /// Reason why the task is not killed.
-    pub kill: Verdict,
+    pub kill: Rejection,
     /// Reason why no full dump is taken.
-    pub dump: Verdict,
+    pub dump: Rejection,
 }
 
 /// Reason why a mechanism was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Error)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum Rejection {
     /// The mechanism has no cost.
     #[error(transparent)]
     NoCost(NoCost),
@@ -148,10 +149,10 @@ pub enum Verdict {
 /// taken: as in Algorithm 1, a checkpoint must be *cheaper* than a kill.
 #[must_use]
 pub fn options(
-    task: &Task,
+    task: &TaskFigures,
     site: &Site<'_>,
     copies: Copies,
-) -> Vec<(Mechanism, Result<Cost, NoCost>)> {
+) -> Vec<(PreemptionMechanism, Result<TaskCost, NoCost>)> {
     let all = mechanisms(copies).into_iter();
     all.map(|mechanism| (mechanism, cost_of(task, site, mechanism)))
         .collect()
@@ -162,20 +163,24 @@ pub fn options(
 /// # Errors
 ///
 /// [`NoCost`] says why it has none.
-pub fn cost_of(task: &Task, site: &Site<'_>, mechanism: Mechanism) -> Result<Cost, NoCost> {
+pub fn cost_of(
+    task: &TaskFigures,
+    site: &Site<'_>,
+    mechanism: PreemptionMechanism,
+) -> Result<TaskCost, NoCost> {
     option(task, site, Bytes::ZERO, mechanism)
 }
 
 /// Returns the mechanisms in the order in which they are preferred where they cost the same.
-const fn mechanisms(copies: Copies) -> [Mechanism; 7] {
-    const fn dump(dump: Dump, copies: Copies) -> Mechanism {
-        Mechanism::Checkpoint { dump, copies }
+const fn mechanisms(copies: Copies) -> [PreemptionMechanism; 7] {
+    const fn dump(dump: Dump, copies: Copies) -> PreemptionMechanism {
+        PreemptionMechanism::Checkpoint { dump, copies }
     }
     [
-        Mechanism::Wait,
-        Mechanism::Kill,
-        Mechanism::Rollback,
-        Mechanism::SuspendInMemory,
+        PreemptionMechanism::Wait,
+        PreemptionMechanism::Kill,
+        PreemptionMechanism::Rollback,
+        PreemptionMechanism::SuspendInMemory,
         dump(Dump::Incremental, copies),
         dump(Dump::Full, copies),
         dump(Dump::PreCopied, copies),
@@ -185,21 +190,21 @@ const fn mechanisms(copies: Copies) -> [Mechanism; 7] {
 /// Returns the cost of one mechanism, as the sums that `T` keeps, behind `ahead` more bytes than the figures of the
 /// queues hold.
 fn option<T: Tally>(
-    task: &Task,
+    task: &TaskFigures,
     site: &Site<'_>,
     ahead: Bytes,
-    mechanism: Mechanism,
+    mechanism: PreemptionMechanism,
 ) -> Result<T, NoCost> {
     match mechanism {
-        Mechanism::Wait => cost::wait_as(task),
-        Mechanism::Kill => cost::kill_as(task),
-        Mechanism::Rollback => cost::rollback_as(task, site.node),
-        Mechanism::SuspendInMemory => match &site.swap {
+        PreemptionMechanism::Wait => cost::wait_as(task),
+        PreemptionMechanism::Kill => cost::kill_as(task),
+        PreemptionMechanism::Rollback => cost::rollback_as(task, site.node),
+        PreemptionMechanism::SuspendInMemory => match &site.swap {
             // The task that comes instead may need as much as the victim held.
             Some(swap) => cost::in_memory_as(task, task.holds.memory, swap),
             None => Err(NoCost::NoSwap),
         },
-        Mechanism::Checkpoint { dump, copies } => {
+        PreemptionMechanism::Checkpoint { dump, copies } => {
             let replica = site.replica.as_ref();
             cost::checkpoint_behind(task, dump, copies, site.node, replica, ahead)
         }
@@ -214,12 +219,16 @@ pub(super) struct Least {
     pub(super) queued: Option<Seconds>,
 }
 
-pub(super) fn least(task: &Task, site: &Site<'_>, terms: &Terms) -> Least {
+pub(super) fn least(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Least {
     let mut least = Least::default();
     for mechanism in mechanisms(terms.copies) {
         let of = match mechanism {
-            Mechanism::Wait | Mechanism::Kill | Mechanism::Rollback => &mut least.alone,
-            Mechanism::SuspendInMemory | Mechanism::Checkpoint { .. } => &mut least.queued,
+            PreemptionMechanism::Wait
+            | PreemptionMechanism::Kill
+            | PreemptionMechanism::Rollback => &mut least.alone,
+            PreemptionMechanism::SuspendInMemory | PreemptionMechanism::Checkpoint { .. } => {
+                &mut least.queued
+            }
         };
         if let Ok(sums) = option::<Sums>(task, site, Bytes::ZERO, mechanism)
             && terms.allows(task, mechanism, &sums)
@@ -238,19 +247,19 @@ pub(super) fn least(task: &Task, site: &Site<'_>, terms: &Terms) -> Least {
 ///
 /// # Errors
 ///
-/// [`Undecided`] if no mechanism is left, with the reasons.
-pub fn choose(task: &Task, site: &Site<'_>, terms: &Terms) -> Result<Choice, Undecided> {
+/// [`UndecidedTask`] if no mechanism is left, with the reasons.
+pub fn choose(task: &TaskFigures, site: &Site<'_>, terms: &Terms) -> Result<Choice, UndecidedTask> {
     choose_behind(task, site, Bytes::ZERO, terms)
 }
 
 /// Chooses as [`choose`] does, behind `ahead` more bytes than the figures of the queues hold.
 pub(super) fn choose_behind(
-    task: &Task,
+    task: &TaskFigures,
     site: &Site<'_>,
     ahead: Bytes,
     terms: &Terms,
-) -> Result<Choice, Undecided> {
-    let best = best::<Cost>(task, site, ahead, terms)?;
+) -> Result<Choice, UndecidedTask> {
+    let best = best::<TaskCost>(task, site, ahead, terms)?;
     Ok(Choice {
         mechanism: best.mechanism,
         cost: best.cost,
@@ -261,29 +270,29 @@ pub(super) fn choose_behind(
 
 /// A mechanism, with as much of its cost as is wanted.
 pub(super) struct Best<T> {
-    mechanism: Mechanism,
+    mechanism: PreemptionMechanism,
     cost: T,
     pub(super) score: Seconds,
-    next: Option<(Mechanism, Seconds)>,
+    next: Option<(PreemptionMechanism, Seconds)>,
 }
 
 pub(super) fn best<T: Tally>(
-    task: &Task,
+    task: &TaskFigures,
     site: &Site<'_>,
     ahead: Bytes,
     terms: &Terms,
-) -> Result<Best<T>, Undecided> {
+) -> Result<Best<T>, UndecidedTask> {
     let mut best: Option<Best<T>> = None;
-    let (mut kill, mut dump) = (Verdict::TooLong, Verdict::TooLong);
+    let (mut kill, mut dump) = (Rejection::TooLong, Rejection::TooLong);
     for mechanism in mechanisms(terms.copies) {
         let cost: T = match option(task, site, ahead, mechanism) {
             Ok(cost) => cost,
             Err(no_cost) => {
                 match mechanism {
-                    Mechanism::Kill => kill = Verdict::NoCost(no_cost),
-                    Mechanism::Checkpoint {
+                    PreemptionMechanism::Kill => kill = Rejection::NoCost(no_cost),
+                    PreemptionMechanism::Checkpoint {
                         dump: Dump::Full, ..
-                    } => dump = Verdict::NoCost(no_cost),
+                    } => dump = Rejection::NoCost(no_cost),
                     _ => {}
                 }
                 continue;
@@ -310,7 +319,7 @@ pub(super) fn best<T: Tally>(
             }
         }
     }
-    best.ok_or(Undecided {
+    best.ok_or(UndecidedTask {
         task: task.id,
         kill,
         dump,
@@ -321,7 +330,7 @@ pub(super) fn best<T: Tally>(
 mod tests {
     use super::*;
     use crate::NodeId;
-    use crate::cost::Resources;
+    use crate::cost::TaskResources;
     use crate::estimator::SizedRates;
     use crate::figure::Figure;
     use crate::quantity::{Bytes, BytesPerSecond};
@@ -352,16 +361,16 @@ mod tests {
     }
 
     /// Makes the paper's 60 s, 5 GB job after 30 s (§3.3.3).
-    fn k_means() -> Task {
-        Task {
+    fn k_means() -> TaskFigures {
+        TaskFigures {
             full: Figure::given(Bytes::new(5_000_000_000)),
             progress: seconds(30),
             remaining: seconds(30),
-            ..Task::unknown(TaskId(1), Resources::ZERO)
+            ..TaskFigures::unknown(TaskId(1), TaskResources::ZERO)
         }
     }
 
-    const FULL: Mechanism = Mechanism::Checkpoint {
+    const FULL: PreemptionMechanism = PreemptionMechanism::Checkpoint {
         dump: Dump::Full,
         copies: Copies::Local,
     };
@@ -374,15 +383,15 @@ mod tests {
                 .unwrap()
                 .mechanism
         };
-        assert_eq!(at(0.1e9), Mechanism::Kill);
-        assert_eq!(at(0.333e9), Mechanism::Kill);
+        assert_eq!(at(0.1e9), PreemptionMechanism::Kill);
+        assert_eq!(at(0.333e9), PreemptionMechanism::Kill);
         assert_eq!(at(0.334e9), FULL);
         assert_eq!(at(10e9), FULL);
     }
 
     #[test]
     fn an_incremental_dump_pays_where_a_full_one_does_not() {
-        let task = Task {
+        let task = TaskFigures {
             has_checkpoint: true,
             incremental: Figure::given(Bytes::new(500_000_000)),
             ..k_means()
@@ -391,23 +400,23 @@ mod tests {
         let choice = choose(&task, &site(&node(0.3e9)), &Terms::default()).unwrap();
         assert!(matches!(
             choice.mechanism,
-            Mechanism::Checkpoint {
+            PreemptionMechanism::Checkpoint {
                 dump: Dump::Incremental,
                 ..
             }
         ));
-        assert_eq!(choice.next.unwrap().0, Mechanism::Kill);
+        assert_eq!(choice.next.unwrap().0, PreemptionMechanism::Kill);
     }
 
     #[test]
     fn a_task_checkpointed_a_moment_ago_goes_back_to_that() {
-        let task = Task {
+        let task = TaskFigures {
             has_checkpoint: true,
             since_checkpoint: seconds(1),
             ..k_means()
         };
         let choice = choose(&task, &site(&node(0.5e9)), &Terms::default()).unwrap();
-        assert_eq!(choice.mechanism, Mechanism::Rollback);
+        assert_eq!(choice.mechanism, PreemptionMechanism::Rollback);
         assert_eq!(choice.score.value(), 11.0);
     }
 
@@ -415,7 +424,7 @@ mod tests {
     fn memory_is_the_cheapest_where_there_is_room() {
         let node = node(1e9);
         let site = Site {
-            swap: Some(Swap {
+            swap: Some(SwapFigures {
                 free_memory: Bytes::new(6_000_000_000),
                 free_swap: Bytes::new(6_000_000_000),
                 write: Figure::given(BytesPerSecond::new(1e8).unwrap()),
@@ -423,18 +432,18 @@ mod tests {
             }),
             ..site(&node)
         };
-        let task = Task {
+        let task = TaskFigures {
             resident: Figure::given(Bytes::new(5_000_000_000)),
             ..k_means()
         };
         let choice = choose(&task, &site, &Terms::default()).unwrap();
-        assert_eq!(choice.mechanism, Mechanism::SuspendInMemory);
+        assert_eq!(choice.mechanism, PreemptionMechanism::SuspendInMemory);
         assert_eq!(choice.score, Seconds::ZERO);
     }
 
     #[test]
     fn nearly_done_is_waited_for_when_the_delay_counts() {
-        let task = Task {
+        let task = TaskFigures {
             progress: seconds(58),
             remaining: seconds(2),
             ..k_means()
@@ -445,16 +454,16 @@ mod tests {
             ..Terms::default()
         };
         let choice = choose(&task, &site(&node(1e9)), &terms).unwrap();
-        assert_eq!(choice.mechanism, Mechanism::Wait);
+        assert_eq!(choice.mechanism, PreemptionMechanism::Wait);
         // Without progress the task is killed.
-        let task = Task {
+        let task = TaskFigures {
             progress: seconds(1),
             remaining: seconds(59),
             ..k_means()
         };
         assert_eq!(
             choose(&task, &site(&node(1e9)), &terms).unwrap().mechanism,
-            Mechanism::Kill
+            PreemptionMechanism::Kill
         );
     }
 
@@ -466,10 +475,10 @@ mod tests {
         };
         let at = |longest| choose(&k_means(), &site(&node(1e9)), &terms(longest)).unwrap();
         assert_eq!(at(5000).mechanism, FULL);
-        assert_eq!(at(4999).mechanism, Mechanism::Kill);
+        assert_eq!(at(4999).mechanism, PreemptionMechanism::Kill);
         // The task's own; the shorter one counts.
         let of = |grace, longest| {
-            let task = Task {
+            let task = TaskFigures {
                 grace: Some(Seconds::from_millis(grace)),
                 ..k_means()
             };
@@ -479,13 +488,13 @@ mod tests {
         assert_eq!([of(5000, 5000), of(9000, 5000)], [FULL; 2]);
         assert_eq!(
             [of(4999, 5000), of(9000, 4999), of(0, 9000)],
-            [Mechanism::Kill; 3]
+            [PreemptionMechanism::Kill; 3]
         );
     }
 
     #[test]
     fn without_figures_nothing_is_recommended_and_the_reasons_are_given() {
-        let task = Task::unknown(TaskId(7), Resources::ZERO);
+        let task = TaskFigures::unknown(TaskId(7), TaskResources::ZERO);
         let undecided = choose(&task, &site(&node(1e9)), &Terms::default()).unwrap_err();
         assert_eq!(
             undecided.to_string(),

@@ -6,5 +6,5 @@ mod choose;
 mod plan;
 
 pub use algorithm::{CandidateVictim, Decision, algorithm_1, overhead_chkpt};
-pub use choose::{By, Choice, Site, Terms, Undecided, Verdict, choose, cost_of, options};
-pub use plan::{Candidate, Plan, Victim, plan};
+pub use choose::{By, Choice, Rejection, Site, Terms, UndecidedTask, choose, cost_of, options};
+pub use plan::{Candidate, PlannedVictim, PreemptionPlan, plan};

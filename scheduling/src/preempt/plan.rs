@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use serde::Serialize;
 
-use super::choose::{Choice, Site, Terms, Undecided, best, choose, choose_behind, least};
-use crate::cost::{Dump, Mechanism, Resources, Sums, Task};
+use super::choose::{Choice, Site, Terms, UndecidedTask, best, choose, choose_behind, least};
+use crate::cost::{Dump, PreemptionMechanism, Sums, TaskFigures, TaskResources};
 use crate::figure::Figure;
 use crate::quantity::{Bytes, Seconds};
 use crate::{NodeId, TaskId};
@@ -23,33 +23,33 @@ pub struct Candidate {
     /// Node that the task runs on.
     pub node: NodeId,
     /// Figures of the task.
-    pub task: Task,
+    pub task: TaskFigures,
 }
 
 /// A task that is to be preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Victim {
+pub struct PlannedVictim {
     /// Id of the task.
     pub task: TaskId,
     /// Node that the task runs on.
     pub node: NodeId,
     /// Resources that become free.
-    pub frees: Resources,
+    pub frees: TaskResources,
     /// Mechanism, with its cost.
     pub choice: Choice,
 }
 
 /// Tasks to preempt, and the mechanism for each.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Plan {
+pub struct PreemptionPlan {
     /// Victims, in the order of the decisions: dumps of one node are to be queued in this order.
-    pub victims: Vec<Victim>,
+    pub victims: Vec<PlannedVictim>,
     /// Resources that all victims free together.
-    pub frees: Resources,
+    pub frees: TaskResources,
     /// Resources still lacking when all candidates that can be decided on are taken.
-    pub lacking: Resources,
+    pub lacking: TaskResources,
     /// Candidates for which no mechanism could be chosen; they are not taken.
-    pub undecided: Vec<Undecided>,
+    pub undecided: Vec<UndecidedTask>,
     /// Candidates on nodes that were not given.
     pub unknown_node: Vec<TaskId>,
 }
@@ -81,17 +81,17 @@ struct Line<'a> {
 /// node passes the candidates of that node. O(n log n) for n candidates.
 #[must_use]
 pub fn plan(
-    wanted: Resources,
+    wanted: TaskResources,
     candidates: &[Candidate],
     sites: &BTreeMap<NodeId, Site<'_>>,
     terms: &Terms,
-) -> Plan {
+) -> PreemptionPlan {
     let mut planning = Planning {
         wanted,
         candidates,
         terms,
         over: vec![false; candidates.len()],
-        plan: Plan::default(),
+        plan: PreemptionPlan::default(),
     };
     let mut lines = planning.lines(sites);
     let mut heap = BinaryHeap::with_capacity(lines.len());
@@ -127,16 +127,16 @@ pub fn plan(
 }
 
 struct Planning<'a> {
-    wanted: Resources,
+    wanted: TaskResources,
     candidates: &'a [Candidate],
     terms: &'a Terms,
     /// Taken already, or not to be taken.
     over: Vec<bool>,
-    plan: Plan,
+    plan: PreemptionPlan,
 }
 
 impl Planning<'_> {
-    fn left(&self) -> Resources {
+    fn left(&self) -> TaskResources {
         self.wanted.less(self.plan.frees)
     }
 
@@ -224,7 +224,7 @@ impl Planning<'_> {
         place: Place,
         site: &Site<'_>,
         ahead: Bytes,
-    ) -> Result<Option<Place>, Undecided> {
+    ) -> Result<Option<Place>, UndecidedTask> {
         let share = share(candidate.task.holds.least(self.left()), self.wanted);
         if share == 0.0 {
             return Ok(None);
@@ -244,7 +244,7 @@ impl Planning<'_> {
             Ok(choice) => {
                 occupy(line, &candidate.task, choice.mechanism);
                 self.plan.frees = self.plan.frees.plus(candidate.task.holds);
-                self.plan.victims.push(Victim {
+                self.plan.victims.push(PlannedVictim {
                     task: candidate.task.id,
                     node: line.node,
                     frees: candidate.task.holds,
@@ -264,7 +264,7 @@ impl Planning<'_> {
 
 /// Returns the share of `wanted` that `holds` is: of the resource of which it is most. Not the share of the resources
 /// *left*, which would grow as those shrink.
-fn share(holds: Resources, wanted: Resources) -> f64 {
+fn share(holds: TaskResources, wanted: TaskResources) -> f64 {
     let part = |held: u64, wanted: u64| match wanted {
         0 => 0.0,
         wanted => held.min(wanted) as f64 / wanted as f64,
@@ -274,10 +274,10 @@ fn share(holds: Resources, wanted: Resources) -> f64 {
 }
 
 /// Adds the effect of a decision to its node: bytes in the queue, or memory and swap in use.
-fn occupy(line: &mut Line<'_>, task: &Task, mechanism: Mechanism) {
+fn occupy(line: &mut Line<'_>, task: &TaskFigures, mechanism: PreemptionMechanism) {
     let size = |figure: Figure<Bytes>| figure.known().map_or(Bytes::ZERO, |size| size.p50);
     match mechanism {
-        Mechanism::Checkpoint { dump, .. } => {
+        PreemptionMechanism::Checkpoint { dump, .. } => {
             let bytes = match dump {
                 Dump::Incremental => size(task.incremental),
                 // A pre-copied one writes at least the whole.
@@ -285,18 +285,18 @@ fn occupy(line: &mut Line<'_>, task: &Task, mechanism: Mechanism) {
             };
             line.ahead = line.ahead.plus(bytes);
         }
-        Mechanism::SuspendInMemory => {
+        PreemptionMechanism::SuspendInMemory => {
             if let Some(swap) = &mut line.site.swap {
                 swap.free_swap = swap.free_swap.less(size(task.resident));
                 swap.free_memory = swap.free_memory.less(task.holds.memory);
             }
         }
-        Mechanism::Wait | Mechanism::Rollback | Mechanism::Kill => {}
+        PreemptionMechanism::Wait | PreemptionMechanism::Rollback | PreemptionMechanism::Kill => {}
     }
 }
 
 /// Lets victims go that a later one made superfluous, the dearest first.
-fn spare(plan: &mut Plan, wanted: Resources) {
+fn spare(plan: &mut PreemptionPlan, wanted: TaskResources) {
     let mut by_score: Vec<(Seconds, usize)> = (plan.victims.iter())
         .enumerate()
         .map(|(index, victim)| (victim.choice.score, index))
@@ -349,28 +349,28 @@ mod tests {
     }
 
     fn candidate(task: u64, node: u32, gb: u64, progress: u64) -> Candidate {
-        let holds = Resources {
+        let holds = TaskResources {
             cpu_millis: 1000,
             memory: Bytes::new(gb * GB),
         };
         Candidate {
             node: NodeId(node),
-            task: Task {
+            task: TaskFigures {
                 full: Figure::given(Bytes::new(gb * GB)),
                 progress: Figure::given(Seconds::from_millis(progress * 1000)),
-                ..Task::unknown(TaskId(task), holds)
+                ..TaskFigures::unknown(TaskId(task), holds)
             },
         }
     }
 
-    fn cpus(count: u64) -> Resources {
-        Resources {
+    fn cpus(count: u64) -> TaskResources {
+        TaskResources {
             cpu_millis: count * 1000,
             memory: Bytes::ZERO,
         }
     }
 
-    fn tasks(plan: &Plan) -> Vec<u64> {
+    fn tasks(plan: &PreemptionPlan) -> Vec<u64> {
         plan.victims.iter().map(|victim| victim.task.0).collect()
     }
 
@@ -385,9 +385,9 @@ mod tests {
         ];
         let plan = plan(cpus(2), &candidates, &sites, &Terms::default());
         assert_eq!(tasks(&plan), [3, 2]);
-        assert_eq!(plan.victims[0].choice.mechanism, Mechanism::Kill);
+        assert_eq!(plan.victims[0].choice.mechanism, PreemptionMechanism::Kill);
         assert_eq!(plan.victims[1].choice.score.value(), 4.0);
-        assert_eq!(plan.lacking, Resources::ZERO);
+        assert_eq!(plan.lacking, TaskResources::ZERO);
     }
 
     #[test]
@@ -411,7 +411,7 @@ mod tests {
         let candidates: Vec<_> = (0..4).map(|n| candidate(n, 1, 10, 35)).collect();
         let plan = plan(cpus(4), &candidates, &sites, &Terms::default());
         let kills = plan.victims.iter();
-        let kills = kills.filter(|victim| victim.choice.mechanism == Mechanism::Kill);
+        let kills = kills.filter(|victim| victim.choice.mechanism == PreemptionMechanism::Kill);
         // 20 and 30 s by dump; then 40 s against 35.
         assert_eq!(kills.count(), 2);
     }
@@ -420,7 +420,7 @@ mod tests {
     fn a_victim_that_a_larger_one_made_superfluous_is_spared() {
         let nodes = [node(1)];
         let sites = sites(&nodes);
-        let wanted = Resources {
+        let wanted = TaskResources {
             cpu_millis: 0,
             memory: Bytes::new(10 * GB),
         };
@@ -434,7 +434,7 @@ mod tests {
         let nodes = [node(1)];
         let sites = sites(&nodes);
         let unknown = Candidate {
-            task: Task::unknown(TaskId(2), cpus(1)),
+            task: TaskFigures::unknown(TaskId(2), cpus(1)),
             ..candidate(2, 1, 1, 1)
         };
         let candidates = [candidate(1, 1, 1, 1), unknown, candidate(3, 9, 1, 1)];
@@ -450,11 +450,11 @@ mod tests {
         let nodes = [node(1)];
         let sites = sites(&nodes);
         let nothing = plan(
-            Resources::ZERO,
+            TaskResources::ZERO,
             &[candidate(1, 1, 1, 1)],
             &sites,
             &Terms::default(),
         );
-        assert_eq!(nothing, Plan::default());
+        assert_eq!(nothing, PreemptionPlan::default());
     }
 }

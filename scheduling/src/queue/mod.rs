@@ -24,7 +24,7 @@ use thiserror::Error;
 use crate::quantity::{Bytes, Moment, Seconds};
 
 pub use concurrency::{Concurrency, ConcurrencyConfig, FinishedTurn};
-pub use pace::{Ahead, Pace};
+pub use pace::{Ahead, TransferTimes};
 
 /// Priority from 0, the lowest, to [`MAX`](Self::MAX).
 #[derive(
@@ -55,7 +55,7 @@ impl From<u8> for Priority {
 
 /// A dump or a restore that wants to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct TransferRequest {
     /// Number of bytes that it will move.
     pub bytes: Bytes,
     /// Priority of the request.
@@ -67,13 +67,13 @@ pub struct Request {
 /// Number of an accepted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Ticket(u64);
+pub struct QueueTicket(u64);
 
 /// Secret that takes a reservation up. Made by the caller, who has randomness: a token that can be guessed can be
 /// stolen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Token(pub u128);
+pub struct ReservationToken(pub u128);
 
 /// Limits and order of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,11 +104,11 @@ impl Default for QueueConfig {
 
 /// Event that the queue reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum QueueEvent {
     /// The request may start; it runs from now until it is [finished](Queue::finish).
-    Start(Ticket),
+    Start(QueueTicket),
     /// The reservation was not taken up, and is gone.
-    Lapsed(Ticket),
+    Lapsed(QueueTicket),
 }
 
 /// Error of a queue operation.
@@ -133,9 +133,9 @@ pub enum QueueError {
 
 /// A place that was reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservation {
+pub struct ReservedPlace {
     /// Request of the reservation.
-    pub ticket: Ticket,
+    pub ticket: QueueTicket,
     /// Time at which it lapses.
     pub lapses_at: Moment,
 }
@@ -143,7 +143,7 @@ pub struct Reservation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Reserved {
-        token: Token,
+        token: ReservationToken,
         lapses_at: Moment,
     },
     Waiting,
@@ -153,38 +153,38 @@ enum State {
 }
 
 /// Position of a request in the queue: by the time at which it is due, then by priority, then in order of arrival.
-type Place = (Moment, std::cmp::Reverse<Priority>, Ticket);
+type Place = (Moment, std::cmp::Reverse<Priority>, QueueTicket);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     due: Moment,
-    request: Request,
+    request: TransferRequest,
     state: State,
 }
 
 impl Entry {
-    const fn place(&self, ticket: Ticket) -> Place {
+    const fn place(&self, ticket: QueueTicket) -> Place {
         (self.due, std::cmp::Reverse(self.request.priority), ticket)
     }
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub struct Queue {
+pub struct TransferQueue {
     config: QueueConfig,
     /// The latest time that was passed in: it does not run backwards here.
     now: Moment,
     next: u64,
-    entries: BTreeMap<Ticket, Entry>,
+    entries: BTreeMap<QueueTicket, Entry>,
     /// Waiting requests, the next one first.
     line: BTreeSet<Place>,
-    tokens: HashMap<Token, Ticket>,
-    lapses: BTreeSet<(Moment, Ticket)>,
+    tokens: HashMap<ReservationToken, QueueTicket>,
+    lapses: BTreeSet<(Moment, QueueTicket)>,
     running: usize,
     idle: usize,
 }
 
-impl Queue {
+impl TransferQueue {
     /// Makes an empty queue.
     #[must_use]
     pub fn new(config: QueueConfig) -> Self {
@@ -206,7 +206,11 @@ impl Queue {
     /// # Errors
     ///
     /// [`QueueError::Full`].
-    pub fn submit(&mut self, now: Moment, request: Request) -> Result<Ticket, QueueError> {
+    pub fn submit(
+        &mut self,
+        now: Moment,
+        request: TransferRequest,
+    ) -> Result<QueueTicket, QueueError> {
         self.admit(now, request, State::Waiting)
     }
 
@@ -218,10 +222,10 @@ impl Queue {
     pub fn reserve(
         &mut self,
         now: Moment,
-        token: Token,
-        request: Request,
+        token: ReservationToken,
+        request: TransferRequest,
         lifetime: Seconds,
-    ) -> Result<Reservation, QueueError> {
+    ) -> Result<ReservedPlace, QueueError> {
         if self.tokens.contains_key(&token) {
             return Err(QueueError::TokenInUse);
         }
@@ -235,7 +239,7 @@ impl Queue {
         let ticket = self.admit(now, request, State::Reserved { token, lapses_at })?;
         self.tokens.insert(token, ticket);
         self.lapses.insert((lapses_at, ticket));
-        Ok(Reservation { ticket, lapses_at })
+        Ok(ReservedPlace { ticket, lapses_at })
     }
 
     /// Takes up a reservation: from now on it waits in its place, with the `bytes` that are known by now.
@@ -246,9 +250,9 @@ impl Queue {
     pub fn present(
         &mut self,
         now: Moment,
-        token: Token,
+        token: ReservationToken,
         bytes: Bytes,
-    ) -> Result<Ticket, QueueError> {
+    ) -> Result<QueueTicket, QueueError> {
         self.advance(now);
         let now = self.now;
         let ticket = *self.tokens.get(&token).ok_or(QueueError::NoReservation)?;
@@ -275,10 +279,10 @@ impl Queue {
     pub fn set_aside(
         &mut self,
         now: Moment,
-        ticket: Ticket,
-        token: Token,
+        ticket: QueueTicket,
+        token: ReservationToken,
         lifetime: Seconds,
-    ) -> Result<Reservation, QueueError> {
+    ) -> Result<ReservedPlace, QueueError> {
         if self.tokens.contains_key(&token) {
             return Err(QueueError::TokenInUse);
         }
@@ -294,7 +298,7 @@ impl Queue {
         self.line.remove(&entry.place(ticket));
         self.tokens.insert(token, ticket);
         self.lapses.insert((lapses_at, ticket));
-        Ok(Reservation { ticket, lapses_at })
+        Ok(ReservedPlace { ticket, lapses_at })
     }
 
     /// Gives a reservation up.
@@ -302,7 +306,7 @@ impl Queue {
     /// # Errors
     ///
     /// [`QueueError::NoReservation`].
-    pub fn cancel(&mut self, token: Token) -> Result<(), QueueError> {
+    pub fn cancel(&mut self, token: ReservationToken) -> Result<(), QueueError> {
         let ticket = *self.tokens.get(&token).ok_or(QueueError::NoReservation)?;
         self.remove(ticket);
         Ok(())
@@ -310,29 +314,29 @@ impl Queue {
 
     /// Returns whether a place is kept under this token.
     #[must_use]
-    pub fn holds(&self, token: Token) -> bool {
+    pub fn holds(&self, token: ReservationToken) -> bool {
         self.tokens.contains_key(&token)
     }
 
     /// Adds a request that runs already and cannot be made to wait: it counts, and may exceed the limit.
-    pub fn run(&mut self, now: Moment, request: Request) -> Ticket {
+    pub fn run(&mut self, now: Moment, request: TransferRequest) -> QueueTicket {
         self.advance(now);
         self.running += 1;
         self.insert(request, State::Running)
     }
 
     /// Marks a running request as idle: it gives its slot to another. Returns false if it did not run.
-    pub fn idle(&mut self, ticket: Ticket) -> bool {
+    pub fn idle(&mut self, ticket: QueueTicket) -> bool {
         self.switch(ticket, State::Running, State::Idle)
     }
 
     /// Marks an idle request as running, at once: the limit may be exceeded for a while. Returns false if it was not
     /// idle.
-    pub fn resume(&mut self, ticket: Ticket) -> bool {
+    pub fn resume(&mut self, ticket: QueueTicket) -> bool {
         self.switch(ticket, State::Idle, State::Running)
     }
 
-    fn switch(&mut self, ticket: Ticket, from: State, to: State) -> bool {
+    fn switch(&mut self, ticket: QueueTicket, from: State, to: State) -> bool {
         let Some(entry) = self.entries.get_mut(&ticket) else {
             return false;
         };
@@ -351,13 +355,13 @@ impl Queue {
     }
 
     /// Returns the next event, if there is one now; to be called until it returns `None`.
-    pub fn poll(&mut self, now: Moment) -> Option<Event> {
+    pub fn poll(&mut self, now: Moment) -> Option<QueueEvent> {
         self.advance(now);
         if let Some(&(lapses_at, ticket)) = self.lapses.first()
             && lapses_at <= self.now
         {
             self.remove(ticket);
-            return Some(Event::Lapsed(ticket));
+            return Some(QueueEvent::Lapsed(ticket));
         }
         if self.running >= self.config.running {
             return None;
@@ -366,7 +370,7 @@ impl Queue {
         let entry = self.entries.get_mut(&ticket)?;
         entry.state = State::Running;
         self.running += 1;
-        Some(Event::Start(ticket))
+        Some(QueueEvent::Start(ticket))
     }
 
     /// Returns the time of the next lapse: then [`poll`](Self::poll) has an event although no other method was
@@ -381,7 +385,7 @@ impl Queue {
     /// # Errors
     ///
     /// [`QueueError::NoRequest`].
-    pub fn progressed(&mut self, ticket: Ticket, left: Bytes) -> Result<(), QueueError> {
+    pub fn progressed(&mut self, ticket: QueueTicket, left: Bytes) -> Result<(), QueueError> {
         let entry = (self.entries.get_mut(&ticket)).ok_or(QueueError::NoRequest)?;
         entry.request.bytes = left;
         Ok(())
@@ -392,7 +396,7 @@ impl Queue {
     /// # Errors
     ///
     /// [`QueueError::NoRequest`].
-    pub fn finish(&mut self, ticket: Ticket) -> Result<(), QueueError> {
+    pub fn finish(&mut self, ticket: QueueTicket) -> Result<(), QueueError> {
         match self.remove(ticket) {
             Some(_) => Ok(()),
             None => Err(QueueError::NoRequest),
@@ -412,22 +416,26 @@ impl Queue {
 
     /// Returns the number of bytes that a request still has to move; `None` if there is no such request.
     #[must_use]
-    pub fn bytes(&self, ticket: Ticket) -> Option<Bytes> {
+    pub fn bytes(&self, ticket: QueueTicket) -> Option<Bytes> {
         Some(self.entries.get(&ticket)?.request.bytes)
     }
 
     /// Returns the bytes that a request would have before it if it came now: of those that run, and of those that are
     /// due earlier. O(requests).
     #[must_use]
-    pub fn bytes_before(&self, now: Moment, request: &Request) -> Bytes {
+    pub fn bytes_before(&self, now: Moment, request: &TransferRequest) -> Bytes {
         self.before(now, request).1
     }
 
     /// Returns the number of requests that would go before this one if it came now, and their bytes. O(requests).
     #[must_use]
-    pub fn before(&self, now: Moment, request: &Request) -> (usize, Bytes) {
+    pub fn before(&self, now: Moment, request: &TransferRequest) -> (usize, Bytes) {
         let due = self.due(self.now.max(now), request);
-        let place = (due, std::cmp::Reverse(request.priority), Ticket(u64::MAX));
+        let place = (
+            due,
+            std::cmp::Reverse(request.priority),
+            QueueTicket(u64::MAX),
+        );
         let before = |ticket, entry: &Entry| {
             matches!(entry.state, State::Running | State::Idle) || entry.place(ticket) < place
         };
@@ -454,7 +462,7 @@ impl Queue {
 
     /// Returns for each waiting request, the first one first, the number of requests before it and the bytes that
     /// they still have to move. A reservation is not counted before it is taken up. O(requests).
-    pub fn line(&self) -> impl Iterator<Item = (Ticket, usize, Bytes)> {
+    pub fn line(&self) -> impl Iterator<Item = (QueueTicket, usize, Bytes)> {
         let active = |state| matches!(state, State::Running | State::Idle);
         let running = self.sum(|_, entry| active(entry.state));
         let count = self.running + self.idle;
@@ -472,7 +480,7 @@ impl Queue {
         self.entries.len() - self.running - self.idle
     }
 
-    fn sum(&self, mut of: impl FnMut(Ticket, &Entry) -> bool) -> Bytes {
+    fn sum(&self, mut of: impl FnMut(QueueTicket, &Entry) -> bool) -> Bytes {
         let entries = self
             .entries
             .iter()
@@ -484,7 +492,12 @@ impl Queue {
         self.now = self.now.max(now);
     }
 
-    fn admit(&mut self, now: Moment, request: Request, state: State) -> Result<Ticket, QueueError> {
+    fn admit(
+        &mut self,
+        now: Moment,
+        request: TransferRequest,
+        state: State,
+    ) -> Result<QueueTicket, QueueError> {
         self.advance(now);
         let limit = self.config.waiting;
         if self.held_up() >= limit {
@@ -493,8 +506,8 @@ impl Queue {
         Ok(self.insert(request, state))
     }
 
-    fn insert(&mut self, request: Request, state: State) -> Ticket {
-        let ticket = Ticket(self.next);
+    fn insert(&mut self, request: TransferRequest, state: State) -> QueueTicket {
+        let ticket = QueueTicket(self.next);
         self.next += 1;
         let due = self.due(self.now, &request);
         let entry = Entry {
@@ -511,7 +524,7 @@ impl Queue {
 
     /// Returns the time at which a request that arrives now is due: within its priority's band, as soon as it should
     /// start.
-    fn due(&self, now: Moment, request: &Request) -> Moment {
+    fn due(&self, now: Moment, request: &TransferRequest) -> Moment {
         let mut earliest = now;
         for _ in request.priority.0..Priority::MAX.0 {
             earliest = earliest.after(self.config.patience);
@@ -520,7 +533,7 @@ impl Queue {
         request.start_by.unwrap_or(latest).clamp(earliest, latest)
     }
 
-    fn remove(&mut self, ticket: Ticket) -> Option<Entry> {
+    fn remove(&mut self, ticket: QueueTicket) -> Option<Entry> {
         let entry = self.entries.remove(&ticket)?;
         match entry.state {
             State::Running => self.running -= 1,

@@ -56,7 +56,7 @@ impl Ahead {
 
 /// Durations of recent transfers.
 #[derive(Clone, Debug, Default)]
-pub struct Pace {
+pub struct TransferTimes {
     /// The latest last.
     turns: VecDeque<Turn>,
 }
@@ -80,7 +80,7 @@ struct Fit {
     largest: f64,
 }
 
-impl Pace {
+impl TransferTimes {
     /// Learns from a finished transfer. If the number that ran beside it is not known, it counts as if it had been
     /// alone.
     pub fn finished(&mut self, turn: &FinishedTurn) {
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    fn time(pace: &Pace, ahead: &Ahead, at_once: usize) -> f64 {
+    fn time(pace: &TransferTimes, ahead: &Ahead, at_once: usize) -> f64 {
         let time = pace.time(ahead, at_once).unwrap();
         (time.value() * 1e6).round() / 1e6
     }
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_start_and_a_rate_are_told_apart() {
-        let mut pace = Pace::default();
+        let mut pace = TransferTimes::default();
         let waiting = |count, bytes| ahead(0, count, bytes);
         assert_eq!(pace.time(&waiting(1, 1), 1), None);
         assert_eq!(pace.drain(None, 1), None);
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn of_one_size_the_mean_is_taken() {
-        let mut pace = Pace::default();
+        let mut pace = TransferTimes::default();
         for elapsed in [0.9, 1.1] {
             pace.finished(&turn(1000, elapsed, 1.0));
         }
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_queue_takes_as_long_as_all_of_it_does_whoever_runs_at_once() {
         let queue = ahead(4, 14, 16_000_000_000);
-        let (mut used_up, mut wide) = (Pace::default(), Pace::default());
+        let (mut used_up, mut wide) = (TransferTimes::default(), TransferTimes::default());
         for _ in 0..8 {
             used_up.finished(&turn(1_000_000_000, 4.0, 4.0));
             wide.finished(&turn(1_000_000_000, 1.0, 4.0));
@@ -273,7 +273,7 @@ mod tests {
             bytes in any::<u64>(),
             at_once in any::<usize>(),
         ) {
-            let mut pace = Pace::default();
+            let mut pace = TransferTimes::default();
             for (moved, elapsed, beside) in turns {
                 pace.finished(&turn(moved, elapsed, beside));
             }

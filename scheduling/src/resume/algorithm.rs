@@ -33,7 +33,7 @@ pub struct PreviousCheckpoint {
     pub queue_time_remote: Seconds,
 }
 
-/// `Task t` of Algorithm 2.
+/// `TaskFigures t` of Algorithm 2.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PreemptedTask {
     /// Id of the task.
@@ -45,7 +45,7 @@ pub struct PreemptedTask {
 /// Decision of Algorithm 2 for a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Resumption {
+pub enum ResumeDecision {
     /// `restart_task(t)` of the listing.
     Restart,
     /// `do_local_resume(t)` of the listing.
@@ -84,14 +84,14 @@ pub fn overhead_remote(checkpoint: &PreviousCheckpoint) -> Seconds {
 /// end
 /// ```
 #[must_use]
-pub fn algorithm_2(preempted_tasks: &[PreemptedTask]) -> Vec<(TaskId, Resumption)> {
+pub fn algorithm_2(preempted_tasks: &[PreemptedTask]) -> Vec<(TaskId, ResumeDecision)> {
     let decide = |t: &PreemptedTask| {
         let resumption = match &t.previous_checkpoint {
-            None => Resumption::Restart,
+            None => ResumeDecision::Restart,
             Some(checkpoint) if overhead_local(checkpoint) <= overhead_remote(checkpoint) => {
-                Resumption::Local
+                ResumeDecision::Local
             }
-            Some(_) => Resumption::Remote,
+            Some(_) => ResumeDecision::Remote,
         };
         (t.task, resumption)
     };
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    fn resumption(previous_checkpoint: Option<PreviousCheckpoint>) -> Resumption {
+    fn resumption(previous_checkpoint: Option<PreviousCheckpoint>) -> ResumeDecision {
         let task = PreemptedTask {
             task: TaskId(1),
             previous_checkpoint,
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_task_without_a_checkpoint_begins_anew() {
-        assert_eq!(resumption(None), Resumption::Restart);
+        assert_eq!(resumption(None), ResumeDecision::Restart);
     }
 
     #[test]
@@ -136,10 +136,22 @@ mod tests {
 
     #[test]
     fn a_queue_longer_than_the_transfer_sends_it_elsewhere() {
-        assert_eq!(resumption(Some(checkpoint(0.0, 0.0))), Resumption::Local);
-        assert_eq!(resumption(Some(checkpoint(3.9, 0.0))), Resumption::Local);
-        assert_eq!(resumption(Some(checkpoint(4.1, 0.0))), Resumption::Remote);
-        assert_eq!(resumption(Some(checkpoint(4.1, 1.0))), Resumption::Local);
+        assert_eq!(
+            resumption(Some(checkpoint(0.0, 0.0))),
+            ResumeDecision::Local
+        );
+        assert_eq!(
+            resumption(Some(checkpoint(3.9, 0.0))),
+            ResumeDecision::Local
+        );
+        assert_eq!(
+            resumption(Some(checkpoint(4.1, 0.0))),
+            ResumeDecision::Remote
+        );
+        assert_eq!(
+            resumption(Some(checkpoint(4.1, 1.0))),
+            ResumeDecision::Local
+        );
     }
 
     #[test]
@@ -152,6 +164,6 @@ mod tests {
             queue_time_remote: Seconds::ZERO,
         };
         assert_eq!(overhead_local(&even), overhead_remote(&even));
-        assert_eq!(resumption(Some(even)), Resumption::Local);
+        assert_eq!(resumption(Some(even)), ResumeDecision::Local);
     }
 }

@@ -5,8 +5,8 @@ mod rank;
 mod readers;
 
 pub use algorithm::{
-    PreemptedTask, Preference, PreviousCheckpoint, Resumption, algorithm_2, overhead_local,
+    PreemptedTask, Preference, PreviousCheckpoint, ResumeDecision, algorithm_2, overhead_local,
     overhead_remote,
 };
-pub use rank::{Offer, Ranked, Ranking, rank};
+pub use rank::{Offer, RankedOffer, Ranking, rank};
 pub use readers::Readers;

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::Preference;
 use crate::NodeId;
-use crate::cost::{self, Cost, Lazy, MissingPages, NoCost, NodeFigures};
+use crate::cost::{self, LazyRestore, MissingPages, NoCost, NodeFigures, TaskCost};
 use crate::quantity::{Bytes, Seconds};
 
 /// A node that could resume the task.
@@ -16,25 +16,25 @@ pub struct Offer<'a> {
     /// Part of the image that the node lacks; none if it holds all of the image, and is local.
     pub lacks: Option<MissingPages<'a>>,
     /// Options of a lazy restore; none for reading everything before the task runs.
-    pub lazy: Option<Lazy>,
+    pub lazy: Option<LazyRestore>,
 }
 
 /// A node in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Ranked {
+pub struct RankedOffer {
     /// Id of the node.
     pub node: NodeId,
     /// True if the node holds all of the image.
     pub local: bool,
     /// Cost of resuming on this node.
-    pub cost: Cost,
+    pub cost: TaskCost,
 }
 
 /// Nodes that could resume a task, ranked.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Ranking {
     /// Nodes, the best first.
-    pub nodes: Vec<Ranked>,
+    pub nodes: Vec<RankedOffer>,
     /// Nodes with missing figures, and the reason for each.
     pub unknown: Vec<(NodeId, NoCost)>,
 }
@@ -53,11 +53,11 @@ pub fn rank(size: Bytes, offers: &[Offer<'_>], preference: Preference) -> Rankin
         };
         let local = offer.lacks.is_none_or(|lacks| lacks.bytes == Bytes::ZERO);
         match cost {
-            Ok(cost) => ranking.nodes.push(Ranked { node, local, cost }),
+            Ok(cost) => ranking.nodes.push(RankedOffer { node, local, cost }),
             Err(why) => ranking.unknown.push((node, why)),
         }
     }
-    let key = |ranked: &Ranked| -> (bool, Seconds, Seconds, bool, NodeId) {
+    let key = |ranked: &RankedOffer| -> (bool, Seconds, Seconds, bool, NodeId) {
         let preferred = match preference {
             Preference::Local => ranked.local,
             Preference::Remote => !ranked.local,

@@ -5,7 +5,7 @@ use permafrost_protocol::wire::message;
 
 /// Decides how much of a request is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weight {
+pub enum AuditWeight {
     /// The request changes something: always recorded.
     Change,
     /// The request returns memory images: recorded once a minute for each client and checkpoint.
@@ -16,21 +16,21 @@ pub enum Weight {
 
 /// A request, as the audit log names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct AuditedRequest {
     pub(super) action: &'static str,
     /// Job, checkpoint, session or node concerned.
     pub(super) on: String,
-    pub(super) weight: Weight,
+    pub(super) weight: AuditWeight,
 }
 
-impl Event {
+impl AuditedRequest {
     /// Returns the event of an action that changes something.
     #[must_use]
     pub fn change(action: &'static str, on: impl Into<String>) -> Self {
         Self {
             action,
             on: on.into(),
-            weight: Weight::Change,
+            weight: AuditWeight::Change,
         }
     }
 
@@ -38,7 +38,7 @@ impl Event {
     #[must_use]
     pub fn read(action: &'static str, on: impl Into<String>) -> Self {
         Self {
-            weight: Weight::Read,
+            weight: AuditWeight::Read,
             ..Self::change(action, on)
         }
     }
@@ -47,7 +47,7 @@ impl Event {
     #[must_use]
     pub fn look(action: &'static str, on: impl Into<String>) -> Self {
         Self {
-            weight: Weight::Look,
+            weight: AuditWeight::Look,
             ..Self::change(action, on)
         }
     }
@@ -108,11 +108,11 @@ impl Event {
                 Self::read("read-images", &export.checkpoint)
             }
             Body::Export(export) => Self {
-                weight: Weight::Change,
+                weight: AuditWeight::Change,
                 ..Self::read("export", &export.checkpoint)
             },
             Body::Stream(stream) => Self {
-                weight: Weight::Change,
+                weight: AuditWeight::Change,
                 ..Self::read("restore", &stream.checkpoint)
             },
             Body::Verify(verify) => Self::read("verify", &verify.checkpoint),

@@ -26,7 +26,7 @@ use permafrost_protocol::control::{self, ErrorCode};
 use serde::Serialize;
 
 pub use event::name_of;
-pub use event::{Event, Weight};
+pub use event::{AuditWeight, AuditedRequest};
 
 use file::Writer;
 use limit::{Limiter, Verdict};
@@ -179,7 +179,7 @@ impl Audit {
     }
 
     /// Records the outcome of a request. Costs some microseconds, and never waits for the disk.
-    pub fn record(&self, who: &Who, event: &Event, outcome: Result<(), &control::Error>) {
+    pub fn record(&self, who: &Who, event: &AuditedRequest, outcome: Result<(), &control::Error>) {
         let left_out = {
             let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
             let refused = outcome.map_err(control::Error::code).err();

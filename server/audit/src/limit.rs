@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::ErrorCode;
 
-use super::event::{Event, Weight};
+use super::event::{AuditWeight, AuditedRequest};
 
 /// Time window in which reads of one checkpoint by one client make one line; a restore reads several files for
 /// each process.
@@ -47,17 +47,16 @@ impl Limiter {
     pub(super) fn admit(
         &mut self,
         who: &str,
-        event: &Event,
+        event: &AuditedRequest,
         refused: Option<ErrorCode>,
         now: Instant,
     ) -> Verdict {
         let (key, most) = match (event.weight, refused) {
-            (Weight::Change, None) => return Verdict::Write { left_out: 0 },
-            (Weight::Read, None) => (format!("{who} {} {}", event.action, event.on), 1),
-            (Weight::Look, Some(ErrorCode::Denied)) | (Weight::Change | Weight::Read, Some(_)) => {
-                (who.to_owned(), REFUSALS)
-            }
-            (Weight::Look, _) => return Verdict::LeaveOut,
+            (AuditWeight::Change, None) => return Verdict::Write { left_out: 0 },
+            (AuditWeight::Read, None) => (format!("{who} {} {}", event.action, event.on), 1),
+            (AuditWeight::Look, Some(ErrorCode::Denied))
+            | (AuditWeight::Change | AuditWeight::Read, Some(_)) => (who.to_owned(), REFUSALS),
+            (AuditWeight::Look, _) => return Verdict::LeaveOut,
         };
         if self.seen.len() >= MOST_KEYS && !self.seen.contains_key(&key) {
             self.seen.retain(|_, seen| now - seen.since < WINDOW);
@@ -96,8 +95,8 @@ mod tests {
     fn reads_are_written_once_a_minute_and_changes_always() {
         let mut limiter = Limiter::default();
         let now = Instant::now();
-        let read = Event::read("read", "a@1");
-        let change = Event::change("remove", "a@1");
+        let read = AuditedRequest::read("read", "a@1");
+        let change = AuditedRequest::change("remove", "a@1");
         assert_eq!(limiter.admit("agent a", &read, None, now), WRITE);
         for _ in 0..3 {
             assert_eq!(
@@ -107,7 +106,7 @@ mod tests {
             assert_eq!(limiter.admit("agent a", &change, None, now), WRITE);
         }
         assert_eq!(limiter.admit("agent b", &read, None, now), WRITE);
-        let other = Event::read("read", "a@2");
+        let other = AuditedRequest::read("read", "a@2");
         assert_eq!(limiter.admit("agent a", &other, None, now), WRITE);
         assert_eq!(
             limiter.admit("agent a", &read, None, now + WINDOW),
@@ -121,10 +120,10 @@ mod tests {
         let now = Instant::now();
         let denied = Some(ErrorCode::Denied);
         for job in 0..REFUSALS {
-            let event = Event::change("remove", format!("job{job}"));
+            let event = AuditedRequest::change("remove", format!("job{job}"));
             assert_eq!(limiter.admit("agent a", &event, denied, now), WRITE);
         }
-        let show = Event::look("show", "x");
+        let show = AuditedRequest::look("show", "x");
         for _ in 0..5 {
             assert_eq!(
                 limiter.admit("agent a", &show, denied, now),
@@ -153,7 +152,7 @@ mod tests {
         let mut limiter = Limiter::default();
         let now = Instant::now();
         for n in 0..3 * MOST_KEYS {
-            let read = Event::read("read", format!("a@{n}"));
+            let read = AuditedRequest::read("read", format!("a@{n}"));
             assert_eq!(limiter.admit("agent a", &read, None, now), WRITE);
             assert!(limiter.seen.len() <= MOST_KEYS);
         }

@@ -59,7 +59,7 @@ fn wait_for(path: &Path, count: usize) -> Vec<Value> {
 fn a_line_says_who_did_what_to_what_with_which_outcome() {
     let dir = tempfile::tempdir().unwrap();
     let audit = Audit::open(&AuditFile::InDataDir, dir.path(), "n1").unwrap();
-    let remove = Event::of_control(&request::Body::Remove(request::Remove {
+    let remove = AuditedRequest::of_control(&request::Body::Remove(request::Remove {
         checkpoint: "train@3".into(),
         ..request::Remove::default()
     }));
@@ -94,7 +94,7 @@ fn a_file_that_was_moved_away_is_made_anew_and_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("elsewhere.log");
     let audit = Audit::open(&AuditFile::At(path.clone()), dir.path(), "").unwrap();
-    let event = |n: usize| Event::change("pin", format!("a@{n}"));
+    let event = |n: usize| AuditedRequest::change("pin", format!("a@{n}"));
     audit.record(&uid(0), &event(1), Ok(()));
     wait_for(&path, 1);
     let old = dir.path().join("elsewhere.log.1");
@@ -118,7 +118,7 @@ fn a_file_that_cannot_be_written_is_counted_and_noted_when_it_can_be_again() {
     fs::create_dir(&parent).unwrap();
     let path = parent.join("audit.log");
     let audit = Audit::open(&AuditFile::At(path.clone()), dir.path(), "").unwrap();
-    let event = Event::change("pin", "a@1");
+    let event = AuditedRequest::change("pin", "a@1");
     audit.record(&uid(0), &event, Ok(()));
     wait_for(&path, 1);
     // The disk is gone: requests are answered all the same.
@@ -177,7 +177,7 @@ fn tokens_stay_out_of_the_log() {
         ..request::Open::default()
     });
     for body in [cancel, reserved] {
-        let event = Event::of_control(&body);
+        let event = AuditedRequest::of_control(&body);
         assert!(!format!("{event:?}").contains("a-secret"), "{event:?}");
     }
 }

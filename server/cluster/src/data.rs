@@ -11,7 +11,7 @@ const FILE: &str = "cluster";
 
 /// Identity and revision of etcd's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct DataMark {
     /// Id that was made with the data.
     pub id: String,
     /// etcd's revision: it grows with every change, and goes back only when an older copy of the data is restored.
@@ -51,7 +51,7 @@ impl KnownData {
     ///
     /// # Errors
     /// The file cannot be read or written.
-    pub fn check(&self, mark: &Mark) -> Result<Acquaintance, StoreError> {
+    pub fn check(&self, mark: &DataMark) -> Result<Acquaintance, StoreError> {
         let text = match std::fs::read_to_string(&self.path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -90,7 +90,7 @@ impl KnownData {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn accept(&self, mark: &Mark) -> Result<(), StoreError> {
+    pub fn accept(&self, mark: &DataMark) -> Result<(), StoreError> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         let write = || {
             // Readable for its owner alone, as all files in the directory.
@@ -114,8 +114,8 @@ mod tests {
 
     use super::*;
 
-    fn mark(id: &str, revision: u64) -> Mark {
-        Mark {
+    fn mark(id: &str, revision: u64) -> DataMark {
+        DataMark {
             id: id.to_owned(),
             revision,
         }

@@ -33,11 +33,11 @@ use permafrost_identity::ReloadingIdentity;
 use permafrost_store::StoreError;
 
 pub use config::{ClusterConfig, DEFAULT_PREFIX, TlsFiles};
-pub use data::{Acquaintance, KnownData, Mark};
+pub use data::{Acquaintance, DataMark, KnownData};
 pub use fence::Fence;
 pub use inventory::{Inventories, PeerInventories, held};
 pub use membership::{HeardDenials, Leader};
-pub use nodes::{LiveNode, Nodes, NodesView};
+pub use nodes::{ClusterNodes, LiveNode, NodesView};
 pub use operate::no_cluster;
 pub use operate::{Operate, Operator};
 pub use registry::EtcdRegistry;
@@ -48,7 +48,7 @@ pub use values::{FailureDomain, Member, MemberState, NodeClass, NodeFacts, Tier}
 pub struct Cluster {
     membership: membership::Membership,
     registry: EtcdRegistry,
-    nodes: Nodes,
+    nodes: ClusterNodes,
     follower: tokio::task::JoinHandle<()>,
 }
 
@@ -79,7 +79,7 @@ impl Cluster {
         let etcd = Arc::new(etcd::Etcd::new(config)?);
         let name = facts.name.clone();
         let membership = membership::Membership::begin(etcd.clone(), config, facts).await?;
-        let nodes = Nodes::default();
+        let nodes = ClusterNodes::default();
         let follower = tokio::spawn(
             nodes
                 .clone()
@@ -109,7 +109,7 @@ impl Cluster {
 
     /// Returns the view of the nodes.
     #[must_use]
-    pub fn nodes(&self) -> Nodes {
+    pub fn nodes(&self) -> ClusterNodes {
         self.nodes.clone()
     }
 

@@ -49,11 +49,11 @@ struct State {
 
 /// View of the nodes; clones share it.
 #[derive(Clone, Default)]
-pub struct Nodes {
+pub struct ClusterNodes {
     state: Arc<RwLock<State>>,
 }
 
-impl Nodes {
+impl ClusterNodes {
     /// Returns the last known nodes. Makes no call, and never blocks for longer than it takes to copy them.
     #[must_use]
     pub fn live(&self) -> NodesView {

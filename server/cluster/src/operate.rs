@@ -9,7 +9,7 @@ use permafrost_protocol::wire::message::request as request_to_peer;
 use permafrost_store::{Registered, Registry as _, StoreError};
 
 use super::inventory::Inventories;
-use super::nodes::{LiveNode, Nodes, NodesView};
+use super::nodes::{ClusterNodes, LiveNode, NodesView};
 use super::rebuild::{self, NodeInventory, name_of};
 use super::registry::EtcdRegistry;
 use super::standing::{Holdings, Standing, relied_on, standing};
@@ -67,7 +67,7 @@ pub fn no_cluster() -> StoreError {
 /// Operator commands over etcd; made by [`super::Cluster::operator`].
 pub struct Operator {
     registry: EtcdRegistry,
-    nodes: Nodes,
+    nodes: ClusterNodes,
     inventories: Arc<dyn Inventories>,
     wanted_copies: u32,
 }
@@ -75,7 +75,7 @@ pub struct Operator {
 impl Operator {
     pub(super) fn new(
         registry: EtcdRegistry,
-        nodes: Nodes,
+        nodes: ClusterNodes,
         inventories: Arc<dyn Inventories>,
         wanted_copies: u32,
     ) -> Self {

@@ -10,7 +10,7 @@ use super::values::{MemberState, NodeFacts, Tier};
 
 /// Request for a placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted<'a> {
+pub struct CopiesWanted<'a> {
     /// Name of the node that takes the dump; it holds the first copy when it can.
     pub local: &'a str,
     /// Total number of copies, the local one included.
@@ -25,7 +25,7 @@ pub struct Wanted<'a> {
 
 /// Nodes chosen for the copies of a dump.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Placement {
+pub struct ChosenNodes {
     /// Chosen nodes by name, best first; the local one first of all. Without those that hold a copy already.
     pub nodes: Vec<String>,
     /// Number of copies, chosen or existing, that count towards durability.
@@ -36,7 +36,7 @@ pub struct Placement {
 
 /// Chooses nodes for `wanted.copies` copies.
 #[must_use]
-pub fn place(nodes: &[LiveNode], wanted: &Wanted<'_>) -> Placement {
+pub fn place(nodes: &[LiveNode], wanted: &CopiesWanted<'_>) -> ChosenNodes {
     let mut taken: Vec<&LiveNode> = nodes
         .iter()
         .filter(|node| wanted.holders.contains(&node.facts.name))
@@ -58,7 +58,7 @@ pub fn place(nodes: &[LiveNode], wanted: &Wanted<'_>) -> Placement {
         placed += 1;
         chosen.push(best.facts.name.clone());
     }
-    Placement {
+    ChosenNodes {
         nodes: chosen,
         durable,
         missing: wanted.copies.saturating_sub(placed),
@@ -77,7 +77,7 @@ pub(super) fn has_room(node: &LiveNode, size_bytes: u64) -> bool {
     node.state == MemberState::Active && facts.takes_copies() && room > 0 && room >= size_bytes
 }
 
-fn is_fit(node: &LiveNode, wanted: &Wanted<'_>) -> bool {
+fn is_fit(node: &LiveNode, wanted: &CopiesWanted<'_>) -> bool {
     let facts = &node.facts;
     has_room(node, wanted.size_bytes)
         && !wanted.without.contains(&facts.name)
@@ -107,7 +107,7 @@ fn zone(node: &LiveNode) -> &str {
 /// Rank of a candidate, compared part by part; smaller is better.
 type Rank<'a> = (bool, bool, usize, usize, Tier, u64, &'a str);
 
-fn rank<'a>(node: &'a LiveNode, wanted: &Wanted<'_>, taken: &[&LiveNode]) -> Rank<'a> {
+fn rank<'a>(node: &'a LiveNode, wanted: &CopiesWanted<'_>, taken: &[&LiveNode]) -> Rank<'a> {
     let in_zone = taken.iter().filter(|other| zone(other) == zone(node));
     let in_rack = taken.iter().filter(|other| rack(other) == rack(node));
     (
@@ -165,8 +165,8 @@ mod tests {
         }
     }
 
-    fn wanted(copies: usize) -> Wanted<'static> {
-        Wanted {
+    fn wanted(copies: usize) -> CopiesWanted<'static> {
+        CopiesWanted {
             local: "a",
             copies,
             size_bytes: 1 << 30,
@@ -234,7 +234,7 @@ mod tests {
         let without = ["d".to_owned()];
         let placement = place(
             &nodes,
-            &Wanted {
+            &CopiesWanted {
                 without: &without,
                 ..wanted(2)
             },
@@ -252,7 +252,7 @@ mod tests {
         let holders = ["a".to_owned()];
         let placement = place(
             &nodes,
-            &Wanted {
+            &CopiesWanted {
                 holders: &holders,
                 ..wanted(2)
             },
@@ -310,7 +310,7 @@ mod tests {
             nodes.dedup_by(|a, b| a.facts.name == b.facts.name);
             let names = |numbers: &[u8]| numbers.iter().map(|n| format!("n{n:02}")).collect::<Vec<_>>();
             let (local, held, failed) = (format!("n{local:02}"), names(&held), names(&failed));
-            let wanted = Wanted { local: &local, copies, size_bytes: size_gib << 30, holders: &held, without: &failed };
+            let wanted = CopiesWanted { local: &local, copies, size_bytes: size_gib << 30, holders: &held, without: &failed };
             let placement = place(&nodes, &wanted);
             let by_name = |name: &String| nodes.iter().find(|node| node.facts.name == *name).unwrap();
             let chosen: Vec<_> = placement.nodes.iter().map(by_name).collect();
@@ -357,7 +357,7 @@ mod tests {
             // All of one class, because a reserved node in the same zone goes before a transient one in another.
             for node in &mut nodes { node.facts.class = NodeClass::Reserved; }
             let local = nodes[0].facts.name.clone();
-            let wanted = Wanted { local: &local, copies: 2, size_bytes: size_gib << 30, holders: &[], without: &[] };
+            let wanted = CopiesWanted { local: &local, copies: 2, size_bytes: size_gib << 30, holders: &[], without: &[] };
             let mut zones: Vec<_> = nodes.iter().filter(|node| is_fit(node, &wanted)).map(zone).collect();
             zones.sort_unstable();
             zones.dedup();

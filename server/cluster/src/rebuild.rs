@@ -35,7 +35,7 @@ pub struct NodeInventory {
 
 /// A copy that is left alone, with the reason for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doubt {
+pub struct DoubtfulCopy {
     /// Name of the node that holds the copy.
     pub node: String,
     /// Id of the checkpoint.
@@ -48,7 +48,7 @@ pub struct Doubt {
 
 /// Changes that a rebuild makes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct RebuildPlan {
     /// Entries to be listed.
     pub list: Vec<Registered>,
     /// Holders to be added to entries: the checkpoint and the node.
@@ -56,13 +56,17 @@ pub struct Plan {
     /// Generations that must never be handed out again: each job and its highest, published or not.
     pub generations: BTreeMap<String, u64>,
     /// Copies that are left alone.
-    pub doubts: Vec<Doubt>,
+    pub doubts: Vec<DoubtfulCopy>,
 }
 
 /// Compares the listing with the inventories. `wanted_copies` is for entries that are listed again.
 #[must_use]
-pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies: u32) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(
+    listed: &[Registered],
+    inventories: &[NodeInventory],
+    wanted_copies: u32,
+) -> RebuildPlan {
+    let mut plan = RebuildPlan::default();
     // By place in the listing: job and generation, or id for a parked one.
     let place = |checkpoint: &Checkpoint| {
         let id = match checkpoint.generation {
@@ -84,7 +88,7 @@ pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies:
                 *highest = (*highest).max(checkpoint.generation);
             }
             let mut doubt = |why| {
-                plan.doubts.push(Doubt {
+                plan.doubts.push(DoubtfulCopy {
                     node: inventory.node.clone(),
                     checkpoint: checkpoint.id.clone(),
                     name: name_of(checkpoint),
@@ -122,7 +126,7 @@ pub fn plan(listed: &[Registered], inventories: &[NodeInventory], wanted_copies:
         // Two contents under one number: no rule can decide which is right.
         for entry in versions {
             for node in &entry.nodes {
-                plan.doubts.push(Doubt {
+                plan.doubts.push(DoubtfulCopy {
                     node: node.clone(),
                     checkpoint: entry.checkpoint.id.clone(),
                     name: name_of(&entry.checkpoint),
@@ -166,7 +170,7 @@ fn add(versions: &mut Vec<Registered>, copy: &Copy, node: &str, wanted_copies: u
 ///
 /// # Errors
 /// The registry is unavailable.
-pub fn apply(registry: &EtcdRegistry, plan: &Plan) -> Result<Vec<Registered>, StoreError> {
+pub fn apply(registry: &EtcdRegistry, plan: &RebuildPlan) -> Result<Vec<Registered>, StoreError> {
     for (job, generation) in &plan.generations {
         registry.raise_generation(job, *generation)?;
     }

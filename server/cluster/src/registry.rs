@@ -22,7 +22,7 @@ use prost::Message as _;
 use tokio::runtime::Handle;
 
 use super::config::ClusterConfig;
-use super::data::Mark;
+use super::data::DataMark;
 use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::{Keys, end_of};
@@ -36,7 +36,7 @@ const CHANGED_HINT: &str = "try again";
 pub struct EtcdRegistry {
     inner: Arc<Inner>,
     /// Data that [`Registry::list`] must read from; `None`: any.
-    bound: Option<Mark>,
+    bound: Option<DataMark>,
 }
 
 struct Inner {

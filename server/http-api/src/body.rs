@@ -12,12 +12,12 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use permafrost_api_types::batch::TOO_MANY;
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::problem::ProblemKind;
 use serde::{Deserialize, Serialize};
 use serde_path_to_error::Segment;
 
 use super::caller::Caller;
-use super::problem::Failure;
+use super::problem::RequestProblem;
 use super::world::{Jobs, World};
 use super::{Api, limits};
 
@@ -34,15 +34,15 @@ pub(super) struct Asked<'a> {
 
 /// Reason why there is no answer.
 pub(super) enum Stop {
-    Failed(Failure),
+    Failed(RequestProblem),
     /// The answer takes too long for this thread.
     Long,
     /// A checkpoint that is not in the snapshot may have come since the checkpoints were listed.
     Unlisted,
 }
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
+impl From<RequestProblem> for Stop {
+    fn from(failure: RequestProblem) -> Self {
         Self::Failed(failure)
     }
 }
@@ -53,7 +53,7 @@ impl Asked<'_> {
         if count > limits::ANSWERS {
             let most = limits::ANSWERS;
             let detail = format!("{count} answers would follow from it; there are {most} at most");
-            return Err(Failure::at(Kind::TooMany, pointer, detail).into());
+            return Err(RequestProblem::at(ProblemKind::TooMany, pointer, detail).into());
         }
         if count > limits::SHORT_ANSWERS && !self.has_time {
             return Err(Stop::Long);
@@ -78,7 +78,7 @@ pub(super) async fn answered(
     caller: Caller,
     request: Request,
     answer: Answer,
-) -> Result<Response, Failure> {
+) -> Result<Response, RequestProblem> {
     let since = Instant::now();
     let body = read(request).await?;
     let turn = match api.source.is_moving() {
@@ -132,7 +132,7 @@ impl Question {
         let long = Arc::clone(&self.api.long);
         let turn = tokio::time::timeout(limits::LONG_PATIENCE, long.acquire_owned()).await;
         let Ok(Ok(permit)) = turn else {
-            return Err(Failure::for_now("other long batches are being answered", 5).into());
+            return Err(RequestProblem::for_now("other long batches are being answered", 5).into());
         };
         let question = self.clone();
         let made = tokio::task::spawn_blocking(move || {
@@ -157,13 +157,13 @@ impl Question {
     }
 }
 
-fn not_made() -> Failure {
-    Failure::new(Kind::Internal, "the answer could not be made")
+fn not_made() -> RequestProblem {
+    RequestProblem::new(ProblemKind::Internal, "the answer could not be made")
 }
 
 /// Returns the failure for requests before the first snapshot.
-pub(super) fn no_world() -> Failure {
-    Failure::for_now(
+pub(super) fn no_world() -> RequestProblem {
+    RequestProblem::for_now(
         "the node has just started, and has not looked around yet",
         1,
     )
@@ -177,21 +177,27 @@ pub(super) fn json_response(json: Vec<u8>) -> Response {
 
 /// Serializes an answer to JSON, into a buffer of `expected_bytes`. Structs of strings and numbers always
 /// serialize.
-pub(super) fn to_json(answer: &impl Serialize, expected_bytes: usize) -> Result<Vec<u8>, Failure> {
+pub(super) fn to_json(
+    answer: &impl Serialize,
+    expected_bytes: usize,
+) -> Result<Vec<u8>, RequestProblem> {
     let mut json = Vec::with_capacity(expected_bytes);
     match serde_json::to_writer(&mut json, answer) {
         Ok(()) => Ok(json),
-        Err(error) => Err(Failure::new(Kind::Internal, error.to_string())),
+        Err(error) => Err(RequestProblem::new(
+            ProblemKind::Internal,
+            error.to_string(),
+        )),
     }
 }
 
 /// Reads a body whose content type is JSON.
-pub(super) async fn read(request: Request) -> Result<Bytes, Failure> {
+pub(super) async fn read(request: Request) -> Result<Bytes, RequestProblem> {
     check_media_type(request.headers())?;
     let too_large = || {
         let most = limits::BODY_BYTES;
-        Failure::new(
-            Kind::TooLarge,
+        RequestProblem::new(
+            ProblemKind::TooLarge,
             format!("a body has at most {most} bytes; ask in several batches"),
         )
     };
@@ -204,12 +210,12 @@ pub(super) async fn read(request: Request) -> Result<Bytes, Failure> {
     match tokio::time::timeout(limits::BODY_TIME, to_bytes(body, limits::BODY_BYTES)).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
-        Ok(Err(error)) => Err(Failure::new(
-            Kind::NotJson,
+        Ok(Err(error)) => Err(RequestProblem::new(
+            ProblemKind::NotJson,
             format!("the body did not come: {error}"),
         )),
-        Err(_) => Err(Failure::new(
-            Kind::NotJson,
+        Err(_) => Err(RequestProblem::new(
+            ProblemKind::NotJson,
             format!("the body did not come within {:?}", limits::BODY_TIME),
         )),
     }
@@ -223,7 +229,7 @@ fn is_length_limit(error: &axum::Error) -> bool {
     limit.unwrap_or(false)
 }
 
-fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
+fn check_media_type(headers: &HeaderMap) -> Result<(), RequestProblem> {
     let given = headers
         .get(CONTENT_TYPE)
         .and_then(|given| given.to_str().ok());
@@ -234,15 +240,15 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Failure> {
         return Ok(());
     }
     let given = given.unwrap_or("nothing");
-    Err(Failure::new(
-        Kind::MediaType,
+    Err(RequestProblem::new(
+        ProblemKind::MediaType,
         format!("the body has to be said to be application/json, not {given}"),
     ))
 }
 
 /// Parses a body. Only if that fails, it is parsed once more with the places of all fields, to report the place
 /// of the error: to keep track of them takes longer than the parsing.
-pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestProblem> {
     // One UTF-8 check of the whole body is quicker than one for each name.
     let read = match std::str::from_utf8(body) {
         Ok(text) => serde_json::from_str(text),
@@ -258,11 +264,15 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure
     })
 }
 
-fn not_json(error: &serde_json::Error) -> Failure {
-    Failure::new(Kind::NotJson, error.to_string())
+fn not_json(error: &serde_json::Error) -> RequestProblem {
+    RequestProblem::new(ProblemKind::NotJson, error.to_string())
 }
 
-fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Error) -> Failure {
+fn wrong(
+    body: &[u8],
+    path: &serde_path_to_error::Path,
+    error: &serde_json::Error,
+) -> RequestProblem {
     let text = error.to_string();
     // serde's "… at line 1 column 17" is left out: the pointer is more precise.
     let detail = text
@@ -270,13 +280,13 @@ fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Erro
         .map_or(text.as_str(), |at| &text[..at]);
     if error.is_data() {
         if detail.starts_with(TOO_MANY) {
-            return Failure::at(Kind::TooMany, pointer(path), detail);
+            return RequestProblem::at(ProblemKind::TooMany, pointer(path), detail);
         }
-        return Failure::at(Kind::Invalid, pointer(path), detail);
+        return RequestProblem::at(ProblemKind::Invalid, pointer(path), detail);
     }
     if detail == "number out of range" {
-        return Failure::at(
-            Kind::Invalid,
+        return RequestProblem::at(
+            ProblemKind::Invalid,
             pointer(path),
             "a number that is far too large",
         );
@@ -284,7 +294,7 @@ fn wrong(body: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Erro
     match no_number(body, error) {
         Some(word) => {
             let detail = format!("{word} is no number in JSON, and none here");
-            Failure::at(Kind::Invalid, pointer(path), detail)
+            RequestProblem::at(ProblemKind::Invalid, pointer(path), detail)
         }
         None => not_json(error),
     }

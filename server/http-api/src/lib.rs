@@ -31,13 +31,13 @@ mod tasks;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
 pub use routes::router;
 
 use pace::Pace;
-use problem::Failure;
+use problem::RequestProblem;
 use shares::{Booked, Shares};
 use source::Source;
 use world::{Builder, Jobs, World};
@@ -76,7 +76,7 @@ pub struct Api {
     wanted: Arc<Notify>,
     /// True if the snapshot is never refreshed after the first one.
     looks_no_more: bool,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<ApiEvent>,
     /// Limits the rate of answers while a dump or a restore runs here.
     pace: Pace,
     /// Limits the long batches that run at once.
@@ -155,7 +155,7 @@ impl Api {
     ///
     /// # Errors
     /// The checkpoints were not listed within [`limits::LISTING_PATIENCE`].
-    async fn listed_since(&self, since: Instant) -> Result<Arc<World>, Failure> {
+    async fn listed_since(&self, since: Instant) -> Result<Arc<World>, RequestProblem> {
         let mut published = self.published.subscribe();
         let listed = async {
             loop {
@@ -173,7 +173,7 @@ impl Api {
         let listed = tokio::time::timeout(limits::LISTING_PATIENCE, listed).await;
         listed.map_err(|_| {
             let detail = "the store does not list its checkpoints now, so there may be one that is not known here";
-            Failure::for_now(detail, 5)
+            RequestProblem::for_now(detail, 5)
         })
     }
 

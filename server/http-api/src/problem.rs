@@ -5,22 +5,26 @@ use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem};
+use permafrost_api_types::problem::{MEDIA_TYPE, Problem, ProblemKind};
 
 use super::source::Refusal;
 
 /// A problem that a request ends with.
 #[derive(Clone, Debug)]
-pub struct Failure(Box<Problem>);
+pub struct RequestProblem(Box<Problem>);
 
-impl Failure {
+impl RequestProblem {
     /// Returns a problem of a kind.
-    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+    pub(super) fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self(Box::new(Problem::new(kind, detail)))
     }
 
     /// Returns a problem of a kind, about one field.
-    pub(super) fn at(kind: Kind, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub(super) fn at(
+        kind: ProblemKind,
+        pointer: impl Into<String>,
+        detail: impl Into<String>,
+    ) -> Self {
         let (pointer, detail) = (pointer.into(), detail.into());
         let about = if pointer.is_empty() {
             detail.clone()
@@ -32,39 +36,39 @@ impl Failure {
 
     /// Returns a problem that may be gone after `retry_after_s`.
     pub(super) fn for_now(detail: impl Into<String>, retry_after_s: u64) -> Self {
-        let mut problem = Problem::new(Kind::Unavailable, detail);
+        let mut problem = Problem::new(ProblemKind::Unavailable, detail);
         problem.retry_after_s = Some(retry_after_s);
         Self(Box::new(problem))
     }
 }
 
-impl From<Problem> for Failure {
+impl From<Problem> for RequestProblem {
     fn from(problem: Problem) -> Self {
         Self(Box::new(problem))
     }
 }
 
-impl From<Refusal> for Failure {
+impl From<Refusal> for RequestProblem {
     fn from(refusal: Refusal) -> Self {
         let detail = refusal.to_string();
         match refusal {
-            Refusal::Invalid { pointer, .. } => Self::at(Kind::Invalid, pointer, detail),
-            Refusal::NoReservation => Self::new(Kind::NotFound, detail),
-            Refusal::Conflict { .. } => Self::new(Kind::Conflict, detail),
+            Refusal::Invalid { pointer, .. } => Self::at(ProblemKind::Invalid, pointer, detail),
+            Refusal::NoReservation => Self::new(ProblemKind::NotFound, detail),
+            Refusal::Conflict { .. } => Self::new(ProblemKind::Conflict, detail),
             Refusal::Unavailable { .. } => Self::for_now(detail, 5),
             Refusal::Store(error) => {
                 use permafrost_protocol::control::ErrorCode;
                 let kind = match error.code() {
-                    ErrorCode::Invalid => Kind::Invalid,
-                    ErrorCode::NotFound => Kind::NotFound,
-                    ErrorCode::Conflict | ErrorCode::NoSpace => Kind::Conflict,
-                    ErrorCode::Unavailable => Kind::Unavailable,
-                    ErrorCode::Denied => Kind::Forbidden,
+                    ErrorCode::Invalid => ProblemKind::Invalid,
+                    ErrorCode::NotFound => ProblemKind::NotFound,
+                    ErrorCode::Conflict | ErrorCode::NoSpace => ProblemKind::Conflict,
+                    ErrorCode::Unavailable => ProblemKind::Unavailable,
+                    ErrorCode::Denied => ProblemKind::Forbidden,
                     ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::SessionFailed => {
-                        Kind::Internal
+                        ProblemKind::Internal
                     }
                 };
-                if kind == Kind::Internal {
+                if kind == ProblemKind::Internal {
                     tracing::error!(%error, "a request of the API failed");
                 }
                 Self::new(kind, detail)
@@ -73,7 +77,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for RequestProblem {
     fn into_response(self) -> Response {
         respond(&self.0)
     }
@@ -115,10 +119,10 @@ pub(super) async fn named(request: Request, next: Next) -> Response {
     let mut problem = match response.extensions().get::<Said>() {
         Some(Said(problem)) => problem.clone(),
         None if status == StatusCode::NOT_FOUND => {
-            Problem::new(Kind::NotFound, format!("there is no {path}"))
+            Problem::new(ProblemKind::NotFound, format!("there is no {path}"))
         }
         None if status == StatusCode::METHOD_NOT_ALLOWED => {
-            Problem::new(Kind::Method, format!("{path} has no such method"))
+            Problem::new(ProblemKind::Method, format!("{path} has no such method"))
         }
         None => return response,
     };

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::reserve::Direction;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::Figure;
@@ -88,7 +88,7 @@ struct Driver {
 }
 
 impl Driver {
-    async fn run(mut self, mut events: broadcast::Receiver<Event>) {
+    async fn run(mut self, mut events: broadcast::Receiver<ApiEvent>) {
         let mut heard = true;
         loop {
             let due = self.due().into();
@@ -103,7 +103,7 @@ impl Driver {
                     let Some(api) = self.api.upgrade() else { return };
                     let event = match event {
                         Ok(event) => event,
-                        Err(RecvError::Lagged(missed)) => Event::Missed { missed },
+                        Err(RecvError::Lagged(missed)) => ApiEvent::Missed { missed },
                         Err(RecvError::Closed) => {
                             heard = false;
                             continue;
@@ -203,7 +203,7 @@ fn tell_changes(api: &Api, new: &World) {
         let live = is_live(new, name);
         if live != is_live(&old, name) || old.names().id(name).is_none() {
             let node = name.to_owned();
-            tell(Event::Node { node, live });
+            tell(ApiEvent::Node { node, live });
         }
         for direction in [Direction::Write, Direction::Read] {
             let now = queue(new, id, direction);
@@ -214,7 +214,7 @@ fn tell_changes(api: &Api, new: &World) {
             if let Some((bytes, length)) = now
                 && now != before
             {
-                tell(Event::Queue {
+                tell(ApiEvent::Queue {
                     node: name.to_owned(),
                     direction,
                     bytes: bytes.count(),
@@ -227,7 +227,7 @@ fn tell_changes(api: &Api, new: &World) {
     for (name, _) in old.names().in_order() {
         if new.names().id(name).is_none() && is_live(&old, name) {
             let node = name.to_owned();
-            tell(Event::Node { node, live: false });
+            tell(ApiEvent::Node { node, live: false });
         }
     }
 }

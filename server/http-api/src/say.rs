@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use permafrost_api_types::figure::{Figure, Known};
-use permafrost_scheduling::cost::{self, Cost, Dump, Mechanism, Part, Spread};
+use permafrost_scheduling::cost::{self, Dump, Part, PreemptionMechanism, TaskCost, TimeSpread};
 use permafrost_scheduling::figure;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 
@@ -46,7 +46,7 @@ pub(super) fn time(of: &figure::Figure<Seconds>, world_age_s: f64) -> Figure<f64
     figure(of, world_age_s, |time| rounded(time.value()))
 }
 
-fn spread(of: Spread) -> permafrost_api_types::cost::Spread {
+fn spread(of: TimeSpread) -> permafrost_api_types::cost::Spread {
     permafrost_api_types::cost::Spread {
         p50: rounded(of.p50.value()),
         p95: rounded(of.p95.value()),
@@ -55,8 +55,8 @@ fn spread(of: Spread) -> permafrost_api_types::cost::Spread {
 
 /// Converts a cost, in the requested detail.
 pub(super) fn cost(
-    of: &Cost,
-    detail: permafrost_api_types::cost::Detail,
+    of: &TaskCost,
+    detail: permafrost_api_types::cost::ReplyDetail,
     world_age_s: f64,
 ) -> permafrost_api_types::cost::Cost {
     permafrost_api_types::cost::Cost {
@@ -68,9 +68,9 @@ pub(super) fn cost(
 /// Returns an explanation, unless only sums are requested.
 pub(super) fn reason(
     of: &impl fmt::Display,
-    detail: permafrost_api_types::cost::Detail,
+    detail: permafrost_api_types::cost::ReplyDetail,
 ) -> Option<String> {
-    if detail != permafrost_api_types::cost::Detail::Full {
+    if detail != permafrost_api_types::cost::ReplyDetail::Full {
         return None;
     }
     // Most texts are shorter, so that the buffer need not grow repeatedly.
@@ -82,11 +82,11 @@ pub(super) fn reason(
 
 /// Converts a cost without its reason.
 pub(super) fn cost_alone(
-    of: &Cost,
-    detail: permafrost_api_types::cost::Detail,
+    of: &TaskCost,
+    detail: permafrost_api_types::cost::ReplyDetail,
     world_age_s: f64,
 ) -> permafrost_api_types::cost::Cost {
-    let full = detail == permafrost_api_types::cost::Detail::Full;
+    let full = detail == permafrost_api_types::cost::ReplyDetail::Full;
     let parts = || {
         let parts = of
             .parts()
@@ -129,14 +129,16 @@ const fn part(part: Part) -> permafrost_api_types::cost::Part {
     }
 }
 
-pub(super) const fn mechanism(mechanism: Mechanism) -> permafrost_api_types::cost::Mechanism {
+pub(super) const fn mechanism(
+    mechanism: PreemptionMechanism,
+) -> permafrost_api_types::cost::Mechanism {
     use permafrost_api_types::cost::Mechanism as Said;
     match mechanism {
-        Mechanism::Wait => Said::Wait,
-        Mechanism::Kill => Said::Kill,
-        Mechanism::Rollback => Said::Rollback,
-        Mechanism::SuspendInMemory => Said::SuspendInMemory,
-        Mechanism::Checkpoint { dump, .. } => match dump {
+        PreemptionMechanism::Wait => Said::Wait,
+        PreemptionMechanism::Kill => Said::Kill,
+        PreemptionMechanism::Rollback => Said::Rollback,
+        PreemptionMechanism::SuspendInMemory => Said::SuspendInMemory,
+        PreemptionMechanism::Checkpoint { dump, .. } => match dump {
             Dump::Full => Said::FullDump,
             Dump::Incremental => Said::IncrementalDump,
             Dump::PreCopied => Said::PreCopiedDump,
@@ -147,18 +149,18 @@ pub(super) const fn mechanism(mechanism: Mechanism) -> permafrost_api_types::cos
 pub(super) const fn way(
     mechanism: permafrost_api_types::cost::Mechanism,
     copies: cost::Copies,
-) -> Mechanism {
+) -> PreemptionMechanism {
     use permafrost_api_types::cost::Mechanism as Said;
     let dump = match mechanism {
-        Said::Wait => return Mechanism::Wait,
-        Said::Kill => return Mechanism::Kill,
-        Said::Rollback => return Mechanism::Rollback,
-        Said::SuspendInMemory => return Mechanism::SuspendInMemory,
+        Said::Wait => return PreemptionMechanism::Wait,
+        Said::Kill => return PreemptionMechanism::Kill,
+        Said::Rollback => return PreemptionMechanism::Rollback,
+        Said::SuspendInMemory => return PreemptionMechanism::SuspendInMemory,
         Said::IncrementalDump => Dump::Incremental,
         Said::FullDump => Dump::Full,
         Said::PreCopiedDump => Dump::PreCopied,
     };
-    Mechanism::Checkpoint { dump, copies }
+    PreemptionMechanism::Checkpoint { dump, copies }
 }
 
 pub(super) const fn copies(copies: permafrost_api_types::cost::Copies) -> cost::Copies {

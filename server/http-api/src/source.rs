@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figures::StartFigures;
 use permafrost_api_types::nodes::{NodeClass, NodeState};
-use permafrost_api_types::reserve::{Reservation, Reserve};
+use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
@@ -184,7 +184,7 @@ pub trait Source: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Refusal`].
-    fn reserve(&self, caller: &Caller, wanted: &Reserve) -> Result<Reservation, Refusal>;
+    fn reserve(&self, caller: &Caller, wanted: &ReserveRequest) -> Result<Reservation, Refusal>;
 
     /// Cancels a reservation.
     ///
@@ -199,7 +199,7 @@ pub trait Source: Send + Sync + 'static {
     fn install(&self, figures: &StartFigures) -> Result<(), Refusal>;
 
     /// Subscribes to checkpoints that come and go. Changes of nodes and queues need no event: polling sees them.
-    fn events(&self) -> broadcast::Receiver<Event>;
+    fn events(&self) -> broadcast::Receiver<ApiEvent>;
 
     /// Checks that the daemon does its work.
     ///

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::problem::ProblemKind;
 use permafrost_api_types::quantity;
 use permafrost_api_types::task::{Resources, Swap, Task};
 use permafrost_protocol::control::Checkpoint;
@@ -15,7 +15,7 @@ use permafrost_scheduling::size::{DumpKind, Memory};
 use permafrost_scheduling::{NodeId, TaskId};
 
 use super::body::Asked;
-use super::problem::Failure;
+use super::problem::RequestProblem;
 use super::world::seconds;
 
 pub(super) const fn bytes(bytes: quantity::Bytes) -> Bytes {
@@ -31,8 +31,8 @@ pub(super) fn rate(rate: quantity::BytesPerSecond) -> BytesPerSecond {
     BytesPerSecond::new(rate.value()).unwrap_or(BytesPerSecond::MIN)
 }
 
-pub(super) const fn resources(of: Resources) -> cost::Resources {
-    cost::Resources {
+pub(super) const fn resources(of: Resources) -> cost::TaskResources {
+    cost::TaskResources {
         cpu_millis: of.cpu_millis.value(),
         memory: bytes(of.memory_bytes),
     }
@@ -50,7 +50,7 @@ fn given<T, U: Copy>(value: Option<T>, as_figure: impl Fn(T) -> U, what: What) -
 /// Its job tells if there is a checkpoint to build on; the job's past and memory give the expected size of its
 /// dumps. A caller that names no job and gives the size of an incremental dump, or the work since the last,
 /// states that there is a checkpoint. Omitted parts of its memory are taken from the last checkpoint.
-pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::Task {
+pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::TaskFigures {
     let job = task.job.as_deref().filter(|job| asked.caller.sees(job));
     let last = last_checkpoint(asked, job);
     let says_so = task.incremental_bytes.is_some() || task.since_checkpoint_s.is_some();
@@ -91,7 +91,7 @@ pub(super) fn known(asked: &Asked<'_>, index: usize, task: &Task<'_>) -> cost::T
         (None, Some((_, age)), None) => Figure::given(age),
         (None, None, _) => Figure::not_given(What::WorkSinceCheckpoint),
     };
-    cost::Task {
+    cost::TaskFigures {
         id: TaskId(index as u64),
         holds: resources(task.holds),
         full: predicted(DumpKind::Full, task.full_bytes),
@@ -145,10 +145,14 @@ pub(super) fn node_of(asked: &Asked<'_>, task: &Task<'_>) -> Option<NodeId> {
 ///
 /// # Errors
 /// A problem about the field.
-pub(super) fn named(asked: &Asked<'_>, pointer: &str, name: &str) -> Result<NodeId, Failure> {
+pub(super) fn named(
+    asked: &Asked<'_>,
+    pointer: &str,
+    name: &str,
+) -> Result<NodeId, RequestProblem> {
     asked.world.names().id(name).ok_or_else(|| {
-        Failure::at(
-            Kind::UnknownNode,
+        RequestProblem::at(
+            ProblemKind::UnknownNode,
             pointer,
             format!("there is no node {name:?}"),
         )
@@ -156,13 +160,13 @@ pub(super) fn named(asked: &Asked<'_>, pointer: &str, name: &str) -> Result<Node
 }
 
 /// Swaps of machines, by the nodes that their tasks name.
-pub(super) type Swaps = HashMap<NodeId, cost::Swap>;
+pub(super) type Swaps = HashMap<NodeId, cost::SwapFigures>;
 
-pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps, Failure> {
+pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps, RequestProblem> {
     let mut swaps = Swaps::with_capacity(given_swaps.len());
     for (index, swap) in given_swaps.iter().enumerate() {
         let node = named(asked, &format!("/swaps/{index}/node"), &swap.node)?;
-        let known = cost::Swap {
+        let known = cost::SwapFigures {
             free_memory: bytes(swap.free_memory_bytes),
             free_swap: bytes(swap.free_swap_bytes),
             write: given(swap.write_bytes_per_s, rate, What::SwapBandwidth),
@@ -170,8 +174,8 @@ pub(super) fn swaps(asked: &Asked<'_>, given_swaps: &[Swap<'_>]) -> Result<Swaps
         };
         if swaps.insert(node, known).is_some() {
             let pointer = format!("/swaps/{index}/node");
-            return Err(Failure::at(
-                Kind::Invalid,
+            return Err(RequestProblem::at(
+                ProblemKind::Invalid,
                 pointer,
                 "this node has one already",
             ));

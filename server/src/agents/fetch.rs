@@ -5,7 +5,7 @@
 
 use std::io;
 
-use permafrost_agent::remote::{MapDigest, Part, ReadError, RemoteCheckpoint};
+use permafrost_agent::remote::{MapDigest, PageSelection, ReadError, RemoteCheckpoint};
 use permafrost_criu::directory::PageRun;
 use permafrost_identity::{Peer, Role};
 use permafrost_protocol::access::Access;
@@ -159,7 +159,7 @@ impl Sending<'_> {
             if !request.image.is_empty() {
                 self.images(&request.image, request.images)?;
             } else if request.space > 0 {
-                let part = Part {
+                let part = PageSelection {
                     place: usize::try_from(request.space - 1).unwrap_or(usize::MAX),
                     from_index: request.from_index,
                     pages: request.pages,
@@ -168,7 +168,7 @@ impl Sending<'_> {
             } else {
                 // From where, and how many, is said of one space only.
                 for place in 0..self.source.manifest().spaces.len() {
-                    self.space(Part::all(place), request.runs_only)?;
+                    self.space(PageSelection::all(place), request.runs_only)?;
                 }
                 for place in 0..self.source.manifest().images.len() {
                     self.image(place)?;
@@ -179,7 +179,7 @@ impl Sending<'_> {
         Ok(())
     }
 
-    fn space(&mut self, part: Part, runs_only: bool) -> Result<(), Failure> {
+    fn space(&mut self, part: PageSelection, runs_only: bool) -> Result<(), Failure> {
         let Some(space) = self.source.manifest().spaces.get(part.place) else {
             return Err(Failure::Store(StoreError::NotFound {
                 what: format!("address space {}", part.place.saturating_add(1)),
@@ -256,7 +256,11 @@ impl Sending<'_> {
 }
 
 /// Sends this node's pages. `rest` shrinks to the part that is not sent yet, also if damage ends the call.
-fn own_pages(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Result<(), Failure> {
+fn own_pages(
+    fetch: &Fetch,
+    frames: &mut dyn FrameSink,
+    rest: &mut PageSelection,
+) -> Result<(), Failure> {
     let limited = rest.pages > 0;
     for fetched in fetch.runs(rest.place, rest.from_index, rest.pages) {
         let (next_index, pages) = match fetched? {
@@ -295,7 +299,11 @@ fn own_pages(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Resu
 
 /// Sends the positions of this node's pages. `rest` shrinks to the part that is not sent yet, also if damage ends
 /// the call.
-fn own_places(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Result<(), Failure> {
+fn own_places(
+    fetch: &Fetch,
+    frames: &mut dyn FrameSink,
+    rest: &mut PageSelection,
+) -> Result<(), Failure> {
     for placed in fetch.places(rest.place, rest.from_index) {
         let (first_index, flags, pages, zero) = placed?;
         named_place(frames, first_index, flags, pages, zero)?;
@@ -310,8 +318,8 @@ fn own_places(fetch: &Fetch, frames: &mut dyn FrameSink, rest: &mut Part) -> Res
 fn others_pages(
     others: &RemoteCheckpoint,
     frames: &mut dyn FrameSink,
-    part: Part,
-    rest: Part,
+    part: PageSelection,
+    rest: PageSelection,
     runs_only: bool,
     before: Option<MapDigest>,
 ) -> Result<(), Failure> {

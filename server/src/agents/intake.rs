@@ -10,7 +10,7 @@ use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 use permafrost_store::{Adoption, Session, SessionSink, StoreError};
-use permafrost_transport::peer::{Frame, FrameSource, Replies};
+use permafrost_transport::peer::{FrameSource, ReceivedFrame, Replies};
 
 use super::arriving::ArrivingImages;
 use super::rights::{authorize, check_dump, check_read, job_of};
@@ -190,7 +190,7 @@ impl Agents {
 }
 
 /// Passes a frame to the session, as CRIU would have sent it.
-fn pass(sink: &mut SessionSink, frame: &Frame) -> Result<(), SinkError> {
+fn pass(sink: &mut SessionSink, frame: &ReceivedFrame) -> Result<(), SinkError> {
     let header = &frame.header;
     let vaddr = header.index.saturating_mul(PAGE_BYTES);
     match header.kind {

@@ -23,7 +23,7 @@ use permafrost_metering::queues::{Queues, Reservations};
 use permafrost_protocol::control;
 use permafrost_store::{Session, Store, StoreError};
 
-use crate::denials::Denials;
+use crate::denials::DenialLists;
 
 pub use fetch::serve_fetch;
 pub(crate) use rights::authorize;
@@ -43,7 +43,7 @@ pub struct Agents {
     /// Operator's requests to the cluster, if this node is in one.
     operator: Option<Arc<dyn Operate>>,
     /// Denied certificates, if this node keeps a list.
-    denials: Option<Arc<Denials>>,
+    denials: Option<Arc<DenialLists>>,
     /// Queues of this node, and the reservations in them.
     queues: Option<(Arc<Queues>, Arc<Reservations>)>,
     /// Number of agents that wait for an answer.
@@ -84,7 +84,7 @@ impl Agents {
 
     /// Enables `permafrost pki deny` for peers.
     #[must_use]
-    pub fn with_denials(self, denials: Arc<Denials>) -> Self {
+    pub fn with_denials(self, denials: Arc<DenialLists>) -> Self {
         Self {
             denials: Some(denials),
             ..self

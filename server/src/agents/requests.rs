@@ -11,7 +11,7 @@ use permafrost_store::{Durability, SessionRequest, StoreError};
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
 use super::turns::Admitted;
 use super::{Agents, name_of, refusal};
-use crate::denials::{Denials, no_certificates};
+use crate::denials::{DenialLists, no_certificates};
 
 impl Agents {
     /// Answers a control request that came by QUIC.
@@ -122,7 +122,7 @@ impl Agents {
             .ok_or_else(|| refusal(&no_cluster()))
     }
 
-    fn denials(&self) -> Result<&Denials, StoreError> {
+    fn denials(&self) -> Result<&DenialLists, StoreError> {
         self.denials.as_deref().ok_or_else(no_certificates)
     }
 
@@ -170,7 +170,7 @@ impl Agents {
             }
         };
         let opened = self.store.open_session_after(request, || {
-            Ok(turn.map(|turn| Box::new(turn) as Box<dyn permafrost_store::Turn>))
+            Ok(turn.map(|turn| Box::new(turn) as Box<dyn permafrost_store::TransferSlot>))
         });
         let session = opened.map_err(|error| refusal(&error))?;
         self.expect(peer, &session);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::StoreError;
-use permafrost_transport::peer::Frame;
+use permafrost_transport::peer::ReceivedFrame;
 
 /// Small images of one adoption together, bytes. CRIU's have a few kilobytes; ghost files and the contents of tmpfs
 /// may be large.
@@ -100,7 +100,7 @@ impl Spool {
 
     /// Writes a frame of an image. The receiver has checked that the name is plain, and that there is no more data
     /// than announced.
-    pub(super) fn take(&mut self, frame: &Frame) -> Result<(), StoreError> {
+    pub(super) fn take(&mut self, frame: &ReceivedFrame) -> Result<(), StoreError> {
         match frame.header.kind {
             Kind::Image => {
                 let name = std::str::from_utf8(&frame.payload).map_err(|_| invalid())?;

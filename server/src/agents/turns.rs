@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use permafrost_identity::{Peer, Role};
-use permafrost_metering::queues::{Admission, Direction, Entered, Owner, Reservations, Turn};
+use permafrost_metering::queues::{
+    Admission, AdmittedTransfer, Direction, Entered, Owner, Reservations,
+};
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_store::StoreError;
 
@@ -24,7 +26,7 @@ const MAX_HELD: usize = 64;
 /// Result of a request for admission of an agent's dump.
 pub(super) enum Admitted {
     /// The dump may begin.
-    Begins(Option<Turn>),
+    Begins(Option<AdmittedTransfer>),
     /// The agent has to ask again.
     Later(control::Waiting),
 }
@@ -51,7 +53,7 @@ impl Agents {
     }
 
     /// Takes a slot for a dump whose task is frozen already.
-    pub(super) fn runs(&self, bytes: u64) -> Option<Turn> {
+    pub(super) fn runs(&self, bytes: u64) -> Option<AdmittedTransfer> {
         let (queues, _) = self.queues.as_ref()?;
         Some(queues.run(Direction::Write, bytes))
     }

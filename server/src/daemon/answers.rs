@@ -17,7 +17,7 @@ use permafrost_transport::peer::ApiServer;
 use tokio::runtime::{Builder, Runtime};
 
 use super::StartError;
-use crate::config::ApiOptions;
+use crate::config::ApiServerOptions;
 
 /// Threads that read requests and write replies. All clients share them, however many there are: dumps have the rest
 /// of the machine, and batches give way to dumps.
@@ -41,7 +41,7 @@ pub(super) struct Answers {
 impl Answers {
     /// Begins to answer from `source`.
     pub(super) async fn start(
-        options: &ApiOptions,
+        options: &ApiServerOptions,
         run_dir: &Path,
         identity: Option<&ReloadingIdentity>,
         source: Arc<dyn Source>,
@@ -55,7 +55,7 @@ impl Answers {
             .enable_all()
             .build()
             .map_err(failed)?;
-        let serving = serve::Options {
+        let serving = serve::ServeOptions {
             run_dir: run_dir.to_owned(),
             listen: options.listen,
             identity: identity.cloned(),

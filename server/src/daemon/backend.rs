@@ -6,19 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_agent::host::{Backend, Client, Trail, Waits};
-use permafrost_audit::{Audit, Event, Who};
+use permafrost_audit::{Audit, AuditedRequest, Who};
 use permafrost_cluster::{Operate, no_cluster};
-use permafrost_criu::Progress;
+use permafrost_criu::ProgressReceiver;
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::Costs;
 use permafrost_metering::queues::{
-    Admission, Direction, Owner, Queues, QueuesError, Reservations, Turn, expected_bytes,
+    Admission, AdmittedTransfer, Direction, Owner, Queues, QueuesError, Reservations,
+    expected_bytes,
 };
 use permafrost_protocol::control::{self, request};
 use permafrost_protocol::manifest::TakenBy;
 use permafrost_store::{Adoption, Durability, SessionRequest, SessionSink, Store, StoreError};
 
-use crate::denials::{Denials, no_certificates};
+use crate::denials::{DenialLists, no_certificates};
 
 /// The store of this node.
 pub(crate) struct Local {
@@ -36,7 +37,7 @@ pub(crate) struct Local {
     /// Operator's requests to the cluster, if this node is in one.
     pub(crate) operator: Option<Arc<dyn Operate>>,
     /// Denied certificates, if this node keeps a list.
-    pub(crate) denials: Option<Arc<Denials>>,
+    pub(crate) denials: Option<Arc<DenialLists>>,
     /// Certificate of the node, if it has one.
     pub(crate) identity: Option<Arc<ReloadingIdentity>>,
     /// The node's audit log.
@@ -71,7 +72,7 @@ impl Local {
         priority: u32,
         admission: Result<Admission, QueuesError>,
         waits: &mut dyn Waits,
-    ) -> Result<Turn, StoreError> {
+    ) -> Result<AdmittedTransfer, StoreError> {
         self.store.check_restorable(checkpoint)?;
         let record = self.store.resolve(checkpoint)?;
         self.store.check_priority(&record.job, priority)?;
@@ -149,7 +150,9 @@ impl Backend for Local {
             if frozen {
                 // Nobody has asked whether it may freeze its task: it is frozen.
                 let turn = self.queues.run(Direction::Write, admission.bytes);
-                return Ok(Some(Box::new(turn) as Box<dyn permafrost_store::Turn>));
+                return Ok(Some(
+                    Box::new(turn) as Box<dyn permafrost_store::TransferSlot>
+                ));
             }
             let turn = self.queues.enter(Direction::Write, &admission, waits);
             turn.map(|turn| Some(Box::new(turn) as _))
@@ -240,7 +243,7 @@ impl Backend for Local {
     fn verify(
         &self,
         verify: &request::Verify,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, control::Error> {
         self.store
             .verify(&verify.checkpoint, progress)
@@ -250,7 +253,7 @@ impl Backend for Local {
     fn scrub(
         &self,
         scrub: &request::Scrub,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, control::Error> {
         self.store
             .scrub_now(&scrub.checkpoint, progress)
@@ -262,7 +265,7 @@ impl Backend for Local {
         export: &request::Export,
         directory: OwnedFd,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error> {
         if export.small_images_only {
             // For a dump to be compared with: no restore.
@@ -287,7 +290,7 @@ impl Backend for Local {
         import: &request::Import,
         directory: OwnedFd,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
         let durability = Durability::parse(&import.durability).map_err(refusal)?;
         let turn = self
@@ -314,14 +317,14 @@ impl Backend for Local {
         listener: OwnedFd,
         caller: &UnixStream,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error> {
         let admission = Admission::new(0, stream.priority, stream.deadline_ms, &stream.reservation);
         let streamed = self
             .turn_to_read(&stream.checkpoint, stream.priority, admission, waits)
             .and_then(|mut turn| {
                 let served = Arc::default();
-                permafrost_store::Turn::follow(&mut turn, Arc::clone(&served));
+                permafrost_store::TransferSlot::follow(&mut turn, Arc::clone(&served));
                 self.store
                     .stream(&stream.checkpoint, listener, caller, &served, progress)
             });
@@ -396,7 +399,7 @@ impl Backend for Local {
 
     fn trail(&self, client: &Client, body: &request::Body) -> Option<Trail> {
         let (audit, who) = (Arc::clone(&self.audit), Who::client("control", client));
-        let event = Event::of_control(body);
+        let event = AuditedRequest::of_control(body);
         Some(Box::new(move |answered| match answered {
             Ok(reply) => {
                 if let Some(event) = event.told_by(reply) {
@@ -408,7 +411,7 @@ impl Backend for Local {
     }
 
     fn received(&self, client: &Client, session: &str, outcome: Result<(), &control::Error>) {
-        let event = Event::change("receive", session);
+        let event = AuditedRequest::change("receive", session);
         self.audit
             .record(&Who::client("page-server", client), &event, outcome);
     }

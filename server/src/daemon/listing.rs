@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use permafrost_cluster::rebuild::keep_numbers;
 use permafrost_cluster::repair::Standing;
-use permafrost_cluster::{Acquaintance, EtcdRegistry, KnownData, Mark, MemberState, Nodes};
+use permafrost_cluster::{
+    Acquaintance, ClusterNodes, DataMark, EtcdRegistry, KnownData, MemberState,
+};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{JobLock, Registered, Registry, Store, StoreError};
 
@@ -14,10 +16,10 @@ pub(super) struct Listing {
     registry: EtcdRegistry,
     known: KnownData,
     store: Arc<Store>,
-    nodes: Nodes,
+    nodes: ClusterNodes,
     node: String,
     /// Origin of the last list.
-    seen: Mutex<Option<(Mark, Acquaintance)>>,
+    seen: Mutex<Option<(DataMark, Acquaintance)>>,
 }
 
 impl Listing {
@@ -25,7 +27,7 @@ impl Listing {
         registry: EtcdRegistry,
         known: KnownData,
         store: Arc<Store>,
-        nodes: Nodes,
+        nodes: ClusterNodes,
         node: &str,
     ) -> Self {
         Self {
@@ -38,7 +40,7 @@ impl Listing {
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Option<(Mark, Acquaintance)>> {
+    fn seen(&self) -> MutexGuard<'_, Option<(DataMark, Acquaintance)>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

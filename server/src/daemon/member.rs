@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use permafrost_agent::remote;
 use permafrost_cluster::elsewhere::Peers;
 use permafrost_cluster::repair::{
-    ClusterView, Leading, Progress, Puller, Sweep, SweepTiming, Throttle, Timing, Worker,
+    ClusterView, Leading, Puller, RepairProgress, Sweep, SweepTiming, Throttle, Timing, Worker,
 };
 use permafrost_cluster::replication::{FanOut, FanOutStats};
 use permafrost_cluster::scrub::{MendByPull, Scrubber};
 use permafrost_cluster::{
-    Cluster, EtcdRegistry, KnownData, NodeFacts, Nodes, Operate, PeerInventories,
+    Cluster, ClusterNodes, EtcdRegistry, KnownData, NodeFacts, Operate, PeerInventories,
 };
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::{Costs, Links, Publication};
@@ -31,7 +31,7 @@ use super::listing::Listing;
 use super::own::facts;
 use super::{StartError, source};
 use crate::config::ClusterOptions;
-use crate::denials::Denials;
+use crate::denials::DenialLists;
 use crate::metrics::{ClusterNumbers, Metrics, ReplicationNumbers};
 use crate::peers::Copying;
 
@@ -64,7 +64,7 @@ pub(super) struct Member {
     throttle: Arc<Throttle>,
     puller: Arc<Puller>,
     operator: Arc<dyn Operate>,
-    progress: Arc<Progress>,
+    progress: Arc<RepairProgress>,
     copies: Arc<FanOutStats>,
     links: Arc<FanOut>,
     telling: JoinHandle<()>,
@@ -103,7 +103,7 @@ impl Member {
         let region = facts.region.clone();
         let joined = Cluster::join_as(&options.registry, facts.clone(), Some(Arc::clone(identity)));
         let cluster = Arc::new(joined.await?);
-        let network = |transport: peer::Options| {
+        let network = |transport: peer::PeerOptions| {
             let nodes = cluster.nodes();
             let any = if address.is_ipv4() {
                 SocketAddr::from(([0; 4], 0))
@@ -119,10 +119,10 @@ impl Member {
                 transport,
             )
         };
-        let copies = network(peer::Options {
+        let copies = network(peer::PeerOptions {
             reconnect: STALL,
             stall: STALL,
-            ..peer::Options::default()
+            ..peer::PeerOptions::default()
         })?;
         // Of its own: what a restoring tree leaves unread must not hold up dumps on the same connection.
         let reads = network(remote::transport())?;
@@ -140,7 +140,7 @@ impl Member {
         let copy_stats = fan_out.stats();
         fan_out.measured_by(Arc::clone(costs));
         let fan_out = Arc::new(fan_out);
-        let joined = store.join(permafrost_store::Cluster {
+        let joined = store.join(permafrost_store::ClusterServices {
             node: name.clone(),
             replicate: Some(Arc::<FanOut>::clone(&fan_out)),
             registry: Some(registry.clone()),
@@ -179,7 +179,7 @@ impl Member {
         };
         let operator = cluster.operator(Arc::new(inventories), options.copies);
 
-        let progress = Arc::<Progress>::default();
+        let progress = Arc::<RepairProgress>::default();
         let leading = Leading::new(
             registry,
             Arc::new(reads.clone()),
@@ -283,7 +283,7 @@ impl Member {
     }
 
     /// Applies the cluster's list of denied certificates on this node. Must be called once.
-    pub(super) fn hear_denials(&self, denials: &Arc<Denials>) {
+    pub(super) fn hear_denials(&self, denials: &Arc<DenialLists>) {
         let (denials, mut lists) = (Arc::clone(denials), self.cluster.denials());
         let hearing = tokio::spawn(async move {
             loop {
@@ -458,7 +458,7 @@ impl Others for OtherNodes {
     }
 }
 
-fn address_of(nodes: &Nodes, node: &str) -> Option<SocketAddr> {
+fn address_of(nodes: &ClusterNodes, node: &str) -> Option<SocketAddr> {
     let view = nodes.live();
     let live = view.nodes.iter().find(|live| live.facts.name == node)?;
     live.facts.address.parse().ok()

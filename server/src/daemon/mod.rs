@@ -33,7 +33,7 @@ use self::backend::Local;
 use self::member::{Joining, Member};
 use crate::agents::Agents;
 use crate::config::Config;
-use crate::denials::{DENIED_FILE, Denials};
+use crate::denials::{DENIED_FILE, DenialLists};
 use crate::metrics::{self, CertificateNumbers, Metrics};
 use crate::peers::NodeHandler;
 
@@ -64,7 +64,7 @@ pub struct Daemon {
     member: Option<Member>,
     scrubbing: Scrubbing,
     probing: Option<Probing>,
-    metrics: Option<metrics::Server>,
+    metrics: Option<metrics::MetricsServer>,
     answers: Answers,
     audit: Arc<Audit>,
 }
@@ -83,7 +83,7 @@ impl Daemon {
             identity.keep_denials_in(config.data_dir.join(DENIED_FILE))?;
         }
         let tls = identity.as_deref().map(CriuTls::reloading).transpose()?;
-        let bound = Bound::bind(host::Options {
+        let bound = Bound::bind(host::HostOptions {
             run_dir: config.run_dir.clone(),
             listen: config.listen,
             listen_uids: config.listen_uids.clone(),
@@ -202,7 +202,7 @@ impl Daemon {
                 .map_or_else(Vec::new, |options| options.registry.members.clone()),
             addresses: [
                 peers.as_ref().and_then(|peers| peers.local_address().ok()),
-                numbers.as_ref().map(metrics::Server::address),
+                numbers.as_ref().map(metrics::MetricsServer::address),
             ]
             .map(|address| address.map_or_else(String::new, |address| address.to_string())),
         }));
@@ -319,7 +319,7 @@ struct Peers {
     handler: Option<Arc<NodeHandler>>,
     member: Option<Member>,
     reservations: Arc<Reservations>,
-    denials: Option<Arc<Denials>>,
+    denials: Option<Arc<DenialLists>>,
 }
 
 /// A store with its measurements.
@@ -347,7 +347,7 @@ async fn serve_peers(
             handler: None,
             member: None,
             reservations: Arc::new(reservations_here().within(quotas_of(store))),
-            denials: identity.map(|identity| Arc::new(Denials::new(identity, None))),
+            denials: identity.map(|identity| Arc::new(DenialLists::new(identity, None))),
         });
     };
     let spool = config.run_dir.join("images");
@@ -367,14 +367,14 @@ async fn serve_peers(
         listen,
         Arc::clone(&identity),
         Arc::clone(&handler) as Arc<dyn Handler>,
-        peer::Options {
+        peer::PeerOptions {
             // A restoring tree reads two files a process, all at once.
             streams: 512,
             // One peer has at most half of the dumps: a compute node that gives way dumps hundreds of tasks at once.
             conversations: 512,
             dump_idle: config.idle_connection,
             dump_wait: config.retention.idle_session,
-            ..peer::Options::default()
+            ..peer::PeerOptions::default()
         },
     )?;
     let member = match &config.cluster {
@@ -401,7 +401,7 @@ async fn serve_peers(
     };
     let reservations = Arc::new(reservations.within(quotas_of(store)));
     let registry = member.as_ref().map(Member::registry);
-    let denials = Arc::new(Denials::new(identity, registry));
+    let denials = Arc::new(DenialLists::new(identity, registry));
     if let Some(member) = &member {
         member.hear_denials(&denials);
     }
@@ -431,7 +431,7 @@ async fn serve_metrics(
     all: Metrics,
     store: &Arc<Store>,
     member: Option<&Member>,
-) -> Result<metrics::Server, StartError> {
+) -> Result<metrics::MetricsServer, StartError> {
     let watched = Arc::clone(store);
     let writable = move || watched.check_writable().map_err(|error| error.to_string());
     let served = match member {

@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_agent::host::arguments::in_full;
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figure::{Figure, Known};
 use permafrost_api_types::figures::{StartFigures, StartRate, StartTime};
 use permafrost_api_types::nodes as api;
-use permafrost_api_types::reserve::{Direction, Reservation, Reserve};
-use permafrost_cluster::{Fence, LiveNode, MemberState, NodeClass, NodeFacts, Nodes};
+use permafrost_api_types::reserve::{Direction, Reservation, ReserveRequest};
+use permafrost_cluster::{ClusterNodes, Fence, LiveNode, MemberState, NodeClass, NodeFacts};
 use permafrost_http_api::caller::Caller;
 use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
 use permafrost_metering::costs::{
-    self, Believed, Costs, QueueReport, Reports, StartError, StartSample, StartWhat,
+    self, Believed, Costs, InstallError, QueueReport, Reports, StartSample, StartWhat,
 };
 use permafrost_metering::queues::{self, Owner, Queues, Reservations};
 use permafrost_protocol::control::{Checkpoint, ErrorCode, Reserved, request};
@@ -41,7 +41,7 @@ const SAMPLES_OF_A_MEDIAN: usize = 3;
 
 /// The other nodes, if there are any.
 pub(super) struct Others {
-    pub(super) nodes: Nodes,
+    pub(super) nodes: ClusterNodes,
     pub(super) fence: Arc<Fence>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct OfDaemon {
     reports: Mutex<Reports>,
     /// Time at which each node of the cluster was last alive.
     seen: Mutex<HashMap<String, Instant>>,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<ApiEvent>,
     telling: JoinHandle<()>,
 }
 
@@ -229,7 +229,7 @@ impl Source for OfDaemon {
         self.costs.predict(job, program, dump, memory)
     }
 
-    fn reserve(&self, caller: &Caller, wanted: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, caller: &Caller, wanted: &ReserveRequest) -> Result<Reservation, Refusal> {
         let node = wanted.node.clone().unwrap_or_default();
         let reserve = request::Reserve {
             node: if node == self.own.name {
@@ -274,7 +274,7 @@ impl Source for OfDaemon {
     fn install(&self, figures: &StartFigures) -> Result<(), Refusal> {
         let installed = self.costs.install(&samples(figures));
         installed.map_err(|error| match error {
-            StartError::Write { .. } => Refusal::Unavailable {
+            InstallError::Write { .. } => Refusal::Unavailable {
                 message: in_full(&error),
             },
             // The whole of it: samples are not fields.
@@ -285,7 +285,7 @@ impl Source for OfDaemon {
         })
     }
 
-    fn events(&self) -> broadcast::Receiver<Event> {
+    fn events(&self) -> broadcast::Receiver<ApiEvent> {
         self.events.subscribe()
     }
 
@@ -326,14 +326,14 @@ impl OfDaemon {
 /// Forwards events of checkpoints to the API.
 async fn tell(
     store: Arc<Store>,
-    mut happened: broadcast::Receiver<permafrost_store::Event>,
-    events: broadcast::Sender<Event>,
+    mut happened: broadcast::Receiver<permafrost_store::StoreEvent>,
+    events: broadcast::Sender<ApiEvent>,
 ) {
     loop {
         let event = match happened.recv().await {
             Ok(event) => event,
             Err(broadcast::error::RecvError::Lagged(missed)) => {
-                let _ = events.send(Event::Missed { missed });
+                let _ = events.send(ApiEvent::Missed { missed });
                 continue;
             }
             Err(broadcast::error::RecvError::Closed) => return,
@@ -348,14 +348,14 @@ async fn tell(
     }
 }
 
-fn event_of(store: &Store, event: permafrost_store::Event) -> Option<Event> {
+fn event_of(store: &Store, event: permafrost_store::StoreEvent) -> Option<ApiEvent> {
     match event {
-        permafrost_store::Event::Dumped {
+        permafrost_store::StoreEvent::Dumped {
             job, generation, ..
         } if generation > 0 => {
             let checkpoint = format!("{job}@{generation}");
             let record = store.resolve(&checkpoint).ok()?;
-            Some(Event::Checkpoint {
+            Some(ApiEvent::Checkpoint {
                 checkpoint,
                 job,
                 generation,
@@ -363,9 +363,9 @@ fn event_of(store: &Store, event: permafrost_store::Event) -> Option<Event> {
                 stored_bytes: record.added_bytes,
             })
         }
-        permafrost_store::Event::Removed {
+        permafrost_store::StoreEvent::Removed {
             job, generation, ..
-        } if generation > 0 => Some(Event::Removed {
+        } if generation > 0 => Some(ApiEvent::Removed {
             checkpoint: format!("{job}@{generation}"),
             job,
             generation,
@@ -450,7 +450,7 @@ fn millis(seconds: f64) -> u64 {
 }
 
 /// Converts stated figures to samples that yield them.
-fn samples(figures: &StartFigures) -> costs::StartFigures {
+fn samples(figures: &StartFigures) -> costs::SavedFigures {
     let mut samples = Vec::new();
     let mut add = |what: &StartWhat, bytes: u64, elapsed: f64, times: usize| {
         if let Ok(elapsed) = Seconds::new(elapsed) {
@@ -496,7 +496,7 @@ fn samples(figures: &StartFigures) -> costs::StartFigures {
     };
     times(&StartWhat::Write, figures.dump_start);
     times(&StartWhat::Read, figures.restore_start);
-    costs::StartFigures {
+    costs::SavedFigures {
         samples,
         emulated: None,
     }

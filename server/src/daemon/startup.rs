@@ -16,12 +16,12 @@ use permafrost_pmem::{
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use permafrost_store::private_file::PrivateFileError;
-use permafrost_store::{Place, Store, StoreError};
+use permafrost_store::{RegionLocation, Store, StoreError};
 use permafrost_transport::peer::PeerError;
 
 use super::member::Member;
 use crate::config::Config;
-use crate::metrics::ServeError;
+use crate::metrics::MetricsListenError;
 
 /// Size of a new region where none is given, bytes.
 const DEFAULT_REGION_BYTES: u64 = 4 << 30;
@@ -43,7 +43,7 @@ pub enum StartError {
     Audit(#[source] io::Error),
     /// Metrics cannot be served.
     #[error(transparent)]
-    Metrics(#[from] ServeError),
+    Metrics(#[from] MetricsListenError),
     /// The HTTP API cannot be served.
     #[error(transparent)]
     Api(#[from] ApiServeError),
@@ -167,7 +167,7 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
             )
         }
     };
-    let place = Place { path, guarantee };
+    let place = RegionLocation { path, guarantee };
     let catalog = Positioned::new(Box::new(catalog), Arc::clone(&region));
     let store = Store::new(region, place, Box::new(catalog), config.retention)?;
     store.remember_parked_in(config.data_dir.join("parked.json"));

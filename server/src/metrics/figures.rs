@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use permafrost_metering::costs::{Comparisons, Costs, NodeReport, Numbers};
+use permafrost_metering::costs::{Comparisons, CostCounters, Costs, NodeReport};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::quantity::{BytesPerSecond, Seconds};
@@ -119,7 +119,7 @@ impl Told<'_> {
         )
     }
 
-    fn numbers(&mut self, numbers: &Numbers) -> fmt::Result {
+    fn numbers(&mut self, numbers: &CostCounters) -> fmt::Result {
         let all = [
             (
                 "measurements",

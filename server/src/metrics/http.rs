@@ -44,7 +44,7 @@ pub type Ready = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 /// The metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[error("listen for metrics on {listen}")]
-pub struct ServeError {
+pub struct MetricsListenError {
     /// Address that was to be bound.
     pub listen: SocketAddr,
     /// Error of the operating system.
@@ -53,12 +53,12 @@ pub struct ServeError {
 
 /// HTTP server of the metrics. It ends when it is dropped.
 #[derive(Debug)]
-pub struct Server {
+pub struct MetricsServer {
     address: SocketAddr,
     task: JoinHandle<()>,
 }
 
-impl Server {
+impl MetricsServer {
     /// Returns the address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -66,7 +66,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -87,8 +87,8 @@ pub async fn serve(
     listen: SocketAddr,
     metrics: Metrics,
     ready: impl Fn() -> Result<Vec<String>, String> + Send + Sync + 'static,
-) -> Result<Server, ServeError> {
-    let failed = |source| ServeError { listen, source };
+) -> Result<MetricsServer, MetricsListenError> {
+    let failed = |source| MetricsListenError { listen, source };
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let shared = Arc::new(Shared {
@@ -102,7 +102,7 @@ pub async fn serve(
         .route("/readyz", get(is_ready))
         .with_state(shared);
     let task = tokio::spawn(accept(listener, router));
-    Ok(Server { address, task })
+    Ok(MetricsServer { address, task })
 }
 
 /// Serves each connection for one request and a bounded time. Ends them all when it is dropped.

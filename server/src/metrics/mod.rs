@@ -29,7 +29,7 @@ use permafrost_metering::costs::Costs;
 use permafrost_metering::queues::Queues;
 use permafrost_store::Store;
 
-pub use http::{Ready, ServeError, Server, serve};
+pub use http::{MetricsListenError, MetricsServer, Ready, serve};
 
 /// Copies of this node's own dumps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +66,7 @@ type Ask<T> = Box<dyn Fn() -> T + Send + Sync>;
 pub struct Metrics {
     store: Arc<Store>,
     scrub: Option<Arc<Scrubber>>,
-    repair: Option<Arc<repair::Progress>>,
+    repair: Option<Arc<repair::RepairProgress>>,
     replication: Option<Ask<ReplicationNumbers>>,
     cluster: Option<Ask<ClusterNumbers>>,
     queues: Option<Arc<Queues>>,
@@ -101,7 +101,7 @@ impl Metrics {
 
     /// Adds the metrics of repair.
     #[must_use]
-    pub fn repair(mut self, progress: Arc<repair::Progress>) -> Self {
+    pub fn repair(mut self, progress: Arc<repair::RepairProgress>) -> Self {
         self.repair = Some(progress);
         self
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use permafrost_cluster::repair;
 use permafrost_cluster::scrub::Scrubber;
 use permafrost_metering::queues::{Direction, QueueCounters, QueueReport, Queues};
-use permafrost_store::{BOUNDS_S, Count, Counters, Scrub as _, Store, Timings};
+use permafrost_store::{BOUNDS_S, Counter, Counters, ScrubService as _, Store, Timings};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -343,7 +343,7 @@ impl Told<'_> {
         Ok(())
     }
 
-    fn repair(&mut self, progress: &repair::Progress) -> fmt::Result {
+    fn repair(&mut self, progress: &repair::RepairProgress) -> fmt::Result {
         let value = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let counters = [
             (
@@ -434,8 +434,8 @@ impl Told<'_> {
                 &values.collect(),
             )?;
         }
-        type Counter = fn(&QueueCounters) -> &Count;
-        let counts: [(&str, &str, Counter); 4] = [
+        type CounterOf = fn(&QueueCounters) -> &Counter;
+        let counts: [(&str, &str, CounterOf); 4] = [
             ("turns", "Turns that have begun", |counters| &counters.turns),
             (
                 "refused",

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use permafrost_audit::{Audit, Event, Who, name_of};
+use permafrost_audit::{Audit, AuditedRequest, Who, name_of};
 use permafrost_cluster::held;
 use permafrost_cluster::repair::{Puller, Throttle};
 use permafrost_identity::{Action, Peer, Role};
@@ -185,7 +185,7 @@ impl NodeHandler {
     }
 
     /// Records the outcome of a request.
-    fn record(&self, peer: &Peer, event: Event, answered: &reply::Body) {
+    fn record(&self, peer: &Peer, event: AuditedRequest, answered: &reply::Body) {
         let refused = match answered {
             reply::Body::Error(error) => Some(error),
             reply::Body::Control(control::Reply { body }) => match body {
@@ -272,7 +272,7 @@ impl FrameSink for Watched<'_> {
 
 impl Handler for NodeHandler {
     fn call(&self, peer: &Peer, body: request::Body) -> reply::Body {
-        let event = Event::of_peer(&body);
+        let event = AuditedRequest::of_peer(&body);
         let answered = self.answer(peer, body).unwrap_or_else(|error| {
             tracing::info!(peer = peer.name(), error = error.message, "request refused");
             reply::Body::Error(error)
@@ -288,9 +288,9 @@ impl Handler for NodeHandler {
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
-        let mut event = Event::of_dump(&request);
+        let mut event = AuditedRequest::of_dump(&request);
         if peer.role() == Role::Node {
-            event = Event::change("copy", &request.job);
+            event = AuditedRequest::change("copy", &request.job);
         }
         let mut overheard = Overheard {
             replies,
@@ -311,7 +311,7 @@ impl Handler for NodeHandler {
         request: request::Fetch,
         frames: &mut dyn FrameSink,
     ) -> Result<(), control::Error> {
-        let mut event = Event::of_fetch(&request);
+        let mut event = AuditedRequest::of_fetch(&request);
         let mut watched = Watched {
             frames,
             opened: None,
@@ -327,8 +327,11 @@ impl Handler for NodeHandler {
 
     fn api(&self, peer: &Peer) -> Result<Arc<dyn ApiServer>, control::Error> {
         authorize(peer, &Access::Inspect).inspect_err(|denied| {
-            self.audit
-                .record(&Who::peer(peer), &Event::api_of_peer(), Err(denied));
+            self.audit.record(
+                &Who::peer(peer),
+                &AuditedRequest::api_of_peer(),
+                Err(denied),
+            );
         })?;
         let api = self.api.get().cloned();
         api.ok_or_else(|| control::Error {

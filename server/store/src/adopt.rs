@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_criu::directory::ImagesDir;
-use permafrost_pmem::{BlobError, Checkpoint};
+use permafrost_pmem::{BlobError, StoredCheckpoint};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{Image, Manifest, Origin, TakenBy};
 
@@ -263,7 +263,7 @@ fn told(misfits: &[String]) -> String {
 
 /// Compares a checkpoint's small images with those of a directory, byte by byte, but for the statistics.
 fn has_images(
-    checkpoint: &Arc<Checkpoint>,
+    checkpoint: &Arc<StoredCheckpoint>,
     manifest: &Manifest,
     dir: &ImagesDir,
 ) -> Result<bool, StoreError> {
@@ -284,7 +284,7 @@ fn has_images(
 }
 
 fn is_same(
-    checkpoint: &Arc<Checkpoint>,
+    checkpoint: &Arc<StoredCheckpoint>,
     image: &Image,
     dir: &ImagesDir,
 ) -> Result<bool, StoreError> {

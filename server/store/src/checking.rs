@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use permafrost_pmem::{Checkpoint, PAGE_SIZE, PageError, PageMap, Run, RunKind};
+use permafrost_pmem::{PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 
@@ -96,7 +96,7 @@ impl PagesRead {
 
 /// A checkpoint that the region holds, with its catalog record if there is one.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct HeldCheckpoint {
     /// Checkpoint id, 32 hex digits.
     pub id: String,
     /// Catalog record; `None` for a checkpoint whose manifest was damaged when the catalog was built.
@@ -104,10 +104,10 @@ pub struct Held {
     /// Bytes of its segments, shared ones included.
     pub bytes: u64,
     /// The copy itself: another copy with the same id may lie elsewhere in the region.
-    pub copy: Weak<Checkpoint>,
+    pub copy: Weak<StoredCheckpoint>,
 }
 
-impl Held {
+impl HeldCheckpoint {
     /// Returns the checkpoint's name as people write it.
     #[must_use]
     pub fn name(&self) -> String {
@@ -126,7 +126,7 @@ impl Held {
 impl Store {
     /// Returns the copy of a checkpoint that the region holds.
     #[must_use]
-    pub fn held_copy(&self, id: &str) -> Option<Held> {
+    pub fn held_copy(&self, id: &str) -> Option<HeldCheckpoint> {
         let checkpoint = self.checkpoint(id).ok()?;
         let record = match manifest_of(&checkpoint) {
             Ok(manifest) => Some(self.summary(&checkpoint, &manifest)),
@@ -136,7 +136,7 @@ impl Store {
                 records.find(|record| record.id == id)
             }),
         };
-        Some(Held {
+        Some(HeldCheckpoint {
             id: id.to_owned(),
             record,
             bytes: checkpoint.segments() * self.region.usage().segment_bytes,
@@ -146,7 +146,7 @@ impl Store {
 
     /// Returns a reference to this node's copy of a checkpoint.
     #[must_use]
-    pub fn copy(&self, id: &str) -> Option<Weak<Checkpoint>> {
+    pub fn copy(&self, id: &str) -> Option<Weak<StoredCheckpoint>> {
         let checkpoint = self.checkpoint(id).ok()?;
         Some(Arc::downgrade(&checkpoint))
     }
@@ -208,7 +208,7 @@ impl Store {
     ///
     /// # Errors
     /// The catalog cannot be read.
-    pub fn everything(&self) -> Result<Vec<Held>, StoreError> {
+    pub fn everything(&self) -> Result<Vec<HeldCheckpoint>, StoreError> {
         let mut records: HashMap<String, control::Checkpoint> = self
             .catalog
             .list(None)?
@@ -218,7 +218,7 @@ impl Store {
         let segment_bytes = self.region.usage().segment_bytes;
         let held = self.region.checkpoints().into_iter().map(|checkpoint| {
             let id = checkpoint.id().to_string();
-            Held {
+            HeldCheckpoint {
                 record: records.remove(&id),
                 bytes: checkpoint.segments() * segment_bytes,
                 copy: Arc::downgrade(&checkpoint),
@@ -236,7 +236,7 @@ impl Store {
     /// The checkpoint is not here. Damage is no error.
     pub fn check(
         &self,
-        held: &Held,
+        held: &HeldCheckpoint,
         already: Option<&mut PagesRead>,
         go_on: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Checked, StoreError> {
@@ -272,7 +272,7 @@ impl Store {
 
 struct Check<'a> {
     name: &'a str,
-    checkpoint: &'a Arc<Checkpoint>,
+    checkpoint: &'a Arc<StoredCheckpoint>,
     already: &'a mut PagesRead,
     go_on: &'a mut dyn FnMut(u64, u64) -> bool,
     found: Checked,
@@ -323,7 +323,13 @@ impl Check<'_> {
     }
 
     /// Reads those pages of a run that were not yet read through another map.
-    fn run(&mut self, map: &PageMap, run: &Run, object: &Object, place: &dyn Fn(u64) -> String) {
+    fn run(
+        &mut self,
+        map: &PageMap,
+        run: &StoredRun,
+        object: &Object,
+        place: &dyn Fn(u64) -> String,
+    ) {
         let RunKind::Stored { location, .. } = run.kind else {
             return;
         };

@@ -5,23 +5,23 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, Checkpoint, CheckpointId, Shadow};
+use permafrost_pmem::{ATTR_PROVISIONAL, ATTR_PUBLISHED, CheckpointId, Shadow, StoredCheckpoint};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{JobName, Kind};
 use permafrost_protocol::wire::message::Commit;
 
-use super::checking::Held;
+use super::checking::HeldCheckpoint;
 use super::dump::Parent;
 use super::elsewhere::not_here;
 use super::reader::check_listed_as;
 use super::seal::{Contents, Numbering, check_wanted};
 use super::{Store, StoreError, digest, job_name, manifest_of};
 use crate::clock::unix_ms;
-use crate::{Copies, CopiesRequest, Durability, Replicate};
+use crate::{CopiesRequest, CopyStreams, Durability, Replicate};
 use crate::{Registered, Registry};
 
 /// Cluster services that a store uses when it is one node of several.
-pub struct Cluster {
+pub struct ClusterServices {
     /// Name of this node.
     pub node: String,
     /// Begins copies of dumps. `None`: nothing is copied while a dump streams.
@@ -46,7 +46,7 @@ enum Listed {
 impl Store {
     /// Makes the store a node of a cluster, once. Must be called before the store takes sessions. Returns false if
     /// it already is in a cluster.
-    pub fn join(&self, cluster: Cluster) -> bool {
+    pub fn join(&self, cluster: ClusterServices) -> bool {
         self.cluster.set(cluster).is_ok()
     }
 
@@ -63,7 +63,7 @@ impl Store {
     /// The registry does not answer.
     pub fn other_holders(
         &self,
-        held: &Held,
+        held: &HeldCheckpoint,
     ) -> Result<Option<(control::Checkpoint, Vec<String>)>, StoreError> {
         let Some(registry) = self.registry() else {
             return Ok(None);
@@ -107,7 +107,7 @@ impl Store {
         job: &str,
         parent: Option<&Parent>,
         durability: Option<Durability>,
-    ) -> Result<Option<Box<dyn Copies>>, StoreError> {
+    ) -> Result<Option<Box<dyn CopyStreams>>, StoreError> {
         let cluster = self.cluster.get();
         let Some((cluster, replicate)) = cluster.and_then(|c| Some((c, c.replicate.as_ref()?)))
         else {
@@ -152,10 +152,10 @@ impl Store {
     /// (checked before step 5) and the lease together, and without its lease this node cannot publish.
     pub(super) fn commit_in_cluster(
         &self,
-        cluster: &Cluster,
+        cluster: &ClusterServices,
         shadow: Shadow,
         contents: Contents,
-        mut copies: Option<Box<dyn Copies>>,
+        mut copies: Option<Box<dyn CopyStreams>>,
         wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {
         // 1.
@@ -263,7 +263,7 @@ impl Store {
     fn undo(
         &self,
         record: &control::Checkpoint,
-        copies: Option<&mut (dyn Copies + 'static)>,
+        copies: Option<&mut (dyn CopyStreams + 'static)>,
         error: StoreError,
     ) -> StoreError {
         tracing::warn!(id = %record.id, job = %record.job, %error, "rolled back");
@@ -452,7 +452,7 @@ impl Store {
     pub(super) fn listed_checkpoint(
         &self,
         record: &control::Checkpoint,
-    ) -> Result<Arc<Checkpoint>, StoreError> {
+    ) -> Result<Arc<StoredCheckpoint>, StoreError> {
         let checkpoint = self.checkpoint_of(record)?;
         if let Ok(manifest) = manifest_of(&checkpoint) {
             check_listed_as(record, &manifest)?;
@@ -464,7 +464,7 @@ impl Store {
     pub(super) fn checkpoint_of(
         &self,
         record: &control::Checkpoint,
-    ) -> Result<Arc<Checkpoint>, StoreError> {
+    ) -> Result<Arc<StoredCheckpoint>, StoreError> {
         match self.checkpoint(&record.id) {
             Err(StoreError::NotFound { .. }) if !record.nodes.is_empty() => Err(not_here(record)),
             other => other,

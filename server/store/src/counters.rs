@@ -10,9 +10,9 @@ pub const BOUNDS_S: [f64; 14] = [
 
 /// A monotonic counter.
 #[derive(Debug, Default)]
-pub struct Count(AtomicU64);
+pub struct Counter(AtomicU64);
 
-impl Count {
+impl Counter {
     /// Adds `n` to the counter.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
@@ -28,9 +28,9 @@ impl Count {
 /// Histogram of durations.
 #[derive(Debug, Default)]
 pub struct Timings {
-    sum_us: Count,
+    sum_us: Counter,
     /// One bucket for each bound, and one for durations beyond the last bound.
-    buckets: [Count; BOUNDS_S.len() + 1],
+    buckets: [Counter; BOUNDS_S.len() + 1],
 }
 
 impl Timings {
@@ -62,29 +62,29 @@ impl Timings {
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Sessions that were opened.
-    pub dumps_begun: Count,
+    pub dumps_begun: Counter,
     /// Sessions that became checkpoints.
-    pub dumps_sealed: Count,
+    pub dumps_sealed: Counter,
     /// Sessions that ended with CLOSE and were parked.
-    pub dumps_parked: Count,
+    pub dumps_parked: Counter,
     /// Sessions that failed or were discarded.
-    pub dumps_failed: Count,
+    pub dumps_failed: Counter,
     /// Bytes of pages that sessions received.
-    pub received_bytes: Count,
+    pub received_bytes: Counter,
     /// Times from the request to seal to the checkpoint: the task is frozen meanwhile.
     pub seals: Timings,
     /// Copies of other nodes' dumps that were begun here.
-    pub copies_begun: Count,
+    pub copies_begun: Counter,
     /// Copies that were sealed here.
-    pub copies_sealed: Count,
+    pub copies_sealed: Counter,
     /// Bytes of pages that were received for copies.
-    pub copies_received_bytes: Count,
+    pub copies_received_bytes: Counter,
     /// Restores that were served, and images directories that were written.
-    pub restores: Count,
+    pub restores: Counter,
     /// Restores and exports that failed.
-    pub restores_failed: Count,
+    pub restores_failed: Counter,
     /// Bytes of images given to restores and exports.
-    pub restored_bytes: Count,
+    pub restored_bytes: Counter,
 }
 
 impl Counters {

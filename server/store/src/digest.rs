@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use permafrost_pmem::Checkpoint;
+use permafrost_pmem::StoredCheckpoint;
 use permafrost_protocol::manifest::{AddressSpace, Image, Manifest};
 use sha2::{Digest, Sha256};
 
@@ -41,7 +41,9 @@ pub(super) fn of_whole(spaces: &[AddressSpace], images: &[Image]) -> ContentDige
 }
 
 /// Returns the digest of a sealed checkpoint: from its manifest, or, if that predates digests, from its maps.
-pub(super) fn of_checkpoint(checkpoint: &Arc<Checkpoint>) -> Result<ContentDigest, StoreError> {
+pub(super) fn of_checkpoint(
+    checkpoint: &Arc<StoredCheckpoint>,
+) -> Result<ContentDigest, StoreError> {
     let manifest = manifest_of(checkpoint)?;
     match manifest.content_digest.as_slice().try_into() {
         Ok(digest) => Ok(digest),
@@ -52,7 +54,7 @@ pub(super) fn of_checkpoint(checkpoint: &Arc<Checkpoint>) -> Result<ContentDiges
 /// Returns the address spaces of a checkpoint with the digests of their maps; those of an old manifest are
 /// computed.
 pub(super) fn with_digests(
-    checkpoint: &Arc<Checkpoint>,
+    checkpoint: &Arc<StoredCheckpoint>,
     mut spaces: Vec<AddressSpace>,
 ) -> Result<Vec<AddressSpace>, StoreError> {
     for space in &mut spaces {
@@ -64,7 +66,11 @@ pub(super) fn with_digests(
     Ok(spaces)
 }
 
-fn of_map(checkpoint: &Arc<Checkpoint>, root: &[u8], what: &str) -> Result<Vec<u8>, StoreError> {
+fn of_map(
+    checkpoint: &Arc<StoredCheckpoint>,
+    root: &[u8],
+    what: &str,
+) -> Result<Vec<u8>, StoreError> {
     let digest = checkpoint.map(&map_root(root)?).digest();
     let digest = digest.map_err(|source| StoreError::Corrupt {
         what: format!("{what} of checkpoint {}", checkpoint.id()),
@@ -75,7 +81,7 @@ fn of_map(checkpoint: &Arc<Checkpoint>, root: &[u8], what: &str) -> Result<Vec<u
 
 /// Computes the digest from a sealed checkpoint's maps and checksums, ignoring the digests in its manifest.
 pub(super) fn recomputed(
-    checkpoint: &Arc<Checkpoint>,
+    checkpoint: &Arc<StoredCheckpoint>,
     mut manifest: Manifest,
 ) -> Result<ContentDigest, StoreError> {
     for space in &mut manifest.spaces {

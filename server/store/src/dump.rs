@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_pmem::{
-    Checkpoint, Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow,
-    ShadowError,
+    Kept, MapCursor, MapRoot, MapWriter, PAGE_SIZE, Piece, Region, RunKind, Shadow, ShadowError,
+    StoredCheckpoint,
 };
 use permafrost_protocol::images::FIRST_SERVED_PAGES_ID;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::kin::match_processes;
 use super::{StoreError, digest};
-use crate::{ContentDigest, Copies};
+use crate::{ContentDigest, CopyStreams};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -26,7 +26,7 @@ const COPY_PAGES: u64 = 64;
 #[derive(Clone)]
 pub(super) struct Parent {
     /// Keeps its segments from being reused while the dump refers to them.
-    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) checkpoint: Arc<StoredCheckpoint>,
     /// Manifest of that checkpoint.
     pub(super) manifest: Manifest,
     /// Processes of the dump whose pid the parent does not have, and the parent's pid that each is compared with
@@ -35,7 +35,7 @@ pub(super) struct Parent {
 }
 
 impl Parent {
-    pub(super) fn new(checkpoint: Arc<Checkpoint>, manifest: Manifest) -> Self {
+    pub(super) fn new(checkpoint: Arc<StoredCheckpoint>, manifest: Manifest) -> Self {
         Self {
             checkpoint,
             manifest,
@@ -113,7 +113,7 @@ pub(super) struct DumpBuilder {
     current: Option<Current>,
     spaces: Vec<AddressSpace>,
     /// Copies on other nodes: they receive the same pages as this one.
-    copies: Option<Box<dyn Copies>>,
+    copies: Option<Box<dyn CopyStreams>>,
     /// Turns true when the session is over, which ends long work for it.
     ended: Option<watch::Receiver<bool>>,
 }
@@ -137,7 +137,7 @@ pub(super) struct Dump {
     /// Digest of the address spaces' contents, independent of where they are stored.
     pub(super) digest: ContentDigest,
     /// Copies on other nodes, with the requested durability.
-    pub(super) copies: Option<Box<dyn Copies>>,
+    pub(super) copies: Option<Box<dyn CopyStreams>>,
     /// Time that the dump waited for the copies.
     pub(super) waited: Duration,
 }
@@ -148,7 +148,7 @@ impl DumpBuilder {
     pub(super) fn new(
         region: &Arc<Region>,
         parent: Option<Parent>,
-        copies: Option<Box<dyn Copies>>,
+        copies: Option<Box<dyn CopyStreams>>,
     ) -> Self {
         Self {
             shadow: region.begin(),
@@ -415,7 +415,7 @@ impl DumpBuilder {
 
 /// Sends pages that the parent has here, and that the copies' nodes do not have.
 fn copy_from_parent(
-    copies: &mut dyn Copies,
+    copies: &mut dyn CopyStreams,
     parent: &mut MapCursor,
     piece: Piece,
     ended: Option<&watch::Receiver<bool>>,

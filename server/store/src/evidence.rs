@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use permafrost_criu::directory::ImagesDir;
-use permafrost_pmem::{Checkpoint, PAGE_SIZE};
+use permafrost_pmem::{PAGE_SIZE, StoredCheckpoint};
 use permafrost_protocol::images::{DumpStats, ImageName, mm_name, read_mappings};
 use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
 
@@ -94,7 +94,7 @@ impl Evidence {
     /// [`StoreError::Invalid`] says what differs; others, when the maps cannot be read.
     pub(super) fn check_pages(
         &self,
-        parked: &Arc<Checkpoint>,
+        parked: &Arc<StoredCheckpoint>,
         manifest: &Manifest,
     ) -> Result<(), StoreError> {
         // A pre-dump has no images of its processes.
@@ -217,7 +217,7 @@ fn counted_pages(directory: &ImagesDir) -> Result<u64, StoreError> {
 }
 
 fn check_mapped(
-    parked: &Arc<Checkpoint>,
+    parked: &Arc<StoredCheckpoint>,
     space: &AddressSpace,
     mapped: &[Range],
 ) -> Result<(), StoreError> {

@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use permafrost_criu::directory::{self, Exportable, PagesFile};
-use permafrost_pmem::{PageMap, Run};
+use permafrost_pmem::{PageMap, StoredRun};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest};
 
 use super::anywhere::Anywhere;
 use super::reader::{PAGE_BYTES, ReadError, Reader};
-use super::{Progress, Store, StoreError};
+use super::{ProgressReceiver, Store, StoreError};
 
 /// Approximate bytes of pages written per round. Progress is reported between rounds.
 const ROUND_BYTES: u64 = 64 << 20;
@@ -35,7 +35,7 @@ impl Store {
         reference: &str,
         small_images_only: bool,
         directory: OwnedFd,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, StoreError> {
         let reader = Anywhere::open(self, self.resolve(reference)?)?;
         if small_images_only {
@@ -112,7 +112,7 @@ impl Exportable for Anywhere<'_> {
 }
 
 /// A run, and its offset in the pages file.
-type Placed = (u64, Run);
+type Placed = (u64, StoredRun);
 
 /// Writes this node's copy of an address space, in rounds. If that fails, all pages before `next_index` are
 /// written.

@@ -1,7 +1,7 @@
 //! Reads a checkpoint for another node: run by run, each page verified, in bounded memory.
 
 use permafrost_agent::remote::MapDigest;
-use permafrost_pmem::{MapCursor, PageError, PageMap, Run, RunKind};
+use permafrost_pmem::{MapCursor, PageError, PageMap, RunKind, StoredRun};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::{AddressSpace, Manifest, SpaceType};
 
@@ -321,7 +321,7 @@ impl<'a> Source<'a> {
 
     /// Returns how many pages from `first_index` on the parent keeps at the same location in the region: those are
     /// equal and need not be read.
-    fn shared(&mut self, run: &Run, first_index: u64, most: u64) -> u64 {
+    fn shared(&mut self, run: &StoredRun, first_index: u64, most: u64) -> u64 {
         let Some((_, cursor)) = self.parent.as_mut() else {
             return 0;
         };
@@ -364,7 +364,7 @@ impl<'a> Source<'a> {
 }
 
 /// Returns the location of a page of a run: segment and page. `None` for zero pages.
-fn place_of(run: &Run, index: u64) -> Option<permafrost_pmem::PageNo> {
+fn place_of(run: &StoredRun, index: u64) -> Option<permafrost_pmem::PageNo> {
     match run.kind {
         RunKind::Stored { location, .. } => Some(location.plus(index - run.first_index)),
         RunKind::Zero => None,

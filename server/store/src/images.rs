@@ -13,7 +13,7 @@ use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::{AddressSpace, Image, MAX_SMALL_IMAGES};
 
 use super::StoreError;
-use crate::Copies;
+use crate::CopyStreams;
 
 /// Bytes of an image that are collected before they are written.
 pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
@@ -107,7 +107,7 @@ pub(super) fn holds_pages(name: &ImageName, spaces: &[AddressSpace]) -> bool {
 pub(super) fn store_small(
     source: &mut dyn SmallImages,
     shadow: &mut Shadow,
-    mut copies: Option<&mut (dyn Copies + 'static)>,
+    mut copies: Option<&mut (dyn CopyStreams + 'static)>,
 ) -> Result<Vec<Image>, StoreError> {
     let mut images = Vec::new();
     let mut buffer = vec![0; IMAGE_CHUNK];

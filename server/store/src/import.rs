@@ -9,7 +9,7 @@ use permafrost_protocol::pageserver::SpaceId;
 use super::dump::DumpBuilder;
 use super::images::{DirectoryImages, store_small};
 use super::seal::{Contents, check_images_fit, kind_of};
-use super::{Progress, Store, StoreError, check_job};
+use super::{ProgressReceiver, Store, StoreError, check_job};
 use crate::Durability;
 
 impl Store {
@@ -25,7 +25,7 @@ impl Store {
         durability: Option<Durability>,
         taken_by: &str,
         directory: OwnedFd,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Checkpoint, StoreError> {
         check_job(job)?;
         self.check_may_store(job, 1, 1)?;
@@ -90,7 +90,7 @@ struct Import<'a, 'p> {
     builder: &'a mut DumpBuilder,
     done_bytes: u64,
     total_bytes: u64,
-    progress: Progress<'p>,
+    progress: ProgressReceiver<'p>,
 }
 
 impl PagesTarget for Import<'_, '_> {

@@ -8,9 +8,9 @@ use permafrost_protocol::control;
 use permafrost_protocol::manifest::{JobName, Manifest};
 
 use super::anywhere::Anywhere;
-use super::checking::Held;
+use super::checking::HeldCheckpoint;
 use super::reader::PAGE_BYTES;
-use super::{Progress, Store, StoreError, job_name, manifest_of};
+use super::{ProgressReceiver, Store, StoreError, job_name, manifest_of};
 use crate::clock::unix_ms;
 
 impl Store {
@@ -132,7 +132,7 @@ impl Store {
     pub fn verify(
         &self,
         reference: &str,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, StoreError> {
         let everything = reference.is_empty();
         let records = if everything {
@@ -146,7 +146,7 @@ impl Store {
         let mut result = control::Verified::default();
         let listed: HashSet<String> = records.iter().map(|record| record.id.clone()).collect();
         for record in records {
-            let held = Held {
+            let held = HeldCheckpoint {
                 id: record.id.clone(),
                 record: Some(record),
                 bytes: 0,

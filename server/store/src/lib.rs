@@ -57,20 +57,20 @@ use crate::catalog::{Catalog, CatalogError, Counted, NamespaceSums, reconcile};
 use crate::quotas::Quotas;
 
 pub use adopt::Adoption;
-pub use checking::{Checked, DamagedPage, Held, Object, PagesRead};
-pub use clustered::Cluster;
-pub use counters::{BOUNDS_S, Count, Counters, Timings};
+pub use checking::{Checked, DamagedPage, HeldCheckpoint, Object, PagesRead};
+pub use clustered::ClusterServices;
+pub use counters::{BOUNDS_S, Counter, Counters, Timings};
 pub use error::StoreError;
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;
-pub use permafrost_criu::Progress;
+pub use permafrost_criu::ProgressReceiver;
 pub use ports::{
-    Beginning, ContentDigest, Copies, CopiesRequest, DumpDone, Durability, Elsewhere, Event,
-    Expected, JobLock, Observer, Ongoing, Registered, Registry, Replicate, RestoreDone,
-    Transferred, Turn,
+    Beginning, ContentDigest, CopiesRequest, CopyStreams, DumpDone, Durability, Elsewhere,
+    Expected, JobLock, Observer, Ongoing, Registered, Registry, Replicate, RestoreDone, StoreEvent,
+    TransferSlot, Transferred,
 };
-pub use provisional::{Holding, Mark, Settled};
-pub use quarantine::Scrub;
+pub use provisional::{Holding, PublicationState, Settled};
+pub use quarantine::ScrubService;
 pub use replica::{ReplicaDump, ReplicaRequest};
 pub use session::{Session, SessionRequest, SessionSink};
 
@@ -99,7 +99,7 @@ impl Default for Retention {
 }
 
 /// Location of the region, and the guarantee of its medium.
-pub struct Place {
+pub struct RegionLocation {
     /// Path of the region.
     pub path: PathBuf,
     /// Durability guarantee of the medium.
@@ -109,7 +109,7 @@ pub struct Place {
 /// A store of checkpoints over one region and its catalog.
 pub struct Store {
     region: Arc<Region>,
-    place: Place,
+    place: RegionLocation,
     catalog: Box<dyn Catalog>,
     /// Stored bytes and checkpoints of each namespace.
     stored: Arc<NamespaceSums>,
@@ -123,7 +123,7 @@ pub struct Store {
     provisional_since: Mutex<HashMap<String, Instant>>,
     index: Mutex<Index>,
     retention: Retention,
-    cluster: OnceLock<Cluster>,
+    cluster: OnceLock<ClusterServices>,
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     /// Number of copies of other nodes' dumps that are under way.
     copies_coming: replica::Coming,
@@ -142,7 +142,7 @@ impl Store {
     /// The catalog cannot be read or written. A checkpoint whose manifest is damaged is logged and not listed.
     pub fn new(
         region: Arc<Region>,
-        place: Place,
+        place: RegionLocation,
         catalog: Box<dyn Catalog>,
         retention: Retention,
     ) -> Result<Arc<Self>, StoreError> {
@@ -213,7 +213,7 @@ impl Store {
 
     /// Returns the location of the region, and the guarantee of its medium.
     #[must_use]
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &RegionLocation {
         &self.place
     }
 
@@ -246,7 +246,7 @@ impl Store {
     pub fn open_session_after(
         &self,
         request: SessionRequest,
-        admit: impl FnOnce() -> Result<Option<Box<dyn Turn>>, StoreError>,
+        admit: impl FnOnce() -> Result<Option<Box<dyn TransferSlot>>, StoreError>,
     ) -> Result<Arc<Session>, StoreError> {
         self.check_writable()?;
         check_origin(request.origin.as_ref())?;
@@ -518,7 +518,7 @@ impl Store {
         })
     }
 
-    fn checkpoint(&self, id: &str) -> Result<Arc<permafrost_pmem::Checkpoint>, StoreError> {
+    fn checkpoint(&self, id: &str) -> Result<Arc<permafrost_pmem::StoredCheckpoint>, StoreError> {
         let missing = || StoreError::NotFound {
             what: format!("checkpoint {id}"),
         };
@@ -528,7 +528,7 @@ impl Store {
 
     fn summary(
         &self,
-        checkpoint: &permafrost_pmem::Checkpoint,
+        checkpoint: &permafrost_pmem::StoredCheckpoint,
         manifest: &Manifest,
     ) -> control::Checkpoint {
         let page = permafrost_pmem::PAGE_SIZE as u64;
@@ -588,7 +588,7 @@ impl Store {
         self.forget_gone(&record.id);
         self.parking.forget(&record.id);
         if let Some(observer) = self.observer() {
-            observer.tell(&|| Event::Removed {
+            observer.tell(&|| StoreEvent::Removed {
                 job: record.job.clone(),
                 generation: record.generation,
                 id: record.id.clone(),
@@ -673,7 +673,9 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-fn manifest_of(checkpoint: &Arc<permafrost_pmem::Checkpoint>) -> Result<Manifest, StoreError> {
+fn manifest_of(
+    checkpoint: &Arc<permafrost_pmem::StoredCheckpoint>,
+) -> Result<Manifest, StoreError> {
     let id = checkpoint.id();
     let bytes = checkpoint
         .manifest()

@@ -13,8 +13,8 @@ use super::anywhere::Anywhere;
 use super::counters::Counters;
 use super::dump::Parent;
 use super::session::{Session, SessionRequest};
-use crate::Copies;
-use crate::{Beginning, DumpDone, Event, Observer, Ongoing, RestoreDone, Transferred};
+use crate::CopyStreams;
+use crate::{Beginning, DumpDone, Observer, Ongoing, RestoreDone, StoreEvent, Transferred};
 
 /// Measurements of one session.
 pub(super) struct Measured {
@@ -55,7 +55,7 @@ impl Measured {
     /// Publishes the failure as an event.
     pub(super) fn tell_failure(&self, job: &str, session: &str, reason: &str) {
         if let Some(observer) = &self.observer {
-            observer.tell(&|| Event::Failed {
+            observer.tell(&|| StoreEvent::Failed {
                 job: job.to_owned(),
                 session: session.to_owned(),
                 reason: reason.to_owned(),
@@ -88,13 +88,13 @@ impl Store {
         &self,
         request: &SessionRequest,
         parent: Option<&Parent>,
-        copies: Option<&dyn Copies>,
+        copies: Option<&dyn CopyStreams>,
     ) -> Measured {
         let kind = match parent {
             Some(_) => DumpKind::Incremental,
             None => DumpKind::Full,
         };
-        let copied = copies.is_some_and(Copies::any);
+        let copied = copies.is_some_and(CopyStreams::any);
         let (moved, observer) = (Arc::<AtomicU64>::default(), self.observer().cloned());
         let ticket = observer.as_ref().map(|observer| {
             observer.dump_begins(&Beginning {

@@ -31,7 +31,7 @@ pub struct Holding {
 
 /// Publication state of a checkpoint that this node holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct PublicationState {
     /// Id of the checkpoint.
     pub id: String,
     /// True if this node knows that the cluster lists the checkpoint.
@@ -226,11 +226,11 @@ impl Store {
 
     /// Returns the publication state of everything that this node holds. Reads nothing from the medium.
     #[must_use]
-    pub fn marks(&self) -> Vec<Mark> {
+    pub fn marks(&self) -> Vec<PublicationState> {
         let checkpoints = self.region.checkpoints();
         let marks = checkpoints.iter().map(|checkpoint| {
             let attrs = checkpoint.attrs();
-            Mark {
+            PublicationState {
                 id: checkpoint.id().to_string(),
                 published: attrs & ATTR_PUBLISHED != 0,
                 provisional: attrs & ATTR_PROVISIONAL != 0,

@@ -12,10 +12,10 @@ use permafrost_protocol::control;
 use permafrost_protocol::wire::message::{Verified, request};
 
 use super::reader::checkpoint_name;
-use super::{Progress, Store, StoreError};
+use super::{ProgressReceiver, Store, StoreError};
 
 /// Verifies and heals stored checkpoints: see `permafrost_cluster::scrub`.
-pub trait Scrub: Send + Sync {
+pub trait ScrubService: Send + Sync {
     /// Verifies a checkpoint, a job's newest, or (empty) everything; heals or quarantines damaged ones.
     ///
     /// # Errors
@@ -23,7 +23,7 @@ pub trait Scrub: Send + Sync {
     fn scrub(
         &self,
         reference: &str,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, StoreError>;
 
     /// Makes a checkpoint that may be damaged the next to be verified. Returns at once.
@@ -45,7 +45,7 @@ pub(super) struct Quarantine {
     /// Ids of those that were unreadable when the region was opened: nothing of them can be verified.
     gone: Mutex<HashSet<String>>,
     /// The scrub. It holds the store, so the store must not hold it.
-    scrub: OnceLock<Weak<dyn Scrub>>,
+    scrub: OnceLock<Weak<dyn ScrubService>>,
 }
 
 impl Quarantine {
@@ -60,11 +60,11 @@ impl Quarantine {
 
 impl Store {
     /// Sets the scrub, once. Returns false if there is one already.
-    pub fn scrubbed_by(&self, scrub: Weak<dyn Scrub>) -> bool {
+    pub fn scrubbed_by(&self, scrub: Weak<dyn ScrubService>) -> bool {
         self.quarantine.scrub.set(scrub).is_ok()
     }
 
-    fn scrub(&self) -> Option<std::sync::Arc<dyn Scrub>> {
+    fn scrub(&self) -> Option<std::sync::Arc<dyn ScrubService>> {
         self.quarantine.scrub.get()?.upgrade()
     }
 
@@ -76,7 +76,7 @@ impl Store {
     pub fn scrub_now(
         &self,
         reference: &str,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, StoreError> {
         let scrub = self.scrub().ok_or_else(|| StoreError::Unavailable {
             message: "this node is starting or stopping and scrubs nothing".to_owned(),

@@ -4,8 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use permafrost_agent::remote::{MapDigest, is_listed_as};
-use permafrost_criu::frontend::ImageError;
-use permafrost_pmem::{BlobError, Checkpoint, PAGE_SIZE, PageError, PageMap, Run, RunKind};
+use permafrost_criu::frontend::ServeImageError;
+use permafrost_pmem::{
+    BlobError, PAGE_SIZE, PageError, PageMap, RunKind, StoredCheckpoint, StoredRun,
+};
 use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, SpaceType};
@@ -23,11 +25,11 @@ pub(super) struct Reader {
     pub(super) record: control::Checkpoint,
     /// Manifest of the checkpoint.
     pub(super) manifest: Manifest,
-    checkpoint: Arc<Checkpoint>,
+    checkpoint: Arc<StoredCheckpoint>,
 }
 
 /// Reason why an image could not be passed on: damage, or an error of the receiver.
-pub(super) type ReadError = ImageError<StoreError>;
+pub(super) type ReadError = ServeImageError<StoreError>;
 
 impl From<StoreError> for ReadError {
     fn from(error: StoreError) -> Self {
@@ -86,7 +88,7 @@ impl Reader {
     }
 
     /// Returns this node's copy.
-    pub(super) fn checkpoint(&self) -> &Arc<Checkpoint> {
+    pub(super) fn checkpoint(&self) -> &Arc<StoredCheckpoint> {
         &self.checkpoint
     }
 
@@ -147,7 +149,7 @@ impl Reader {
     /// Returns the pages of a run before the damaged one that `error` names; there may be none.
     pub(super) fn before_damage<'m>(
         map: &'m PageMap,
-        run: &Run,
+        run: &StoredRun,
         error: &PageError,
     ) -> (u64, &'m [u8]) {
         let nothing = (run.first_index, &[][..]);

@@ -18,7 +18,7 @@ use super::images::{DirectoryImages, SmallImages, store_small};
 use super::session::{Sealing, Session};
 use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
-use crate::{ContentDigest, Copies};
+use crate::{ContentDigest, CopyStreams};
 
 /// Contents of a manifest, apart from the fields that the store adds.
 pub(super) struct Contents {
@@ -207,7 +207,7 @@ impl Store {
         &self,
         shadow: Shadow,
         contents: Contents,
-        copies: Option<Box<dyn Copies>>,
+        copies: Option<Box<dyn CopyStreams>>,
         replaced: Option<Replaced>,
         wanted: &dyn Fn() -> bool,
     ) -> Result<control::Checkpoint, StoreError> {

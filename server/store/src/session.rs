@@ -32,9 +32,9 @@ use super::jobs::JobGuard;
 use super::measured::Measured;
 use super::parking::Share;
 use super::{Store, StoreError, parked};
-use crate::Turn;
+use crate::TransferSlot;
 use crate::clock::unix_ms;
-use crate::{Copies, Durability};
+use crate::{CopyStreams, Durability};
 
 /// Request to open a session.
 pub struct SessionRequest {
@@ -87,11 +87,11 @@ struct State {
     /// Keeps the parent's segments; moved to the dump when it starts.
     parent: Option<Parent>,
     /// Copies on other nodes; moved to the dump when it starts.
-    copies: Option<Box<dyn Copies>>,
+    copies: Option<Box<dyn CopyStreams>>,
     /// Keeps other dumps of the job away until the session is over.
     job_guard: Option<JobGuard>,
     /// Admission to the medium.
-    turn: Option<Box<dyn Turn>>,
+    turn: Option<Box<dyn TransferSlot>>,
     /// Time at which its pages began to come, milliseconds since the Unix epoch; 0 before.
     begun_unix_ms: u64,
     /// Ends the connection that brings the pages.
@@ -161,9 +161,9 @@ impl State {
 struct Released {
     _phase: Phase,
     _parent: Option<Parent>,
-    _copies: Option<Box<dyn Copies>>,
+    _copies: Option<Box<dyn CopyStreams>>,
     _job_guard: Option<JobGuard>,
-    _turn: Option<Box<dyn Turn>>,
+    _turn: Option<Box<dyn TransferSlot>>,
     _share: Option<Share>,
 }
 
@@ -173,8 +173,8 @@ impl Session {
         request: SessionRequest,
         parent: Option<Parent>,
         job_guard: Option<JobGuard>,
-        copies: Option<Box<dyn Copies>>,
-        turn: Option<Box<dyn Turn>>,
+        copies: Option<Box<dyn CopyStreams>>,
+        turn: Option<Box<dyn TransferSlot>>,
         measured: Measured,
     ) -> Arc<Self> {
         let now = Instant::now();
@@ -571,7 +571,7 @@ impl Drop for SessionSink {
     }
 }
 
-impl permafrost_agent::host::Session for Session {
+impl permafrost_agent::host::DumpSession for Session {
     fn id(&self) -> &str {
         &self.id
     }

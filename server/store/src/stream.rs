@@ -8,13 +8,15 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use permafrost_criu::directory::PageRun;
-use permafrost_criu::frontend::{self, ImageError, ImageSource, Pipe, StreamError, Wanted};
+use permafrost_criu::frontend::{
+    self, ImageSource, Pipe, RequestedImage, ServeImageError, StreamError,
+};
 use permafrost_pmem::RunKind;
 use permafrost_protocol::control;
 
 use super::anywhere::Anywhere;
 use super::reader::{PAGE_BYTES, ReadError, Reader};
-use super::{Progress, Store, StoreError};
+use super::{ProgressReceiver, Store, StoreError};
 
 /// Longest time that CRIU may take to connect once it has been promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,7 +39,7 @@ impl Store {
         listener: OwnedFd,
         caller: &UnixStream,
         served: &Arc<AtomicU64>,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, StoreError> {
         let reader = Anywhere::open(self, self.resolve(reference)?)?;
         let total_bytes = reader.record.memory_bytes;
@@ -72,25 +74,29 @@ impl Store {
 }
 
 impl ImageSource for Anywhere<'_> {
-    type Image = Wanted;
+    type Image = RequestedImage;
     type Error = StoreError;
 
-    fn find(&self, name: &str) -> Option<Wanted> {
-        Wanted::find(&self.manifest, name)
+    fn find(&self, name: &str) -> Option<RequestedImage> {
+        RequestedImage::find(&self.manifest, name)
     }
 
-    fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<StoreError>> {
+    fn write(
+        &self,
+        wanted: &RequestedImage,
+        pipe: &mut Pipe,
+    ) -> Result<u64, ServeImageError<StoreError>> {
         match *wanted {
-            Wanted::Small(place) => {
+            RequestedImage::Small(place) => {
                 self.small(place, |bytes| pipe.write_all(bytes))?;
                 Ok(self.manifest.images[place].len_bytes)
             }
-            Wanted::Pagemap(place) => {
+            RequestedImage::Pagemap(place) => {
                 let pagemap = self.pagemap(place)?;
                 pipe.write_all(&pagemap)?;
                 Ok(pagemap.len() as u64)
             }
-            Wanted::Pages(place) => {
+            RequestedImage::Pages(place) => {
                 self.write_pages(place, pipe)?;
                 Ok(self.manifest.spaces[place].pages * PAGE_BYTES)
             }

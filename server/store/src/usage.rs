@@ -7,7 +7,7 @@ use permafrost_protocol::control::NamespaceUsage;
 use permafrost_protocol::manifest::namespace_of;
 
 use super::{Store, StoreError};
-use crate::quotas::{QuotaError, Quotas, Usage};
+use crate::quotas::{QuotaError, QuotaUsage, Quotas};
 
 impl Store {
     /// Sets the quotas of namespaces, once. Must be called before requests come. Returns false if they are set
@@ -22,13 +22,13 @@ impl Store {
     }
 
     /// Returns the use of a namespace, without reservations, which the queues count.
-    pub fn usage_of(&self, namespace: &str) -> Usage {
+    pub fn usage_of(&self, namespace: &str) -> QuotaUsage {
         let stored = self.stored.stored(namespace);
         let sessions = self.sessions();
         let open = sessions.values().filter(|session| {
             session.failed_since().is_none() && namespace_of(&session.request.job) == Ok(namespace)
         });
-        Usage {
+        QuotaUsage {
             bytes: stored.bytes,
             checkpoints: stored.checkpoints,
             sessions: open.count() as u64,
@@ -68,7 +68,7 @@ impl Store {
     /// # Errors
     /// A quota does not allow it.
     pub fn check_may_open(&self, job: &str) -> Result<(), StoreError> {
-        let one = Usage {
+        let one = QuotaUsage {
             bytes: 1,
             checkpoints: 1,
             sessions: 1,
@@ -87,10 +87,10 @@ impl Store {
         bytes: u64,
         checkpoints: u64,
     ) -> Result<(), StoreError> {
-        let more = Usage {
+        let more = QuotaUsage {
             bytes,
             checkpoints,
-            ..Usage::default()
+            ..QuotaUsage::default()
         };
         self.check_quota(job, &more)
     }
@@ -109,7 +109,7 @@ impl Store {
 
     /// Checks the quota of the job's namespace. Pages without a job are in no namespace: they are counted once they
     /// are adopted.
-    fn check_quota(&self, job: &str, more: &Usage) -> Result<(), StoreError> {
+    fn check_quota(&self, job: &str, more: &QuotaUsage) -> Result<(), StoreError> {
         let (Some(quotas), Ok(namespace)) = (self.quotas(), namespace_of(job)) else {
             return Ok(());
         };

@@ -8,10 +8,10 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figure::Figure as Said;
 use permafrost_api_types::figures::StartFigures;
-use permafrost_api_types::reserve::{Reservation, Reserve};
+use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 use permafrost_http_api::caller::Caller;
 use permafrost_http_api::source::{NodeEntry, QueueLength, Refusal, Source};
 use permafrost_http_api::{Api, router};
@@ -33,9 +33,9 @@ pub(crate) const GB: u64 = 1_000_000_000;
 pub(crate) struct Plain {
     pub(crate) nodes: Mutex<Vec<NodeEntry>>,
     pub(crate) checkpoints: Mutex<Vec<Checkpoint>>,
-    pub(crate) events: broadcast::Sender<Event>,
+    pub(crate) events: broadcast::Sender<ApiEvent>,
     pub(crate) installed: Mutex<Option<StartFigures>>,
-    pub(crate) reserved: Mutex<Vec<Reserve>>,
+    pub(crate) reserved: Mutex<Vec<ReserveRequest>>,
     pub(crate) panics: AtomicBool,
     /// While set, the source does not answer.
     hangs: Mutex<bool>,
@@ -109,7 +109,7 @@ impl Source for Plain {
         })
     }
 
-    fn reserve(&self, _: &Caller, wanted: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, _: &Caller, wanted: &ReserveRequest) -> Result<Reservation, Refusal> {
         self.block();
         self.reserved.lock().unwrap().push(wanted.clone());
         Ok(Reservation {
@@ -136,7 +136,7 @@ impl Source for Plain {
         Ok(())
     }
 
-    fn events(&self) -> broadcast::Receiver<Event> {
+    fn events(&self) -> broadcast::Receiver<ApiEvent> {
         self.events.subscribe()
     }
 }

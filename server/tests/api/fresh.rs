@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use permafrost_http_api::{Api, ApiConfig, refresh};
 use serde_json::{Value, json};
 
@@ -130,7 +130,7 @@ async fn an_event_is_followed_by_a_new_list() {
         .lock()
         .unwrap()
         .push(checkpoint("new", 1, 1, &["a"]));
-    let event = Event::Checkpoint {
+    let event = ApiEvent::Checkpoint {
         checkpoint: "new@1".into(),
         job: "new".into(),
         generation: 1,
@@ -318,7 +318,7 @@ async fn events_are_passed_on_and_changes_of_nodes_are_events() {
     asked.caller.as_mut().unwrap().namespaces =
         permafrost_identity::Namespaces::new(["team"]).unwrap();
     let mut of_team = listen(&asked).await;
-    let removed = |job: &str| Event::Removed {
+    let removed = |job: &str| ApiEvent::Removed {
         checkpoint: format!("{job}@1"),
         job: job.into(),
         generation: 1,
@@ -360,7 +360,7 @@ async fn who_reads_too_slowly_is_told_how_much_was_missed() {
     // One at a time, so that the API itself misses none: 2,000 of which 1,024 are kept.
     let mut heard = source.events.subscribe();
     for generation in 1..=2000 {
-        let event = Event::Removed {
+        let event = ApiEvent::Removed {
             checkpoint: format!("j@{generation}"),
             job: "j".into(),
             generation,

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use permafrost_cluster::Cluster;
-use permafrost_identity::{Authority, Order, ReloadingIdentity, Role};
+use permafrost_identity::{Authority, CertificateOrder, ReloadingIdentity, Role};
 use permafrost_protocol::control::request;
-use permafrost_server::denials::{DENIED_FILE, Denials};
+use permafrost_server::denials::{DENIED_FILE, DenialLists};
 
 use crate::support::{Bench, until};
 
@@ -21,7 +21,7 @@ fn identity(directory: &Path, name: &str) -> Arc<ReloadingIdentity> {
     Arc::new(identity)
 }
 
-fn ask(denials: &Denials, entries: &[&str], take_back: bool) -> (u64, Vec<String>) {
+fn ask(denials: &DenialLists, entries: &[&str], take_back: bool) -> (u64, Vec<String>) {
     let deny = request::Deny {
         entries: entries.iter().map(|&entry| entry.to_owned()).collect(),
         take_back,
@@ -31,7 +31,7 @@ fn ask(denials: &Denials, entries: &[&str], take_back: bool) -> (u64, Vec<String
 }
 
 /// Waits until a node has received a list for which `holds` is true, and applies it.
-fn hear(cluster: &Cluster, denials: &Denials, holds: impl Fn(&[String]) -> bool) {
+fn hear(cluster: &Cluster, denials: &DenialLists, holds: impl Fn(&[String]) -> bool) {
     let lists = cluster.denials();
     until("the list", || {
         lists
@@ -51,13 +51,13 @@ fn a_denial_reaches_every_node_and_is_taken_back_by_each_alone() {
     let place = |name: &str| directory.path().join(name);
     let authority = Authority::create(&place("ca"), "test", false).unwrap();
     for name in ["n1", "n2"] {
-        let order = Order::new(name, Role::Node);
+        let order = CertificateOrder::new(name, Role::Node);
         authority.issue(&order, &place(name), false).unwrap();
     }
     let (one, two) = (bench.join("n1"), bench.join("n2"));
     let identities = ["n1", "n2"].map(|name| identity(directory.path(), name));
-    let first = Denials::new(Arc::clone(&identities[0]), Some(one.registry()));
-    let second = Denials::new(Arc::clone(&identities[1]), Some(two.registry()));
+    let first = DenialLists::new(Arc::clone(&identities[0]), Some(one.registry()));
+    let second = DenialLists::new(Arc::clone(&identities[1]), Some(two.registry()));
 
     assert_eq!(ask(&first, &[THIEF, "serial 0A"], false).0, 2);
     assert_eq!(ask(&first, &["serial a"], false).0, 0, "it is there");

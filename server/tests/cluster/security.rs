@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, TlsOptions};
 use permafrost_cluster::{ClusterConfig, TlsFiles};
-use permafrost_identity::{Authority, Order, Role};
+use permafrost_identity::{Authority, CertificateOrder, Role};
 use permafrost_store::{Registry as _, StoreError};
 use permafrost_tests::etcd::{EtcdCluster, ServerTls};
 
@@ -28,9 +28,9 @@ impl Ca {
     /// Issues a certificate into a directory with `ca.pem`, `cert.pem` and `key.pem`.
     fn issue(&self, name: &str) -> PathBuf {
         let out = self.dir.path().join(name);
-        let order = Order {
+        let order = CertificateOrder {
             hosts: vec!["127.0.0.1".to_owned()],
-            ..Order::new(name, Role::Node)
+            ..CertificateOrder::new(name, Role::Node)
         };
         self.authority.issue(&order, &out, false).unwrap();
         out

@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use permafrost_cluster::repair::{Limits, Puller, Throttle};
-use permafrost_identity::{Authority, Order, ReloadingIdentity, Role};
+use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
+use permafrost_identity::{Authority, CertificateOrder, ReloadingIdentity, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::{Commit, request};
 use permafrost_store::catalog::SledCatalog;
-use permafrost_store::{Fetched, Place, ReplicaRequest, Retention, Store};
-use permafrost_transport::peer::{Endpoint, Handler, Network, Options};
+use permafrost_store::{Fetched, RegionLocation, ReplicaRequest, Retention, Store};
+use permafrost_transport::peer::{Endpoint, Handler, Network, PeerOptions};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -61,9 +61,9 @@ impl Site {
 
     /// Makes a node that is running, and found by its name.
     pub(crate) fn node(&self, name: &str) -> Node {
-        let options = Options {
+        let options = PeerOptions {
             reconnect: Duration::from_secs(1),
-            ..Options::default()
+            ..PeerOptions::default()
         };
         let directory = self.directory.path().join(name);
         std::fs::create_dir(&directory).unwrap();
@@ -77,13 +77,13 @@ impl Site {
         let guarantee = medium.guarantee().clone();
         let region = Region::open(medium).unwrap().0;
         let (catalog, _) = SledCatalog::open_or_replace(&directory.join("catalog")).unwrap();
-        let place = Place {
+        let place = RegionLocation {
             path: region_path.clone(),
             guarantee,
         };
         let store = Store::new(region, place, Box::new(catalog), Retention::default()).unwrap();
         let identity = directory.join("identity");
-        let order = Order::new(name, Role::Node);
+        let order = CertificateOrder::new(name, Role::Node);
         self.authority.issue(&order, &identity, false).unwrap();
         let identity = Arc::new(ReloadingIdentity::load(&identity).unwrap());
         let serving = Arc::new(Serving {
@@ -115,7 +115,7 @@ impl Site {
             Arc::new(move |node: &str| addresses.lock().unwrap().get(node).copied()),
             options,
         );
-        let throttle = Throttle::of(&store, Limits::default());
+        let throttle = Throttle::of(&store, RepairLimits::default());
         let puller = Puller::new(
             Arc::clone(&store),
             network.unwrap(),

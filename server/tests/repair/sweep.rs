@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use permafrost_cluster::repair::{Standing, Sweep, SweepTiming, Swept};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{Cluster, Durability, JobLock, Registered, Registry, StoreError};
+use permafrost_store::{ClusterServices, Durability, JobLock, Registered, Registry, StoreError};
 
 use super::site::{Node, Site, id, pages};
 
@@ -151,7 +151,7 @@ impl Standing for Stands {
 
 fn sweep(node: &Node, list: &Arc<List>) -> (Sweep, Arc<Stands>) {
     let registry = Arc::clone(list) as Arc<dyn Registry>;
-    node.store.join(Cluster {
+    node.store.join(ClusterServices {
         node: "a".to_owned(),
         replicate: None,
         registry: Some(Arc::clone(&registry)),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    Cluster, Durability, Place, Registry, Replicate, Retention, Store, StoreError,
+    ClusterServices, Durability, RegionLocation, Registry, Replicate, Retention, Store, StoreError,
 };
 
 pub(crate) use self::content::{Pages, Whole, dump, images, page, request, send};
@@ -99,7 +99,7 @@ impl Node {
         let guarantee = medium.guarantee().clone();
         let region = Region::open(medium).unwrap().0;
         let (catalog, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
-        let place = Place {
+        let place = RegionLocation {
             path: PathBuf::from("memory"),
             guarantee,
         };
@@ -139,7 +139,7 @@ impl World {
             seen: Arc::default(),
         });
         let origin = Node::new();
-        assert!(origin.store.join(Cluster {
+        assert!(origin.store.join(ClusterServices {
             node: "origin".to_owned(),
             replicate: Some(Arc::clone(&wire) as Arc<dyn Replicate>),
             registry: Some(Arc::clone(&registry) as Arc<dyn Registry>),
@@ -148,7 +148,7 @@ impl World {
             wanted_copies: u32::try_from(replicas.len() + 1).unwrap(),
         }));
         for (n, replica) in replicas.iter().enumerate() {
-            replica.store.join(Cluster {
+            replica.store.join(ClusterServices {
                 node: name(n),
                 replicate: None,
                 registry: Some(Arc::clone(&registry) as Arc<dyn Registry>),

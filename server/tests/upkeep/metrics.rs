@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use permafrost_audit::Audit;
-use permafrost_cluster::repair::Progress;
+use permafrost_cluster::repair::RepairProgress;
 use permafrost_cluster::scrub::{ScrubOptions, Scrubber};
 use permafrost_criu::frontend::PageSink;
 use permafrost_metering::costs::{
-    Costs, CostsConfig, Learning, StartFigures, StartSample, StartWhat,
+    Costs, CostsConfig, Learning, SavedFigures, StartSample, StartWhat,
 };
 use permafrost_metering::queues::{Direction, Queues, QueuesOptions};
 use permafrost_scheduling::quantity::Seconds;
@@ -86,7 +86,7 @@ struct Scene {
     scrubber: Arc<Scrubber>,
     ready: Arc<AtomicBool>,
     _runtime: tokio::runtime::Runtime,
-    server: metrics::Server,
+    server: metrics::MetricsServer,
 }
 
 /// Returns costs in which every figure was measured once.
@@ -98,7 +98,7 @@ fn measured() -> Arc<Costs> {
         elapsed: Seconds::new(seconds).unwrap(),
         age: Seconds::ZERO,
     };
-    let figures = StartFigures {
+    let figures = SavedFigures {
         samples: vec![
             sample(StartWhat::Write, 2 << 30, 2.0),
             sample(StartWhat::Compare, 2 << 30, 1.0),
@@ -134,7 +134,7 @@ impl Scene {
             ..ScrubOptions::default()
         };
         let scrubber = Scrubber::new(&site.store, options);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(RepairProgress::default());
         progress.copies_made.store(5, Ordering::Relaxed);
         progress.stranded.store(6, Ordering::Relaxed);
         progress.damaged.store(9, Ordering::Relaxed);

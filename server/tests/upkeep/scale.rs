@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_cluster::scrub::{ScrubOptions, Scrubber};
 use permafrost_criu::frontend::PageSink as _;
-use permafrost_store::Scrub as _;
+use permafrost_store::ScrubService as _;
 
 use super::site::{PID, Site};
 

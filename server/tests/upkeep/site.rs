@@ -14,8 +14,8 @@ use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    Cluster, Durability, JobLock, Place, Registered, Registry, Retention, SessionRequest,
-    SessionSink, Store, StoreError,
+    ClusterServices, Durability, JobLock, RegionLocation, Registered, Registry, Retention,
+    SessionRequest, SessionSink, Store, StoreError,
 };
 
 pub(crate) const PID: u32 = 7;
@@ -62,7 +62,7 @@ impl Site {
         let guarantee = medium.guarantee().clone();
         let region = Region::open(medium).unwrap().0;
         let (catalog, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
-        let place = Place {
+        let place = RegionLocation {
             path: dir.path().join("region"),
             guarantee,
         };
@@ -85,7 +85,7 @@ impl Site {
         let registry = Arc::new(Twofold(Mutex::default(), unlocking));
         let mut site = Self::new();
         site.registry = Arc::clone(&registry);
-        assert!(site.store.join(Cluster {
+        assert!(site.store.join(ClusterServices {
             node: "self".to_owned(),
             replicate: None,
             registry: Some(registry),

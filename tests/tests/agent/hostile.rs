@@ -36,7 +36,7 @@ impl Wire {
             Arc::new(identity),
             "",
             Arc::new(move |node: &str| addresses.get(node).copied()),
-            peer::Options::default(),
+            peer::PeerOptions::default(),
         );
         Self {
             network: network.unwrap(),

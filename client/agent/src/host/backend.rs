@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use permafrost_criu::Progress;
+use permafrost_criu::ProgressReceiver;
 use permafrost_criu::frontend::PageSink;
 use permafrost_identity::Peer;
 use permafrost_protocol::control::{self, reply, request};
@@ -59,7 +59,7 @@ pub enum Client {
 pub type Trail = Box<dyn FnOnce(Result<&reply::Body, &control::Error>)>;
 
 /// A dump that is not sealed yet.
-pub trait Session: Send + Sync + 'static {
+pub trait DumpSession: Send + Sync + 'static {
     /// Returns the session's id: 32 hex digits.
     fn id(&self) -> &str;
 
@@ -76,7 +76,7 @@ pub trait Session: Send + Sync + 'static {
 /// Keeper of checkpoints, on this host or on others. Every method blocks: each connection's thread calls them.
 pub trait Backend: Send + Sync + 'static {
     /// Type of a dump that is not sealed yet.
-    type Session: Session;
+    type Session: DumpSession;
     /// Type that takes the pages of a session.
     type Sink: PageSink;
 
@@ -170,7 +170,7 @@ pub trait Backend: Send + Sync + 'static {
     fn verify(
         &self,
         verify: &request::Verify,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Verified, control::Error>;
 
     /// Reads and verifies every page, has damaged pages healed, and sets aside what cannot be healed.
@@ -180,7 +180,7 @@ pub trait Backend: Send + Sync + 'static {
     fn scrub(
         &self,
         scrub: &request::Scrub,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, control::Error>;
 
     /// Writes a checkpoint into a directory as CRIU images, when the request is admitted; at once if only the
@@ -193,7 +193,7 @@ pub trait Backend: Send + Sync + 'static {
         export: &request::Export,
         directory: OwnedFd,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error>;
 
     /// Reads a CRIU images directory as the next checkpoint of a job.
@@ -205,7 +205,7 @@ pub trait Backend: Send + Sync + 'static {
         import: &request::Import,
         directory: OwnedFd,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Checkpoint, control::Error>;
 
     /// Serves a checkpoint, when the request is admitted, to the CRIU that connects to `listener`, until CRIU
@@ -219,7 +219,7 @@ pub trait Backend: Send + Sync + 'static {
         listener: OwnedFd,
         caller: &UnixStream,
         waits: &mut dyn Waits,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Exported, control::Error>;
 
     /// Returns the backend's state. The front ends fill in what concerns the process and its listeners.

@@ -11,7 +11,7 @@ use permafrost_transport::framing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
 
-use super::{Backend, Client, Session, Shared, Waits, endpoints, page_server_socket};
+use super::{Backend, Client, DumpSession, Shared, Waits, endpoints, page_server_socket};
 
 /// Time after which a peer that does not read its replies is given up.
 const REPLY_PATIENCE: Duration = Duration::from_secs(30);

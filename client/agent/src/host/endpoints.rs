@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use permafrost_criu::frontend::{self, Outcome};
+use permafrost_criu::frontend::{self, ConversationEnd};
 use permafrost_identity::{Action, CriuTls, TlsStream, begins_with_tls};
 use permafrost_protocol::control::{self, ErrorCode, request};
 use permafrost_protocol::manifest::JobName;
@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::limits::{self, FIRST_BYTE};
 use super::owner::peer_uid;
-use super::{Backend, Client, Patiently, Session, Shared, bind_unix, remove_socket};
+use super::{Backend, Client, DumpSession, Patiently, Shared, bind_unix, remove_socket};
 
 /// Pause after an accept that failed, so that a lack of descriptors does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -389,13 +389,13 @@ fn converse<B: Backend>(
             hint: String::new(),
         };
         match outcome {
-            Ok(Outcome::Closed) => backend.received(client, name, Ok(())),
-            Ok(Outcome::Refused(refusal)) => {
+            Ok(ConversationEnd::Closed) => backend.received(client, name, Ok(())),
+            Ok(ConversationEnd::Refused(refusal)) => {
                 backend.received(client, name, Err(&failed(refusal.message)));
             }
             Err(error) => backend.received(client, name, Err(&failed(error.to_string()))),
             // The connection brought nothing.
-            Ok(Outcome::Empty) => {}
+            Ok(ConversationEnd::Empty) => {}
         }
     }
     Ok(())

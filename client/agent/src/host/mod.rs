@@ -34,14 +34,14 @@ use self::limits::Places;
 
 pub(crate) use endpoints::{accept_failed, accept_owner};
 
-pub use backend::{Backend, Client, Patiently, Session, Trail, Waits};
+pub use backend::{Backend, Client, DumpSession, Patiently, Trail, Waits};
 pub use ending::{STOPPING, end_within};
 pub use private_memory::keep_memory_private;
 pub use run_dir::make_private_dir;
 
 /// Addresses and time limits of a host's listeners.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct HostOptions {
     /// Directory of the sockets, which have mode 0600 in a directory of mode 0700.
     pub run_dir: PathBuf,
     /// Address of the well-known page-server port; port 0 takes any. The ports of sessions are on the same
@@ -56,7 +56,7 @@ pub struct Options {
     pub tls: Option<CriuTls>,
 }
 
-impl Options {
+impl HostOptions {
     /// Returns true if a user of this machine may store pages over the ports.
     fn admits(&self, uid: u32) -> bool {
         uid == 0 || uid == rustix::process::geteuid().as_raw() || self.listen_uids.contains(&uid)
@@ -116,7 +116,7 @@ pub enum HostError {
 /// Listeners that are bound but not served yet: a conflict with another daemon is found before a store is
 /// opened.
 pub struct Bound {
-    options: Options,
+    options: HostOptions,
     control: UnixListener,
     unix: UnixListener,
     tcp: Option<TcpListener>,
@@ -131,7 +131,7 @@ impl Bound {
     ///
     /// # Errors
     /// See [`HostError`].
-    pub async fn bind(mut options: Options) -> Result<Self, HostError> {
+    pub async fn bind(mut options: HostOptions) -> Result<Self, HostError> {
         // Clients receive the paths of their sessions' sockets, and have working directories of their own.
         options.run_dir =
             std::path::absolute(&options.run_dir).map_err(|source| HostError::Directory {
@@ -203,7 +203,7 @@ impl Bound {
 /// State that all connections of a host share.
 struct Shared<B> {
     backend: Arc<B>,
-    options: Options,
+    options: HostOptions,
     address: Option<SocketAddr>,
     /// Counters of the page-server connections, by kind.
     places: Places,
@@ -242,11 +242,11 @@ impl<B: Backend> Host<B> {
     }
 }
 
-fn control_socket(options: &Options) -> PathBuf {
+fn control_socket(options: &HostOptions) -> PathBuf {
     options.run_dir.join("control.sock")
 }
 
-fn page_server_socket(options: &Options) -> PathBuf {
+fn page_server_socket(options: &HostOptions) -> PathBuf {
     options.run_dir.join("page-server.sock")
 }
 
@@ -279,7 +279,7 @@ mod tests {
             run_dir.push("..");
         }
         run_dir.extend(dir.path().join("run").components().skip(1));
-        let bound = Bound::bind(Options {
+        let bound = Bound::bind(HostOptions {
             run_dir,
             listen: None,
             listen_uids: Vec::new(),

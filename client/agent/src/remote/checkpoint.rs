@@ -12,7 +12,7 @@ use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{FetchOpened, request};
-use permafrost_transport::peer::{Frame, PeerError};
+use permafrost_transport::peer::{PeerError, ReceivedFrame};
 
 use super::digest::MapDigest;
 use super::small::Prefetched;
@@ -36,7 +36,7 @@ pub struct RemoteCheckpoint {
 
 /// A selection of pages of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct PageSelection {
     /// Index of the address space in the manifest, from 0.
     pub place: usize,
     /// Index of the first page.
@@ -45,7 +45,7 @@ pub struct Part {
     pub pages: u64,
 }
 
-impl Part {
+impl PageSelection {
     /// Selects all pages of an address space.
     #[must_use]
     pub fn all(place: usize) -> Self {
@@ -185,15 +185,18 @@ impl RemoteCheckpoint {
         let space = &self.manifest.spaces[place];
         let mut pagemap = PagemapWriter::new(space.pages_id);
         let mut total = 0;
-        let taken = self.places(Part::all(place), |first_index, flags, nr_pages, _| {
-            total += nr_pages;
-            pagemap.push(PagemapEntry {
-                vaddr: first_index * PAGE_BYTES,
-                nr_pages,
-                flags,
-            });
-            Ok(())
-        });
+        let taken = self.places(
+            PageSelection::all(place),
+            |first_index, flags, nr_pages, _| {
+                total += nr_pages;
+                pagemap.push(PagemapEntry {
+                    vaddr: first_index * PAGE_BYTES,
+                    nr_pages,
+                    flags,
+                });
+                Ok(())
+            },
+        );
         match taken {
             Ok(()) if total == space.pages => Ok(pagemap.finish()),
             Ok(()) => Err(corrupt(&self.record, &format!("pagemap of {}", space.id))),
@@ -208,10 +211,10 @@ impl RemoteCheckpoint {
     /// No holder gives them; an error of the taker.
     pub fn places<E>(
         &self,
-        part: Part,
+        part: PageSelection,
         mut take: impl FnMut(u64, u16, u64, bool) -> Result<(), E>,
     ) -> Result<(), ReadError<E>> {
-        let taken = self.frames(part, true, |Frame { header, .. }| {
+        let taken = self.frames(part, true, |ReceivedFrame { header, .. }| {
             let zero = header.kind == Kind::Zero;
             take(header.index, header.flags, header.pages.into(), zero)
         });
@@ -233,8 +236,8 @@ impl RemoteCheckpoint {
     ) -> Result<(), ReadError<E>> {
         let space = &self.manifest.spaces[place];
         let mut digest = before;
-        let mut held: Option<Frame> = None;
-        let part = Part {
+        let mut held: Option<ReceivedFrame> = None;
+        let part = PageSelection {
             place,
             from_index,
             pages: 0,
@@ -269,7 +272,7 @@ impl RemoteCheckpoint {
     /// No holder gives them; an error of the taker.
     pub fn part<E>(
         &self,
-        part: Part,
+        part: PageSelection,
         mut take: impl FnMut(PageRun<'_>) -> Result<(), E>,
     ) -> Result<(), ReadError<E>> {
         let taken = self.frames(part, false, |frame| take(run_of(&frame)));
@@ -279,9 +282,9 @@ impl RemoteCheckpoint {
     /// Passes on every frame with pages of the part, ascending and each once, from one holder after another.
     fn frames<E>(
         &self,
-        part: Part,
+        part: PageSelection,
         runs_only: bool,
-        mut take: impl FnMut(Frame) -> Result<(), E>,
+        mut take: impl FnMut(ReceivedFrame) -> Result<(), E>,
     ) -> Result<(), Stop<E>> {
         let mut rest = part;
         let mut failure = None;
@@ -322,8 +325,8 @@ impl RemoteCheckpoint {
         holder: &str,
         others: bool,
         runs_only: bool,
-        rest: &mut Part,
-        take: &mut impl FnMut(Frame) -> Result<(), E>,
+        rest: &mut PageSelection,
+        take: &mut impl FnMut(ReceivedFrame) -> Result<(), E>,
     ) -> Result<(), Stop<E>> {
         let fetch = request::Fetch {
             space: u32::try_from(rest.place + 1).unwrap_or(u32::MAX),
@@ -379,7 +382,7 @@ pub(super) fn name_of(record: &control::Checkpoint) -> String {
     format!("{}@{}", record.job, record.generation)
 }
 
-fn run_of(frame: &Frame) -> PageRun<'_> {
+fn run_of(frame: &ReceivedFrame) -> PageRun<'_> {
     let (first_index, flags) = (frame.header.index, frame.header.flags);
     match frame.header.kind {
         Kind::Pages => PageRun::Pages {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use permafrost_criu::directory::{Exportable, PageRun, PagesFile};
-use permafrost_criu::frontend::{ImageError, ImageSource, Pipe, Wanted};
+use permafrost_criu::frontend::{ImageSource, Pipe, RequestedImage, ServeImageError};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 
@@ -25,7 +25,7 @@ impl Exportable for RemoteCheckpoint {
         &self,
         place: usize,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), ImageError<control::Error>> {
+    ) -> Result<(), ServeImageError<control::Error>> {
         Ok(self.image(place, sink)?)
     }
 
@@ -38,7 +38,7 @@ impl Exportable for RemoteCheckpoint {
         place: usize,
         file: &mut PagesFile,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<(), ImageError<control::Error>> {
+    ) -> Result<(), ServeImageError<control::Error>> {
         let written = self.pages(place, 0, MapDigest::default(), |run| {
             file.put(run)?;
             progress(file.at);
@@ -48,7 +48,7 @@ impl Exportable for RemoteCheckpoint {
     }
 }
 
-impl From<ReadError<io::Error>> for ImageError<control::Error> {
+impl From<ReadError<io::Error>> for ServeImageError<control::Error> {
     fn from(error: ReadError<io::Error>) -> Self {
         match error {
             ReadError::Holders(error) => Self::Source(error),
@@ -58,25 +58,29 @@ impl From<ReadError<io::Error>> for ImageError<control::Error> {
 }
 
 impl ImageSource for RemoteCheckpoint {
-    type Image = Wanted;
+    type Image = RequestedImage;
     type Error = control::Error;
 
-    fn find(&self, name: &str) -> Option<Wanted> {
-        Wanted::find(self.manifest(), name)
+    fn find(&self, name: &str) -> Option<RequestedImage> {
+        RequestedImage::find(self.manifest(), name)
     }
 
-    fn write(&self, wanted: &Wanted, pipe: &mut Pipe) -> Result<u64, ImageError<control::Error>> {
+    fn write(
+        &self,
+        wanted: &RequestedImage,
+        pipe: &mut Pipe,
+    ) -> Result<u64, ServeImageError<control::Error>> {
         match *wanted {
-            Wanted::Small(place) => {
+            RequestedImage::Small(place) => {
                 self.image(place, |piece| pipe.write_all(piece))?;
                 Ok(self.manifest().images[place].len_bytes)
             }
-            Wanted::Pagemap(place) => {
-                let pagemap = self.pagemap(place).map_err(ImageError::Source)?;
+            RequestedImage::Pagemap(place) => {
+                let pagemap = self.pagemap(place).map_err(ServeImageError::Source)?;
                 pipe.write_all(&pagemap)?;
                 Ok(pagemap.len() as u64)
             }
-            Wanted::Pages(place) => {
+            RequestedImage::Pages(place) => {
                 let written = self.pages(place, 0, MapDigest::default(), |run| match run {
                     PageRun::Pages { bytes, .. } => pipe.write_all(bytes),
                     PageRun::Zero { pages, .. } => pipe.write_zeros(pages * PAGE_BYTES),

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::wire::message::{FetchOpened, request};
-use permafrost_transport::peer::{self, FetchReader, Frame, Network, PeerError};
+use permafrost_transport::peer::{self, FetchReader, Network, PeerError, ReceivedFrame};
 
-pub use checkpoint::{Part, ReadError, RemoteCheckpoint, is_listed_as};
+pub use checkpoint::{PageSelection, ReadError, RemoteCheckpoint, is_listed_as};
 pub use digest::MapDigest;
 
 /// Time limit for reaching one node, where other nodes are left to ask.
@@ -44,7 +44,7 @@ pub struct Arriving {
     /// Reply of the node.
     pub opened: FetchOpened,
     /// Frames but for the last one, `Prepare`. After an error there are no more.
-    pub frames: Box<dyn Iterator<Item = Result<Frame, PeerError>>>,
+    pub frames: Box<dyn Iterator<Item = Result<ReceivedFrame, PeerError>>>,
 }
 
 /// Implements [`Holders::fetch`] over a network; a node has `deadline` to agree.
@@ -86,12 +86,12 @@ pub fn reach(network: &Network, node: &str, deadline: Duration) -> Result<(), Pe
 /// window: the windows of all streams together fit the connection's. They are limits; memory is used only where
 /// a process does not read.
 #[must_use]
-pub fn transport() -> peer::Options {
-    peer::Options {
+pub fn transport() -> peer::PeerOptions {
+    peer::PeerOptions {
         streams: STREAMS,
         stream_window_bytes: STREAM_WINDOW_BYTES,
         connection_window_bytes: STREAMS * STREAM_WINDOW_BYTES,
-        ..peer::Options::default()
+        ..peer::PeerOptions::default()
     }
 }
 

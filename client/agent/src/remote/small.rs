@@ -11,7 +11,7 @@ use std::sync::{MutexGuard, PoisonError};
 use permafrost_protocol::manifest::Image;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
-use permafrost_transport::peer::Frame;
+use permafrost_transport::peer::ReceivedFrame;
 
 use super::checkpoint::{HINT, PAGE_BYTES, Stop, corrupt, fetch_of, name_of, nobody, protocol};
 use super::digest::MapDigest;
@@ -209,7 +209,7 @@ impl<'a> Batch<'a> {
     /// Takes a frame; returns false if it is not one that was requested.
     fn push<E>(
         &mut self,
-        frame: &Frame,
+        frame: &ReceivedFrame,
         take: &mut impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<bool, E> {
         match frame.header.kind {
@@ -349,8 +349,8 @@ mod tests {
         }
     }
 
-    fn frame(kind: Kind, index: u64, payload: &[u8]) -> Frame {
-        Frame {
+    fn frame(kind: Kind, index: u64, payload: &[u8]) -> ReceivedFrame {
+        ReceivedFrame {
             header: Header {
                 kind,
                 coding: Coding::Raw,
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    fn frames(images: &[(&str, &[u8])]) -> Vec<Frame> {
+    fn frames(images: &[(&str, &[u8])]) -> Vec<ReceivedFrame> {
         let of = |(name, contents): &(&str, &[u8])| {
             [
                 frame(Kind::Image, contents.len() as u64, name.as_bytes()),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     /// Takes a batch of three: says whether the first has come, and which others are ready.
-    fn taken(sent: &[Frame]) -> (bool, Vec<usize>) {
+    fn taken(sent: &[ReceivedFrame]) -> (bool, Vec<usize>) {
         let images = [image("a", b"one"), image("b", b"two"), image("c", b"three")];
         let mut passing = Passing::new(3);
         let mut batch = Batch::new(&images, 0..3, &mut passing);

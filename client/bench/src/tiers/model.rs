@@ -2,7 +2,9 @@
 //! is measured.
 
 use permafrost_scheduling::quantity::{BytesPerSecond, Ratio};
-use permafrost_scheduling::sensitivity::{Jobs, Outcome, Policy, Power, Storage, simulate};
+use permafrost_scheduling::sensitivity::{
+    Jobs, Policy, Power, SimulatedOutcome, Storage, simulate,
+};
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::table::{Align, Table};
 use serde::Serialize;
@@ -100,7 +102,7 @@ fn row(
     storage: &'static str,
     bandwidth_bytes_per_s: f64,
     policy: Policy,
-    outcome: &Outcome,
+    outcome: &SimulatedOutcome,
     power: &Power,
 ) -> Row {
     Row {

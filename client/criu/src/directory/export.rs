@@ -11,8 +11,8 @@ use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::pageserver::SpaceId;
 
 use super::{DirectoryError, ImagesDir};
-use crate::Progress;
-use crate::frontend::ImageError;
+use crate::ProgressReceiver;
+use crate::frontend::ServeImageError;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -53,12 +53,12 @@ pub trait Exportable {
     /// Passes a small image on, piece by piece, after all of it was verified.
     ///
     /// # Errors
-    /// See [`ImageError`].
+    /// See [`ServeImageError`].
     fn small(
         &self,
         place: usize,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
-    ) -> Result<(), ImageError<Self::Error>>;
+    ) -> Result<(), ServeImageError<Self::Error>>;
 
     /// Returns the pagemap image of an address space.
     ///
@@ -70,13 +70,13 @@ pub trait Exportable {
     /// done.
     ///
     /// # Errors
-    /// See [`ImageError`].
+    /// See [`ServeImageError`].
     fn pages(
         &self,
         place: usize,
         file: &mut PagesFile,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<(), ImageError<Self::Error>>;
+    ) -> Result<(), ServeImageError<Self::Error>>;
 }
 
 /// A pages file under construction.
@@ -113,7 +113,7 @@ pub fn export<S: Exportable>(
     source: &S,
     small_images_only: bool,
     directory: OwnedFd,
-    progress: Progress<'_>,
+    progress: ProgressReceiver<'_>,
 ) -> Result<control::Exported, S::Error> {
     let mut export = Export {
         source,
@@ -150,7 +150,11 @@ struct Export<'a, S> {
 }
 
 impl<S: Exportable> Export<'_, S> {
-    fn all(&mut self, small_images_only: bool, progress: Progress<'_>) -> Result<(), S::Error> {
+    fn all(
+        &mut self,
+        small_images_only: bool,
+        progress: ProgressReceiver<'_>,
+    ) -> Result<(), S::Error> {
         // The inventory is written last, because no program takes a directory without it for images.
         let images = &self.source.manifest().images;
         let is_last = |place: &usize| images[*place].name == "inventory.img";
@@ -199,7 +203,7 @@ impl<S: Exportable> Export<'_, S> {
         Ok(())
     }
 
-    fn space(&mut self, place: usize, progress: Progress<'_>) -> Result<(), S::Error> {
+    fn space(&mut self, place: usize, progress: ProgressReceiver<'_>) -> Result<(), S::Error> {
         let space = &self.source.manifest().spaces[place];
         let pagemap = self.source.pagemap(place)?;
         let name = pagemap_name(SpaceId {
@@ -229,9 +233,11 @@ impl<S: Exportable> Export<'_, S> {
     }
 }
 
-fn told<E: From<DirectoryError>>(error: ImageError<E>, name: &str) -> E {
+fn told<E: From<DirectoryError>>(error: ServeImageError<E>, name: &str) -> E {
     match error {
-        ImageError::Source(error) => error,
-        ImageError::Out(error) => DirectoryError::io(format!("write image {name}"))(error).into(),
+        ServeImageError::Source(error) => error,
+        ServeImageError::Out(error) => {
+            DirectoryError::io(format!("write image {name}"))(error).into()
+        }
     }
 }

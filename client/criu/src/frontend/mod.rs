@@ -8,7 +8,9 @@ mod pipe;
 mod sink;
 mod streamer;
 
-pub use pageserver::{Bounded, Outcome, ServeError, serve};
+pub use pageserver::{Bounded, ConversationEnd, ServeError, serve};
 pub use pipe::Pipe;
 pub use sink::{PageSink, SinkError};
-pub use streamer::{ImageError, ImageSource, StreamError, Streamed, Wanted, accept, stream};
+pub use streamer::{
+    ImageSource, RequestedImage, ServeImageError, StreamError, Streamed, accept, stream,
+};

@@ -66,7 +66,7 @@ impl Bounded for TlsStream {
 
 /// End of a conversation that kept to the protocol.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum ConversationEnd {
     /// CLOSE was answered with 0: the sink has the dump.
     Closed,
     /// CLOSE was answered with a non-zero status: the task lives on; the reason is the sink's.
@@ -109,7 +109,7 @@ pub enum ServeError {
 pub fn serve<S: Read + Write + Bounded>(
     stream: &mut S,
     sink: &mut impl PageSink,
-) -> Result<Outcome, ServeError> {
+) -> Result<ConversationEnd, ServeError> {
     let mut conversation = Conversation {
         core: PageServer::new(),
         refusal: None,
@@ -142,11 +142,11 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> ConversationEnd {
         match (self.refusal, self.closed) {
-            (Some(refusal), _) => Outcome::Refused(refusal),
-            (None, true) => Outcome::Closed,
-            (None, false) => Outcome::Empty,
+            (Some(refusal), _) => ConversationEnd::Refused(refusal),
+            (None, true) => ConversationEnd::Closed,
+            (None, false) => ConversationEnd::Empty,
         }
     }
 
@@ -435,7 +435,10 @@ mod tests {
             read_bytes: 0,
         };
         let outcome = serve(&mut client, &mut Sink { refuses: false });
-        assert!(matches!(outcome, Ok(Outcome::Closed)), "{outcome:?}");
+        assert!(
+            matches!(outcome, Ok(ConversationEnd::Closed)),
+            "{outcome:?}"
+        );
         assert!(client.read_bytes < 1 << 20, "{}", client.read_bytes);
 
         let frame = encoder.pages(space, 0x1000, 256, PE_PRESENT);

@@ -21,7 +21,7 @@ use super::pipe::Pipe;
 
 /// An image that CRIU requests, as a place in a checkpoint's manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum RequestedImage {
     /// A small image.
     Small(usize),
     /// The pagemap of an address space.
@@ -30,7 +30,7 @@ pub enum Wanted {
     Pages(usize),
 }
 
-impl Wanted {
+impl RequestedImage {
     /// Returns the image of that name, if the checkpoint has one.
     #[must_use]
     pub fn find(manifest: &Manifest, name: &str) -> Option<Self> {
@@ -69,20 +69,24 @@ pub trait ImageSource: Sync {
     /// Writes an image, verified, to `pipe`. Returns the number of bytes written.
     ///
     /// # Errors
-    /// See [`ImageError`].
-    fn write(&self, image: &Self::Image, pipe: &mut Pipe) -> Result<u64, ImageError<Self::Error>>;
+    /// See [`ServeImageError`].
+    fn write(
+        &self,
+        image: &Self::Image,
+        pipe: &mut Pipe,
+    ) -> Result<u64, ServeImageError<Self::Error>>;
 }
 
 /// An image that could not be given.
 #[derive(Debug)]
-pub enum ImageError<E> {
+pub enum ServeImageError<E> {
     /// The image could not be read.
     Source(E),
     /// The image could not be written.
     Out(io::Error),
 }
 
-impl<E> From<io::Error> for ImageError<E> {
+impl<E> From<io::Error> for ServeImageError<E> {
     fn from(error: io::Error) -> Self {
         Self::Out(error)
     }
@@ -215,10 +219,10 @@ fn give<S: ImageSource>(
     let written = source.write(image, &mut pipe);
     match written.and_then(|_| Ok(pipe.flush()?)) {
         Ok(()) => Ok(()),
-        Err(ImageError::Source(error)) => Err(StreamError::Source(error)),
+        Err(ServeImageError::Source(error)) => Err(StreamError::Source(error)),
         // CRIU reads no further than it needs: the head of an inventory, nothing of a file whose existence it
         // only checks.
-        Err(ImageError::Out(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        Err(ImageError::Out(error)) => Err(error.into()),
+        Err(ServeImageError::Out(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(ServeImageError::Out(error)) => Err(error.into()),
     }
 }

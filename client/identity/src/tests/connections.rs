@@ -100,9 +100,9 @@ fn unchecked(trusts: &Path, shows: Option<&Path>) -> ClientConfig {
 fn each_side_learns_who_the_other_is() {
     let cluster = Cluster::new();
     let node = cluster.identity("n1", Role::Node);
-    let order = Order {
+    let order = CertificateOrder {
         namespaces: Namespaces::new(["team-b", "team-a"]).unwrap(),
-        ..Order::new("a1", Role::Agent)
+        ..CertificateOrder::new("a1", Role::Agent)
     };
     let place = cluster.place("a1");
     cluster.authority.issue(&order, &place, false).unwrap();
@@ -238,7 +238,7 @@ fn an_open_endpoint_follows_a_rotation() {
         // node's own certificate is of the new one.
         let next = cluster.authority.succeed("test").unwrap();
         let late = cluster.place("a2");
-        next.issue(&Order::new("a2", Role::Agent), &late, false)
+        next.issue(&CertificateOrder::new("a2", Role::Agent), &late, false)
             .unwrap();
         let late = Identity::load(&late).unwrap();
         for _ in 0..2 {

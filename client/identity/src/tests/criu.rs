@@ -53,9 +53,9 @@ fn criu(
 }
 
 fn node(cluster: &Cluster) -> CriuTls {
-    let order = Order {
+    let order = CertificateOrder {
         hosts: vec!["127.0.0.1".to_owned(), "node-1.example.org".to_owned()],
-        ..Order::new("n1", Role::Node)
+        ..CertificateOrder::new("n1", Role::Node)
     };
     let place = cluster.place("n1");
     cluster.authority.issue(&order, &place, false).unwrap();

@@ -126,7 +126,7 @@ fn a_volume_that_switches_by_data_is_read() {
 #[test]
 fn a_certificate_says_what_was_ordered_and_is_backdated() {
     let cluster = Cluster::new();
-    let order = Order {
+    let order = CertificateOrder {
         namespaces: Namespaces::new(["*", "team-a"]).unwrap(),
         hosts: vec![
             "10.0.0.7".to_owned(),
@@ -134,7 +134,7 @@ fn a_certificate_says_what_was_ordered_and_is_backdated() {
             "Host.Example".to_owned(),
         ],
         days: 7,
-        ..Order::new("a-1.rack2", Role::Agent)
+        ..CertificateOrder::new("a-1.rack2", Role::Agent)
     };
     let place = cluster.place("a1");
     let issued = cluster.authority.issue(&order, &place, false).unwrap();
@@ -165,25 +165,25 @@ fn nonsense_is_not_issued_and_nothing_is_replaced() {
     let cluster = Cluster::new();
     let place = cluster.issue("n1", Role::Node);
     let before = fs::read(place.join("cert.pem")).unwrap();
-    let good = Order::new("n1", Role::Node);
+    let good = CertificateOrder::new("n1", Role::Node);
     assert!(matches!(
         cluster.authority.issue(&good, &place, false),
         Err(IdentityError::Exists { .. })
     ));
     for bad in [
-        Order {
+        CertificateOrder {
             name: "N1".to_owned(),
             ..good.clone()
         },
-        Order {
+        CertificateOrder {
             days: 0,
             ..good.clone()
         },
-        Order {
+        CertificateOrder {
             days: MAX_DAYS + 1,
             ..good.clone()
         },
-        Order {
+        CertificateOrder {
             hosts: vec!["x.node.permafrost".to_owned()],
             ..good.clone()
         },
@@ -210,11 +210,11 @@ fn nonsense_is_not_issued_and_nothing_is_replaced() {
 #[test]
 fn a_certificate_is_issued_anew_with_another_key_even_when_it_is_over() {
     let cluster = Cluster::new();
-    let order = Order {
+    let order = CertificateOrder {
         namespaces: Namespaces::new(["team-a"]).unwrap(),
         hosts: vec!["10.0.0.7".to_owned()],
         days: 7,
-        ..Order::new("a1", Role::Agent)
+        ..CertificateOrder::new("a1", Role::Agent)
     };
     let place = cluster.place("a1");
     cluster.authority.issue(&order, &place, false).unwrap();
@@ -244,7 +244,7 @@ fn a_certificate_is_issued_anew_with_another_key_even_when_it_is_over() {
 fn a_ca_is_never_overwritten_with_an_identity() {
     let cluster = Cluster::new();
     let ca = cluster.place("ca");
-    let order = Order::new("n1", Role::Node);
+    let order = CertificateOrder::new("n1", Role::Node);
     for replace in [false, true] {
         assert!(matches!(
             cluster.authority.issue(&order, &ca, replace),

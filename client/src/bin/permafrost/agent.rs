@@ -10,7 +10,9 @@ use permafrost_agent::host::arguments::{
     Listen, LogFormat, in_full, init_log, parse_duration, parse_listen,
 };
 use permafrost_agent::host::{STOPPING, end_within};
-use permafrost_agent::{Agent, AgentError, DENIALS_EVERY, Node, Options, host, transport};
+use permafrost_agent::{
+    Agent, AgentError, AgentOptions, DENIALS_EVERY, StorageNode, host, transport,
+};
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_transport::peer;
 use tokio::signal::unix::{SignalKind, signal};
@@ -33,7 +35,7 @@ Example:
 pub(crate) struct AgentArguments {
     /// A storage node: its name, and where it listens for peers. The first is asked first. Repeatable.
     #[arg(long = "node", value_name = "NAME=ADDRESS:PORT", required = true, value_parser = parse_node)]
-    nodes: Vec<Node>,
+    nodes: Vec<StorageNode>,
     /// Directory of this agent's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them.
     #[arg(long, value_name = "DIR")]
     identity: PathBuf,
@@ -71,10 +73,10 @@ const MAX_RECONNECT: Duration = Duration::from_secs(20);
 pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
     init_log(arguments.log_format);
     host::keep_memory_private();
-    let options = Options {
+    let options = AgentOptions {
         nodes: arguments.nodes,
         identity: arguments.identity,
-        host: host::Options {
+        host: host::HostOptions {
             run_dir: arguments.run_dir,
             listen: arguments.listen.0,
             listen_uids: arguments.listen_uids,
@@ -85,7 +87,7 @@ pub(crate) fn agent(arguments: AgentArguments) -> Result<(), Failure> {
         durability: Durability::word(arguments.durability),
         deadline: arguments.deadline,
         session_ttl: arguments.session_ttl,
-        transport: peer::Options {
+        transport: peer::PeerOptions {
             reconnect: (arguments.deadline / 2).min(MAX_RECONNECT),
             ..transport()
         },
@@ -140,7 +142,7 @@ fn not_started(error: AgentError) -> Failure {
     }
 }
 
-fn parse_node(text: &str) -> Result<Node, String> {
+fn parse_node(text: &str) -> Result<StorageNode, String> {
     let (name, address) = text
         .split_once('=')
         .filter(|(name, _)| !name.is_empty())
@@ -150,7 +152,7 @@ fn parse_node(text: &str) -> Result<Node, String> {
         .map_err(|error| format!("{address:?}: {error}"))?
         .next()
         .ok_or_else(|| format!("{address:?} has no address"))?;
-    Ok(Node {
+    Ok(StorageNode {
         name: name.to_owned(),
         address,
     })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
-use permafrost_transport::api::{Answer, ApiClient, ApiOptions, TOKEN_VARIABLE, URL_VARIABLE};
+use permafrost_transport::api::{ApiClient, ApiOptions, ApiReply, TOKEN_VARIABLE, URL_VARIABLE};
 use serde_json::Value;
 
 /// Largest file of tasks, bytes: slightly more than the API accepts.
@@ -67,7 +67,7 @@ pub(crate) fn own_node(client: &ApiClient) -> Result<String, Failure> {
 /// Prints an answer: unchanged with --json, otherwise as `human` formats it.
 pub(crate) fn print(
     context: &Context,
-    answer: &Answer,
+    answer: &ApiReply,
     human: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
     if context.json {

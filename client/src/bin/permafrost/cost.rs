@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use permafrost_api_types::cost::{Copies, Detail, Mechanism};
-use permafrost_api_types::estimate::{Estimate, EstimateAnswer, Estimated};
+use permafrost_api_types::cost::{Copies, Mechanism, ReplyDetail};
+use permafrost_api_types::estimate::{EstimateAnswer, EstimateRequest, Estimated};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::table::{Align, Table};
@@ -89,21 +89,21 @@ fn of_pid(
     client: &ApiClient,
     pid: u32,
     arguments: &CostArguments,
-) -> Result<Estimate<'static>, Failure> {
+) -> Result<EstimateRequest<'static>, Failure> {
     let own = api::own_node(client)?;
     let task = candidate::task(pid, arguments.job.as_deref(), &own, &arguments.known)?;
     let nodes = arguments.nodes.iter().cloned().map(Into::into).collect();
-    Ok(Estimate {
+    Ok(EstimateRequest {
         tasks: vec![task],
         mechanisms: some(&arguments.mechanisms),
         nodes: some(&arguments.nodes).map(|_| nodes),
         copies: arguments.copies.map_or(Copies::Local, Into::into),
         detail: if arguments.totals {
-            Detail::Totals
+            ReplyDetail::Totals
         } else {
-            Detail::Full
+            ReplyDetail::Full
         },
-        ..Estimate::default()
+        ..EstimateRequest::default()
     })
 }
 
@@ -116,7 +116,7 @@ fn of_file(path: &std::path::Path, arguments: &CostArguments) -> Result<Value, F
     api::set(
         &mut request,
         "detail",
-        arguments.totals.then_some(Detail::Totals),
+        arguments.totals.then_some(ReplyDetail::Totals),
     );
     Ok(request)
 }

@@ -8,13 +8,13 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use permafrost_criu::{Criu, Finished, Run, Running, processes};
+use permafrost_criu::{Criu, CriuRun, Finished, Running, processes};
 use permafrost_protocol::control::{ErrorCode, Exported, request};
 use permafrost_protocol::streamer::SERVE_SOCKET;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::Failure;
 use permafrost_terminal::interrupt::Interrupts;
-use permafrost_terminal::progress::{Progress, Queue};
+use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, ControlError};
 
 use crate::cli::TurnArguments;
@@ -88,7 +88,7 @@ impl Delivery {
         interrupts: &Interrupts,
         mut connection: Connection,
         wanted: Wanted<'_>,
-        (mut run, criu, tasks): (Run, &Criu, &Tasks),
+        (mut run, criu, tasks): (CriuRun, &Criu, &Tasks),
     ) -> Result<Delivered, Failure> {
         match self {
             Self::Directory => {
@@ -114,7 +114,8 @@ impl Delivery {
                     deadline_ms: turn.deadline_ms(),
                     reservation: turn.reservation.token()?,
                 };
-                let mut queue = Queue::new(context, format!("restore {name}"), "restores", "");
+                let mut queue =
+                    QueueDisplay::new(context, format!("restore {name}"), "restores", "");
                 connection
                     .begin(request, Some(listener.as_fd()))
                     .and_then(|()| connection.await_turn(&mut |progress| queue.update(progress)))
@@ -210,8 +211,8 @@ fn fetch(
 ) -> Result<Exported, Failure> {
     let Wanted { name, images, turn } = wanted;
     let directory = File::open(images).map_err(|error| Failure::io("open", images, &error))?;
-    let mut queue = Queue::new(context, format!("restore {name}"), "restores", "");
-    let mut progress = Progress::new(context, format!("fetch {name}"));
+    let mut queue = QueueDisplay::new(context, format!("restore {name}"), "restores", "");
+    let mut progress = ProgressDisplay::new(context, format!("fetch {name}"));
     let export = request::Export {
         checkpoint: name.to_owned(),
         small_images_only: false,

@@ -9,7 +9,7 @@ use permafrost_protocol::manifest::Origin;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
-use permafrost_terminal::progress::Queue;
+use permafrost_terminal::progress::QueueDisplay;
 use permafrost_terminal::table::facts;
 
 use crate::cli::{AbortArguments, AdoptArguments, OpenArguments, RmArguments};
@@ -116,7 +116,7 @@ pub(crate) fn open(context: &Context, arguments: &OpenArguments) -> Result<(), F
         parent_images: arguments.prev_images,
         ..request::Open::default()
     };
-    let mut queue = Queue::new(context, format!("open {}", arguments.job), "dumps", "");
+    let mut queue = QueueDisplay::new(context, format!("open {}", arguments.job), "dumps", "");
     let mut connection = context.connect()?;
     let opened = connection.call_with(open, None, &mut |progress| queue.update(progress))?;
     drop(queue);

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use permafrost_api_types::figure::Figure;
-use permafrost_api_types::nodes::{Node, NodeClass, NodeState, NodesAnswer, Queue, Tier};
+use permafrost_api_types::nodes::{ListedNode, NodeClass, NodeState, NodeTier, NodesAnswer, Queue};
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
@@ -153,7 +153,7 @@ pub(crate) fn as_of(answered_by: &str, age_s: f64) -> String {
     )
 }
 
-fn state(node: &Node) -> &'static str {
+fn state(node: &ListedNode) -> &'static str {
     match (node.state, node.live) {
         (NodeState::Active, true) if node.stopping => "stopping",
         (NodeState::Active, true) => "up",
@@ -172,7 +172,7 @@ fn class(class: NodeClass) -> &'static str {
 }
 
 /// Formats the tier: `file`, or `file as hdd` for an emulated one.
-fn tier_name(tier: &Tier) -> String {
+fn tier_name(tier: &NodeTier) -> String {
     let name = if tier.tier.is_empty() {
         "-"
     } else {
@@ -185,7 +185,7 @@ fn tier_name(tier: &Tier) -> String {
 }
 
 /// Formats `zone/rack/host`; unknown parts are `-`.
-fn domain(node: &Node) -> String {
+fn domain(node: &ListedNode) -> String {
     let parts = [&node.zone, &node.rack, &node.host];
     if parts.iter().all(|part| part.is_empty()) {
         return "-".to_owned();
@@ -262,8 +262,8 @@ mod tests {
         }
     }
 
-    fn node(name: &str, tiers: Vec<Tier>) -> Node {
-        Node {
+    fn node(name: &str, tiers: Vec<NodeTier>) -> ListedNode {
+        ListedNode {
             name: name.to_owned(),
             address: "10.0.0.1:7118".to_owned(),
             state: NodeState::Active,
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_is_known_is_shown_with_its_age_and_what_is_not_is_a_dash() {
-        let tier = Tier {
+        let tier = NodeTier {
             tier: "file".to_owned(),
             emulated: Some("hdd".to_owned()),
             capacity_bytes: 4 << 30,

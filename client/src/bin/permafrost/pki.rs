@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use permafrost_identity::{
-    self, Authority, DEFAULT_DAYS, Identity, IdentityError, Issued, Namespaces, Order, Role,
-    Subject,
+    self, Authority, CertificateOrder, DEFAULT_DAYS, Identity, IdentityError, Issued, Namespaces,
+    Role, Subject,
 };
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
@@ -167,7 +167,7 @@ fn init(context: &Context, arguments: &InitArguments) -> Result<(), Failure> {
 }
 
 fn issue(context: &Context, arguments: &IssueArguments) -> Result<(), Failure> {
-    let order = Order {
+    let order = CertificateOrder {
         name: arguments.name.clone(),
         role: arguments.role.parse::<Role>()?,
         namespaces: Namespaces::new(arguments.namespaces.iter().map(String::as_str))?,

@@ -11,7 +11,7 @@ use std::{fs, thread};
 use permafrost_criu::options::{Operation, PassedOn};
 use permafrost_criu::origin::ProcessStat;
 use permafrost_criu::scratch::Scratch;
-use permafrost_criu::{Criu, Finished, Run, processes};
+use permafrost_criu::{Criu, CriuRun, Finished, processes};
 use permafrost_protocol::control::{Checkpoint, request};
 use permafrost_protocol::images::RestoreStats;
 use permafrost_protocol::manifest::{Manifest, SpaceType};
@@ -136,7 +136,7 @@ pub(crate) fn bring_back(
     let waited = wait_until_reaped(&manifest, interrupts);
     interrupts.check()?;
     let pidfile = work.join("pid");
-    let mut run = Run::new(&criu, "restore", &images, &work);
+    let mut run = CriuRun::new(&criu, "restore", &images, &work);
     run.arg("--restore-detached").arg("--pidfile").arg(&pidfile);
     if arguments.foreground {
         // The restored process becomes a child of this one, so that it can be waited for, and the images can

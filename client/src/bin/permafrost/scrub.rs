@@ -5,7 +5,7 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
-use permafrost_terminal::progress::Progress;
+use permafrost_terminal::progress::ProgressDisplay;
 
 use crate::cli::ScrubArguments;
 
@@ -13,7 +13,7 @@ pub(crate) fn scrub(context: &Context, arguments: &ScrubArguments) -> Result<(),
     let interrupts = Interrupts::install()?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
-    let mut progress = Progress::new(context, "scrub");
+    let mut progress = ProgressDisplay::new(context, "scrub");
     let scrubbed = connection
         .call_with(
             request::Scrub {

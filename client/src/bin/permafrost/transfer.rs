@@ -11,7 +11,7 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
-use permafrost_terminal::progress::{Progress, Queue};
+use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_terminal::table::facts;
 
 use crate::cli::{Durability, GetArguments, PutArguments, VerifyArguments};
@@ -25,8 +25,8 @@ pub(crate) fn get(context: &Context, arguments: &GetArguments) -> Result<(), Fai
     let created = prepare_directory(path, arguments.force)?;
     let directory = open_directory(path)?;
     let label = format!("get {}", arguments.checkpoint);
-    let mut progress = Progress::new(context, label.clone());
-    let mut queue = Queue::new(context, label, "restores", "");
+    let mut progress = ProgressDisplay::new(context, label.clone());
+    let mut queue = QueueDisplay::new(context, label, "restores", "");
     let exported = connection.call_with(
         request::Export {
             checkpoint: arguments.checkpoint.clone(),
@@ -114,8 +114,8 @@ pub(crate) fn put(context: &Context, arguments: &PutArguments) -> Result<(), Fai
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
     let label = format!("put {}", arguments.job);
-    let mut progress = Progress::new(context, label.clone());
-    let mut queue = Queue::new(context, label, "dumps", "");
+    let mut progress = ProgressDisplay::new(context, label.clone());
+    let mut queue = QueueDisplay::new(context, label, "dumps", "");
     let checkpoint = connection
         .call_with(
             request::Import {
@@ -146,7 +146,7 @@ pub(crate) fn verify(context: &Context, arguments: &VerifyArguments) -> Result<(
     let interrupts = Interrupts::install()?;
     let mut connection = context.connect()?;
     interrupts.end(&connection)?;
-    let mut progress = Progress::new(context, "verify");
+    let mut progress = ProgressDisplay::new(context, "verify");
     let verified = connection
         .call_with(
             request::Verify {

@@ -132,13 +132,13 @@ fn said(problem: &Problem) -> String {
 
 #[cfg(test)]
 mod tests {
-    use permafrost_api_types::problem::Kind;
+    use permafrost_api_types::problem::ProblemKind;
 
     use super::*;
 
     #[test]
     fn a_problem_names_the_fields_and_not_thousands_of_them() {
-        let mut problem = Problem::new(Kind::Invalid, "fields are wrong");
+        let mut problem = Problem::new(ProblemKind::Invalid, "fields are wrong");
         for task in 0..9 {
             problem = problem.at(format!("/tasks/{task}/progress_s"), "no time");
         }
@@ -148,11 +148,14 @@ mod tests {
             text.ends_with("/tasks/4/progress_s: no time; and 4 more"),
             "{text}"
         );
-        let whole = Problem::new(Kind::NotJson, "no JSON").at("", "ends early");
+        let whole = Problem::new(ProblemKind::NotJson, "no JSON").at("", "ends early");
         let text = ApiError::Refused(Box::new(whole)).to_string();
         assert_eq!(text, "no JSON; the body: ends early");
-        let one = Problem::new(Kind::UnknownNode, "/nodes/0: there is no node \"n7\"")
-            .at("/nodes/0", "there is no node \"n7\"");
+        let one = Problem::new(
+            ProblemKind::UnknownNode,
+            "/nodes/0: there is no node \"n7\"",
+        )
+        .at("/nodes/0", "there is no node \"n7\"");
         let text = ApiError::Refused(Box::new(one)).to_string();
         assert_eq!(text, "/nodes/0: there is no node \"n7\"");
     }

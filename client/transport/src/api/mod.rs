@@ -119,7 +119,7 @@ impl ApiClient {
     ///
     /// # Errors
     /// See [`ApiError`].
-    pub fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<Answer, ApiError> {
+    pub fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<ApiReply, ApiError> {
         self.call(&Method::GET, &with_query(path, query), None)
     }
 
@@ -127,7 +127,7 @@ impl ApiClient {
     ///
     /// # Errors
     /// See [`ApiError`].
-    pub fn post<T: Serialize>(&self, path: &str, body: &T) -> Result<Answer, ApiError> {
+    pub fn post<T: Serialize>(&self, path: &str, body: &T) -> Result<ApiReply, ApiError> {
         self.call(&Method::POST, path, Some(json(body)?))
     }
 
@@ -135,7 +135,7 @@ impl ApiClient {
     ///
     /// # Errors
     /// See [`ApiError`].
-    pub fn put<T: Serialize>(&self, path: &str, body: &T) -> Result<Answer, ApiError> {
+    pub fn put<T: Serialize>(&self, path: &str, body: &T) -> Result<ApiReply, ApiError> {
         self.call(&Method::PUT, path, Some(json(body)?))
     }
 
@@ -143,11 +143,11 @@ impl ApiClient {
     ///
     /// # Errors
     /// See [`ApiError`].
-    pub fn delete(&self, path: &str) -> Result<Answer, ApiError> {
+    pub fn delete(&self, path: &str) -> Result<ApiReply, ApiError> {
         self.call(&Method::DELETE, path, None)
     }
 
-    fn call(&self, method: &Method, path: &str, body: Option<Bytes>) -> Result<Answer, ApiError> {
+    fn call(&self, method: &Method, path: &str, body: Option<Bytes>) -> Result<ApiReply, ApiError> {
         self.runtime.block_on(async {
             let asking = tokio::time::timeout(ANSWER, self.ask(method, path, body));
             asking.await.map_err(|_| ApiError::Late {
@@ -162,7 +162,7 @@ impl ApiClient {
         method: &Method,
         path: &str,
         body: Option<Bytes>,
-    ) -> Result<Answer, ApiError> {
+    ) -> Result<ApiReply, ApiError> {
         let broken = |error| self.target.broken(error);
         let mut request = self.request(method, path, body.clone())?;
         let kept = self.kept().take();
@@ -244,9 +244,9 @@ fn json<T: Serialize>(body: &T) -> Result<Bytes, ApiError> {
     Ok(Bytes::from(body))
 }
 
-fn answered((status, body): (StatusCode, Bytes)) -> Result<Answer, ApiError> {
+fn answered((status, body): (StatusCode, Bytes)) -> Result<ApiReply, ApiError> {
     if status.is_success() {
-        return Ok(Answer { body });
+        return Ok(ApiReply { body });
     }
     if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
         return Err(ApiError::Refused(Box::new(problem)));
@@ -285,11 +285,11 @@ pub fn encoded(text: &str) -> String {
 
 /// Reply of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ApiReply {
     body: Bytes,
 }
 
-impl Answer {
+impl ApiReply {
     /// Returns the JSON text as received.
     pub fn bytes(&self) -> &[u8] {
         &self.body

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::JoinHandle;
 
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::problem::ProblemKind;
 
 use super::*;
 
@@ -69,7 +69,7 @@ fn questions_share_a_connection_and_a_lost_one_is_made_again() {
 #[test]
 fn a_question_is_json_and_a_refusal_says_what_is_wrong() {
     let dir = tempfile::tempdir().unwrap();
-    let problem = Problem::new(Kind::UnknownNode, "there is no n9").at("/nodes/0", "n9");
+    let problem = Problem::new(ProblemKind::UnknownNode, "there is no n9").at("/nodes/0", "n9");
     let body = serde_json::to_string(&problem).unwrap();
     let answers = vec![
         says("422 Unprocessable Content", &body),

@@ -29,7 +29,7 @@ const AHEAD_BYTES: u64 = 2 << 20;
 
 /// Progress of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct DumpProgress {
     /// Number of frames pushed.
     pub pushed_frames: u64,
     /// Number of frames that the peer has acknowledged.
@@ -314,9 +314,9 @@ impl DumpSender {
 
     /// Returns the progress of the dump.
     #[must_use]
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> DumpProgress {
         let state = self.shared.lock();
-        Progress {
+        DumpProgress {
             pushed_frames: state.sender.next_sequence(),
             acknowledged_frames: state.sender.acknowledged_below(),
             window_used_bytes: state.window_bytes - state.sender.window_left(),

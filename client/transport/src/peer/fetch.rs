@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::network::{Link, Network, answered};
 use super::outflow::QUEUED_FRAMES;
 use super::stream::{self, Bulk, within};
-use super::{Frame, PeerError, code, decode};
+use super::{PeerError, ReceivedFrame, code, decode};
 
 /// Time limit for a node's next frame, as a multiple of the frame timeout: the node verifies pages as it reads
 /// them.
@@ -21,7 +21,7 @@ const PATIENCE: u32 = 3;
 pub struct FetchReader {
     node: String,
     opened: FetchOpened,
-    frames: mpsc::Receiver<Result<Frame, PeerError>>,
+    frames: mpsc::Receiver<Result<ReceivedFrame, PeerError>>,
 }
 
 impl FetchReader {
@@ -89,15 +89,15 @@ impl FetchReader {
 }
 
 impl Iterator for FetchReader {
-    type Item = Result<Frame, PeerError>;
+    type Item = Result<ReceivedFrame, PeerError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let (node, frames) = (&self.node, &mut self.frames);
         let decoded = frames
             .blocking_recv()?
-            .and_then(|Frame { header, payload }| {
+            .and_then(|ReceivedFrame { header, payload }| {
                 let payload = decode(node, &header, payload)?;
-                Ok(Frame { header, payload })
+                Ok(ReceivedFrame { header, payload })
             });
         if decoded.is_err() {
             frames.close();
@@ -133,7 +133,7 @@ async fn begin(
 /// Passes on frames until the last one.
 async fn take(
     claimed: tokio::sync::oneshot::Receiver<RecvStream>,
-    give: &mpsc::Sender<Result<Frame, PeerError>>,
+    give: &mpsc::Sender<Result<ReceivedFrame, PeerError>>,
     node: &str,
     timeout: Duration,
 ) -> Result<(), PeerError> {
@@ -160,7 +160,11 @@ async fn take(
         if header.kind == Kind::Prepare {
             return Ok(());
         }
-        if give.send(Ok(Frame { header, payload })).await.is_err() {
+        if give
+            .send(Ok(ReceivedFrame { header, payload }))
+            .await
+            .is_err()
+        {
             bulk.stop(VarInt::from_u32(code::ABORTED));
             return Ok(());
         }

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use super::router::Router;
 use super::stream::{self, Bulk, within};
-use super::{Frame, Options, PeerError, code, decode};
+use super::{PeerError, PeerOptions, ReceivedFrame, code, decode};
 
 /// Most dumps that are kept, including those that are over but whose last reply may have to be repeated.
 const MAX_SESSIONS: usize = 1024;
@@ -35,7 +35,7 @@ pub trait FrameSource: Send {
     ///
     /// # Errors
     /// The dump was given up: by the sender, or because its connection did not come back in time.
-    fn next(&mut self) -> Result<Frame, PeerError>;
+    fn next(&mut self) -> Result<ReceivedFrame, PeerError>;
 
     /// Waits for the commit, which follows [`Kind::Prepare`] and says under which name the dump is sealed.
     ///
@@ -154,7 +154,7 @@ pub(crate) struct Intake {
     session: Arc<Session>,
     frames: mpsc::Receiver<Queued>,
     runtime: Handle,
-    /// Limits of the sender's silence, see [`Options`].
+    /// Limits of the sender's silence, see [`PeerOptions`].
     idle: Duration,
     wait: Duration,
     /// True if CRIU has not begun, or its dump is closed and not sealed yet.
@@ -180,7 +180,7 @@ impl Sessions {
         &self,
         peer: &str,
         id: [u8; 16],
-        options: &Options,
+        options: &PeerOptions,
     ) -> Option<(Arc<Session>, Intake, Answers)> {
         let (send, frames) = mpsc::channel(QUEUED_FRAMES);
         let session = Arc::new(Session {
@@ -244,7 +244,7 @@ impl Sessions {
         router: &Router,
         mut send: SendStream,
         mut receive: RecvStream,
-        options: &Options,
+        options: &PeerOptions,
     ) {
         let mut number = 0;
         session.conversations.send_modify(|count| {
@@ -320,7 +320,7 @@ impl Sessions {
 /// A conversation of a session.
 struct Conversation<'a> {
     session: &'a Session,
-    options: &'a Options,
+    options: &'a PeerOptions,
 }
 
 impl Conversation<'_> {
@@ -474,7 +474,7 @@ impl Conversation<'_> {
 }
 
 impl FrameSource for Intake {
-    fn next(&mut self) -> Result<Frame, PeerError> {
+    fn next(&mut self) -> Result<ReceivedFrame, PeerError> {
         loop {
             // The queued frames are of no use any more.
             if self.session.is_given_up() {
@@ -485,7 +485,7 @@ impl FrameSource for Intake {
                     let decoded = decode(&self.session.peer, &header, payload);
                     let payload = decoded.inspect_err(|error| self.session.fail(error.clone()))?;
                     self.is_waiting = header.kind == Kind::Close;
-                    return Ok(Frame { header, payload });
+                    return Ok(ReceivedFrame { header, payload });
                 }
                 Some(None) => {}
                 None => return Err(self.ended()),

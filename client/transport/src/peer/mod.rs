@@ -30,12 +30,12 @@ mod socket;
 mod stream;
 
 pub use coding::decode;
-pub use dump::{DumpSender, Progress};
+pub use dump::{DumpProgress, DumpSender};
 pub use error::PeerError;
 pub use fetch::FetchReader;
 pub use intake::{FrameSource, Replies};
 pub use network::{Addresses, Network, quic_endpoint};
-pub use options::{Compression, Options};
+pub use options::{Compression, PeerOptions};
 pub use outflow::FrameSink;
 pub use serve::{ApiServer, ApiStream, Endpoint, Handler};
 
@@ -60,7 +60,7 @@ pub mod code {
 
 /// A frame as a receiver sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame {
+pub struct ReceivedFrame {
     /// Header of the frame; `coding` and `payload_bytes` are those of the encoded frame that was received.
     pub header: Header,
     /// Decoded payload: as many bytes as [`Header::decoded_bytes`] says.

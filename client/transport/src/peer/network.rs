@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::reset::{Ids, ResetKey};
 use super::router::Router;
 use super::stream::{self, within};
-use super::{ApiStream, Options, PeerError, code, socket};
+use super::{ApiStream, PeerError, PeerOptions, code, socket};
 
 /// Addresses of the nodes.
 pub trait Addresses: Send + Sync + 'static {
@@ -68,7 +68,7 @@ struct Inner {
     runtime: Handle,
     endpoints: Vec<Endpoint>,
     region: String,
-    options: Options,
+    options: PeerOptions,
     identity: Arc<ReloadingIdentity>,
     addresses: Arc<dyn Addresses>,
     ways: std::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Way>>>>,
@@ -90,7 +90,7 @@ impl Network {
         identity: Arc<ReloadingIdentity>,
         region: &str,
         addresses: Arc<dyn Addresses>,
-        options: Options,
+        options: PeerOptions,
     ) -> Result<Self, PeerError> {
         let entered = runtime.enter();
         let endpoints = (0..options.sockets.max(1))
@@ -182,7 +182,7 @@ impl Network {
         &self.0.runtime
     }
 
-    pub(crate) fn options(&self) -> &Options {
+    pub(crate) fn options(&self) -> &PeerOptions {
         &self.0.options
     }
 
@@ -323,7 +323,7 @@ pub(crate) fn answered(node: &str, answer: Reply) -> Result<reply::Body, PeerErr
 pub fn quic_endpoint(
     bind: SocketAddr,
     server: Option<quinn::ServerConfig>,
-    options: &Options,
+    options: &PeerOptions,
 ) -> Result<Endpoint, PeerError> {
     endpoint_with(EndpointConfig::default(), bind, server, options)
 }
@@ -333,7 +333,7 @@ pub(super) fn resettable_endpoint(
     key: ResetKey,
     bind: SocketAddr,
     server: quinn::ServerConfig,
-    options: &Options,
+    options: &PeerOptions,
 ) -> Result<Endpoint, PeerError> {
     let mut config = EndpointConfig::new(Arc::new(key));
     config.cid_generator(|| Box::new(Ids));
@@ -344,7 +344,7 @@ fn endpoint_with(
     mut config: EndpointConfig,
     bind: SocketAddr,
     server: Option<quinn::ServerConfig>,
-    options: &Options,
+    options: &PeerOptions,
 ) -> Result<Endpoint, PeerError> {
     let failed = |error: std::io::Error| PeerError::Bind {
         address: bind,

@@ -30,7 +30,7 @@ pub enum Compression {
 
 /// Limits of the transport. quinn's own defaults suit a 100 Mbit/s WAN.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PeerOptions {
     /// Number of sockets (and quinn endpoints) for outgoing connections; each is one task, so one core. Default
     /// 1.
     pub sockets: usize,
@@ -87,7 +87,7 @@ pub struct Options {
     pub compression: Compression,
 }
 
-impl Default for Options {
+impl Default for PeerOptions {
     fn default() -> Self {
         Self {
             sockets: 1,
@@ -117,7 +117,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl PeerOptions {
     /// Returns quinn's transport parameters.
     #[must_use]
     pub fn transport(&self) -> Arc<TransportConfig> {

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::coding::Coder;
 use super::stream::{self, within};
-use super::{Compression, Options, PeerError, code};
+use super::{Compression, PeerError, PeerOptions, code};
 
 /// Length of the queue between the handler and the connection, frames; 4 MiB with the largest frames.
 pub(crate) const QUEUED_FRAMES: usize = 16;
@@ -58,7 +58,7 @@ pub(crate) struct Tap {
     frames: mpsc::Receiver<(Header, Bytes)>,
 }
 
-pub(crate) fn outflow(peer: &str, options: &Options) -> (Outflow, Tap) {
+pub(crate) fn outflow(peer: &str, options: &PeerOptions) -> (Outflow, Tap) {
     let (opened, told) = oneshot::channel();
     let (frames, tapped) = mpsc::channel(QUEUED_FRAMES);
     // The link's speed is not measured here: fetches are compressed only with the option `Always`.
@@ -132,7 +132,7 @@ impl Tap {
         connection: &Connection,
         mut send: SendStream,
         result: impl Future<Output = Result<(), control::Error>>,
-        options: &Options,
+        options: &PeerOptions,
     ) -> Result<(), PeerError> {
         let mut bulk = None;
         if let Ok(opened) = self.opened.await {

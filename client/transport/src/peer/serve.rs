@@ -21,7 +21,7 @@ use super::outflow::{FrameSink, outflow};
 use super::reset::ResetKey;
 use super::router::Router;
 use super::stream::{self, within};
-use super::{Options, PeerError, code};
+use super::{PeerError, PeerOptions, code};
 use crate::shares::Shares;
 
 /// A stream on which a peer speaks HTTP.
@@ -121,7 +121,7 @@ struct PartOf {
 }
 
 impl PartOf {
-    fn new(options: &Options) -> Self {
+    fn new(options: &PeerOptions) -> Self {
         let (connections, conversations) = (options.connections, options.conversations);
         Self {
             connections: connections.div_ceil(4),
@@ -137,7 +137,7 @@ struct Inner {
     endpoint: quinn::Endpoint,
     identity: Arc<ReloadingIdentity>,
     handler: Arc<dyn Handler>,
-    options: Options,
+    options: PeerOptions,
     sessions: Sessions,
     /// Handshakes under way, counted by address.
     handshakes: Arc<Shares>,
@@ -168,7 +168,7 @@ impl Endpoint {
         address: SocketAddr,
         identity: Arc<ReloadingIdentity>,
         handler: Arc<dyn Handler>,
-        options: Options,
+        options: PeerOptions,
     ) -> Result<Self, PeerError> {
         let _entered = runtime.enter();
         let mut config = identity

@@ -2,7 +2,7 @@
 
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::request;
-use permafrost_transport::peer::{Compression, FetchReader, Options, PeerError};
+use permafrost_transport::peer::{Compression, FetchReader, PeerError, PeerOptions};
 
 use super::site::{Event, Site, content, deadline, ping};
 
@@ -15,9 +15,9 @@ fn request() -> request::Fetch {
 
 #[test]
 fn a_fetch_brings_what_is_stored_and_may_be_left_half_way() {
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         compression: Compression::Always,
-        ..Options::default()
+        ..PeerOptions::default()
     });
     let stored: Vec<_> = content(31, 300)
         .into_iter()
@@ -51,7 +51,7 @@ fn a_fetch_brings_what_is_stored_and_may_be_left_half_way() {
 
 #[test]
 fn a_refused_or_broken_fetch_says_why() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let network = site.network();
     let refused = FetchReader::open(&network, "there", request::Fetch::default(), deadline());
     assert!(matches!(refused, Err(PeerError::Refused { .. })));

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use permafrost_transport::peer::{DumpSender, Options, PeerError};
+use permafrost_transport::peer::{DumpSender, PeerError, PeerOptions};
 
 use super::site::{Site, content, deadline, dump_request, finish, send, send_all};
 
 /// Returns options by which a dead peer is noticed soon; on a busy machine, a connection may at worst be lost
 /// once too often.
-fn quick() -> Options {
-    Options {
+fn quick() -> PeerOptions {
+    PeerOptions {
         idle_timeout: Duration::from_millis(1500),
         keep_alive: Duration::from_millis(300),
         reconnect: Duration::from_secs(60),
-        ..Options::default()
+        ..PeerOptions::default()
     }
 }
 
 #[test]
 fn a_dump_goes_on_after_its_connection_was_closed() {
-    let site = Arc::new(Site::new(Options::default()));
+    let site = Arc::new(Site::new(PeerOptions::default()));
     let at = Arc::downgrade(&site);
     *site.recorder.before_frame.lock().unwrap() = Some(Box::new(move |number| {
         if (number == 40 || number == 90)
@@ -44,7 +44,7 @@ fn a_dump_goes_on_after_its_connection_was_closed() {
 
 #[test]
 fn a_commit_whose_answer_was_lost_is_answered_on_the_next_connection() {
-    let site = Arc::new(Site::new(Options::default()));
+    let site = Arc::new(Site::new(PeerOptions::default()));
     let at = Arc::downgrade(&site);
     *site.recorder.before_committed.lock().unwrap() = Some(Box::new(move |_| {
         if let Some(site) = at.upgrade() {
@@ -85,7 +85,7 @@ fn a_dump_goes_on_after_the_network_dropped_everything_for_a_while() {
 
 #[test]
 fn a_sender_gives_up_when_the_connection_does_not_come_back_and_so_does_the_receiver() {
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         reconnect: Duration::from_secs(1),
         grace: Duration::from_secs(1),
         handshake_timeout: Duration::from_secs(1),
@@ -118,7 +118,7 @@ fn a_sender_gives_up_when_the_connection_does_not_come_back_and_so_does_the_rece
 
 #[test]
 fn an_aborted_dump_ends_at_the_receiver_at_once() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let network = site.network();
     let events = content(45, 40);
     let mut dump = DumpSender::open(&network, "there", dump_request(6), deadline()).unwrap();

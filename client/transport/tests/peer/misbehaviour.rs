@@ -8,7 +8,7 @@ use permafrost_protocol::control::framing;
 use permafrost_protocol::wire::VERSION;
 use permafrost_protocol::wire::frame::HEADER_BYTES;
 use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
-use permafrost_transport::peer::{DumpSender, Options};
+use permafrost_transport::peer::{DumpSender, PeerOptions};
 use quinn::{Connection, RecvStream};
 
 use super::site::{Event, LONG, Random, Site, content, deadline, dump_request, finish, ping, send};
@@ -68,11 +68,11 @@ fn message(body: Option<reply::Body>) -> String {
 
 #[test]
 fn who_speaks_nonsense_is_refused_and_others_do_not_notice() {
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         request_timeout: Duration::from_millis(700),
         frame_timeout: Duration::from_millis(700),
         grace: Duration::from_millis(700),
-        ..Options::default()
+        ..PeerOptions::default()
     });
     let network = site.network();
     let events = content(51, 60);
@@ -167,7 +167,7 @@ fn who_speaks_nonsense_is_refused_and_others_do_not_notice() {
 
 #[test]
 fn ten_thousand_streams_are_not_opened() {
-    let options = Options::default();
+    let options = PeerOptions::default();
     let allowed = options.streams;
     let site = Site::new(options);
     let network = site.network();
@@ -193,9 +193,9 @@ fn ten_thousand_streams_are_not_opened() {
 
 #[test]
 fn a_peer_gets_its_share_of_the_connections_and_no_more() {
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         connections: 8,
-        ..Options::default()
+        ..PeerOptions::default()
     });
     let identity = site.identity("greedy", Role::Agent);
     let endpoint = site
@@ -226,9 +226,9 @@ fn a_peer_gets_its_share_of_the_connections_and_no_more() {
 
 #[test]
 fn a_peer_gets_its_share_of_the_dumps_and_others_theirs() {
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         conversations: 4,
-        ..Options::default()
+        ..PeerOptions::default()
     });
     let (_greedy, greedy) = stranger(&site, "greedy");
     let (_modest, modest) = stranger(&site, "modest");
@@ -254,11 +254,11 @@ fn a_peer_gets_its_share_of_the_dumps_and_others_theirs() {
 
 #[test]
 fn a_sender_that_falls_silent_loses_its_dump_and_its_place() {
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         // Allows one dump of a peer at a time.
         conversations: 2,
         dump_idle: Duration::from_millis(500),
-        ..Options::default()
+        ..PeerOptions::default()
     });
     // The sender keeps its connection alive, and restores it when it is lost: neither is a frame.
     let network = site.network();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use permafrost_transport::peer::{Compression, DumpSender, Options, PeerError};
+use permafrost_transport::peer::{Compression, DumpSender, PeerError, PeerOptions};
 
 use super::site::{
     Event, LONG, Random, Site, commit, content, deadline, dump_request, finish, ping, send,
@@ -17,9 +17,9 @@ fn a_dump_arrives_as_it_was_sent_compressed_or_not() {
         .enumerate()
     {
         let session = u8::try_from(session).unwrap();
-        let site = Site::new(Options {
+        let site = Site::new(PeerOptions {
             compression,
-            ..Options::default()
+            ..PeerOptions::default()
         });
         let network = site.network();
         let events = content(20 + u64::from(session), 200);
@@ -46,7 +46,7 @@ fn a_dump_arrives_as_it_was_sent_compressed_or_not() {
 
 #[test]
 fn calls_and_refusals_are_answered() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let network = site.network();
     let done = network.call("there", ping(), deadline()).unwrap();
     assert!(format!("{done:?}").contains("42"), "{done:?}");
@@ -85,9 +85,9 @@ fn calls_and_refusals_are_answered() {
 fn a_slow_receiver_slows_the_sender_instead_of_filling_its_memory() {
     const WINDOW: usize = 4 << 20;
     // quinn's own windows are small here, so that the dump's is what holds it.
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         dump_window_bytes: WINDOW,
-        ..Options::default()
+        ..PeerOptions::default()
     });
     let gate = Arc::new((Mutex::new(false), Condvar::new()));
     let at_gate = Arc::clone(&gate);
@@ -136,7 +136,7 @@ fn a_slow_receiver_slows_the_sender_instead_of_filling_its_memory() {
 
 #[test]
 fn a_handler_that_gives_up_half_way_is_heard_by_whoever_pushes() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let network = site.network();
     let mut request = dump_request(7);
     request.job = "full".to_owned();

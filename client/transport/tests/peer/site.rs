@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use permafrost_identity::{Authority, Order, Peer, ReloadingIdentity, Role};
+use permafrost_identity::{Authority, CertificateOrder, Peer, ReloadingIdentity, Role};
 use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
@@ -15,7 +15,7 @@ use permafrost_protocol::wire::message::{
     Closed, Commit, Committed, Done, Prepared, reply, request,
 };
 use permafrost_transport::peer::{
-    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, Options, PeerError, Replies,
+    DumpSender, Endpoint, FrameSink, FrameSource, Handler, Network, PeerError, PeerOptions, Replies,
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -235,13 +235,13 @@ pub(crate) struct Site {
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) endpoint: Endpoint,
     pub(crate) runtime: Runtime,
-    options: Options,
+    options: PeerOptions,
     pub(crate) authority: Authority,
     pub(crate) directory: TempDir,
 }
 
 impl Site {
-    pub(crate) fn new(options: Options) -> Self {
+    pub(crate) fn new(options: PeerOptions) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::create(&directory.path().join("ca"), "test", false).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -311,7 +311,7 @@ fn identity(
     name: &str,
     role: Role,
 ) -> Arc<ReloadingIdentity> {
-    let order = Order::new(name, role);
+    let order = CertificateOrder::new(name, role);
     authority.issue(&order, &directory, false).unwrap();
     Arc::new(ReloadingIdentity::load(&directory).unwrap())
 }

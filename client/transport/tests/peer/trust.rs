@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use permafrost_identity::{Authority, Denial, Order, ReloadingIdentity, Role};
-use permafrost_transport::peer::{Network, Options, PeerError};
+use permafrost_identity::{Authority, CertificateOrder, Denial, ReloadingIdentity, Role};
+use permafrost_transport::peer::{Network, PeerError, PeerOptions};
 
 use super::site::{Site, deadline, ping};
 
@@ -29,9 +29,9 @@ fn network(site: &Site, identity: &Arc<ReloadingIdentity>) -> Network {
         Arc::clone(identity),
         "",
         Arc::new(move |_: &str| Some(address)),
-        Options {
+        PeerOptions {
             reconnect: Duration::from_millis(500),
-            ..Options::default()
+            ..PeerOptions::default()
         },
     )
     .unwrap()
@@ -51,7 +51,7 @@ fn refused(network: &Network) -> bool {
 
 #[test]
 fn whoever_is_denied_is_cut_off_at_once_and_stays_out_until_it_is_taken_back() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let (thief, honest) = (
         site.identity("thief", Role::Agent),
         site.identity("honest", Role::Agent),
@@ -85,7 +85,7 @@ fn whoever_is_denied_is_cut_off_at_once_and_stays_out_until_it_is_taken_back() {
 
 #[test]
 fn a_list_that_is_put_beside_the_certificate_is_read() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let agent = site.identity("c7", Role::Agent);
     let network = network(&site, &agent);
     network.call("there", ping(), deadline()).unwrap();
@@ -105,9 +105,12 @@ fn a_list_that_is_put_beside_the_certificate_is_read() {
 
 #[test]
 fn a_connection_ends_with_its_certificate() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let place = site.directory.path().join("brief");
-    let (now, order) = (SystemTime::now(), Order::new("brief", Role::Agent));
+    let (now, order) = (
+        SystemTime::now(),
+        CertificateOrder::new("brief", Role::Agent),
+    );
     let over = now + Duration::from_secs(3);
     site.authority
         .issue_for(&order, now - Duration::from_secs(60), over, &place, false)
@@ -124,10 +127,10 @@ fn a_connection_ends_with_its_certificate() {
 
 #[test]
 fn a_connection_ends_when_its_ca_is_retired_and_others_go_on() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let old = site.identity("old", Role::Agent);
     let next = site.authority.succeed("test").unwrap();
-    let order = Order::new("new", Role::Agent);
+    let order = CertificateOrder::new("new", Role::Agent);
     let place = site.directory.path().join("new");
     next.issue(&order, &place, false).unwrap();
     let new = Arc::new(ReloadingIdentity::load(&place).unwrap());
@@ -153,7 +156,7 @@ fn a_connection_ends_when_its_ca_is_retired_and_others_go_on() {
 
 #[test]
 fn a_connection_is_made_anew_when_the_own_certificate_is_renewed() {
-    let site = Site::new(Options::default());
+    let site = Site::new(PeerOptions::default());
     let agent = site.identity("c7", Role::Agent);
     let network = network(&site, &agent);
     network.call("there", ping(), deadline()).unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_identity::Role;
-use permafrost_transport::peer::Options;
+use permafrost_transport::peer::PeerOptions;
 
 use super::site::{LONG, Site, deadline, ping};
 
@@ -87,12 +87,12 @@ fn is_retry(datagram: &[u8]) -> bool {
 
 #[test]
 fn with_many_handshakes_under_way_an_address_has_to_be_proved() {
-    let site = Site::new(Options {
+    let site = Site::new(PeerOptions {
         // From one under way on.
         handshakes: 4,
         handshake_timeout: LONG,
         idle_timeout: LONG,
-        ..Options::default()
+        ..PeerOptions::default()
     });
     let calm = Relay::start(site.address(), false);
     let network = site.network_to("calm", calm.address);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use permafrost_metering::costs::Costs;
-use permafrost_transport::peer::{Frame, PeerError};
+use permafrost_transport::peer::{PeerError, ReceivedFrame};
 
 /// Frames that a node sends.
-type Frames = Box<dyn Iterator<Item = Result<Frame, PeerError>>>;
+type Frames = Box<dyn Iterator<Item = Result<ReceivedFrame, PeerError>>>;
 
 /// Frames that are counted on their way. The restored task reads them at its own speed, so the link is at least
 /// as fast as they came.
@@ -32,7 +32,7 @@ impl Measured {
 }
 
 impl Iterator for Measured {
-    type Item = Result<Frame, PeerError>;
+    type Item = Result<ReceivedFrame, PeerError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let frame = self.frames.next()?;
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn what_was_read_says_how_fast_the_link_is_at_least() {
         let costs = Costs::new(CostsConfig::default());
-        let frame = |len: usize| Frame {
+        let frame = |len: usize| ReceivedFrame {
             header: Header {
                 kind: Kind::Pages,
                 coding: Coding::Raw,

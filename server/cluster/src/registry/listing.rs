@@ -4,7 +4,7 @@ use etcd_client::GetOptions;
 use permafrost_store::{Registered, StoreError};
 
 use super::{Inner, entry};
-use crate::data::Mark;
+use crate::data::DataMark;
 use crate::keys::end_of;
 
 /// Number of entries in one reply: some 100 KiB, far below the 4 MiB that a client takes.
@@ -13,11 +13,11 @@ const PAGE: i64 = 500;
 impl Inner {
     /// Returns the identity of etcd's current data, and its revision as etcd writes it. The id is empty while the
     /// data has none.
-    pub(super) async fn mark(&self) -> Result<(Mark, i64), StoreError> {
+    pub(super) async fn mark(&self) -> Result<(DataMark, i64), StoreError> {
         let found = self.get(self.keys.cluster(), None).await?;
         let revision = found.header().map_or(0, |header| header.revision());
         let id = found.kvs().first().map(|kv| kv.value()).unwrap_or_default();
-        let mark = Mark {
+        let mark = DataMark {
             id: String::from_utf8_lossy(id).into_owned(),
             revision: u64::try_from(revision).unwrap_or_default(),
         };
@@ -57,8 +57,8 @@ impl Inner {
     pub(super) async fn list(
         &self,
         job: &str,
-        bound: Option<&Mark>,
-    ) -> Result<(Vec<Registered>, Mark), StoreError> {
+        bound: Option<&DataMark>,
+    ) -> Result<(Vec<Registered>, DataMark), StoreError> {
         let (mark, revision) = self.mark().await?;
         if let Some(bound) = bound
             && (bound.id != mark.id || bound.revision > mark.revision)

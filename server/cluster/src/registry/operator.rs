@@ -4,7 +4,7 @@ use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
 use permafrost_store::{Registered, StoreError};
 
 use super::{EtcdRegistry, Inner, damaged};
-use crate::data::Mark;
+use crate::data::DataMark;
 use crate::etcd::Failure;
 use crate::values::{Holder, Json as _, Member, MemberState};
 
@@ -13,7 +13,7 @@ impl EtcdRegistry {
     ///
     /// # Errors
     /// The registry is unavailable.
-    pub fn mark(&self) -> Result<Mark, StoreError> {
+    pub fn mark(&self) -> Result<DataMark, StoreError> {
         let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;
         if mark.id.is_empty() {
             return Err(StoreError::Unavailable {
@@ -27,7 +27,7 @@ impl EtcdRegistry {
     /// Returns a registry whose [`Registry::list`] is of this data, at this revision or later, or fails: for a
     /// caller that drops unlisted checkpoints. So it notices data that is replaced between the check and the list.
     #[must_use]
-    pub fn bound_to(&self, mark: &Mark) -> Self {
+    pub fn bound_to(&self, mark: &DataMark) -> Self {
         Self {
             inner: self.inner.clone(),
             bound: Some(mark.clone()),
@@ -38,7 +38,7 @@ impl EtcdRegistry {
     ///
     /// # Errors
     /// The registry is unavailable.
-    pub fn listed(&self) -> Result<(Vec<Registered>, Mark), StoreError> {
+    pub fn listed(&self) -> Result<(Vec<Registered>, DataMark), StoreError> {
         let bound = self.bound.clone();
         self.wait(|inner| async move { inner.list("", bound.as_ref()).await })
     }

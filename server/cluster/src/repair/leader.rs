@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use permafrost_store::Registry;
 
 use super::planner::{Job, Planned, Planner};
-use super::progress::Progress;
+use super::progress::RepairProgress;
 use super::steps::{Peers, Steps, Undone, View};
 use super::thread::{Stop, Worker};
 use super::timing::Timing;
@@ -50,7 +50,7 @@ impl Leading {
         peers: Arc<dyn Peers>,
         view: Arc<dyn View>,
         timing: Timing,
-        progress: Arc<Progress>,
+        progress: Arc<RepairProgress>,
     ) -> Self {
         Self {
             steps: Arc::new(Steps {
@@ -96,7 +96,7 @@ impl Leading {
             if self.is_due(&mut last) {
                 self.look(now, &mut planner, &mut last);
             }
-            Progress::set(
+            RepairProgress::set(
                 &self.steps.progress.under_way,
                 self.queues.under_way().len(),
             );
@@ -141,10 +141,10 @@ impl Leading {
         }
         let planned = planner.plan(now, &entries, &view, &under_way);
         let progress = &self.steps.progress;
-        Progress::add(&progress.rounds, 1);
-        Progress::set(&progress.under_replicated, planned.under_replicated);
-        Progress::set(&progress.stranded, planned.stranded);
-        Progress::set(&progress.damaged, planned.damaged);
+        RepairProgress::add(&progress.rounds, 1);
+        RepairProgress::set(&progress.under_replicated, planned.under_replicated);
+        RepairProgress::set(&progress.stranded, planned.stranded);
+        RepairProgress::set(&progress.damaged, planned.damaged);
         let Planned { jobs, is_busy, .. } = planned;
         last.is_busy = is_busy || !under_way.is_empty();
         for job in jobs {

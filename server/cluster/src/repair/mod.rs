@@ -15,11 +15,11 @@ mod timing;
 mod tests;
 
 pub use leader::Leading;
-pub use plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
-pub use progress::Progress;
+pub use plan::{RepairAction, RepairNode, copies_that_count, plan, wanted_copies};
+pub use progress::RepairProgress;
 pub use pull::Puller;
 pub use steps::{ClusterView, CopyHealth, Peers, VERIFIED_WITHIN, View};
 pub use sweep::{Standing, Sweep, SweepTiming, Swept};
 pub use thread::Worker;
-pub use throttle::{Limits, Pace, Throttle, ThrottledSink};
+pub use throttle::{RepairLimits, RepairThrottle, Throttle, ThrottledSink};
 pub use timing::Timing;

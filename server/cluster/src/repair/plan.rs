@@ -7,7 +7,7 @@ use permafrost_store::Registered;
 
 /// Facts about a node that repair needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeState {
+pub struct RepairNode {
     /// True if its lease is alive.
     pub live: bool,
     /// True if it is not live, but was a moment ago: it may just be restarting. Its copies are not replaced, and
@@ -21,7 +21,7 @@ pub struct NodeState {
 
 /// One planned step.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Action {
+pub enum RepairAction {
     /// A node pulls a checkpoint, and is then listed as a holder.
     Copy {
         /// Checkpoint that is copied.
@@ -53,7 +53,7 @@ pub enum Action {
 
 /// Returns the number of copies that are on live nodes that stay, and not known to be damaged.
 #[must_use]
-pub fn copies_that_count(entry: &Registered, nodes: &BTreeMap<String, NodeState>) -> usize {
+pub fn copies_that_count(entry: &Registered, nodes: &BTreeMap<String, RepairNode>) -> usize {
     let counts = |holder: &&String| {
         let state = nodes.get(*holder);
         state.is_some_and(|node| node.live && !node.leaving)
@@ -82,10 +82,10 @@ pub fn wanted_copies(entry: &Registered) -> usize {
 /// Cost: linear in the entries and their holders.
 pub fn plan(
     entries: &[Registered],
-    nodes: &BTreeMap<String, NodeState>,
+    nodes: &BTreeMap<String, RepairNode>,
     heals: impl Fn(&str, &str) -> bool,
     mut choose: impl FnMut(&Checkpoint, &[String]) -> Option<String>,
-) -> Vec<Action> {
+) -> Vec<RepairAction> {
     let mut actions = Vec::new();
     for entry in entries {
         plan_one(entry, nodes, &heals, &mut choose, &mut actions);
@@ -95,10 +95,10 @@ pub fn plan(
 
 fn plan_one(
     entry: &Registered,
-    nodes: &BTreeMap<String, NodeState>,
+    nodes: &BTreeMap<String, RepairNode>,
     heals: &impl Fn(&str, &str) -> bool,
     choose: &mut impl FnMut(&Checkpoint, &[String]) -> Option<String>,
-    actions: &mut Vec<Action>,
+    actions: &mut Vec<RepairAction>,
 ) {
     let checkpoint = &entry.checkpoint;
     let state = |name: &String| nodes.get(name).copied();
@@ -137,7 +137,7 @@ fn plan_one(
             return;
         }
         if from.is_empty() {
-            actions.push(Action::Stranded {
+            actions.push(RepairAction::Stranded {
                 checkpoint: checkpoint.clone(),
                 holders: entry.nodes.clone(),
             });
@@ -149,7 +149,7 @@ fn plan_one(
                 break;
             };
             taken.push(to.clone());
-            actions.push(Action::Copy {
+            actions.push(RepairAction::Copy {
                 checkpoint: checkpoint.clone(),
                 to,
                 from: from.clone(),
@@ -165,7 +165,7 @@ fn plan_one(
     staying.sort_by_key(|holder| state(holder).map_or(0, |node| node.free_bytes));
     let keepers = staying.split_off(staying.len() - wanted);
     go.extend(staying.into_iter().map(|node| (node, true)));
-    actions.extend(go.into_iter().map(|(node, live)| Action::Drop {
+    actions.extend(go.into_iter().map(|(node, live)| RepairAction::Drop {
         checkpoint: checkpoint.clone(),
         node,
         live,
@@ -177,21 +177,21 @@ fn plan_one(
 mod tests {
     use super::*;
 
-    const STAYS: NodeState = NodeState {
+    const STAYS: RepairNode = RepairNode {
         live: true,
         absent: false,
         leaving: false,
         free_bytes: 100,
     };
-    const LEAVES: NodeState = NodeState {
+    const LEAVES: RepairNode = RepairNode {
         leaving: true,
         ..STAYS
     };
-    const DEAD: NodeState = NodeState {
+    const DEAD: RepairNode = RepairNode {
         live: false,
         ..STAYS
     };
-    const ABSENT: NodeState = NodeState {
+    const ABSENT: RepairNode = RepairNode {
         absent: true,
         ..DEAD
     };
@@ -221,12 +221,12 @@ mod tests {
     }
 
     /// Returns each action in short; a free live node that is no holder takes a copy.
-    fn planned(entry: &Registered, nodes: &[(&str, NodeState)]) -> Vec<String> {
+    fn planned(entry: &Registered, nodes: &[(&str, RepairNode)]) -> Vec<String> {
         planned_while(entry, nodes, false)
     }
 
-    fn planned_while(entry: &Registered, nodes: &[(&str, NodeState)], heals: bool) -> Vec<String> {
-        let nodes: BTreeMap<String, NodeState> = nodes
+    fn planned_while(entry: &Registered, nodes: &[(&str, RepairNode)], heals: bool) -> Vec<String> {
+        let nodes: BTreeMap<String, RepairNode> = nodes
             .iter()
             .map(|&(name, state)| (name.to_owned(), state))
             .collect();
@@ -239,8 +239,10 @@ mod tests {
         plan(std::slice::from_ref(entry), &nodes, |_, _| heals, choose)
             .into_iter()
             .map(|action| match action {
-                Action::Copy { to, from, .. } => format!("copy to {to} from {}", from.join(",")),
-                Action::Drop {
+                RepairAction::Copy { to, from, .. } => {
+                    format!("copy to {to} from {}", from.join(","))
+                }
+                RepairAction::Drop {
                     node,
                     live,
                     keepers,
@@ -250,7 +252,7 @@ mod tests {
                     assert!(keepers.len() >= 2, "{keepers:?}");
                     format!("drop {node} {live}")
                 }
-                Action::Stranded { holders, .. } => format!("stranded {}", holders.join(",")),
+                RepairAction::Stranded { holders, .. } => format!("stranded {}", holders.join(",")),
             })
             .collect()
     }
@@ -279,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_node_that_comes_back_makes_a_surplus_that_goes_where_room_is_short() {
-        let full = NodeState {
+        let full = RepairNode {
             free_bytes: 1,
             ..STAYS
         };
@@ -358,7 +360,7 @@ mod tests {
             ["copy to c from a"]
         );
         // Of a surplus, the good copy does not go.
-        let roomy = NodeState {
+        let roomy = RepairNode {
             free_bytes: 1000,
             ..STAYS
         };

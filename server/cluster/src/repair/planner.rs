@@ -7,9 +7,9 @@ use std::time::Duration;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{ContentDigest, Registered};
 
-use super::plan::{Action, NodeState, copies_that_count, plan, wanted_copies};
+use super::plan::{RepairAction, RepairNode, copies_that_count, plan, wanted_copies};
 use super::timing::Timing;
-use crate::placement::{Wanted, place};
+use crate::placement::{CopiesWanted, place};
 use crate::{LiveNode, MemberState, NodesView};
 
 /// Maximum number of copies planned at once for each node.
@@ -148,7 +148,7 @@ impl Planner {
         let mut stranded = HashSet::new();
         for action in actions {
             match action {
-                Action::Copy {
+                RepairAction::Copy {
                     checkpoint,
                     to,
                     from,
@@ -164,7 +164,7 @@ impl Planner {
                         node: to,
                     });
                 }
-                Action::Drop {
+                RepairAction::Drop {
                     checkpoint,
                     node,
                     live,
@@ -178,7 +178,7 @@ impl Planner {
                     checkpoint,
                     node,
                 }),
-                Action::Stranded {
+                RepairAction::Stranded {
                     checkpoint,
                     holders,
                 } => {
@@ -201,7 +201,7 @@ impl Planner {
         &mut self,
         now: Duration,
         entries: &[Registered],
-        nodes: &BTreeMap<String, NodeState>,
+        nodes: &BTreeMap<String, RepairNode>,
     ) -> HashSet<(String, String)> {
         let damaged = entries.iter().flat_map(|entry| {
             let id = &entry.checkpoint.id;
@@ -223,7 +223,7 @@ impl Planner {
     }
 
     /// Returns the state of every node that counts: the live ones, and those that may come back.
-    fn states(&mut self, now: Duration, view: &NodesView) -> BTreeMap<String, NodeState> {
+    fn states(&mut self, now: Duration, view: &NodesView) -> BTreeMap<String, RepairNode> {
         let mut states = BTreeMap::new();
         let live: HashMap<&str, &LiveNode> = view
             .nodes
@@ -239,7 +239,7 @@ impl Planner {
             let leaving = node.state != MemberState::Active || !node.facts.counts();
             states.insert(
                 node.facts.name.clone(),
-                NodeState {
+                RepairNode {
                     live: true,
                     absent: false,
                     leaving,
@@ -259,7 +259,7 @@ impl Planner {
             let gone_since = *seen.gone_since.get_or_insert(now);
             states.insert(
                 member.name.clone(),
-                NodeState {
+                RepairNode {
                     live: false,
                     absent: now < gone_since + self.timing.grace,
                     leaving: member.state != MemberState::Active || !seen.counts,
@@ -291,7 +291,7 @@ impl<'a> Choice<'a> {
     fn new(
         entries: &'a [Registered],
         view: &NodesView,
-        states: &BTreeMap<String, NodeState>,
+        states: &BTreeMap<String, RepairNode>,
         resting: &HashMap<String, Duration>,
     ) -> Self {
         let number = |entry: &'a Registered| {
@@ -379,7 +379,7 @@ impl<'a> Choice<'a> {
         let holding = |node: &&LiveNode| holders.contains(&node.facts.name);
         let placement = place(
             &self.nodes,
-            &Wanted {
+            &CopiesWanted {
                 local: "",
                 copies: self.nodes.iter().filter(holding).count() + 1,
                 size_bytes,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters of one node since its daemon's start. The gauges are 0 on every node but the leader.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct RepairProgress {
     /// Copies that were made on this node or on others.
     pub copies_made: AtomicU64,
     /// Memory of the checkpoints that were copied, bytes.
@@ -25,7 +25,7 @@ pub struct Progress {
     pub under_way: AtomicU64,
 }
 
-impl Progress {
+impl RepairProgress {
     pub(super) fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Ordering::Relaxed);
     }

@@ -10,8 +10,8 @@ use permafrost_store::{ContentDigest, Registry, StoreError};
 use permafrost_transport::peer::{Network, PeerError};
 
 use super::planner::{Job, Task};
-use super::progress::Progress;
-use crate::{Leader, Nodes, NodesView};
+use super::progress::RepairProgress;
+use crate::{ClusterNodes, Leader, NodesView};
 
 /// Time limit of a small request.
 const SOON: Duration = Duration::from_secs(15);
@@ -41,7 +41,7 @@ pub struct ClusterView {
     /// Leadership of this node.
     pub leader: Leader,
     /// View of the nodes.
-    pub nodes: Nodes,
+    pub nodes: ClusterNodes,
 }
 
 impl View for ClusterView {
@@ -181,7 +181,7 @@ pub(super) struct Steps {
     pub(super) registry: Arc<dyn Registry>,
     pub(super) peers: Arc<dyn Peers>,
     pub(super) view: Arc<dyn View>,
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<RepairProgress>,
 }
 
 impl Steps {

@@ -45,14 +45,14 @@ pub(super) fn named_bytes(kind: Kind, pages: u32) -> u64 {
 
 /// Limits of the rate of repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RepairLimits {
     /// Bytes per second at any time; `None`: unlimited. Less than 1 MiB/s is raised to that.
     pub rate: Option<u64>,
     /// Percent of full speed, and of the time of a processor, while dumps come in; 1 to 100.
     pub share_percent: u8,
 }
 
-impl Default for Limits {
+impl Default for RepairLimits {
     fn default() -> Self {
         Self {
             rate: None,
@@ -63,8 +63,8 @@ impl Default for Limits {
 
 /// Rate limiter for all repair on one node. Reads no clock.
 #[derive(Debug)]
-pub struct Pace {
-    limits: Limits,
+pub struct RepairThrottle {
+    limits: RepairLimits,
     /// Time at which all bytes so far are through at the limited rate.
     paid: Duration,
     /// Time at which all work so far is through at the limited share of a processor's time.
@@ -76,10 +76,10 @@ pub struct Pace {
     last: Duration,
 }
 
-impl Pace {
+impl RepairThrottle {
     /// Creates a rate limiter without a measurement.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: RepairLimits) -> Self {
         Self {
             limits,
             paid: Duration::ZERO,
@@ -176,9 +176,9 @@ impl Pace {
     }
 }
 
-/// [`Pace`] by the real clock, for all threads that repair on this node.
+/// [`RepairThrottle`] by the real clock, for all threads that repair on this node.
 pub struct Throttle {
-    pace: Mutex<Pace>,
+    pace: Mutex<RepairThrottle>,
     began: Instant,
     receiving: Box<dyn Fn() -> bool + Send + Sync>,
     stopped: AtomicBool,
@@ -187,9 +187,12 @@ pub struct Throttle {
 impl Throttle {
     /// Creates a throttle. `receiving` returns true while dumps come in; it is called for each frame.
     #[must_use]
-    pub fn new(limits: Limits, receiving: impl Fn() -> bool + Send + Sync + 'static) -> Arc<Self> {
+    pub fn new(
+        limits: RepairLimits,
+        receiving: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            pace: Mutex::new(Pace::new(limits)),
+            pace: Mutex::new(RepairThrottle::new(limits)),
             began: Instant::now(),
             receiving: Box::new(receiving),
             stopped: AtomicBool::new(false),
@@ -198,7 +201,7 @@ impl Throttle {
 
     /// Creates the throttle of a node, whose store reports if dumps come in.
     #[must_use]
-    pub fn of(store: &Arc<Store>, limits: Limits) -> Arc<Self> {
+    pub fn of(store: &Arc<Store>, limits: RepairLimits) -> Arc<Self> {
         let store = Arc::downgrade(store);
         Self::new(limits, move || {
             store.upgrade().is_some_and(|store| store.is_receiving())
@@ -243,7 +246,7 @@ impl Throttle {
         }
     }
 
-    fn pace(&self) -> std::sync::MutexGuard<'_, Pace> {
+    fn pace(&self) -> std::sync::MutexGuard<'_, RepairThrottle> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -287,7 +290,7 @@ mod tests {
     const FULL: u64 = 500 << 20;
 
     /// Passes frames as fast as the limiter allows, for `seconds`; returns the bytes per second.
-    fn run(pace: &mut Pace, now: &mut Duration, seconds: u64, receiving: bool) -> u64 {
+    fn run(pace: &mut RepairThrottle, now: &mut Duration, seconds: u64, receiving: bool) -> u64 {
         let (began, mut bytes) = (*now, 0);
         let takes = Duration::from_nanos(FRAME * 1_000_000_000 / FULL);
         while *now < began + Duration::from_secs(seconds) {
@@ -301,7 +304,7 @@ mod tests {
 
     #[test]
     fn alone_it_goes_at_full_speed_and_beside_a_dump_at_its_share() {
-        let mut pace = Pace::new(Limits::default());
+        let mut pace = RepairThrottle::new(RepairLimits::default());
         let mut now = Duration::from_secs(5);
         assert!(run(&mut pace, &mut now, 3, false) > FULL * 99 / 100);
         assert!(pace.full_speed().abs_diff(FULL) < FULL / 50);
@@ -315,7 +318,7 @@ mod tests {
 
     #[test]
     fn before_anything_was_measured_it_is_careful() {
-        let mut pace = Pace::new(Limits::default());
+        let mut pace = RepairThrottle::new(RepairLimits::default());
         let mut now = Duration::ZERO;
         let beside = run(&mut pace, &mut now, 5, true);
         assert!(beside < UNMEASURED * 26 / 100, "{beside}");
@@ -324,11 +327,11 @@ mod tests {
 
     #[test]
     fn a_rate_holds_at_all_times() {
-        let limits = Limits {
+        let limits = RepairLimits {
             rate: Some(40 << 20),
-            ..Limits::default()
+            ..RepairLimits::default()
         };
-        let mut pace = Pace::new(limits);
+        let mut pace = RepairThrottle::new(limits);
         let mut now = Duration::ZERO;
         let alone = run(&mut pace, &mut now, 5, false);
         assert!(alone.abs_diff(40 << 20) < 2 << 20, "{alone}");
@@ -338,7 +341,7 @@ mod tests {
 
     #[test]
     fn work_that_moves_nothing_has_its_share_of_a_processor() {
-        let mut pace = Pace::new(Limits::default());
+        let mut pace = RepairThrottle::new(RepairLimits::default());
         let (mut now, mut busy) = (Duration::ZERO, Duration::ZERO);
         while now < Duration::from_secs(10) {
             now += Duration::from_millis(1);
@@ -351,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_pause_between_two_pulls_is_not_taken_for_a_slow_link() {
-        let mut pace = Pace::new(Limits::default());
+        let mut pace = RepairThrottle::new(RepairLimits::default());
         let mut now = Duration::ZERO;
         for _ in 0..20 {
             run(&mut pace, &mut now, 1, false);
@@ -364,7 +367,9 @@ mod tests {
     fn a_wait_ends_when_the_dump_does() {
         let receiving = Arc::new(AtomicBool::new(true));
         let seen = Arc::clone(&receiving);
-        let throttle = Throttle::new(Limits::default(), move || seen.load(Ordering::Relaxed));
+        let throttle = Throttle::new(RepairLimits::default(), move || {
+            seen.load(Ordering::Relaxed)
+        });
         let began = Instant::now();
         let over = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));

@@ -23,7 +23,9 @@ use permafrost_metering::costs::Costs;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::frame::{Coding, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::{Commit, request};
-use permafrost_store::{ContentDigest, Copies, CopiesRequest, Durability, Replicate, StoreError};
+use permafrost_store::{
+    ContentDigest, CopiesRequest, CopyStreams, Durability, Replicate, StoreError,
+};
 use permafrost_transport::peer::{DumpSender, Network, PeerError};
 use tokio::runtime::Handle;
 
@@ -58,9 +60,9 @@ pub trait View: Send + Sync {
     fn live(&self) -> Vec<LiveNode>;
 }
 
-impl View for crate::Nodes {
+impl View for crate::ClusterNodes {
     fn live(&self) -> Vec<LiveNode> {
-        crate::Nodes::live(self).nodes
+        crate::ClusterNodes::live(self).nodes
     }
 }
 
@@ -129,7 +131,7 @@ impl FanOut {
 }
 
 impl Replicate for FanOut {
-    fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError> {
+    fn begin(&self, request: CopiesRequest) -> Result<Box<dyn CopyStreams>, StoreError> {
         let shared = &self.shared;
         let own = usize::from(shared.counts);
         let (others, needed) = match request.durability {
@@ -435,7 +437,7 @@ impl Shared {
     }
 }
 
-impl Copies for Copying {
+impl CopyStreams for Copying {
     fn any(&self) -> bool {
         !self.copies.is_empty()
     }

@@ -2,13 +2,13 @@
 
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::{ReplicaDump, StoreError};
-use permafrost_transport::peer::Frame;
+use permafrost_transport::peer::ReceivedFrame;
 
 /// Applies a frame of pages or of an image.
 ///
 /// # Errors
 /// Those of the store.
-pub fn apply(dump: &mut ReplicaDump, frame: &Frame) -> Result<(), StoreError> {
+pub fn apply(dump: &mut ReplicaDump, frame: &ReceivedFrame) -> Result<(), StoreError> {
     let header = &frame.header;
     let (index, flags) = (header.index, header.flags);
     match header.kind {

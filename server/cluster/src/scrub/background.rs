@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use permafrost_store::clock::unix_ms;
-use permafrost_store::{Checked, Held, PagesRead, StoreError};
+use permafrost_store::{Checked, HeldCheckpoint, PagesRead, StoreError};
 
-use super::pace::Pace;
+use super::pace::ScrubThrottle;
 use super::schedule::{Next, Why};
 use super::{Scrubber, candidate};
 
@@ -23,9 +23,9 @@ const ASKED_SHARE_PERCENT: u8 = 25;
 
 /// Limiters for shares of a processor's time.
 struct Paces {
-    background: Pace,
+    background: ScrubThrottle,
     /// Limiter for checks that other nodes wait for, while a dump comes in.
-    asked: Pace,
+    asked: ScrubThrottle,
 }
 
 impl Scrubber {
@@ -36,8 +36,8 @@ impl Scrubber {
             tracing::info!(period_s, share_percent, "scrub begins");
         }
         let mut paces = Paces {
-            background: Pace::new(self.options.share_percent),
-            asked: Pace::new(ASKED_SHARE_PERCENT),
+            background: ScrubThrottle::new(self.options.share_percent),
+            asked: ScrubThrottle::new(ASKED_SHARE_PERCENT),
         };
         while !self.is_stopped() {
             let since = Instant::now();
@@ -135,7 +135,7 @@ impl Scrubber {
     /// Reads one checkpoint at the rate for its reason.
     fn check_in_turn(
         &self,
-        held: &Held,
+        held: &HeldCheckpoint,
         why: Why,
         read: Option<&mut PagesRead>,
         paces: &mut Paces,

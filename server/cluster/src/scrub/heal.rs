@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use permafrost_protocol::control;
-use permafrost_store::{Checked, Held, PagesRead};
+use permafrost_store::{Checked, HeldCheckpoint, PagesRead};
 
 use super::Scrubber;
 
@@ -22,7 +22,7 @@ impl Scrubber {
     /// Acts on the result of a check, in which the pages `read` were found intact.
     pub(super) fn conclude(
         &self,
-        held: &Held,
+        held: &HeldCheckpoint,
         checked: Checked,
         read: Option<&mut PagesRead>,
     ) -> Option<control::DamagedCheckpoint> {
@@ -91,7 +91,7 @@ impl Scrubber {
     /// The reason why it was not healed.
     fn healed(
         &self,
-        held: &Held,
+        held: &HeldCheckpoint,
         checked: &Checked,
         read: Option<&mut PagesRead>,
     ) -> Result<By, String> {
@@ -152,7 +152,7 @@ impl Scrubber {
     ///
     /// # Errors
     /// Description of the damage.
-    fn is_whole(&self, held: &Held, read: Option<&mut PagesRead>) -> Result<(), String> {
+    fn is_whole(&self, held: &HeldCheckpoint, read: Option<&mut PagesRead>) -> Result<(), String> {
         match self.read(held, read, &mut |_| {}) {
             Some(again) => again.damage.into_iter().next().map_or(Ok(()), Err),
             None => Err("it was not read to its end".to_owned()),
@@ -160,7 +160,7 @@ impl Scrubber {
     }
 
     /// Marks this node's copy in the registry as damaged, or as whole.
-    fn list_damage(&self, held: &Held, damaged: bool) {
+    fn list_damage(&self, held: &HeldCheckpoint, damaged: bool) {
         match &held.record {
             Some(record) => self.store.list_damage(record, damaged),
             // No manifest or catalog record here names the checkpoint.
@@ -174,7 +174,7 @@ impl Scrubber {
 
     /// Makes all other generations of the job suspects, because they share pages: each job's are queued once, as
     /// long as any of them waits.
-    fn suspect_others_of(&self, held: &Held) {
+    fn suspect_others_of(&self, held: &HeldCheckpoint) {
         let job = held.job();
         if job.is_empty() || !self.state().suspected_jobs.insert(job.to_owned()) {
             return;
@@ -190,7 +190,7 @@ impl Scrubber {
 
     /// Makes the job's damaged generations suspects: pages that were damaged in one generation may be whole in the
     /// others now.
-    fn suspect_damaged_of(&self, held: &Held) {
+    fn suspect_damaged_of(&self, held: &HeldCheckpoint) {
         let Ok(ids) = self.store.ids_of(held.job()) else {
             return;
         };

@@ -50,7 +50,9 @@ use permafrost_protocol::control;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_protocol::wire::message::Verified;
 use permafrost_store::clock::unix_ms;
-use permafrost_store::{Checked, Count, Held, PagesRead, Progress, Scrub, Store, StoreError};
+use permafrost_store::{
+    Checked, Counter, HeldCheckpoint, PagesRead, ProgressReceiver, ScrubService, Store, StoreError,
+};
 
 use self::schedule::{Candidate, Schedule};
 
@@ -90,21 +92,21 @@ impl Default for ScrubOptions {
 #[derive(Debug, Default)]
 pub struct ScrubCounters {
     /// Checkpoints that were verified.
-    pub checkpoints: Count,
+    pub checkpoints: Counter,
     /// Pages that were visited; shared ones count each time.
-    pub pages: Count,
+    pub pages: Counter,
     /// Bytes that were read.
-    pub read_bytes: Count,
+    pub read_bytes: Counter,
     /// Checkpoints that were found damaged.
-    pub damaged: Count,
+    pub damaged: Counter,
     /// Damaged checkpoints that were healed.
-    pub mended: Count,
+    pub mended: Counter,
     /// Damaged pages that were rewritten in their places.
-    pub pages_healed: Count,
+    pub pages_healed: Counter,
     /// Failed attempts to heal.
-    pub mends_failed: Count,
+    pub mends_failed: Counter,
     /// Listings of everything held.
-    pub listings: Count,
+    pub listings: Counter,
 }
 
 /// Verifies a store's checkpoints.
@@ -204,7 +206,7 @@ impl Scrubber {
     /// Reads a whole checkpoint. `None`: it no longer exists, or the scrub stops.
     fn read(
         &self,
-        held: &Held,
+        held: &HeldCheckpoint,
         already: Option<&mut PagesRead>,
         after_run: &mut dyn FnMut(u64),
     ) -> Option<Checked> {
@@ -237,7 +239,7 @@ impl Scrubber {
     }
 
     /// Returns those of `everything` that a request names, in order.
-    fn named(&self, reference: &str) -> Result<Vec<Held>, StoreError> {
+    fn named(&self, reference: &str) -> Result<Vec<HeldCheckpoint>, StoreError> {
         let mut all = self.store.everything()?;
         if reference.is_empty() {
             return Ok(all);
@@ -307,15 +309,16 @@ impl Scrubber {
     }
 }
 
-impl Scrub for Scrubber {
+impl ScrubService for Scrubber {
     fn scrub(
         &self,
         reference: &str,
-        progress: Progress<'_>,
+        progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, StoreError> {
         let named = self.named(reference)?;
         let _request = Request::new(&self.requests);
-        let size = |held: &Held| held.record.as_ref().map_or(0, |record| record.memory_bytes);
+        let size =
+            |held: &HeldCheckpoint| held.record.as_ref().map_or(0, |record| record.memory_bytes);
         let total: u64 = named.iter().map(size).sum();
         let mut scrubbed = control::Scrubbed::default();
         // Shared pages are read once.
@@ -434,7 +437,7 @@ impl Drop for Request<'_> {
     }
 }
 
-fn candidate(held: &Held, damaged: bool) -> Candidate<'_> {
+fn candidate(held: &HeldCheckpoint, damaged: bool) -> Candidate<'_> {
     let record = held.record.as_ref();
     Candidate {
         id: &held.id,

@@ -6,13 +6,13 @@ use std::time::Duration;
 const SLICE: Duration = Duration::from_millis(5);
 
 /// Counts work, and returns the time to sleep. Reads no clock.
-pub(super) struct Pace {
+pub(super) struct ScrubThrottle {
     /// Share of a processor's time, percent, 1 to 100.
     share: u32,
     worked: Duration,
 }
 
-impl Pace {
+impl ScrubThrottle {
     pub(super) fn new(share_percent: u8) -> Self {
         Self {
             share: u32::from(share_percent).clamp(1, 100),
@@ -38,7 +38,7 @@ mod tests {
     #[test]
     fn over_time_it_is_the_share() {
         for share in [1, 10, 50, 100] {
-            let mut pace = Pace::new(share);
+            let mut pace = ScrubThrottle::new(share);
             let (mut busy, mut slept) = (Duration::ZERO, Duration::ZERO);
             for n in 0..10_000_u64 {
                 let took = Duration::from_micros(n % 900);

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Weak;
 use std::time::Duration;
 
-use permafrost_pmem::Checkpoint;
+use permafrost_pmem::StoredCheckpoint;
 use permafrost_store::PagesRead;
 
 /// Time after which a damaged checkpoint is tried again: a node that holds it may be back.
@@ -26,7 +26,7 @@ pub(super) struct Candidate<'a> {
     /// True if it is known to be damaged.
     pub(super) damaged: bool,
     /// The copy itself that is held.
-    pub(super) copy: Weak<Checkpoint>,
+    pub(super) copy: Weak<StoredCheckpoint>,
 }
 
 /// Reason why a checkpoint is verified.
@@ -54,7 +54,7 @@ struct Tracked {
     since: u64,
     bytes: u64,
     damaged: bool,
-    copy: Weak<Checkpoint>,
+    copy: Weak<StoredCheckpoint>,
     /// Number of the sync that found this copy.
     found_by: u64,
 }
@@ -205,7 +205,7 @@ impl Schedule {
     pub(super) fn is_verified(
         &self,
         id: &str,
-        copy: &Weak<Checkpoint>,
+        copy: &Weak<StoredCheckpoint>,
         within: Duration,
         unix_ms: u64,
     ) -> bool {

@@ -4,7 +4,7 @@
 //! checkpoint, by its own annotation, waits while no live node holds it: then no node will do, and preempting
 //! another pod changes nothing.
 
-use permafrost_api_types::jobs::Checkpoint;
+use permafrost_api_types::jobs::ListedCheckpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 
 use super::inner::{Inner, Refused};
@@ -64,7 +64,7 @@ async fn hindrance(inner: &Inner, job: &str) -> Result<Option<String>, Refused> 
     )))
 }
 
-async fn find(inner: &Inner, name: &CheckpointRef) -> Result<Option<Checkpoint>, Refused> {
+async fn find(inner: &Inner, name: &CheckpointRef) -> Result<Option<ListedCheckpoint>, Refused> {
     let Some(generation) = name.generation else {
         let jobs = inner.job(name.job.as_str()).await?;
         let job = jobs.and_then(|jobs| jobs.jobs.into_iter().next());

@@ -8,8 +8,8 @@ use hyper::service::Service as _;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::service::TowerToHyperService;
 use permafrost_api_types::jobs::{CheckpointsAnswer, JobsAnswer};
-use permafrost_api_types::nodes::{Node, NodesAnswer};
-use permafrost_api_types::problem::{Kind, Problem};
+use permafrost_api_types::nodes::{ListedNode, NodesAnswer};
+use permafrost_api_types::problem::{Problem, ProblemKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -35,7 +35,7 @@ impl From<Refused> for Response<Body> {
 }
 
 impl Refused {
-    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+    pub(super) fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self(Box::new(respond(&Problem::new(kind, detail))))
     }
 
@@ -50,7 +50,7 @@ impl Inner {
     }
 
     /// Returns all nodes, and the name of the one that answers.
-    pub(super) async fn nodes(&self) -> Result<(Vec<Node>, String), Refused> {
+    pub(super) async fn nodes(&self) -> Result<(Vec<ListedNode>, String), Refused> {
         let mut nodes = Vec::new();
         let mut path = format!("/v1/nodes?limit={PAGE}");
         loop {
@@ -99,7 +99,7 @@ impl Inner {
         *request.method_mut() = method;
         *request.uri_mut() = path
             .parse()
-            .map_err(|_| Refused::new(Kind::Invalid, format!("{path:?} is no path")))?;
+            .map_err(|_| Refused::new(ProblemKind::Invalid, format!("{path:?} is no path")))?;
         let json = hyper::header::HeaderValue::from_static("application/json");
         request.headers_mut().insert(CONTENT_TYPE, json);
         request.extensions_mut().insert(self.caller.clone());
@@ -111,7 +111,7 @@ impl Inner {
             return Err(Refused(Box::new(response)));
         }
         let body = response.into_body().collect().await;
-        let body = body.map_err(|error| Refused::new(Kind::Internal, error.to_string()))?;
+        let body = body.map_err(|error| Refused::new(ProblemKind::Internal, error.to_string()))?;
         Ok(body.to_bytes())
     }
 }
@@ -127,5 +127,5 @@ fn unless_missing<T>(answer: Result<T, Refused>) -> Result<Option<T>, Refused> {
 /// Parses an answer of the API's own routes.
 pub(super) fn read<'a, T: serde::Deserialize<'a>>(answer: &'a [u8]) -> Result<T, Refused> {
     serde_json::from_slice(answer)
-        .map_err(|error| Refused::new(Kind::Internal, format!("read an answer: {error}")))
+        .map_err(|error| Refused::new(ProblemKind::Internal, format!("read an answer: {error}")))
 }

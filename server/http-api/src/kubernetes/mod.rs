@@ -26,7 +26,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use hyper::header::CONTENT_TYPE;
 use hyper_util::service::TowerToHyperService;
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::problem::ProblemKind;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -95,13 +95,13 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
             let detail = format!(
                 "the body did not come, or has more than {BODY_BYTES} bytes: nodeCacheCapable makes filter and prioritize send names alone"
             );
-            Refused::new(Kind::TooLarge, detail)
+            Refused::new(ProblemKind::TooLarge, detail)
         })?;
     serde_json::from_slice(&body).map_err(|error| {
         let kind = if error.is_data() {
-            Kind::Invalid
+            ProblemKind::Invalid
         } else {
-            Kind::NotJson
+            ProblemKind::NotJson
         };
         Refused::new(
             kind,

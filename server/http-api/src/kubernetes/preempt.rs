@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use permafrost_api_types::cost::{Detail, Mechanism};
-use permafrost_api_types::estimate::{Estimate, EstimateAnswer};
+use permafrost_api_types::cost::{Mechanism, ReplyDetail};
+use permafrost_api_types::estimate::{EstimateAnswer, EstimateRequest};
 use permafrost_api_types::preempt::{Preempt, PreemptAnswer};
 use permafrost_api_types::quantity::{Bytes, Seconds};
 use permafrost_api_types::task::Task;
@@ -109,7 +109,7 @@ async fn of_dumped(
     }
     let preempt = Preempt {
         candidates,
-        detail: Detail::Totals,
+        detail: ReplyDetail::Totals,
         ..Preempt::default()
     };
     let answer = inner.post("/v1/preempt", &preempt).await?;
@@ -125,11 +125,11 @@ async fn of_killed(inner: &Inner, tasks: Vec<Task<'_>>) -> Result<HashMap<String
     if tasks.is_empty() {
         return Ok(HashMap::new());
     }
-    let estimate = Estimate {
+    let estimate = EstimateRequest {
         tasks,
         mechanisms: Some(vec![Mechanism::Kill]),
-        detail: Detail::Totals,
-        ..Estimate::default()
+        detail: ReplyDetail::Totals,
+        ..EstimateRequest::default()
     };
     let answer = inner.post("/v1/estimate", &estimate).await?;
     let answer: EstimateAnswer<'_> = read(&answer)?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use permafrost_api_types::cost::Detail;
+use permafrost_api_types::cost::ReplyDetail;
 use permafrost_api_types::resume::{Resume, ResumeAnswer, Resumption};
 
 use super::inner::{Inner, Refused, read};
@@ -45,7 +45,7 @@ async fn times<'a>(
     let resume = Resume {
         checkpoints: vec![job.into()],
         nodes: Some(asked.into_iter().map(Into::into).collect()),
-        detail: Detail::Totals,
+        detail: ReplyDetail::Totals,
         ..Resume::default()
     };
     let answer = inner.post("/v1/resume", &resume).await?;

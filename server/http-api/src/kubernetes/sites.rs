@@ -2,18 +2,18 @@
 
 use std::collections::HashMap;
 
-use permafrost_api_types::nodes::{Node, NodeState};
+use permafrost_api_types::nodes::{ListedNode, NodeState};
 
 /// Nodes of Permafrost by the names that Kubernetes may have for their machines: their own names, and the host
 /// of their failure domains.
 pub(super) struct Sites<'a> {
-    by_name: HashMap<&'a str, &'a Node>,
-    by_host: HashMap<&'a str, &'a Node>,
+    by_name: HashMap<&'a str, &'a ListedNode>,
+    by_host: HashMap<&'a str, &'a ListedNode>,
 }
 
 impl<'a> Sites<'a> {
-    pub(super) fn new(nodes: &'a [Node]) -> Self {
-        let mut by_host: HashMap<&str, &Node> = HashMap::new();
+    pub(super) fn new(nodes: &'a [ListedNode]) -> Self {
+        let mut by_host: HashMap<&str, &ListedNode> = HashMap::new();
         for node in nodes.iter().filter(|node| !node.host.is_empty()) {
             // Of two nodes on a machine the live one, else the first by name.
             let place = by_host.entry(&node.host).or_insert(node);
@@ -31,7 +31,7 @@ impl<'a> Sites<'a> {
     }
 
     /// Returns the node on the machine with this name in Kubernetes.
-    pub(super) fn on(&self, machine: &str) -> Option<&'a Node> {
+    pub(super) fn on(&self, machine: &str) -> Option<&'a ListedNode> {
         let named = self.by_name.get(machine);
         named.or_else(|| self.by_host.get(machine)).copied()
     }
@@ -42,6 +42,6 @@ impl<'a> Sites<'a> {
     }
 }
 
-fn is_there(node: &Node) -> bool {
+fn is_there(node: &ListedNode) -> bool {
     node.live && !node.stopping && node.state != NodeState::Removed
 }

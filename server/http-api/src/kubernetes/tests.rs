@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::body::to_bytes;
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use permafrost_api_types::figures::StartFigures;
-use permafrost_api_types::reserve::{Reservation, Reserve};
+use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::NodeFigures;
@@ -99,7 +99,7 @@ impl Source for Three {
         })
     }
 
-    fn reserve(&self, _: &Caller, _: &Reserve) -> Result<Reservation, Refusal> {
+    fn reserve(&self, _: &Caller, _: &ReserveRequest) -> Result<Reservation, Refusal> {
         Err(Refusal::NoReservation)
     }
 
@@ -111,7 +111,7 @@ impl Source for Three {
         Ok(())
     }
 
-    fn events(&self) -> broadcast::Receiver<Event> {
+    fn events(&self) -> broadcast::Receiver<ApiEvent> {
         broadcast::channel(1).1
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::source::{Refusal, Source};
 use crate::{Api, limits};
 
@@ -11,7 +11,7 @@ use crate::{Api, limits};
 pub(super) async fn ask<T: Send + 'static>(
     api: &Api,
     question: impl FnOnce(&dyn Source) -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Failure> {
+) -> Result<T, RequestProblem> {
     let source = Arc::clone(&api.source);
     let asked = async {
         let turn = Arc::clone(&api.asking).acquire_owned().await.ok()?;
@@ -26,9 +26,9 @@ pub(super) async fn ask<T: Send + 'static>(
         Ok(Some(Ok(answer))) => Ok(answer?),
         Ok(Some(Err(error))) => {
             tracing::error!(%error, "a request to the daemon has panicked");
-            Err(Failure::for_now("the daemon could not answer", 5))
+            Err(RequestProblem::for_now("the daemon could not answer", 5))
         }
-        Ok(None) | Err(_) => Err(Failure::for_now(
+        Ok(None) | Err(_) => Err(RequestProblem::for_now(
             "the daemon has not answered in time; it may still do what was asked",
             10,
         )),

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use permafrost_api_types::cost::{Detail, Mechanism};
-use permafrost_api_types::estimate::{Estimate, EstimateAnswer, Estimated};
+use permafrost_api_types::cost::{Mechanism, ReplyDetail};
+use permafrost_api_types::estimate::{EstimateAnswer, EstimateRequest, Estimated};
 use permafrost_api_types::text::Text;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{Copies, Cost, NoCost, NodeFigures};
+use permafrost_scheduling::cost::{Copies, NoCost, NodeFigures, TaskCost};
 use permafrost_scheduling::preempt::{Site, cost_of};
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
 use crate::openapi::Unread;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::tasks::{self, Swaps};
 use crate::{Api, say};
 
@@ -25,7 +25,7 @@ use crate::{Api, say};
     path = "/v1/estimate",
     tag = "costs",
     operation_id = "estimate",
-    request_body(content = Estimate, example = json!({
+    request_body(content = EstimateRequest, example = json!({
         "tasks": [{"id": "k-means", "node": "a", "full_bytes": 5_000_000_000_i64, "progress_s": 30}],
         "mechanisms": ["full_dump", "kill"]
     })),
@@ -38,12 +38,12 @@ pub(crate) async fn estimate(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,
-) -> Result<Response, Failure> {
+) -> Result<Response, RequestProblem> {
     answered(api, caller, request, answer).await
 }
 
 fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
-    let request: Estimate<'_> = parse(body)?;
+    let request: EstimateRequest<'_> = parse(body)?;
     let mechanisms = request.mechanisms.as_deref().unwrap_or(&Mechanism::ALL);
     let named = match &request.nodes {
         Some(names) => Some(nodes(asked, names)?),
@@ -88,7 +88,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
         age_s: asked.world.age_s(),
         answers,
     };
-    let each = if request.detail == Detail::Full {
+    let each = if request.detail == ReplyDetail::Full {
         700
     } else {
         300
@@ -139,8 +139,8 @@ fn estimated<'a>(
     task: &'a Text<'_>,
     place: &Place<'a>,
     mechanism: Mechanism,
-    detail: Detail,
-    cost: Result<Cost, NoCost>,
+    detail: ReplyDetail,
+    cost: Result<TaskCost, NoCost>,
 ) -> Estimated<'a> {
     // Waiting and killing need no node: then the cost lacks something else.
     let takes_a_node = !matches!(mechanism, Mechanism::Wait | Mechanism::Kill);
@@ -158,7 +158,7 @@ fn estimated<'a>(
     }
 }
 
-fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, Failure> {
+fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, RequestProblem> {
     let ids = names.iter().enumerate();
     ids.map(|(index, name)| tasks::named(asked, &format!("/nodes/{index}"), name))
         .collect()

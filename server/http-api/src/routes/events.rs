@@ -7,13 +7,13 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::sse::{Event as Line, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
-use permafrost_api_types::events::Event;
+use permafrost_api_types::events::ApiEvent;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::caller::Caller;
 use crate::openapi::Unasked;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::shares::Share;
 use crate::{Api, limits};
 
@@ -25,18 +25,18 @@ use crate::{Api, limits};
     tag = "jobs",
     operation_id = "events",
     responses(
-        (status = 200, description = "Server-sent events: `event` is the kind, `data` one of these as JSON.", body = Event, content_type = "text/event-stream"),
+        (status = 200, description = "Server-sent events: `event` is the kind, `data` one of these as JSON.", body = ApiEvent, content_type = "text/event-stream"),
         Unasked
     )
 )]
 pub(crate) async fn events(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
-) -> Result<Sse<impl Stream<Item = Result<Line, Infallible>>>, Failure> {
+) -> Result<Sse<impl Stream<Item = Result<Line, Infallible>>>, RequestProblem> {
     let turn = api.readers.take(&caller.name).ok_or_else(|| {
         let (own, most) = (limits::CALLER_EVENT_READERS, limits::EVENT_READERS);
         let detail = format!("{most} streams of events are open, or {own} of this caller");
-        Failure::for_now(detail, 10)
+        RequestProblem::for_now(detail, 10)
     })?;
     let reader = Reader {
         events: api.events.subscribe(),
@@ -56,17 +56,17 @@ pub(crate) async fn events(
 }
 
 struct Reader {
-    events: Receiver<Event>,
+    events: Receiver<ApiEvent>,
     caller: Caller,
     _turn: Share,
 }
 
 impl Reader {
-    async fn next(&mut self) -> Option<Event> {
+    async fn next(&mut self) -> Option<ApiEvent> {
         loop {
             let event = match self.events.recv().await {
                 Ok(event) => event,
-                Err(RecvError::Lagged(missed)) => Event::Missed { missed },
+                Err(RecvError::Lagged(missed)) => ApiEvent::Missed { missed },
                 Err(RecvError::Closed) => return None,
             };
             if self.may_see(&event) {
@@ -75,10 +75,12 @@ impl Reader {
         }
     }
 
-    fn may_see(&self, event: &Event) -> bool {
+    fn may_see(&self, event: &ApiEvent) -> bool {
         match event {
-            Event::Checkpoint { job, .. } | Event::Removed { job, .. } => self.caller.sees(job),
-            Event::Node { .. } | Event::Queue { .. } | Event::Missed { .. } => true,
+            ApiEvent::Checkpoint { job, .. } | ApiEvent::Removed { job, .. } => {
+                self.caller.sees(job)
+            }
+            ApiEvent::Node { .. } | ApiEvent::Queue { .. } | ApiEvent::Missed { .. } => true,
         }
     }
 }

@@ -10,7 +10,7 @@ use super::asking::ask;
 use crate::Api;
 use crate::body::{parse, read};
 use crate::openapi::Unread;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 
 /// Sets the figures that the node which answers starts from, until it has measured its own.
 #[utoipa::path(
@@ -32,7 +32,7 @@ use crate::problem::Failure;
 pub(crate) async fn install(
     State(api): State<Arc<Api>>,
     request: Request,
-) -> Result<StatusCode, Failure> {
+) -> Result<StatusCode, RequestProblem> {
     let body = read(request).await?;
     let figures: StartFigures = parse(&body)?;
     ask(&api, move |source| source.install(&figures)).await?;

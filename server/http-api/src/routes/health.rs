@@ -8,7 +8,7 @@ use permafrost_api_types::problem::Problem;
 
 use crate::Api;
 use crate::body::no_world;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 
 /// The process answers.
 #[utoipa::path(
@@ -41,6 +41,6 @@ pub(crate) async fn readyz(State(api): State<Arc<Api>>) -> Response {
     }
     match api.source.ready() {
         Ok(()) => "ready\n".into_response(),
-        Err(why) => Failure::for_now(why, 5).into_response(),
+        Err(why) => RequestProblem::for_now(why, 5).into_response(),
     }
 }

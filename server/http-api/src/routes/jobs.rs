@@ -8,7 +8,7 @@ use axum::http::Uri;
 use axum::{Extension, Json};
 
 use permafrost_api_types::jobs::{CheckpointsAnswer, JobsAnswer, ListQuery};
-use permafrost_api_types::problem::{Kind, Problem};
+use permafrost_api_types::problem::{Problem, ProblemKind};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_scheduling::figure::{Figure, Missing, What};
@@ -19,7 +19,7 @@ use super::paging;
 use crate::body::no_world;
 use crate::caller::Caller;
 use crate::openapi::Unasked;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::world::{Job, Jobs, World};
 use crate::{Api, say};
 
@@ -41,7 +41,7 @@ pub(crate) async fn jobs(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     uri: Uri,
-) -> Result<Json<JobsAnswer>, Failure> {
+) -> Result<Json<JobsAnswer>, RequestProblem> {
     let query: ListQuery = paging::query(&uri)?;
     let limit = paging::limit(query.limit)?;
     let world = seen(&api, &caller, query.job.as_deref()).await?;
@@ -84,7 +84,7 @@ pub(crate) async fn checkpoints(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     uri: Uri,
-) -> Result<Json<CheckpointsAnswer>, Failure> {
+) -> Result<Json<CheckpointsAnswer>, RequestProblem> {
     let query: ListQuery = paging::query(&uri)?;
     let limit = paging::limit(query.limit)?;
     let world = seen(&api, &caller, query.job.as_deref()).await?;
@@ -130,7 +130,7 @@ pub(crate) async fn checkpoints(
 
 /// Returns the snapshot. If the requested `job` is missing from it, waits for a new listing, so that it is
 /// missing only if it does not exist.
-async fn seen(api: &Api, caller: &Caller, job: Option<&str>) -> Result<Arc<World>, Failure> {
+async fn seen(api: &Api, caller: &Caller, job: Option<&str>) -> Result<Arc<World>, RequestProblem> {
     let since = Instant::now();
     let world = api.world().ok_or_else(no_world)?;
     match job {
@@ -139,19 +139,24 @@ async fn seen(api: &Api, caller: &Caller, job: Option<&str>) -> Result<Arc<World
     }
 }
 
-fn listed(world: &World) -> Result<&Jobs, Failure> {
-    let not_yet = || Failure::for_now("the store has not listed its checkpoints yet", 1);
+fn listed(world: &World) -> Result<&Jobs, RequestProblem> {
+    let not_yet = || RequestProblem::for_now("the store has not listed its checkpoints yet", 1);
     world.jobs().ok_or_else(not_yet)
 }
 
-fn one<'a>(jobs: &'a Jobs, caller: &Caller, name: &'a str) -> Result<(&'a str, &'a Job), Failure> {
+fn one<'a>(
+    jobs: &'a Jobs,
+    caller: &Caller,
+    name: &'a str,
+) -> Result<(&'a str, &'a Job), RequestProblem> {
     let job = jobs.get(name).filter(|_| caller.sees(name));
-    let missing = || Failure::new(Kind::NotFound, format!("there is no job {name:?}"));
+    let missing =
+        || RequestProblem::new(ProblemKind::NotFound, format!("there is no job {name:?}"));
     Ok((name, job.ok_or_else(missing)?))
 }
 
-fn reference(after: &str) -> Result<(String, u64), Failure> {
-    let wrong = |detail: String| Failure::at(Kind::Invalid, "query:after", detail);
+fn reference(after: &str) -> Result<(String, u64), RequestProblem> {
+    let wrong = |detail: String| RequestProblem::at(ProblemKind::Invalid, "query:after", detail);
     let reference: CheckpointRef = after.parse().map_err(|error| wrong(format!("{error}")))?;
     let generation = reference.generation;
     let no_generation = || wrong("JOB@GENERATION is what `next` answers".to_owned());
@@ -196,8 +201,8 @@ fn told(
     }
 }
 
-fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> permafrost_api_types::jobs::Checkpoint {
-    permafrost_api_types::jobs::Checkpoint {
+fn line(jobs: &Jobs, own: &str, of: &Checkpoint) -> permafrost_api_types::jobs::ListedCheckpoint {
+    permafrost_api_types::jobs::ListedCheckpoint {
         checkpoint: name(of),
         job: of.job.clone(),
         generation: of.generation,

@@ -21,10 +21,10 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::problem::ProblemKind;
 
 use super::caller::{Caller, Scope};
-use super::problem::{self, Failure};
+use super::problem::{self, RequestProblem};
 use super::{Api, openapi};
 
 /// Returns the router with all routes. Each request must have its caller in the extensions, as a [`Caller`];
@@ -80,10 +80,10 @@ pub async fn checked(scope: Scope, request: Request, next: Next) -> Response {
                 "{} may {}; this takes the scope {scope}",
                 caller.name, caller.scopes
             );
-            Failure::new(Kind::Forbidden, detail).into_response()
+            RequestProblem::new(ProblemKind::Forbidden, detail).into_response()
         }
-        None => Failure::new(
-            Kind::Unauthenticated,
+        None => RequestProblem::new(
+            ProblemKind::Unauthenticated,
             "show a token, or a certificate of the cluster",
         )
         .into_response(),

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::Uri;
-use permafrost_api_types::nodes::{Link, Node, NodesAnswer, NodesQuery, Queue, RateOfSize, Tier};
-use permafrost_api_types::problem::{Kind, Problem};
+use permafrost_api_types::nodes::{
+    Link, ListedNode, NodeTier, NodesAnswer, NodesQuery, Queue, RateOfSize,
+};
+use permafrost_api_types::problem::{Problem, ProblemKind};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Estimate, Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
@@ -14,7 +16,7 @@ use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Seconds};
 use super::paging;
 use crate::body::no_world;
 use crate::openapi::Unasked;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::source::{NodeEntry, QueueLength};
 use crate::world::{self, World};
 use crate::{Api, say};
@@ -36,7 +38,7 @@ use crate::{Api, say};
 pub(crate) async fn nodes(
     State(api): State<Arc<Api>>,
     uri: Uri,
-) -> Result<Json<NodesAnswer>, Failure> {
+) -> Result<Json<NodesAnswer>, RequestProblem> {
     let query: NodesQuery = paging::query(&uri)?;
     let limit = paging::limit(query.limit)?;
     let world = api.world().ok_or_else(no_world)?;
@@ -44,7 +46,8 @@ pub(crate) async fn nodes(
     let (ids, next) = match (&query.name, &query.after) {
         (Some(name), _) => {
             let id = names.id(name);
-            let missing = || Failure::new(Kind::NotFound, format!("there is no node {name:?}"));
+            let missing =
+                || RequestProblem::new(ProblemKind::NotFound, format!("there is no node {name:?}"));
             (vec![id.ok_or_else(missing)?], None)
         }
         (None, Some(after)) => page(names.after(after), limit),
@@ -68,14 +71,14 @@ fn page<'a, I: Copy>(
     (page.into_iter().map(|(_, id)| id).collect(), next)
 }
 
-fn told(node: &world::Node, world: &World) -> Node {
+fn told(node: &world::Node, world: &World) -> ListedNode {
     let entry = &node.entry;
     let age_s = world.age_s();
     let links = node.links.named().map(|(to, rates)| Link {
         to: to.to_owned(),
         bytes_per_s: say::rate(&rates.sustained(), age_s),
     });
-    Node {
+    ListedNode {
         name: entry.name.clone(),
         address: entry.address.clone(),
         state: entry.state,
@@ -97,9 +100,9 @@ fn told(node: &world::Node, world: &World) -> Node {
     }
 }
 
-fn tier(entry: &NodeEntry, age_s: f64) -> Tier {
+fn tier(entry: &NodeEntry, age_s: f64) -> NodeTier {
     let figures = &entry.figures;
-    Tier {
+    NodeTier {
         tier: entry.tier.clone(),
         emulated: entry.emulated.clone(),
         capacity_bytes: entry.capacity_bytes,

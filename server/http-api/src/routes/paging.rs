@@ -2,17 +2,17 @@
 
 use axum::extract::Query;
 use axum::http::Uri;
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::problem::ProblemKind;
 use serde::de::DeserializeOwned;
 
 use crate::limits;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 
 /// Parses the parameters of a query.
 ///
 /// # Errors
 /// A problem that names the wrong parameter.
-pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
+pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, RequestProblem> {
     let parsed = Query::<T>::try_from_uri(uri);
     parsed.map(|Query(query)| query).map_err(|refused| {
         let text = refused.body_text();
@@ -29,17 +29,21 @@ pub(super) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
             Some(name) => format!("query:{name}"),
             None => "query:".to_owned(),
         };
-        Failure::at(Kind::Invalid, pointer, detail)
+        RequestProblem::at(ProblemKind::Invalid, pointer, detail)
     })
 }
 
 /// Returns the number of entries per page.
-pub(super) fn limit(limit: Option<u32>) -> Result<usize, Failure> {
+pub(super) fn limit(limit: Option<u32>) -> Result<usize, RequestProblem> {
     let limit = limit.unwrap_or(limits::PAGE);
     if !(1..=limits::LONGEST_PAGE).contains(&limit) {
         let most = limits::LONGEST_PAGE;
         let detail = format!("{limit} is no limit: 1 to {most} is");
-        return Err(Failure::at(Kind::Invalid, "query:limit", detail));
+        return Err(RequestProblem::at(
+            ProblemKind::Invalid,
+            "query:limit",
+            detail,
+        ));
     }
     Ok(limit as usize)
 }

@@ -6,19 +6,19 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use permafrost_api_types::figure::{Figure, Known};
-use permafrost_api_types::place::{Place, PlaceAnswer, Placed, PlacedOn, Placement};
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::place::{PlaceAnswer, PlaceRequest, Placed, PlacedOn, Placement};
+use permafrost_api_types::problem::ProblemKind;
 use permafrost_api_types::text::Text;
 use permafrost_scheduling::NodeId;
 use permafrost_scheduling::figure::{self, Missing, What};
-use permafrost_scheduling::place::Wanted;
+use permafrost_scheduling::place::PlacementRequest;
 use permafrost_scheduling::quantity::Bytes;
 use permafrost_scheduling::size::{DumpKind, Memory};
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
 use crate::openapi::Unread;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::{Api, limits, say, tasks};
 
 /// Chooses the nodes for dumps of a size, or of jobs, and for their copies.
@@ -27,7 +27,7 @@ use crate::{Api, limits, say, tasks};
     path = "/v1/place",
     tag = "costs",
     operation_id = "place",
-    request_body(content = Place, example = json!({
+    request_body(content = PlaceRequest, example = json!({
         "placements": [{"size_bytes": 5_000_000_000_i64, "copies": 2, "local": "a"}]
     })),
     responses(
@@ -39,12 +39,12 @@ pub(crate) async fn place(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,
-) -> Result<Response, Failure> {
+) -> Result<Response, RequestProblem> {
     answered(api, caller, request, answer).await
 }
 
 fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
-    let request: Place<'_> = parse(body)?;
+    let request: PlaceRequest<'_> = parse(body)?;
     for (index, placement) in request.placements.iter().enumerate() {
         check(index, placement)?;
     }
@@ -69,12 +69,12 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     )?)
 }
 
-fn check(index: usize, placement: &Placement<'_>) -> Result<(), Failure> {
+fn check(index: usize, placement: &Placement<'_>) -> Result<(), RequestProblem> {
     if !(1..=limits::COPIES).contains(&placement.copies) {
         let (copies, most) = (placement.copies, limits::COPIES);
         let detail = format!("{copies} is no number of copies: 1 to {most} is");
         let pointer = format!("/placements/{index}/copies");
-        return Err(Failure::at(Kind::Invalid, pointer, detail));
+        return Err(RequestProblem::at(ProblemKind::Invalid, pointer, detail));
     }
     if placement.size_bytes.is_none()
         && placement.job.is_none()
@@ -82,8 +82,8 @@ fn check(index: usize, placement: &Placement<'_>) -> Result<(), Failure> {
     {
         let detail =
             "give size_bytes, or job, or resident_bytes: there is nothing to tell its size by";
-        return Err(Failure::at(
-            Kind::Invalid,
+        return Err(RequestProblem::at(
+            ProblemKind::Invalid,
             format!("/placements/{index}"),
             detail,
         ));
@@ -95,7 +95,7 @@ fn placed<'a>(
     asked: &Asked<'a>,
     index: usize,
     placement: &Placement<'_>,
-) -> Result<Placed<'a>, Failure> {
+) -> Result<Placed<'a>, RequestProblem> {
     let world = asked.world;
     let local = match &placement.local {
         Some(name) => {
@@ -108,7 +108,7 @@ fn placed<'a>(
         let ids = names.iter().enumerate().map(|(at, name)| {
             tasks::named(asked, &format!("/placements/{index}/{field}/{at}"), name)
         });
-        ids.collect::<Result<Vec<NodeId>, Failure>>()
+        ids.collect::<Result<Vec<NodeId>, RequestProblem>>()
     };
     let mut holders = all("holders", &placement.holders)?;
     // A holder that is named twice has one copy.
@@ -124,7 +124,7 @@ fn placed<'a>(
             unranked: 0,
         });
     };
-    let chosen = world.places().place(&Wanted {
+    let chosen = world.places().place(&PlacementRequest {
         // Enough room for the p95 of the size.
         size: estimate.p95.max(estimate.p50),
         copies: placement.copies as usize,

@@ -6,20 +6,20 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use permafrost_api_types::cost::{By, Detail};
+use permafrost_api_types::cost::{By, ReplyDetail};
 use permafrost_api_types::preempt::{
     Next, OnUnknownNode, Preempt, PreemptAnswer, Total, Undecided, Victim,
 };
 use permafrost_api_types::task::Task;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::Resources;
-use permafrost_scheduling::preempt::{self, Candidate, Choice, Plan, Site, Terms};
+use permafrost_scheduling::cost::TaskResources;
+use permafrost_scheduling::preempt::{self, Candidate, Choice, PreemptionPlan, Site, Terms};
 use permafrost_scheduling::quantity::Ratio;
 
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
 use crate::openapi::Unread;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::{Api, say, tasks};
 
 /// Chooses the tasks to preempt for wanted resources, and the way; or the way in which to preempt each of the
@@ -47,7 +47,7 @@ pub(crate) async fn preempt(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,
-) -> Result<Response, Failure> {
+) -> Result<Response, RequestProblem> {
     answered(api, caller, request, answer).await
 }
 
@@ -77,7 +77,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
             let wanted = tasks::resources(wanted);
             (preempt::plan(wanted, &candidates, &sites, &terms), wanted)
         }
-        None => (each(&candidates, &sites, &terms), Resources::ZERO),
+        None => (each(&candidates, &sites, &terms), TaskResources::ZERO),
     };
     let said = Said {
         asked,
@@ -85,7 +85,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
         detail: request.detail,
     };
     let answer = said.answer(&plan, wanted, unknown_node);
-    let each = if request.detail == Detail::Full {
+    let each = if request.detail == ReplyDetail::Full {
         900
     } else {
         450
@@ -108,8 +108,12 @@ fn terms(request: &Preempt<'_>) -> Terms {
 }
 
 /// Returns the choice for each candidate, as if it were the only one.
-fn each(candidates: &[Candidate], sites: &BTreeMap<NodeId, Site<'_>>, terms: &Terms) -> Plan {
-    let mut plan = Plan::default();
+fn each(
+    candidates: &[Candidate],
+    sites: &BTreeMap<NodeId, Site<'_>>,
+    terms: &Terms,
+) -> PreemptionPlan {
+    let mut plan = PreemptionPlan::default();
     for candidate in candidates {
         let Some(site) = sites.get(&candidate.node) else {
             plan.unknown_node.push(candidate.task.id);
@@ -118,7 +122,7 @@ fn each(candidates: &[Candidate], sites: &BTreeMap<NodeId, Site<'_>>, terms: &Te
         match preempt::choose(&candidate.task, site, terms) {
             Ok(choice) => {
                 plan.frees = plan.frees.plus(candidate.task.holds);
-                plan.victims.push(preempt::Victim {
+                plan.victims.push(preempt::PlannedVictim {
                     task: candidate.task.id,
                     node: candidate.node,
                     frees: candidate.task.holds,
@@ -135,14 +139,14 @@ fn each(candidates: &[Candidate], sites: &BTreeMap<NodeId, Site<'_>>, terms: &Te
 struct Said<'a> {
     asked: &'a Asked<'a>,
     candidates: &'a [Task<'a>],
-    detail: Detail,
+    detail: ReplyDetail,
 }
 
 impl<'a> Said<'a> {
     fn answer(
         &self,
-        plan: &Plan,
-        wanted: Resources,
+        plan: &PreemptionPlan,
+        wanted: TaskResources,
         mut unknown_node: Vec<OnUnknownNode<'a>>,
     ) -> PreemptAnswer<'a> {
         let world = self.asked.world;
@@ -178,7 +182,7 @@ impl<'a> Said<'a> {
         self.candidates.get(usize::try_from(task.0).ok()?)
     }
 
-    fn victim(&self, victim: &preempt::Victim) -> Option<Victim<'a>> {
+    fn victim(&self, victim: &preempt::PlannedVictim) -> Option<Victim<'a>> {
         let Choice {
             mechanism,
             cost,
@@ -205,7 +209,7 @@ impl<'a> Said<'a> {
     }
 }
 
-const fn total(of: Resources) -> Total {
+const fn total(of: TaskResources) -> Total {
     Total {
         cpu_millis: of.cpu_millis,
         memory_bytes: of.memory.count(),

@@ -6,14 +6,14 @@ use std::time::Duration;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use permafrost_api_types::problem::{Kind, Problem};
-use permafrost_api_types::reserve::{Reservation, Reserve};
+use permafrost_api_types::problem::{Problem, ProblemKind};
+use permafrost_api_types::reserve::{Reservation, ReserveRequest};
 
 use super::asking::ask;
 use crate::body::{no_world, parse, read};
 use crate::caller::Caller;
 use crate::openapi::{Unasked, Unread};
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::{Api, limits};
 
 /// Longest token that is passed on, bytes.
@@ -25,7 +25,7 @@ const TOKEN_BYTES: usize = 200;
     path = "/v1/reserve",
     tag = "queues",
     operation_id = "reserve",
-    request_body(content = Reserve, example = json!({
+    request_body(content = ReserveRequest, example = json!({
         "node": "a", "direction": "write", "bytes": 5_000_000_000_i64, "priority": 9, "deadline_s": 60
     })),
     responses(
@@ -39,23 +39,29 @@ pub(crate) async fn reserve(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,
-) -> Result<Json<Reservation>, Failure> {
+) -> Result<Json<Reservation>, RequestProblem> {
     if api.booked.count(&caller.name) >= limits::CALLER_RESERVATIONS {
         let most = limits::CALLER_RESERVATIONS;
         let detail = format!("this caller has {most} reservations, which is the limit");
-        return Err(Failure::for_now(detail, 10));
+        return Err(RequestProblem::for_now(detail, 10));
     }
     let body = read(request).await?;
-    let mut wanted: Reserve = parse(&body)?;
+    let mut wanted: ReserveRequest = parse(&body)?;
     wanted.namespace = charged(&caller, wanted.namespace)?;
     if let Some(name) = &wanted.node {
         let world = api.world().ok_or_else(no_world)?;
         let node = world.names().id(name).and_then(|id| world.node(id));
-        let refused = |detail| Err(Failure::at(Kind::UnknownNode, "/node", detail));
+        let refused = |detail| {
+            Err(RequestProblem::at(
+                ProblemKind::UnknownNode,
+                "/node",
+                detail,
+            ))
+        };
         match node {
             None => return refused(format!("there is no node {name:?}")),
             Some(node) if !node.restores() => {
-                return Err(Failure::for_now(
+                return Err(RequestProblem::for_now(
                     format!("the node {name:?} is not there"),
                     10,
                 ));
@@ -71,8 +77,8 @@ pub(crate) async fn reserve(
 }
 
 /// Returns the namespace whose quota a reservation counts in: one of the caller's.
-fn charged(caller: &Caller, named: Option<String>) -> Result<Option<String>, Failure> {
-    let wrong = |detail: String| Failure::at(Kind::Invalid, "/namespace", detail);
+fn charged(caller: &Caller, named: Option<String>) -> Result<Option<String>, RequestProblem> {
+    let wrong = |detail: String| RequestProblem::at(ProblemKind::Invalid, "/namespace", detail);
     match named {
         Some(named) if caller.sees(&format!("{named}/any")) && !named.contains('/') => {
             Ok(Some(named))
@@ -106,13 +112,21 @@ fn charged(caller: &Caller, named: Option<String>) -> Result<Option<String>, Fai
 pub(crate) async fn cancel(
     State(api): State<Arc<Api>>,
     token: Result<Path<String>, axum::extract::rejection::PathRejection>,
-) -> Result<StatusCode, Failure> {
+) -> Result<StatusCode, RequestProblem> {
     let Ok(Path(token)) = token else {
-        return Err(Failure::at(Kind::Invalid, "path:token", "not UTF-8"));
+        return Err(RequestProblem::at(
+            ProblemKind::Invalid,
+            "path:token",
+            "not UTF-8",
+        ));
     };
     if token.len() > TOKEN_BYTES {
         let detail = format!("longer than {TOKEN_BYTES} bytes");
-        return Err(Failure::at(Kind::Invalid, "path:token", detail));
+        return Err(RequestProblem::at(
+            ProblemKind::Invalid,
+            "path:token",
+            detail,
+        ));
     }
     let given = token.clone();
     ask(&api, move |source| source.cancel(&token)).await?;

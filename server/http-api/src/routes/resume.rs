@@ -6,8 +6,8 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use permafrost_api_types::cost::Detail;
-use permafrost_api_types::problem::Kind;
+use permafrost_api_types::cost::ReplyDetail;
+use permafrost_api_types::problem::ProblemKind;
 use permafrost_api_types::resume::{
     RankedNode, Restart, Resume, ResumeAnswer, Resumption, UnknownNode,
 };
@@ -15,7 +15,7 @@ use permafrost_api_types::text::Text;
 use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::manifest::CheckpointRef;
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::cost::{Lazy, MissingPages};
+use permafrost_scheduling::cost::{LazyRestore, MissingPages};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing};
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond};
@@ -24,7 +24,7 @@ use permafrost_scheduling::resume::{Offer, Preference, rank};
 use crate::body::{Asked, Stop, answered, parse, to_json};
 use crate::caller::Caller;
 use crate::openapi::Unread;
-use crate::problem::Failure;
+use crate::problem::RequestProblem;
 use crate::world::{Jobs, is_resumable};
 use crate::{Api, limits, say, tasks};
 
@@ -55,7 +55,7 @@ pub(crate) async fn resume(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     request: Request,
-) -> Result<Response, Failure> {
+) -> Result<Response, RequestProblem> {
     answered(api, caller, request, answer).await
 }
 
@@ -69,7 +69,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
         (Some(limit), _) if !(1..=limits::LONGEST_PAGE).contains(&limit) => {
             let most = limits::LONGEST_PAGE;
             let detail = format!("{limit} is no limit: 1 to {most} is");
-            return Err(Failure::at(Kind::Invalid, "/limit", detail).into());
+            return Err(RequestProblem::at(ProblemKind::Invalid, "/limit", detail).into());
         }
         (Some(limit), _) => limit as usize,
         (None, Some(named)) => named.len(),
@@ -94,7 +94,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
         age_s: asked.world.age_s(),
         answers,
     };
-    let each = if request.detail == Detail::Full {
+    let each = if request.detail == ReplyDetail::Full {
         500
     } else {
         250
@@ -105,7 +105,7 @@ fn answer(asked: &Asked<'_>, body: &[u8]) -> Result<Vec<u8>, Stop> {
     )?)
 }
 
-fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, Failure> {
+fn nodes(asked: &Asked<'_>, names: &[Text<'_>]) -> Result<Vec<NodeId>, RequestProblem> {
     let ids = names.iter().enumerate();
     ids.map(|(index, name)| tasks::named(asked, &format!("/nodes/{index}"), name))
         .collect()
@@ -335,7 +335,7 @@ fn lazy(
     how: permafrost_api_types::resume::Lazy,
     read: &SizedRates,
     lacks: Option<&MissingPages<'_>>,
-) -> Lazy {
+) -> LazyRestore {
     let page = Bytes::new(4096);
     let slower = |a: Figure<BytesPerSecond>, b: Figure<BytesPerSecond>| match (a.known(), b.known())
     {
@@ -348,7 +348,7 @@ fn lazy(
         (None, None) => read.of(page),
         (None, Some(lacks)) => slower(read.of(page), lacks.link.of(page)),
     };
-    Lazy {
+    LazyRestore {
         eager: tasks::bytes(how.eager_bytes),
         rate,
     }

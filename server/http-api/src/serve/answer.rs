@@ -15,7 +15,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderN
 use hyper::service::Service as _;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::service::TowerToHyperService;
-use permafrost_audit::{Audit, Event, Who};
+use permafrost_audit::{Audit, AuditedRequest, Who};
 use permafrost_protocol::control::{self, ErrorCode};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
@@ -139,11 +139,11 @@ impl Conversation {
         let place = place.trim_end_matches('/');
         let event = match response.extensions().get::<Scope>() {
             Some(Scope::Reserve) if *method == Method::DELETE => {
-                Event::change("cancel-reservation", place)
+                AuditedRequest::change("cancel-reservation", place)
             }
-            Some(Scope::Reserve) => Event::change("reserve", place),
-            Some(Scope::Operate) => Event::change("operate", place),
-            Some(Scope::Read) | None if denied => Event::look("ask", place),
+            Some(Scope::Reserve) => AuditedRequest::change("reserve", place),
+            Some(Scope::Operate) => AuditedRequest::change("operate", place),
+            Some(Scope::Read) | None if denied => AuditedRequest::look("ask", place),
             Some(Scope::Read) | None => return,
         };
         let refused = (!status.is_success()).then(|| control::Error {

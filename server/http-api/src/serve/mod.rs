@@ -48,7 +48,7 @@ pub const SOCKET: &str = "api.sock";
 
 /// Addresses, credentials and limits of the server.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ServeOptions {
     /// Directory in which the socket is made, with mode 0600: it is accessible to us alone, and locked by us.
     pub run_dir: PathBuf,
     /// Additional TCP port; port 0 selects any free one.
@@ -172,13 +172,13 @@ impl Drop for Server {
 ///
 /// # Errors
 /// See [`ApiServeError`].
-pub async fn serve(options: Options, router: Router) -> Result<Server, ApiServeError> {
+pub async fn serve(options: ServeOptions, router: Router) -> Result<Server, ApiServeError> {
     serve_looking(options, router, LOOK_EVERY).await
 }
 
 /// Serves as [`serve`] does, with the given interval between checks of the file of tokens.
 async fn serve_looking(
-    options: Options,
+    options: ServeOptions,
     router: Router,
     look_every: std::time::Duration,
 ) -> Result<Server, ApiServeError> {
@@ -235,7 +235,7 @@ async fn serve_looking(
 }
 
 /// Returns the TLS configuration of the port, if it has one; refuses an unprotected port.
-fn acceptor(options: &Options) -> Result<Option<Guard>, ApiServeError> {
+fn acceptor(options: &ServeOptions) -> Result<Option<Guard>, ApiServeError> {
     let Some(address) = options.listen else {
         return Ok(None);
     };

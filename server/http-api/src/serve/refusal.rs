@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::Body;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
-use permafrost_api_types::problem::{Kind, MEDIA_TYPE, Problem, URN};
+use permafrost_api_types::problem::{MEDIA_TYPE, Problem, ProblemKind, URN};
 
 /// Reason why a request is refused before the router.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,17 +34,17 @@ impl Refusal {
     fn problem(&self) -> Problem {
         match self {
             Self::Nameless => Problem::new(
-                Kind::Unauthenticated,
+                ProblemKind::Unauthenticated,
                 "send \"Authorization: Bearer TOKEN\" with a token of --api-tokens, or show a certificate of the cluster's CA",
             ),
             Self::BadToken => Problem::new(
-                Kind::Unauthenticated,
+                ProblemKind::Unauthenticated,
                 "the Authorization header holds no token of --api-tokens",
             ),
             Self::TooOften { again_in } => Problem {
                 retry_after_s: Some(whole_s(*again_in)),
                 ..Problem::new(
-                    Kind::TooOften,
+                    ProblemKind::TooOften,
                     format!(
                         "this caller's next request is taken in {} ms; ask about many tasks in one request",
                         again_in.as_millis().max(1)
@@ -52,7 +52,7 @@ impl Refusal {
                 )
             },
             Self::TooLarge { limit_bytes } => Problem::new(
-                Kind::TooLarge,
+                ProblemKind::TooLarge,
                 format!("a body has at most {limit_bytes} bytes"),
             ),
             // A problem type that no route has.
@@ -61,32 +61,32 @@ impl Refusal {
                 title: "The body did not come".to_owned(),
                 status: StatusCode::REQUEST_TIMEOUT.as_u16(),
                 ..Problem::new(
-                    Kind::Invalid,
+                    ProblemKind::Invalid,
                     format!("a body has to come within {} s", limit.as_secs_f64()),
                 )
             },
             Self::NoRoom => Problem {
                 retry_after_s: Some(1),
                 ..Problem::new(
-                    Kind::Unavailable,
+                    ProblemKind::Unavailable,
                     "the bodies of other requests take all the room there is",
                 )
             },
             Self::BrokenBody => Problem::new(
-                Kind::NotJson,
+                ProblemKind::NotJson,
                 "the body ended early, or is not framed as HTTP/1.1 says",
             ),
             Self::SlowAnswer { limit } => Problem {
                 retry_after_s: Some(1),
                 ..Problem::new(
-                    Kind::Unavailable,
+                    ProblemKind::Unavailable,
                     format!("nothing was answered within {} s", limit.as_secs_f64()),
                 )
             },
             Self::Crowded { limit } => Problem {
                 retry_after_s: Some(1),
                 ..Problem::new(
-                    Kind::Unavailable,
+                    ProblemKind::Unavailable,
                     format!("{limit} connections are open, which is the limit"),
                 )
             },

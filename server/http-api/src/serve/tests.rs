@@ -21,7 +21,7 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use permafrost_api_types::problem::Problem;
 use permafrost_identity::{
-    Authority, Identity, Namespaces, Order, ReloadingIdentity, Role, TokenHash,
+    Authority, CertificateOrder, Identity, Namespaces, ReloadingIdentity, Role, TokenHash,
 };
 use rustls::pki_types::ServerName;
 use tempfile::TempDir;
@@ -92,22 +92,22 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> ServeOptions {
+        ServeOptions {
             run_dir: self.path("run"),
-            ..Options::default()
+            ..ServeOptions::default()
         }
     }
 
     /// Returns options for the loopback interface, with this file of tokens.
-    fn with_tokens(&self, lines: &[(&str, &str, &str)]) -> Options {
+    fn with_tokens(&self, lines: &[(&str, &str, &str)]) -> ServeOptions {
         let path = self.path("tokens");
         let mut text = String::new();
         for (name, scopes, token) in lines {
             text += &format!("{name} {scopes} {}\n", TokenHash::of(token));
         }
         private(&path, &text);
-        Options {
+        ServeOptions {
             listen: Some(LOCALHOST.parse().unwrap()),
             tokens: Some(path),
             ..self.options()
@@ -116,10 +116,10 @@ impl Place {
 
     fn issue(&self, name: &str, role: Role, namespaces: &[&str]) -> PathBuf {
         let place = self.path(name);
-        let order = Order {
+        let order = CertificateOrder {
             namespaces: Namespaces::new(namespaces.iter().copied()).unwrap(),
             hosts: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
-            ..Order::new(name, role)
+            ..CertificateOrder::new(name, role)
         };
         self.authority.issue(&order, &place, true).unwrap();
         place
@@ -131,8 +131,8 @@ impl Place {
         ReloadingIdentity::load_every(place, Duration::ZERO).unwrap()
     }
 
-    fn with_tls(&self) -> Options {
-        Options {
+    fn with_tls(&self) -> ServeOptions {
+        ServeOptions {
             listen: Some(LOCALHOST.parse().unwrap()),
             identity: Some(self.node()),
             ..self.options()
@@ -148,7 +148,7 @@ fn private(path: &Path, text: &str) {
     std::fs::rename(&fresh, path).unwrap();
 }
 
-async fn start(options: Options) -> Server {
+async fn start(options: ServeOptions) -> Server {
     serve_looking(options, router(), Duration::ZERO)
         .await
         .unwrap()

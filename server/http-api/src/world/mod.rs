@@ -13,7 +13,7 @@ use permafrost_scheduling::NodeId;
 use permafrost_scheduling::cost::{NodeFigures, Replica};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::{Figure, Missing, What};
-use permafrost_scheduling::place::{Places, Wanted};
+use permafrost_scheduling::place::{PlacementRequest, Places};
 use permafrost_scheduling::quantity::{Bytes, Seconds};
 use permafrost_scheduling::resume::Readers;
 
@@ -153,7 +153,7 @@ impl World {
     /// Returns the node that takes copies of dumps on `node`.
     pub(super) fn replica(&self, node: NodeId) -> Option<Replica<'_>> {
         let choose = || {
-            let wanted = Wanted {
+            let wanted = PlacementRequest {
                 size: TYPICAL_COPY,
                 copies: 2,
                 local: None,

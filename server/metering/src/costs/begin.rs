@@ -41,7 +41,7 @@ impl Running {
 
 /// A registered dump or restore: it is under way until this is dropped.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct MeteredTransfer {
     costs: Arc<Costs>,
     number: u64,
     /// Expected size and duration; `None` where no estimate is possible.
@@ -54,7 +54,7 @@ pub struct Ticket {
 impl Costs {
     /// Registers a dump that begins. Costs a lock, and the reading of a few hundred figures.
     #[must_use]
-    pub fn begin_dump(self: &Arc<Self>, beginning: &Beginning<'_>) -> Ticket {
+    pub fn begin_dump(self: &Arc<Self>, beginning: &Beginning<'_>) -> MeteredTransfer {
         let predicted = self.predict(
             beginning.job,
             beginning.program,
@@ -71,7 +71,7 @@ impl Costs {
 
     /// Registers a restore of `bytes` that begins.
     #[must_use]
-    pub fn begin_restore(self: &Arc<Self>, bytes: u64) -> Ticket {
+    pub fn begin_restore(self: &Arc<Self>, bytes: u64) -> MeteredTransfer {
         let size = Bytes::new(bytes);
         let expected = self.expected(Direction::Read, Lane::Whole, size, size);
         self.begin(Direction::Read, Some(expected), Arc::default())
@@ -82,7 +82,7 @@ impl Costs {
         direction: Direction,
         expected: Option<Expected>,
         moved: Arc<AtomicU64>,
-    ) -> Ticket {
+    ) -> MeteredTransfer {
         let mut state = self.state();
         state.next_ticket += 1;
         let number = state.next_ticket;
@@ -95,7 +95,7 @@ impl Costs {
         });
         drop(state);
         self.under_way.fetch_add(1, Ordering::Relaxed);
-        Ticket {
+        MeteredTransfer {
             costs: Arc::clone(self),
             number,
             expected,
@@ -105,7 +105,7 @@ impl Costs {
     }
 }
 
-impl Ticket {
+impl MeteredTransfer {
     /// Records the total bytes that the restore was given so far.
     pub fn read_so_far(&self, bytes: u64) {
         let before = self.moved.fetch_max(bytes, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for MeteredTransfer {
     fn drop(&mut self) {
         self.costs.under_way.fetch_sub(1, Ordering::Relaxed);
         let number = self.number;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use permafrost_scheduling::NodeId;
-use permafrost_scheduling::estimator::{Channel, Direction, Tier};
+use permafrost_scheduling::estimator::{Channel, Direction, MediumTier};
 
 /// Class of transfers whose speed has the same limits. Transfers of different lanes are not compared with each
 /// other.
@@ -61,7 +61,7 @@ impl Lane {
         };
         Channel::Medium {
             node: NodeId(number),
-            tier: Tier::Named(0),
+            tier: MediumTier::Named(0),
             direction,
         }
     }

@@ -21,7 +21,7 @@ use permafrost_scheduling::estimator::{Channel, Direction, Estimator, Refused, T
 use permafrost_scheduling::quantity::{Bytes, Moment, Seconds};
 use permafrost_scheduling::size::{Accuracy, DumpKind, Dumped, Memory, SizePredictor};
 use permafrost_store::clock::unix_ms;
-use permafrost_store::{DumpDone, Event, Expected, RestoreDone};
+use permafrost_store::{DumpDone, Expected, RestoreDone, StoreEvent};
 use tokio::sync::broadcast;
 
 use super::begin::Running;
@@ -90,7 +90,7 @@ pub struct Comparisons {
 
 /// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
+pub struct CostCounters {
     /// Transfers recorded as samples.
     pub samples: u64,
     /// Transfers refused as samples because they cannot be true.
@@ -124,7 +124,7 @@ pub struct Costs {
     pub(super) read_bytes: AtomicU64,
     /// Dumps and restores under way.
     pub(super) under_way: AtomicUsize,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<StoreEvent>,
     state: Mutex<State>,
 }
 
@@ -190,7 +190,7 @@ impl Costs {
             state.comparisons.dumped(expected, done);
         }
         drop(state);
-        self.tell(|| Event::Dumped {
+        self.tell(|| StoreEvent::Dumped {
             job: done.job.to_owned(),
             generation: done.generation,
             id: done.id.to_owned(),
@@ -328,7 +328,7 @@ impl Costs {
             accuracy.compare(expected.value(), whole.as_secs_f64());
         }
         drop(state);
-        self.tell(|| Event::Restored {
+        self.tell(|| StoreEvent::Restored {
             job: done.checkpoint.job.clone(),
             generation: done.checkpoint.generation,
             id: done.checkpoint.id.clone(),
@@ -423,7 +423,7 @@ impl Costs {
 
     /// Subscribes to all events from now on.
     #[must_use]
-    pub fn events(&self) -> broadcast::Receiver<Event> {
+    pub fn events(&self) -> broadcast::Receiver<StoreEvent> {
         self.events.subscribe()
     }
 
@@ -435,9 +435,9 @@ impl Costs {
 
     /// Returns the counters.
     #[must_use]
-    pub fn numbers(&self) -> Numbers {
+    pub fn numbers(&self) -> CostCounters {
         let value = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        Numbers {
+        CostCounters {
             samples: value(&self.counted.samples),
             refused: value(&self.counted.refused),
             probes: value(&self.counted.probes),
@@ -451,7 +451,7 @@ impl Costs {
     }
 
     /// Publishes an event; it is made only if there is a subscriber.
-    pub fn tell(&self, event: impl FnOnce() -> Event) {
+    pub fn tell(&self, event: impl FnOnce() -> StoreEvent) {
         if self.events.receiver_count() > 0 {
             // The last subscriber has just gone.
             let _ = self.events.send(event());

@@ -20,15 +20,15 @@ mod publish;
 mod report;
 mod start;
 
-pub use begin::Ticket;
-pub use measure::{Comparisons, Costs, CostsConfig, Numbers, ScrubDone};
+pub use begin::MeteredTransfer;
+pub use measure::{Comparisons, CostCounters, Costs, CostsConfig, ScrubDone};
 pub use observer::Learning;
 pub use probe::noise;
 pub use probe::{LINK_PROBE_BYTES, Links, PROBE_BYTES, Prober, Probing};
 pub use publish::Publication;
 pub use report::lenient_report;
 pub use report::{Believed, NodeReport, QueueReport, Reports, believe};
-pub use start::{StartError, StartFigures, StartSample, StartWhat};
+pub use start::{InstallError, SavedFigures, StartSample, StartWhat};
 
 #[cfg(test)]
 mod tests;

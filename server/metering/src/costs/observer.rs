@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use permafrost_protocol::control;
-use permafrost_store::{Beginning, DumpDone, Event, Expected, Observer, Ongoing, RestoreDone};
+use permafrost_store::{Beginning, DumpDone, Expected, Observer, Ongoing, RestoreDone, StoreEvent};
 
-use super::begin::Ticket;
+use super::begin::MeteredTransfer;
 use super::measure::{Costs, ScrubDone};
 
 /// Observer that records a store's operations in the costs.
@@ -42,21 +42,21 @@ impl Observer for Learning {
         self.0.scrubbed(&ScrubDone { bytes, elapsed });
     }
 
-    fn tell(&self, event: &dyn Fn() -> Event) {
+    fn tell(&self, event: &dyn Fn() -> StoreEvent) {
         self.0.tell(event);
     }
 }
 
-impl Ongoing for Ticket {
+impl Ongoing for MeteredTransfer {
     fn expected(&self) -> Option<Expected> {
         self.expected
     }
 
     fn read_so_far(&self, bytes: u64) {
-        Ticket::read_so_far(self, bytes);
+        MeteredTransfer::read_so_far(self, bytes);
     }
 
     fn all_read(&self) -> u64 {
-        Ticket::all_read(self)
+        MeteredTransfer::all_read(self)
     }
 }

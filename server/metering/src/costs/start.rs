@@ -75,7 +75,7 @@ pub struct StartSample {
 /// Measurements of earlier runs or of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StartFigures {
+pub struct SavedFigures {
     /// Measurements in the order in which they were made.
     pub samples: Vec<StartSample>,
     /// Kind of medium that was emulated during the measurements, if any.
@@ -85,7 +85,7 @@ pub struct StartFigures {
 
 /// Reason why figures cannot be installed.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum InstallError {
     /// There are more samples than the maximum.
     #[error("{samples} samples are more than {MAX_SAMPLES}")]
     TooMany {
@@ -122,7 +122,7 @@ struct File {
     v: u32,
     /// Wall-clock time at which the file was written: only used to compute how long the daemon was away.
     written_unix_ms: u64,
-    figures: StartFigures,
+    figures: SavedFigures,
 }
 
 /// Returns the lane of a measurement; `None` for a link.
@@ -162,11 +162,11 @@ impl Costs {
     /// saves everything for the next start.
     ///
     /// # Errors
-    /// [`StartError`]; if one of them cannot be true, none is recorded.
-    pub fn install(&self, figures: &StartFigures) -> Result<(), StartError> {
+    /// [`InstallError`]; if one of them cannot be true, none is recorded.
+    pub fn install(&self, figures: &SavedFigures) -> Result<(), InstallError> {
         if figures.samples.len() > MAX_SAMPLES {
             let samples = figures.samples.len();
-            return Err(StartError::TooMany { samples });
+            return Err(InstallError::TooMany { samples });
         }
         let now = self.now();
         let mut state = self.state();
@@ -174,7 +174,7 @@ impl Costs {
         let mut peers = state.peers.clone();
         let mut replaced = BTreeSet::new();
         for (place, sample) in in_order(&figures.samples) {
-            let refuse = |why: String| StartError::Implausible { place, why };
+            let refuse = |why: String| InstallError::Implausible { place, why };
             let channel = match (&sample.what, lane(&sample.what)) {
                 (_, Some((direction, lane))) => lane.channel(direction),
                 (StartWhat::Link(peer), _) => peers
@@ -198,8 +198,8 @@ impl Costs {
     /// Saves the measurements atomically; does nothing if no file is configured.
     ///
     /// # Errors
-    /// [`StartError::Write`].
-    pub fn save(&self) -> Result<(), StartError> {
+    /// [`InstallError::Write`].
+    pub fn save(&self) -> Result<(), InstallError> {
         let Some(path) = &self.config.figures else {
             return Ok(());
         };
@@ -211,7 +211,7 @@ impl Costs {
         let written = serde_json::to_vec(&file).map_err(io::Error::from);
         written
             .and_then(|bytes| private::replace(path, &bytes))
-            .map_err(|source| StartError::Write {
+            .map_err(|source| InstallError::Write {
                 path: path.clone(),
                 source,
             })
@@ -219,7 +219,7 @@ impl Costs {
 
     /// Returns all measurements that still count.
     #[must_use]
-    pub fn kept(&self) -> StartFigures {
+    pub fn kept(&self) -> SavedFigures {
         let now = self.now();
         let state = self.state();
         let mut samples = Vec::new();
@@ -232,7 +232,7 @@ impl Costs {
             let what = StartWhat::Link(peer.to_owned());
             keep(&state, &what, link, now, &mut samples);
         }
-        StartFigures {
+        SavedFigures {
             samples,
             emulated: state.starting.emulated.clone(),
         }

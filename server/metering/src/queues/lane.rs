@@ -10,13 +10,13 @@ use permafrost_agent::host::Waits;
 use permafrost_protocol::control;
 use permafrost_scheduling::quantity::{Bytes, BytesPerSecond, Moment, Seconds};
 use permafrost_scheduling::queue::{
-    Ahead, Concurrency, ConcurrencyConfig, Event, FinishedTurn, Pace, Queue, QueueConfig, Request,
-    Ticket, Token,
+    Ahead, Concurrency, ConcurrencyConfig, FinishedTurn, QueueConfig, QueueEvent, QueueTicket,
+    ReservationToken, TransferQueue, TransferRequest, TransferTimes,
 };
 
 use super::{
-    Admission, Direction, Entered, QueueCounters, QueueReport, QueuesError, QueuesOptions, Turn,
-    new_token, token_text,
+    Admission, AdmittedTransfer, Direction, Entered, QueueCounters, QueueReport, QueuesError,
+    QueuesOptions, new_token, token_text,
 };
 
 /// Interval at which a waiting request checks that its caller is still connected.
@@ -46,13 +46,13 @@ pub(super) struct Lane {
 
 #[derive(Debug)]
 struct Inner {
-    queue: Queue,
+    queue: TransferQueue,
     concurrency: Concurrency,
-    pace: Pace,
-    turns: HashMap<Ticket, Running>,
-    waiting: HashMap<Ticket, Thread>,
+    pace: TransferTimes,
+    turns: HashMap<QueueTicket, Running>,
+    waiting: HashMap<QueueTicket, Thread>,
     /// Requests and bytes ahead of each waiting request, as of the last check.
-    before: HashMap<Ticket, (usize, u64)>,
+    before: HashMap<QueueTicket, (usize, u64)>,
     /// Integral of the number of running transfers over time since the start, in transfer-seconds.
     run_s: f64,
     changed: Instant,
@@ -84,7 +84,7 @@ impl Lane {
         options: &QueuesOptions,
     ) -> Self {
         let now = Instant::now();
-        let queue = Queue::new(QueueConfig {
+        let queue = TransferQueue::new(QueueConfig {
             waiting: options.waiting,
             reserved: options.reserved,
             ..QueueConfig::default()
@@ -99,7 +99,7 @@ impl Lane {
             inner: Mutex::new(Inner {
                 queue,
                 concurrency: Concurrency::new(ConcurrencyConfig::default()),
-                pace: Pace::default(),
+                pace: TransferTimes::default(),
                 turns: HashMap::new(),
                 waiting: HashMap::new(),
                 before: HashMap::new(),
@@ -143,7 +143,11 @@ impl Lane {
         place.ticket = None;
         lane.counters.turns.add(1);
         lane.counters.waits.record(since.elapsed());
-        Ok(Entered::Turn(Turn::new(Arc::clone(lane), ticket, moved)))
+        Ok(Entered::Turn(AdmittedTransfer::new(
+            Arc::clone(lane),
+            ticket,
+            moved,
+        )))
     }
 
     /// Puts a request into the queue. Returns its byte counter if it is admitted at once.
@@ -151,7 +155,7 @@ impl Lane {
         &self,
         admission: &Admission,
         since: Instant,
-    ) -> Result<(Ticket, Option<Arc<AtomicU64>>), QueuesError> {
+    ) -> Result<(QueueTicket, Option<Arc<AtomicU64>>), QueuesError> {
         let mut inner = self.inner();
         if inner.stopped {
             return Err(QueuesError::Stopping);
@@ -182,7 +186,7 @@ impl Lane {
 
     fn wait(
         &self,
-        ticket: Ticket,
+        ticket: QueueTicket,
         waits: &mut dyn Waits,
         patience: Option<Duration>,
     ) -> Result<Waited, QueuesError> {
@@ -216,7 +220,7 @@ impl Lane {
     }
 
     /// Returns the position of a waiting request.
-    fn waiting(&self, ticket: Ticket, now: Instant) -> control::Waiting {
+    fn waiting(&self, ticket: QueueTicket, now: Instant) -> control::Waiting {
         let mut inner = self.inner();
         if !inner.before.contains_key(&ticket) {
             inner.look(self, now, Duration::ZERO);
@@ -227,7 +231,7 @@ impl Lane {
     fn set_aside(
         &self,
         inner: &mut Inner,
-        ticket: Ticket,
+        ticket: QueueTicket,
     ) -> Result<control::Waiting, QueuesError> {
         let token = new_token();
         let waiting = control::Waiting {
@@ -244,7 +248,7 @@ impl Lane {
         Ok(waiting)
     }
 
-    pub(super) fn run(lane: &Arc<Self>, bytes: u64) -> Turn {
+    pub(super) fn run(lane: &Arc<Self>, bytes: u64) -> AdmittedTransfer {
         let now = Instant::now();
         let admission = Admission {
             bytes,
@@ -260,7 +264,7 @@ impl Lane {
         let moved = inner.begin(ticket, bytes, now);
         drop(inner);
         lane.counters.turns.add(1);
-        Turn::new(Arc::clone(lane), ticket, moved)
+        AdmittedTransfer::new(Arc::clone(lane), ticket, moved)
     }
 
     pub(super) fn reserve(
@@ -296,11 +300,11 @@ impl Lane {
     }
 
     /// Cancels a reservation. Returns true if there was one.
-    pub(super) fn cancel(&self, token: Token) -> bool {
+    pub(super) fn cancel(&self, token: ReservationToken) -> bool {
         self.inner().queue.cancel(token).is_ok()
     }
 
-    pub(super) fn holds(&self, token: Token) -> bool {
+    pub(super) fn holds(&self, token: ReservationToken) -> bool {
         self.inner().queue.holds(token)
     }
 
@@ -330,13 +334,13 @@ impl Lane {
         }
     }
 
-    pub(super) fn follow(&self, ticket: Ticket, counter: &Arc<AtomicU64>) {
+    pub(super) fn follow(&self, ticket: QueueTicket, counter: &Arc<AtomicU64>) {
         if let Some(turn) = self.inner().turns.get_mut(&ticket) {
             turn.moved = Arc::clone(counter);
         }
     }
 
-    pub(super) fn expect(&self, ticket: Ticket, bytes: u64) {
+    pub(super) fn expect(&self, ticket: QueueTicket, bytes: u64) {
         let mut inner = self.inner();
         if let Some(turn) = inner.turns.get_mut(&ticket) {
             turn.expected = bytes;
@@ -347,7 +351,7 @@ impl Lane {
     }
 
     /// Ends a request, whether it was running or waiting.
-    pub(super) fn finish(&self, ticket: Ticket) {
+    pub(super) fn finish(&self, ticket: QueueTicket) {
         let now = Instant::now();
         let mut inner = self.inner();
         inner.count_until(now);
@@ -366,8 +370,8 @@ impl Lane {
         self.at_once.unwrap_or_else(|| inner.concurrency.limit())
     }
 
-    fn request(&self, admission: &Admission, bytes: Bytes, now: Moment) -> Request {
-        Request {
+    fn request(&self, admission: &Admission, bytes: Bytes, now: Moment) -> TransferRequest {
+        TransferRequest {
             bytes,
             priority: admission.priority,
             start_by: admission
@@ -407,8 +411,8 @@ impl Inner {
         self.queue.allow_running(lane.slots(self));
         while let Some(event) = self.queue.poll(lane.moment(now)) {
             match event {
-                Event::Lapsed(_) => lane.counters.lapsed.add(1),
-                Event::Start(ticket) => {
+                QueueEvent::Lapsed(_) => lane.counters.lapsed.add(1),
+                QueueEvent::Start(ticket) => {
                     let bytes = self.queue.bytes(ticket).unwrap_or_default();
                     self.begin(ticket, bytes, now);
                     self.before.remove(&ticket);
@@ -420,7 +424,7 @@ impl Inner {
         }
     }
 
-    fn begin(&mut self, ticket: Ticket, bytes: Bytes, now: Instant) -> Arc<AtomicU64> {
+    fn begin(&mut self, ticket: QueueTicket, bytes: Bytes, now: Instant) -> Arc<AtomicU64> {
         let moved = Arc::<AtomicU64>::default();
         let turn = Running {
             expected: bytes.count(),
@@ -518,7 +522,7 @@ impl Inner {
     }
 
     /// Returns the position of a waiting request as of the last check.
-    fn standing(&self, lane: &Lane, ticket: Ticket) -> control::Waiting {
+    fn standing(&self, lane: &Lane, ticket: QueueTicket) -> control::Waiting {
         let (before, bytes_before) = self.before.get(&ticket).copied().unwrap_or_default();
         control::Waiting {
             before: u32::try_from(before).unwrap_or(u32::MAX),
@@ -551,7 +555,7 @@ enum Waited {
 /// Place of a request in the queue, given up if the waiting thread leaves.
 struct Place<'a> {
     lane: &'a Lane,
-    ticket: Option<Ticket>,
+    ticket: Option<QueueTicket>,
 }
 
 impl Drop for Place<'_> {

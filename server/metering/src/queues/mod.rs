@@ -30,15 +30,15 @@ use std::time::Duration;
 
 use permafrost_agent::host::Waits;
 use permafrost_protocol::control::{self, request};
-use permafrost_scheduling::queue::{Priority, Token};
-use permafrost_store::{Count, Timings};
+use permafrost_scheduling::queue::{Priority, ReservationToken};
+use permafrost_store::{Counter, Timings};
 use serde::Serialize;
 
 use self::lane::Lane;
 
 pub use error::QueuesError;
 pub use reservations::{Others, Owner, Reservations};
-pub use turn::{Entered, Turn};
+pub use turn::{AdmittedTransfer, Entered};
 
 /// Queue of a region, by the direction of its transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -144,7 +144,7 @@ pub struct Admission {
     /// Time within which it should start.
     pub start_within: Option<Duration>,
     /// Token of the reservation that was made for it.
-    pub token: Option<Token>,
+    pub token: Option<ReservationToken>,
 }
 
 impl Admission {
@@ -194,13 +194,13 @@ pub struct QueueCounters {
     /// Time from the request to its admission, for requests that did not wait, too.
     pub waits: Timings,
     /// Transfers that were admitted.
-    pub turns: Count,
+    pub turns: Counter,
     /// Requests that were refused because too many waited.
-    pub refused: Count,
+    pub refused: Counter,
     /// Callers that disconnected while they waited.
-    pub gone: Count,
+    pub gone: Counter,
     /// Reservations that were not taken up.
-    pub lapsed: Count,
+    pub lapsed: Counter,
 }
 
 /// The queues of a node.
@@ -237,7 +237,7 @@ impl Queues {
         direction: Direction,
         admission: &Admission,
         waits: &mut dyn Waits,
-    ) -> Result<Turn, QueuesError> {
+    ) -> Result<AdmittedTransfer, QueuesError> {
         match Lane::enter(self.lane(direction), admission, waits, None)? {
             Entered::Turn(turn) => Ok(turn),
             // Without a limit to its time no request is set aside.
@@ -268,7 +268,7 @@ impl Queues {
     /// Admits a transfer that cannot be made to wait: it counts among the running ones, and in the bytes ahead of
     /// others.
     #[must_use]
-    pub fn run(&self, direction: Direction, bytes: u64) -> Turn {
+    pub fn run(&self, direction: Direction, bytes: u64) -> AdmittedTransfer {
         Lane::run(self.lane(direction), bytes)
     }
 
@@ -344,21 +344,23 @@ impl Queues {
 }
 
 /// Formats a token.
-pub fn token_text(token: Token) -> String {
+pub fn token_text(token: ReservationToken) -> String {
     format!("{:032x}", token.0)
 }
 
-fn parse_token(text: &str) -> Result<Token, QueuesError> {
+fn parse_token(text: &str) -> Result<ReservationToken, QueuesError> {
     let plain = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let number = plain.then(|| u128::from_str_radix(text, 16).ok()).flatten();
-    number.map(Token).ok_or_else(|| QueuesError::BadToken {
-        token: text.to_owned(),
-    })
+    number
+        .map(ReservationToken)
+        .ok_or_else(|| QueuesError::BadToken {
+            token: text.to_owned(),
+        })
 }
 
 /// Returns 128 random bits: a token that can be guessed can be stolen.
-fn new_token() -> Token {
+fn new_token() -> ReservationToken {
     // Six bits of a UUID are fixed; rotated by a quarter, random bits of the second one cover them.
     let (one, other) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
-    Token(one.as_u128() ^ other.as_u128().rotate_left(32))
+    ReservationToken(one.as_u128() ^ other.as_u128().rotate_left(32))
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::control::{self, ErrorCode, reply, request};
-use permafrost_store::quotas::{Quotas, Usage};
+use permafrost_store::quotas::{QuotaUsage, Quotas};
 
 use super::{Direction, Queues, QueuesError};
 
@@ -151,13 +151,13 @@ impl Reservations {
         }
         let namespace = &reserve.namespace;
         let quota = self.quotas.of(namespace);
-        let used = Usage {
+        let used = QuotaUsage {
             reservations: self.kept_for(namespace),
-            ..Usage::default()
+            ..QuotaUsage::default()
         };
-        let more = Usage {
+        let more = QuotaUsage {
             reservations: 1,
-            ..Usage::default()
+            ..QuotaUsage::default()
         };
         quota
             .check_priority(namespace, reserve.priority)

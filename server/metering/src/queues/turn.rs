@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use permafrost_protocol::control;
-use permafrost_scheduling::queue::Ticket;
+use permafrost_scheduling::queue::QueueTicket;
 
 use super::lane::Lane;
 
@@ -13,20 +13,20 @@ use super::lane::Lane;
 #[derive(Debug)]
 pub enum Entered {
     /// The transfer is admitted.
-    Turn(Turn),
+    Turn(AdmittedTransfer),
     /// The transfer is not admitted yet. Its place is kept under the token for half a minute.
     Later(control::Waiting),
 }
 
 /// Right of a transfer to run. Dropping it ends the transfer, and the next one is admitted.
-pub struct Turn {
+pub struct AdmittedTransfer {
     lane: Arc<Lane>,
-    ticket: Ticket,
+    ticket: QueueTicket,
     moved: Arc<AtomicU64>,
 }
 
-impl Turn {
-    pub(super) fn new(lane: Arc<Lane>, ticket: Ticket, moved: Arc<AtomicU64>) -> Self {
+impl AdmittedTransfer {
+    pub(super) fn new(lane: Arc<Lane>, ticket: QueueTicket, moved: Arc<AtomicU64>) -> Self {
         Self {
             lane,
             ticket,
@@ -53,14 +53,14 @@ impl Turn {
     }
 }
 
-impl permafrost_store::Turn for Turn {
+impl permafrost_store::TransferSlot for AdmittedTransfer {
     fn follow(&mut self, counter: Arc<AtomicU64>) {
         self.lane.follow(self.ticket, &counter);
         self.moved = counter;
     }
 }
 
-impl fmt::Debug for Turn {
+impl fmt::Debug for AdmittedTransfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Turn")
             .field("ticket", &self.ticket)
@@ -68,7 +68,7 @@ impl fmt::Debug for Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for AdmittedTransfer {
     fn drop(&mut self) {
         self.lane.finish(self.ticket);
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use permafrost_criu::frontend::PageSink;
-use permafrost_identity::{Authority, Namespaces, Order, Peer, Role};
+use permafrost_identity::{Authority, CertificateOrder, Namespaces, Peer, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::{self, Checkpoint};
 use permafrost_protocol::images::{Mapping, mm_name, write_mappings};
@@ -16,8 +16,10 @@ use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::quotas::Quotas;
-use permafrost_store::{Place, Retention, SessionRequest, Store, StoreError};
-use permafrost_transport::peer::{Frame, FrameSink, FrameSource, Handler as _, PeerError, Replies};
+use permafrost_store::{RegionLocation, Retention, SessionRequest, Store, StoreError};
+use permafrost_transport::peer::{
+    FrameSink, FrameSource, Handler as _, PeerError, ReceivedFrame, Replies,
+};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
@@ -62,7 +64,7 @@ impl Site {
         delete: bool,
     ) -> Peer {
         let dir = self.work.path().join(format!("{name}-{role}"));
-        let mut order = Order::new(name, role);
+        let mut order = CertificateOrder::new(name, role);
         order.namespaces = Namespaces::new(namespaces.iter().copied()).unwrap();
         order.delete = delete;
         self.authority.issue(&order, &dir, true).unwrap();
@@ -179,7 +181,7 @@ impl Site {
         pages: u8,
         closes: bool,
     ) -> control::Error {
-        let frame = |kind, flags, pages, index, payload: Vec<u8>| Frame {
+        let frame = |kind, flags, pages, index, payload: Vec<u8>| ReceivedFrame {
             header: Header {
                 kind,
                 coding: Coding::Raw,
@@ -291,7 +293,7 @@ fn store(dir: &std::path::Path) -> Arc<Store> {
         ..FormatOptions::default()
     };
     Region::format(Arc::clone(&medium), &format).unwrap();
-    let place = Place {
+    let place = RegionLocation {
         path,
         guarantee: medium.guarantee().clone(),
     };
@@ -301,10 +303,10 @@ fn store(dir: &std::path::Path) -> Arc<Store> {
 }
 
 /// A peer that sends these frames, and then falls silent.
-struct Silent(VecDeque<Frame>);
+struct Silent(VecDeque<ReceivedFrame>);
 
 impl FrameSource for Silent {
-    fn next(&mut self) -> Result<Frame, PeerError> {
+    fn next(&mut self) -> Result<ReceivedFrame, PeerError> {
         self.0.pop_front().ok_or_else(silent)
     }
 
@@ -328,7 +330,7 @@ fn silent() -> PeerError {
 struct Nothing;
 
 impl FrameSource for Nothing {
-    fn next(&mut self) -> Result<Frame, PeerError> {
+    fn next(&mut self) -> Result<ReceivedFrame, PeerError> {
         Err(gone())
     }
 

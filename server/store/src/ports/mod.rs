@@ -9,8 +9,8 @@ mod turn;
 
 pub use elsewhere::Elsewhere;
 pub use observer::{
-    Beginning, DumpDone, Event, Expected, Observer, Ongoing, RestoreDone, Transferred,
+    Beginning, DumpDone, Expected, Observer, Ongoing, RestoreDone, StoreEvent, Transferred,
 };
 pub use registry::{JobLock, Registered, Registry};
-pub use replicate::{ContentDigest, Copies, CopiesRequest, Durability, Replicate};
-pub use turn::Turn;
+pub use replicate::{ContentDigest, CopiesRequest, CopyStreams, Durability, Replicate};
+pub use turn::TransferSlot;

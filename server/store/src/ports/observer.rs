@@ -32,7 +32,7 @@ pub trait Observer: Send + Sync {
     fn scrubbed(&self, bytes: u64, elapsed: Duration);
 
     /// Publishes an event; `event` is called only if there is a subscriber.
-    fn tell(&self, event: &dyn Fn() -> Event);
+    fn tell(&self, event: &dyn Fn() -> StoreEvent);
 }
 
 /// A dump or a restore under way.
@@ -141,7 +141,7 @@ pub struct RestoreDone<'a> {
 /// A completed operation. Published after it is durable; a subscriber that is too slow misses the oldest
 /// events.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum StoreEvent {
     /// A dump became a checkpoint.
     Dumped {
         /// Job; empty for a parked one.

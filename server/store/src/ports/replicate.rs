@@ -1,6 +1,6 @@
 //! Copies of a dump on other nodes, made while it streams.
 //!
-//! [`Replicate`] begins the copies of a session, [`Copies`] receives the same pages as the session. The
+//! [`Replicate`] begins the copies of a session, [`CopyStreams`] receives the same pages as the session. The
 //! implementation drops or replaces a copy that fails; the session only learns if enough nodes hold the dump.
 
 use std::collections::HashMap;
@@ -71,7 +71,7 @@ pub trait Replicate: Send + Sync {
     ///
     /// # Errors
     /// There are not enough nodes for the durability: reported now rather than when the task is frozen.
-    fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError>;
+    fn begin(&self, request: CopiesRequest) -> Result<Box<dyn CopyStreams>, StoreError>;
 
     /// Notifies nodes that hold a checkpoint that the cluster no longer lists it, so that they drop it. Does not
     /// wait. A node that is not reached finds out when it asks for the listing.
@@ -81,11 +81,11 @@ pub trait Replicate: Send + Sync {
 }
 
 /// The copies of one session. Methods block while copies are slower than the dump, so that no pages accumulate.
-/// Failures appear at [`Copies::close`], [`Copies::prepare`] and [`Copies::commit`] as too few copies. Dropping
-/// the value frees every copy that is not committed.
-pub trait Copies: Send {
+/// Failures appear at [`CopyStreams::close`], [`CopyStreams::prepare`] and [`CopyStreams::commit`] as too few copies.
+/// Dropping the value frees every copy that is not committed.
+pub trait CopyStreams: Send {
     /// Returns true if every copy that is under way has the requested parent. If not, pages in the parent are sent
-    /// as pages, and [`Copies::parent`] is not called.
+    /// as pages, and [`CopyStreams::parent`] is not called.
     fn takes_parent(&self) -> bool {
         true
     }
@@ -95,7 +95,7 @@ pub trait Copies: Send {
         true
     }
 
-    /// Returns the time that the dump has waited for copies so far, before [`Copies::close`].
+    /// Returns the time that the dump has waited for copies so far, before [`CopyStreams::close`].
     fn waited(&self) -> Duration {
         Duration::ZERO
     }
@@ -130,7 +130,7 @@ pub trait Copies: Send {
         contents: &mut dyn Read,
     ) -> Result<(), StoreError>;
 
-    /// Ends the images; the whole has the digest `own` here. Waits as [`Copies::close`] does.
+    /// Ends the images; the whole has the digest `own` here. Waits as [`CopyStreams::close`] does.
     ///
     /// # Errors
     /// The durability was not reached within the deadline.

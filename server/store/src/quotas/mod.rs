@@ -36,7 +36,7 @@ pub struct Quota {
 
 /// Resources of this node that a namespace uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct QuotaUsage {
     /// Bytes used, counted as in [`Quota::bytes`].
     pub bytes: u64,
     /// Checkpoints, counted as in [`Quota::checkpoints`].
@@ -53,7 +53,12 @@ impl Quota {
     ///
     /// # Errors
     /// The first limit that would be exceeded.
-    pub fn check(&self, namespace: &str, used: &Usage, more: &Usage) -> Result<(), QuotaError> {
+    pub fn check(
+        &self,
+        namespace: &str,
+        used: &QuotaUsage,
+        more: &QuotaUsage,
+    ) -> Result<(), QuotaError> {
         let limits = [
             ("bytes", self.bytes, used.bytes, more.bytes),
             (
@@ -278,22 +283,22 @@ mod tests {
     #[test]
     fn a_limit_may_be_reached_and_not_exceeded() {
         let quota = parse(FILE).unwrap().of("team-a");
-        let used = Usage {
+        let used = QuotaUsage {
             bytes: 2000,
             checkpoints: 2,
-            ..Usage::default()
+            ..QuotaUsage::default()
         };
-        let more = |bytes, checkpoints| Usage {
+        let more = |bytes, checkpoints| QuotaUsage {
             bytes,
             checkpoints,
-            ..Usage::default()
+            ..QuotaUsage::default()
         };
         quota.check("team-a", &used, &more(48, 1)).unwrap();
         let refused = quota.check("team-a", &used, &more(49, 1)).unwrap_err();
         assert_eq!(refused.code(), ErrorCode::NoSpace);
         assert!(quota.check("team-a", &used, &more(0, 2)).is_err());
         // Over the limit since it was lowered: requests that need no more are allowed.
-        let over = Usage {
+        let over = QuotaUsage {
             bytes: 5000,
             ..used
         };

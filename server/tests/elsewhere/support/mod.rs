@@ -23,13 +23,13 @@ pub(crate) use self::memory::{
 pub(crate) use self::node::{Node, Suspects, Watched};
 use permafrost_agent::host;
 use permafrost_agent::remote;
-use permafrost_agent::{Agent, Node as Known, Options};
+use permafrost_agent::{Agent, AgentOptions, StorageNode as Known};
 use permafrost_audit::{Audit, AuditFile};
 use permafrost_cluster::elsewhere::Peers;
-use permafrost_cluster::repair::{Limits, Puller, Throttle};
+use permafrost_cluster::repair::{Puller, RepairLimits, Throttle};
 use permafrost_cluster::{FailureDomain, LiveNode, MemberState, NodeFacts, NodesView};
 use permafrost_criu::frontend::PageSink;
-use permafrost_identity::{Authority, Namespaces, Order, ReloadingIdentity, Role};
+use permafrost_identity::{Authority, CertificateOrder, Namespaces, ReloadingIdentity, Role};
 use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium};
 use permafrost_protocol::control::{self, Checkpoint};
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
@@ -41,7 +41,8 @@ use permafrost_store::Durability;
 use permafrost_store::Registry;
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    Cluster, Fetched, Place, ReplicaRequest, Retention, Scrub, SessionRequest, Store, StoreError,
+    ClusterServices, Fetched, RegionLocation, ReplicaRequest, Retention, ScrubService,
+    SessionRequest, Store, StoreError,
 };
 use permafrost_transport::control::{Connection, ControlError};
 use permafrost_transport::framing;
@@ -98,7 +99,7 @@ impl Site {
         std::fs::create_dir(&dir).unwrap();
         let region = dir.join("region");
         let store = open_store(&dir, &region);
-        assert!(store.join(Cluster {
+        assert!(store.join(ClusterServices {
             node: name.clone(),
             replicate: None,
             registry: Some(Arc::clone(&self.registry) as Arc<dyn Registry>),
@@ -112,7 +113,7 @@ impl Site {
         let agents = Agents::new(Arc::clone(&store), spool);
         let audit = Audit::open(&AuditFile::InDataDir, &dir, &name).unwrap();
         let handler = NodeHandler::new(Arc::clone(&store), &name).with_audit(Arc::new(audit));
-        let throttle = Throttle::of(&store, Limits::default());
+        let throttle = Throttle::of(&store, RepairLimits::default());
         let network = self.network(Arc::clone(&identity));
         let puller = Puller::new(Arc::clone(&store), network, &name, Arc::clone(&throttle));
         let copying = Copying {
@@ -132,7 +133,7 @@ impl Site {
             (Ipv4Addr::LOCALHOST, 0).into(),
             Arc::clone(&identity),
             Arc::clone(&watched) as Arc<dyn Handler>,
-            peer::Options::default(),
+            peer::PeerOptions::default(),
         )
         .unwrap();
         let address = endpoint.local_address().unwrap();
@@ -140,7 +141,7 @@ impl Site {
         self.addresses.lock().unwrap().insert(name.clone(), address);
 
         let suspects = Arc::new(Suspects::default());
-        let scrub = Arc::clone(&suspects) as Arc<dyn Scrub>;
+        let scrub = Arc::clone(&suspects) as Arc<dyn ScrubService>;
         assert!(store.scrubbed_by(Arc::downgrade(&scrub)));
         let view = view.to_vec();
         let view = move || NodesView {
@@ -168,7 +169,7 @@ impl Site {
 
     fn issue(&self, name: &str, role: Role, namespace: Option<&str>) -> PathBuf {
         let dir = self.work.path().join(format!("identity-{name}"));
-        let mut order = Order::new(name, role);
+        let mut order = CertificateOrder::new(name, role);
         order.namespaces = Namespaces::new(namespace).unwrap();
         self.authority.issue(&order, &dir, false).unwrap();
         dir
@@ -199,10 +200,10 @@ impl Site {
             name: self.nodes[n].name.clone(),
             address: self.nodes[n].address,
         });
-        let agent = self.runtime.block_on(Agent::start(Options {
+        let agent = self.runtime.block_on(Agent::start(AgentOptions {
             nodes: nodes.collect(),
             identity: self.issue(name, Role::Agent, Some("*")),
-            host: host::Options {
+            host: host::HostOptions {
                 run_dir: self.work.path().join(format!("run-{name}")),
                 listen: None,
                 listen_uids: Vec::new(),
@@ -426,7 +427,7 @@ fn open_store(dir: &Path, region: &Path) -> Arc<Store> {
         ..FormatOptions::default()
     };
     Region::format(Arc::clone(&medium), &format).unwrap();
-    let place = Place {
+    let place = RegionLocation {
         path: region.to_owned(),
         guarantee: medium.guarantee().clone(),
     };

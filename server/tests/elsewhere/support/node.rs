@@ -14,7 +14,7 @@ use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Verified, reply, request};
 use permafrost_server::peers::NodeHandler;
-use permafrost_store::{Progress, Scrub, Store, StoreError};
+use permafrost_store::{ProgressReceiver, ScrubService, Store, StoreError};
 use permafrost_transport::peer::{Endpoint, FrameSink, FrameSource, Handler, PeerError, Replies};
 /// Handler of a node's peers that records requests, and that kills the node on command.
 pub(crate) struct Watched {
@@ -98,8 +98,8 @@ impl FrameSink for Mortal<'_> {
 #[derive(Default)]
 pub(crate) struct Suspects(Mutex<Vec<String>>);
 
-impl Scrub for Suspects {
-    fn scrub(&self, _: &str, _: Progress<'_>) -> Result<control::Scrubbed, StoreError> {
+impl ScrubService for Suspects {
+    fn scrub(&self, _: &str, _: ProgressReceiver<'_>) -> Result<control::Scrubbed, StoreError> {
         panic!("nobody scrubs");
     }
 

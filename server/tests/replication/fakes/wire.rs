@@ -8,7 +8,7 @@ use permafrost_pmem::PAGE_SIZE;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 use permafrost_store::{
-    ContentDigest, Copies, CopiesRequest, Durability, ReplicaDump, ReplicaRequest, Replicate,
+    ContentDigest, CopiesRequest, CopyStreams, Durability, ReplicaDump, ReplicaRequest, Replicate,
     StoreError,
 };
 
@@ -30,7 +30,7 @@ pub(super) struct Wire {
 }
 
 impl Replicate for Wire {
-    fn begin(&self, request: CopiesRequest) -> Result<Box<dyn Copies>, StoreError> {
+    fn begin(&self, request: CopiesRequest) -> Result<Box<dyn CopyStreams>, StoreError> {
         let replicas = self.replicas.lock().unwrap().clone();
         let open = |node: &Arc<Node>| {
             node.store.open_replica(ReplicaRequest {
@@ -122,7 +122,7 @@ impl Loop {
     }
 }
 
-impl Copies for Loop {
+impl CopyStreams for Loop {
     fn takes_parent(&self) -> bool {
         self.takes_parent
     }

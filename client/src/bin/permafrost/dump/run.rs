@@ -5,16 +5,16 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use permafrost_criu::handover::{self, Order};
+use permafrost_criu::handover::{self, SealOrder};
 use permafrost_criu::verdict::{self, SealBy};
-use permafrost_criu::{Guarded, Run, memory, processes, scratch, tree};
+use permafrost_criu::{CriuRun, Guarded, memory, processes, scratch, tree};
 use permafrost_protocol::control::{SessionOpened, request};
 use permafrost_protocol::manifest::Origin;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
-use permafrost_terminal::progress::{Progress, Queue};
+use permafrost_terminal::progress::{ProgressDisplay, QueueDisplay};
 use permafrost_transport::control::{Connection, SOCKET_VARIABLE};
 use rustix::process::Signal;
 
@@ -55,7 +55,7 @@ impl Plan<'_> {
         }
         dependencies::refuse_endpoints(self.arguments.pid, &opened.depends_on)?;
         let guarded = self.guarded(places);
-        let order = Order {
+        let order = SealOrder {
             session: &opened.session,
             socket: &self.context.socket,
             seal_by: Some(SealBy::after(guarded.limit.until_rollback())),
@@ -104,7 +104,7 @@ impl Plan<'_> {
             reservation: turn.reservation.token()?,
             ..request::Open::default()
         };
-        let mut queue = Queue::new(
+        let mut queue = QueueDisplay::new(
             self.context,
             format!("dump {}", self.arguments.job),
             "dumps",
@@ -153,12 +153,12 @@ impl Plan<'_> {
 
     fn criu_run(
         &self,
-        order: &Order<'_>,
+        order: &SealOrder<'_>,
         places: &Places,
         guarded: &Guarded,
         previous: Option<&str>,
         socket: UnixStream,
-    ) -> Result<Run, Failure> {
+    ) -> Result<CriuRun, Failure> {
         let command = if self.arguments.pre_dump {
             "pre-dump"
         } else {
@@ -166,7 +166,7 @@ impl Plan<'_> {
         };
         let guard = guard::command(guarded)?;
         let directories = (places.images.as_path(), places.work.as_path());
-        let mut run = Run::guarded(guard, guarded, &self.criu, command, directories);
+        let mut run = CriuRun::guarded(guard, guarded, &self.criu, command, directories);
         run.args(["--tree", &self.arguments.pid.to_string()])
             .page_socket(socket.into());
         if self.origin.tracked {
@@ -216,7 +216,7 @@ fn export_parent(
 struct Watch<'a> {
     context: &'a Context,
     session: &'a str,
-    progress: Progress,
+    progress: ProgressDisplay,
     connection: Option<Connection>,
     /// True if the daemon did not reply in time: no more requests are sent to it.
     given_up: bool,
@@ -228,7 +228,7 @@ impl<'a> Watch<'a> {
         Self {
             context,
             session,
-            progress: Progress::new(context, format!("dump {job}")),
+            progress: ProgressDisplay::new(context, format!("dump {job}")),
             connection: None,
             given_up: false,
             ticks: 0,

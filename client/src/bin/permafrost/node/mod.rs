@@ -11,7 +11,7 @@ use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::human;
 use permafrost_terminal::interrupt::Interrupts;
-use permafrost_terminal::progress::Progress;
+use permafrost_terminal::progress::ProgressDisplay;
 use permafrost_transport::control::Connection;
 
 use show::{human_list, human_nodes, human_rebuilt, indented};
@@ -202,7 +202,7 @@ fn wait(
     name: &str,
     mut list: NodeList,
 ) -> Result<NodeList, Failure> {
-    let mut progress = Progress::new(context, format!("drain {name}"));
+    let mut progress = ProgressDisplay::new(context, format!("drain {name}"));
     let mut most_bytes = 0;
     let mut moved_at = Instant::now();
     loop {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use permafrost_agent::host::arguments::parse_size;
-use permafrost_api_types::place::{Place, PlaceAnswer, Placed, Placement};
+use permafrost_api_types::place::{PlaceAnswer, PlaceRequest, Placed, Placement};
 use permafrost_api_types::quantity::Bytes;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
@@ -45,7 +45,7 @@ pub(super) fn place(context: &Context, arguments: &PlaceArguments) -> Result<(),
         .map_err(|error| Failure::new(Code::Invalid, error.to_string()))?;
     let answer = client.post(
         "/v1/place",
-        &Place {
+        &PlaceRequest {
             placements: vec![Placement {
                 size_bytes: Some(size),
                 copies: arguments.copies,

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 use permafrost_agent::host::arguments::{parse_duration, parse_size};
-use permafrost_api_types::cost::{By, Copies, Detail};
+use permafrost_api_types::cost::{By, Copies, ReplyDetail};
 use permafrost_api_types::preempt::{Preempt, PreemptAnswer, Victim};
 use permafrost_api_types::quantity::{Bytes, Count, Seconds};
 use permafrost_api_types::task::Resources;
 use permafrost_terminal::context::Context;
 use permafrost_terminal::failure::{Code, Failure};
 use permafrost_terminal::table::{Align, Table};
-use permafrost_transport::api::{Answer, ApiClient};
+use permafrost_transport::api::{ApiClient, ApiReply};
 use serde_json::Value;
 
 use crate::api::{self, ApiArguments, seconds};
@@ -113,7 +113,7 @@ pub(super) fn preempt(context: &Context, arguments: &PreemptArguments) -> Result
 fn print(
     context: &Context,
     arguments: &PreemptArguments,
-    answer: &Answer,
+    answer: &ApiReply,
     plan: &PreemptAnswer<'_>,
 ) -> Result<(), Failure> {
     if !arguments.verdict {
@@ -188,7 +188,7 @@ fn of_pids(client: &ApiClient, arguments: &PreemptArguments) -> Result<Preempt<'
         by: arguments.by.map_or(By::P50, Into::into),
         longest_delay_s: arguments.longest_delay()?,
         may_wait: arguments.may_wait,
-        detail: Detail::Full,
+        detail: ReplyDetail::Full,
         ..Preempt::default()
     })
 }

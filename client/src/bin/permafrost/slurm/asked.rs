@@ -1,7 +1,7 @@
 //! Advice of `permafrostd`: `POST /v1/preempt` with the task alone and the grace time as the longest delay.
 
-use permafrost_api_types::cost::{Detail, Mechanism};
-use permafrost_api_types::estimate::{Estimate, EstimateAnswer};
+use permafrost_api_types::cost::{Mechanism, ReplyDetail};
+use permafrost_api_types::estimate::{EstimateAnswer, EstimateRequest};
 use permafrost_api_types::preempt::{Preempt, PreemptAnswer};
 use permafrost_api_types::quantity::Seconds;
 use permafrost_api_types::task::Task;
@@ -28,7 +28,7 @@ pub(super) fn ask(context: &Context, situation: &Situation) -> Result<Advice, Fa
             .within
             .map(|time| of(time.as_secs_f64()))
             .transpose()?,
-        detail: Detail::Full,
+        detail: ReplyDetail::Full,
         ..Preempt::default()
     };
     let answer = client.post("/v1/preempt", &request)?;
@@ -72,10 +72,10 @@ fn candidate(situation: &Situation, node: &str) -> Result<Task<'static>, Failure
 
 /// Fails if the cost of a dump of the task is unknown.
 fn cost_of_dump(client: &ApiClient, task: Task<'_>) -> Result<(), Failure> {
-    let request = Estimate {
+    let request = EstimateRequest {
         tasks: vec![task],
         mechanisms: Some(vec![Mechanism::FullDump]),
-        ..Estimate::default()
+        ..EstimateRequest::default()
     };
     let answer = client.post("/v1/estimate", &request)?;
     let estimate: EstimateAnswer<'_> = answer.read()?;

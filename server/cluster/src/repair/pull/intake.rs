@@ -5,7 +5,7 @@ use std::time::Instant;
 use permafrost_protocol::control::ErrorCode;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::{ContentDigest, ReplicaDump, StoreError};
-use permafrost_transport::peer::Frame;
+use permafrost_transport::peer::ReceivedFrame;
 
 use super::super::throttle::{Throttle, named_bytes};
 use crate::replication::apply;
@@ -45,7 +45,7 @@ impl<'a> Intake<'a> {
     }
 
     /// Stores a frame, and waits as the throttle requires.
-    pub(super) fn take(&mut self, frame: &Frame) -> Result<(), Failure> {
+    pub(super) fn take(&mut self, frame: &ReceivedFrame) -> Result<(), Failure> {
         let began = Instant::now();
         let header = &frame.header;
         self.put(frame)?;
@@ -69,7 +69,7 @@ impl<'a> Intake<'a> {
         Ok(self.dump)
     }
 
-    fn put(&mut self, frame: &Frame) -> Result<(), Failure> {
+    fn put(&mut self, frame: &ReceivedFrame) -> Result<(), Failure> {
         let header = &frame.header;
         match header.kind {
             Kind::Parent => {

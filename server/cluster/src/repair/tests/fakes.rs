@@ -11,7 +11,7 @@ use permafrost_transport::peer::PeerError;
 
 use super::super::planner::{Planned, Planner};
 use super::super::steps::{CopyHealth, Peers, Steps, Undone, View};
-use super::super::{Progress, Timing};
+use super::super::{RepairProgress, Timing};
 use crate::{LiveNode, Member, MemberState, NodeClass, NodeFacts, NodesView};
 
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ impl Shared {
             registry: Arc::new(self.clone()),
             peers: Arc::new(self.clone()),
             view: Arc::new(self.clone()),
-            progress: Arc::new(Progress::default()),
+            progress: Arc::new(RepairProgress::default()),
         }
     }
 

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::{Leading, Progress};
+use super::super::{Leading, RepairProgress};
 use super::fakes::{Shared, at_once, id};
 
-fn leading(world: &Shared, progress: &Arc<Progress>) -> Leading {
+fn leading(world: &Shared, progress: &Arc<RepairProgress>) -> Leading {
     Leading::new(
         Arc::new(world.clone()),
         Arc::new(world.clone()),
@@ -47,7 +47,7 @@ fn copies_are_made_on_all_nodes_at_once_and_on_each_one_by_one() {
         std::thread::sleep(Duration::from_millis(30));
         change(-1);
     }));
-    let progress = Arc::new(Progress::default());
+    let progress = Arc::new(RepairProgress::default());
     let worker = leading(&world, &progress).start().unwrap();
     until("all copies", || {
         (1..=24).all(|n| world.good(&id(n)) == 2 && world.holders(n).len() == 2)
@@ -74,7 +74,7 @@ fn only_the_leader_does_anything_and_another_one_goes_on() {
     let world = Shared::with_nodes(3);
     world.list(1, 2, &[0]);
     world.lock().not_leading = true;
-    let progress = Arc::new(Progress::default());
+    let progress = Arc::new(RepairProgress::default());
     let worker = leading(&world, &progress).start().unwrap();
     std::thread::sleep(Duration::from_millis(1200));
     assert!(world.lock().asked.is_empty());

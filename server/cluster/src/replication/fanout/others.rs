@@ -8,7 +8,7 @@ use permafrost_transport::peer::PeerError;
 
 use super::Shared;
 use crate::LiveNode;
-use crate::placement::{Wanted, place};
+use crate::placement::{CopiesWanted, place};
 
 /// Time limit of one attempt to send a notification that no caller waits for.
 const ATTEMPT: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ impl Shared {
         taken.extend_from_slice(holders);
         let placement = place(
             &live,
-            &Wanted {
+            &CopiesWanted {
                 local: &self.node,
                 copies: taken.len() + more,
                 size_bytes: 0,

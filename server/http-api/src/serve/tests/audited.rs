@@ -24,7 +24,7 @@ async fn changes_and_refusals_are_recorded_and_neither_questions_nor_tokens() {
         .route_layer(from_fn(may_reserve));
     let audit = Audit::open(&AuditFile::InDataDir, place.dir.path(), "n1").unwrap();
     let audit = Arc::new(audit);
-    let options = Options {
+    let options = ServeOptions {
         audit: Some(Arc::clone(&audit)),
         ..place.with_tokens(&[("slurm", "read,reserve", "s"), ("eyes", "read", "e")])
     };

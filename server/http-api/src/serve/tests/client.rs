@@ -35,7 +35,7 @@ async fn it_finds_the_socket_beside_the_control_socket() {
 #[tokio::test]
 async fn it_shows_a_token_or_a_certificate_and_verifies_the_node() {
     let (place, other) = (Place::new(), Place::new());
-    let server = start(Options {
+    let server = start(ServeOptions {
         identity: Some(place.node()),
         ..place.with_tokens(&[("slurm", "read", "secret")])
     })
@@ -90,7 +90,7 @@ async fn the_wrong_scheme_is_told_in_words() {
         Err(ApiError::Refused(problem)) => assert!(problem.detail.contains("https://")),
         other => panic!("{other:?}"),
     }
-    let plain = start(Options {
+    let plain = start(ServeOptions {
         run_dir: place.dir.path().to_owned(),
         ..place.with_tokens(&[("a", "read", "t")])
     })

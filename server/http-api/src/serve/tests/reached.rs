@@ -105,7 +105,7 @@ async fn a_certificates_role_gives_the_scopes() {
 #[tokio::test]
 async fn without_a_certificate_it_takes_a_token() {
     let place = Place::new();
-    let options = Options {
+    let options = ServeOptions {
         identity: Some(place.node()),
         ..place.with_tokens(&[("slurm", "read", "secret")])
     };
@@ -220,10 +220,10 @@ async fn plain_http_at_a_tls_port_is_told_what_it_speaks() {
 #[tokio::test]
 async fn nothing_is_reached_from_elsewhere_by_strangers() {
     let place = Place::new();
-    let refused = async |options: Options| serve(options, router()).await.unwrap_err();
+    let refused = async |options: ServeOptions| serve(options, router()).await.unwrap_err();
     let listen = |address: &str| Some(address.parse().unwrap());
     // Without any way to authenticate callers.
-    let error = refused(Options {
+    let error = refused(ServeOptions {
         listen: listen(LOCALHOST),
         ..place.options()
     });
@@ -232,7 +232,7 @@ async fn nothing_is_reached_from_elsewhere_by_strangers() {
     assert!(error.hint().contains("--api-tokens"));
     // With tokens, but in clear text over a network.
     for address in ["0.0.0.0:0", "[::]:0", "10.0.0.1:0"] {
-        let options = Options {
+        let options = ServeOptions {
             listen: listen(address),
             ..place.with_tokens(&[("a", "read", "t")])
         };

@@ -11,7 +11,7 @@ struct Gate {
     open: Notify,
 }
 
-async fn start_with(gate: &Arc<Gate>, options: Options) -> Server {
+async fn start_with(gate: &Arc<Gate>, options: ServeOptions) -> Server {
     let gate = Arc::clone(gate);
     let held = async move || {
         gate.entered.notify_one();

@@ -1,10 +1,10 @@
 use permafrost_protocol::control;
-use permafrost_scheduling::cost::{Copies, Dump, Task, checkpoint};
+use permafrost_scheduling::cost::{Copies, Dump, TaskFigures, checkpoint};
 use permafrost_scheduling::estimator::SizedRates;
 use permafrost_scheduling::figure::Figure;
 use permafrost_scheduling::size::Basis;
-use permafrost_scheduling::{NodeId, TaskId, cost::Resources};
-use permafrost_store::{Beginning, DumpDone, Event, RestoreDone, Transferred};
+use permafrost_scheduling::{NodeId, TaskId, cost::TaskResources};
+use permafrost_store::{Beginning, DumpDone, RestoreDone, StoreEvent, Transferred};
 
 use super::*;
 
@@ -38,9 +38,9 @@ fn the_cost_model_gives_what_a_dump_takes_as_its_client_sees_it() {
         expected: None,
     });
     let believed = believe(None, &costs.report(), Duration::ZERO, NodeId(1));
-    let task = Task {
+    let task = TaskFigures {
         full: Figure::given(Bytes::mib(2000)),
-        ..Task::unknown(TaskId(1), Resources::ZERO)
+        ..TaskFigures::unknown(TaskId(1), TaskResources::ZERO)
     };
     let cost = checkpoint(&task, Dump::Full, Copies::Local, &believed.figures, None).unwrap();
     assert!(close(cost.delay().p50.value(), 0.5 + 2.0), "{cost:?}");
@@ -212,7 +212,7 @@ fn restores_are_measured_and_predicted() {
     drop(ticket);
     costs.restored(&done);
     assert!(
-        matches!(events.try_recv(), Ok(Event::Restored { elapsed, .. }) if elapsed.as_millis() == 700)
+        matches!(events.try_recv(), Ok(StoreEvent::Restored { elapsed, .. }) if elapsed.as_millis() == 700)
     );
     let next = costs.begin_restore(2000 * MIB).expected.unwrap();
     assert!(close(next.whole.unwrap().value(), 0.2 + 1.0), "{next:?}");
@@ -329,7 +329,7 @@ fn events_are_told_to_whoever_listens() {
     costs.dumped(&dump("unheard", 1));
     let mut events = costs.events();
     costs.dumped(&dump("heard", 1));
-    let Ok(Event::Dumped { job, bytes, .. }) = events.try_recv() else {
+    let Ok(StoreEvent::Dumped { job, bytes, .. }) = events.try_recv() else {
         panic!("nothing was told");
     };
     assert_eq!((job.as_str(), bytes), ("heard", MIB));

@@ -44,7 +44,7 @@ fn what_was_measured_is_there_after_a_restart_with_its_age() {
     assert!(close(start.p50.value(), 0.5));
     assert!(second.report().links.contains_key("b"));
     let again = second.kept();
-    let things = |figures: &StartFigures| -> Vec<_> {
+    let things = |figures: &SavedFigures| -> Vec<_> {
         let mut all: Vec<_> = figures
             .samples
             .iter()
@@ -109,7 +109,7 @@ fn what_is_installed_takes_the_place_of_what_was_measured_and_is_written_down() 
     for _ in 0..20 {
         costs.dumped(&dump("job", 1000));
     }
-    let figures = StartFigures {
+    let figures = SavedFigures {
         samples: vec![
             sample(StartWhat::Write, 1000, 500, 10),
             sample(StartWhat::Read, 1000, 250, 20),
@@ -136,7 +136,7 @@ fn what_is_installed_takes_the_place_of_what_was_measured_and_is_written_down() 
 #[test]
 fn one_sample_that_cannot_be_true_refuses_them_all() {
     let costs = measured();
-    let figures = StartFigures {
+    let figures = SavedFigures {
         samples: vec![
             sample(StartWhat::Write, 1000, 100, 0),
             sample(StartWhat::Read, 1000, 0, 0),
@@ -145,7 +145,7 @@ fn one_sample_that_cannot_be_true_refuses_them_all() {
     };
     let refused = costs.install(&figures).unwrap_err();
     assert!(
-        matches!(refused, StartError::Implausible { place: 1, .. }),
+        matches!(refused, InstallError::Implausible { place: 1, .. }),
         "{refused}"
     );
     assert!(close(writing(&costs).unwrap().0, 1000.0));
@@ -155,5 +155,5 @@ fn one_sample_that_cannot_be_true_refuses_them_all() {
 fn a_place_that_cannot_be_written_is_said() {
     let directory = tempfile::tempdir().unwrap();
     let costs = Costs::new(written(&directory.path().join("is not there")));
-    assert!(matches!(costs.save(), Err(StartError::Write { .. })));
+    assert!(matches!(costs.save(), Err(InstallError::Write { .. })));
 }
