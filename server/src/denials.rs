@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::error::SetupError;
 use permafrost_cluster::{EtcdRegistry, HeardDenials};
 use permafrost_identity::{Denial, IdentityError, ReloadingIdentity};
 use permafrost_protocol::control::{self, request};
@@ -65,10 +66,7 @@ impl DenialLists {
         let entries: Vec<String> = denials.iter().map(Denial::to_string).collect();
         registry
             .deny(&entries)
-            .map_err(|error| StoreError::Unavailable {
-                message: format!("denied on this node, and the others were not told: {error}"),
-                hint: "ask again when the registry answers, or ask every node",
-            })?;
+            .map_err(|error| SetupError::DeniedHereOnly(Box::new(error)))?;
         Ok(added)
     }
 
@@ -143,27 +141,10 @@ fn words(denials: &[Denial]) -> String {
 }
 
 fn refused(error: IdentityError) -> StoreError {
-    match error {
-        IdentityError::Io {
-            action,
-            path,
-            source,
-        } => StoreError::io(format!("{action} {}", path.display()))(source),
-        IdentityError::DeniedBeside { .. } => StoreError::Conflict {
-            message: error.to_string(),
-            hint: "",
-        },
-        error => StoreError::Invalid {
-            message: error.to_string(),
-            hint: "`permafrost pki show` prints a certificate's name and serial number",
-        },
-    }
+    SetupError::from(error).into()
 }
 
 /// Returns the error of a node that has no certificates.
 pub(crate) fn no_certificates() -> StoreError {
-    StoreError::Invalid {
-        message: "this node has no certificate, and so nobody to refuse".to_owned(),
-        hint: "permafrostd --identity DIR gives it one",
-    }
+    SetupError::NoCertificate.into()
 }

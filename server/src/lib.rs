@@ -5,6 +5,7 @@ pub mod agents;
 pub mod config;
 pub mod daemon;
 pub mod denials;
+mod error;
 pub mod metrics;
 pub mod offline;
 pub mod peers;

@@ -19,7 +19,7 @@ use permafrost_cluster::{ClusterConfig, FailureDomain, NodeClass, Tier, TlsFiles
 use permafrost_http_api::serve::Rate;
 use permafrost_metering::queues::QueuesOptions;
 use permafrost_pmem::Emulation;
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_server::config::{ApiServerOptions, ClusterOptions, Config};
 use permafrost_server::daemon::{Daemon, StartError};
 use permafrost_server::offline;
@@ -305,7 +305,7 @@ fn main() -> ExitCode {
 /// Returns the hint of the error, or an empty string if the error has none.
 fn hint(error: &anyhow::Error) -> &str {
     let of_start = error.downcast_ref().map(StartError::hint);
-    let of_store = || error.downcast_ref().map(StoreError::hint);
+    let of_store = || error.downcast_ref::<StoreError>().map(|error| error.hint());
     of_start.or_else(of_store).unwrap_or_default()
 }
 

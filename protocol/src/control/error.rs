@@ -41,3 +41,35 @@ pub struct Error {
     #[prost(string, tag = "3")]
     pub hint: String,
 }
+
+/// An error that a request is answered with. Each family of operations has an enum of its own; this trait is what they
+/// have in common, and converts all of them to [`Error`].
+pub trait ReportedError: std::error::Error {
+    /// Returns the error's number, which is the exit code of `permafrost`.
+    fn code(&self) -> ErrorCode;
+
+    /// Returns advice for the caller; empty if there is none.
+    fn hint(&self) -> &str {
+        ""
+    }
+
+    /// Formats the error as the caller reads it.
+    fn message(&self) -> String {
+        self.to_string()
+    }
+
+    /// Converts the error to a reply.
+    fn to_reply(&self) -> Error {
+        Error {
+            code: self.code().into(),
+            message: self.message(),
+            hint: self.hint().to_owned(),
+        }
+    }
+}
+
+impl<E: ReportedError> From<E> for Error {
+    fn from(error: E) -> Self {
+        error.to_reply()
+    }
+}

@@ -24,7 +24,7 @@ pub use checkpoint::{
     Checkpoint, Checkpoints, Detail, Done, Exported, Progress, SessionOpened, Verified, Work,
 };
 pub use cluster::{Doubt, MissingNode, NodeList, NodeStatus, Rebuilt};
-pub use error::{Error, ErrorCode};
+pub use error::{Error, ErrorCode, ReportedError};
 pub use queue::{QueueStatus, Reserved, Waiting};
 pub use scrub::{DamagedCheckpoint, ScrubStatus, Scrubbed};
 pub use status::{ClusterStatus, NamespaceUsage, RegionStatus, ServerStatus, SessionStatus};

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::error::{SetupError, UrlDefect};
 use permafrost_identity::IdentityError;
 use permafrost_store::StoreError;
 
@@ -37,34 +38,30 @@ pub struct TlsFiles {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-const HINT: &str = "write it as etcd://host:2379,host:2379,host:2379 or with /prefix behind it";
-
 impl ClusterConfig {
     /// Parses `etcd://host:port[,host:port…][/prefix]`. A host without a port gets 2379.
     ///
     /// # Errors
     /// The URL is malformed; the message describes the defect.
     pub fn parse(url: &str) -> Result<Self, StoreError> {
-        let invalid = |why: &str| StoreError::Invalid {
-            message: format!("catalog {url:?}: {why}"),
-            hint: HINT,
+        let invalid = |source| SetupError::Url {
+            url: url.to_owned(),
+            source,
         };
         let rest = url
             .strip_prefix("etcd://")
-            .ok_or_else(|| invalid("not an etcd:// URL"))?;
+            .ok_or_else(|| invalid(UrlDefect::Scheme))?;
         let (hosts, prefix) = match rest.split_once('/') {
             Some((hosts, prefix)) => (hosts, prefix.trim_end_matches('/')),
             None => (rest, ""),
         };
         if hosts.contains('@') {
-            return Err(invalid(
-                "a password does not belong here, where every user of the machine sees it; put it into a file",
-            ));
+            return Err(invalid(UrlDefect::Password).into());
         }
         let mut members = Vec::new();
         for host in hosts.split(',') {
             if host.is_empty() {
-                return Err(invalid("a member is missing"));
+                return Err(invalid(UrlDefect::NoMember).into());
             }
             let member = if has_port(host) {
                 host.to_owned()
@@ -73,15 +70,17 @@ impl ClusterConfig {
             };
             let (name, port) = member.rsplit_once(':').unwrap_or_default();
             if name.is_empty() || port.parse::<u16>().map_or(true, |port| port == 0) {
-                return Err(invalid(&format!("{host:?} is no host:port")));
+                let host = host.to_owned();
+                return Err(invalid(UrlDefect::Host { host }).into());
             }
             if members.contains(&member) {
-                return Err(invalid(&format!("{host:?} is there twice")));
+                let host = host.to_owned();
+                return Err(invalid(UrlDefect::Twice { host }).into());
             }
             members.push(member);
         }
         if prefix.bytes().any(|byte| !byte.is_ascii_graphic()) {
-            return Err(invalid("the prefix has blanks or letters outside ASCII"));
+            return Err(invalid(UrlDefect::Prefix).into());
         }
         Ok(Self {
             members,
@@ -141,10 +140,9 @@ impl ClusterConfig {
         if let Some(path) = &self.user_file {
             let text = String::from_utf8_lossy(&read_secret(path)?).into_owned();
             let line = text.lines().next().unwrap_or_default();
-            let (user, password) = line.split_once(':').ok_or_else(|| StoreError::Invalid {
-                message: format!("{} has no user:password in its first line", path.display()),
-                hint: "write the user of etcd, a colon and the password into it",
-            })?;
+            let (user, password) = line
+                .split_once(':')
+                .ok_or_else(|| SetupError::NoUser { path: path.clone() })?;
             options = options.with_user(user, password);
         }
         Ok(options)
@@ -165,19 +163,20 @@ fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
 
 /// Reads a file that no other user may read or replace.
 fn read_secret(path: &Path) -> Result<Vec<u8>, StoreError> {
-    let refused = |why: String| StoreError::Invalid {
-        message: format!("{} {why}", path.display()),
-        hint: "chmod 600 it, give it to the user that runs permafrostd, and change what is in it if somebody else may have read it",
-    };
-    permafrost_identity::read_private(path).map_err(|error| match error {
+    let path = path.to_owned();
+    permafrost_identity::read_private(&path).map_err(|error| match error {
         IdentityError::Io { source, .. } => {
             StoreError::io(format!("read {}", path.display()))(source)
         }
         IdentityError::ReadableKey { mode, .. } => {
-            refused(format!("can be read by others (mode {mode:04o})"))
+            SetupError::ReadableByOthers { path, mode }.into()
         }
-        IdentityError::ForeignKey { owner, .. } => refused(format!("belongs to user {owner}")),
-        error => refused(format!("cannot be used: {error}")),
+        IdentityError::ForeignKey { owner, .. } => SetupError::ForeignOwner { path, owner }.into(),
+        error => SetupError::Unusable {
+            path,
+            source: Box::new(error),
+        }
+        .into(),
     })
 }
 

@@ -11,7 +11,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Error, KeyValue, Txn, TxnOpResponse};
-use permafrost_store::StoreError;
 use tokio::time::Instant;
 
 use super::config::ClusterConfig;
@@ -53,20 +52,17 @@ impl Failure {
     }
 }
 
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
-        let hint = match failure {
-            Failure::Unreachable { .. } => "see that most members of etcd run and can be reached",
-            Failure::Refused(_) => {
+impl Failure {
+    /// Returns advice for the operator.
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "see that most members of etcd run and can be reached",
+            Self::Refused(_) => {
                 "see etcd's log; a user needs its right password, and read and write on the prefix"
             }
-            Failure::Untrusted { .. } => {
+            Self::Untrusted { .. } => {
                 "etcd's certificate must be of the given authority and name the address; ours must be of the one that etcd trusts"
             }
-        };
-        Self::Unavailable {
-            message: format!("the registry: {failure}"),
-            hint,
         }
     }
 }
@@ -94,7 +90,7 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    pub(crate) fn new(config: &ClusterConfig) -> Result<Self, StoreError> {
+    pub(crate) fn new(config: &ClusterConfig) -> Result<Self, permafrost_store::StoreError> {
         let members = config.members.iter().map(|address| Member {
             address: address.clone(),
             client: tokio::sync::Mutex::default(),

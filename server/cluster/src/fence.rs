@@ -8,6 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::error::RegistryError;
 use permafrost_store::StoreError;
 
 /// Time since the machine's start. Goes on while the machine is suspended, as etcd's clock elsewhere does.
@@ -76,7 +77,7 @@ impl Fence {
     /// Checks that this node may act. Cheap: makes no call.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`]: another node may take its place now, or has.
+    /// Another node may take its place now, or has.
     pub fn check(&self) -> Result<(), StoreError> {
         self.registration().map(|_| ())
     }
@@ -100,18 +101,16 @@ impl Fence {
 
     fn registration_at(&self, now: Tick) -> Result<Registration, StoreError> {
         let state = self.state();
-        let why = match state.registration {
+        let closed = match state.registration {
             Some(registration) if now < state.until => return Ok(registration),
-            Some(_) => format!(
-                "the registry has not answered, and the lease counts as lost since {} ms",
-                now.since(state.until).as_millis()
-            ),
-            None => state.why.clone(),
+            Some(_) => RegistryError::LeaseLost {
+                lost_ms: now.since(state.until).as_millis(),
+            },
+            None => RegistryError::NotRegistered {
+                reason: state.why.clone(),
+            },
         };
-        Err(StoreError::Unavailable {
-            message: format!("this node may not act in the cluster: {why}"),
-            hint: "it registers again by itself when the registry answers; see that etcd runs and is reachable",
-        })
+        Err(closed.into())
     }
 
     /// Extends the registration after etcd has answered a sign of life that was sent at `sent`.

@@ -9,6 +9,7 @@ use permafrost_transport::peer::Network;
 use prost::Message as _;
 
 use super::rebuild::{Copy, NodeInventory};
+use crate::error::InventoryError;
 
 /// Size of a part of an inventory. A message may have 16 MiB.
 const PART_BYTES: usize = 8 << 20;
@@ -54,8 +55,8 @@ impl Inventories for PeerInventories {
             let until = Instant::now() + self.deadline;
             match self.network.call(node, body, until) {
                 Ok(reply::Body::Held(part)) => Ok(part),
-                Ok(_) => Err(unusable(node, "it answers something else")),
-                Err(error) => Err(unusable(node, &error.to_string())),
+                Ok(_) => Err(InventoryError::OtherAnswer.of(node).into()),
+                Err(error) => Err(InventoryError::from(error).of(node).into()),
             }
         })
     }
@@ -70,8 +71,8 @@ impl Inventories for PeerInventories {
             .call(node, body, Instant::now() + VERIFY_DEADLINE)
         {
             Ok(reply::Body::Verified(verified)) => Ok(verified),
-            Ok(_) => Err(unusable(node, "it answers something else")),
-            Err(error) => Err(unusable(node, &error.to_string())),
+            Ok(_) => Err(InventoryError::OtherAnswer.of(node).into()),
+            Err(error) => Err(InventoryError::from(error).of(node).into()),
         }
     }
 }
@@ -124,19 +125,19 @@ fn collect(
             after: after.clone(),
         })?;
         if checkpoints.len() != states.len() {
-            return Err(unusable(node, "it does not say how its copies stand"));
+            return Err(InventoryError::NoHealth.of(node).into());
         }
         let before = copies.len();
         for (checkpoint, state) in checkpoints.into_iter().zip(states) {
             let content_digest = state
                 .content_digest
                 .try_into()
-                .map_err(|_| unusable(node, "a digest that is not 32 bytes"))?;
+                .map_err(|_| InventoryError::DigestLength.of(node))?;
             // The ids must ascend, so that the parts come to an end.
             if copies.last().map_or("", |last| last.checkpoint.id.as_str())
                 >= checkpoint.id.as_str()
             {
-                return Err(unusable(node, "its checkpoints are in no order"));
+                return Err(InventoryError::Unordered.of(node).into());
             }
             copies.push(Copy {
                 checkpoint,
@@ -152,15 +153,8 @@ fn collect(
             });
         }
         if copies.len() == before {
-            return Err(unusable(node, "an empty part that is not the last"));
+            return Err(InventoryError::EmptyPart.of(node).into());
         }
-    }
-}
-
-fn unusable(node: &str, why: &str) -> StoreError {
-    StoreError::Unavailable {
-        message: format!("inventory of {node}: {why}"),
-        hint: "see that the node runs and has the same version",
     }
 }
 

@@ -11,6 +11,7 @@
 mod config;
 mod data;
 pub mod elsewhere;
+mod error;
 mod etcd;
 mod fence;
 mod inventory;
@@ -57,7 +58,7 @@ impl Cluster {
     /// called on a tokio runtime with time and I/O enabled, on which all calls run.
     ///
     /// # Errors
-    /// A file cannot be read; [`StoreError::Conflict`] when there is another node of this name, or this one was
+    /// A file cannot be read; a conflict when there is another node of this name, or this one was
     /// removed.
     pub async fn join(config: &ClusterConfig, facts: NodeFacts) -> Result<Self, StoreError> {
         Self::join_as(config, facts, None).await
@@ -148,10 +149,7 @@ impl Cluster {
             // The node has left the cluster.
             Err(_) => return std::future::pending().await,
         };
-        StoreError::Conflict {
-            message: reason,
-            hint: "a region was copied: stop the daemon whose copy is not wanted; to have two nodes, give one another certificate and an empty region",
-        }
+        error::NodesError::RegionCopied { reason }.into()
     }
 
     /// Returns a channel with the cluster's list of denied certificates; `None` before this node has received it.

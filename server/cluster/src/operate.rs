@@ -14,6 +14,7 @@ use super::rebuild::{self, NodeInventory, name_of};
 use super::registry::EtcdRegistry;
 use super::standing::{Holdings, Standing, relied_on, standing};
 use super::values::{Member, MemberState};
+use crate::error::NodesError;
 use crate::repair::VERIFIED_WITHIN;
 
 /// Age from which on a view of the nodes no longer tells which are alive: more than a lease's time, and a
@@ -58,10 +59,7 @@ pub trait Operate: Send + Sync {
 
 /// Returns the error of a node without a cluster.
 pub fn no_cluster() -> StoreError {
-    StoreError::Invalid {
-        message: "this node is in no cluster".to_owned(),
-        hint: "permafrostd --catalog etcd://… joins one; without it there is one machine, and `permafrost status` shows it",
-    }
+    NodesError::NoCluster.into()
 }
 
 /// Operator commands over etcd; made by [`super::Cluster::operator`].
@@ -91,11 +89,7 @@ impl Operator {
     fn fresh(&self) -> Result<NodesView, StoreError> {
         let view = self.nodes.live();
         if view.age > STALE {
-            return Err(StoreError::Unavailable {
-                message: "the registry does not answer, so nobody knows which nodes are alive"
-                    .to_owned(),
-                hint: "see that most members of etcd run and can be reached",
-            });
+            return Err(NodesError::ViewStale.into());
         }
         Ok(view)
     }
@@ -141,36 +135,31 @@ impl Operator {
     fn check_removable(&self, view: &NodesView, name: &str) -> Result<(), StoreError> {
         let live = view.nodes.iter().find(|node| node.facts.name == name);
         if live.is_some_and(|node| node.state == MemberState::Active) {
-            return Err(StoreError::Conflict {
-                message: format!("node {name} is alive and not drained"),
-                hint: "`permafrost node drain --wait` first has its checkpoints copied elsewhere; --force does without",
-            });
+            return Err(NodesError::NotDrained {
+                node: name.to_owned(),
+            }
+            .into());
         }
         let listed = self.registry.list("")?;
         let standing = standing(&listed, view);
         let held = standing.nodes.get(name);
         let only_here = held.map_or(&[][..], |held| held.only_here.as_slice());
         if !only_here.is_empty() {
-            return Err(StoreError::Conflict {
-                message: format!(
-                    "no other node that is alive holds an undamaged copy of {}",
-                    enumerate(only_here)
-                ),
-                hint: "wait until they are copied or healed, or bring another holder back; with --force they stay listed, and cannot be read until the node is taken back (`permafrost node undrain`)",
-            });
+            return Err(NodesError::OnlyCopies {
+                checkpoints: enumerate(only_here),
+            }
+            .into());
         }
         let unverified = self.unverified(&listed, view, name);
         if unverified.is_empty() {
             return Ok(());
         }
-        Err(StoreError::Unavailable {
-            message: format!(
-                "the other copies of {} have not been read within {} h: they are being read now, as {name} may have the last good ones",
-                enumerate(&unverified),
-                VERIFIED_WITHIN.as_secs() / 3600
-            ),
-            hint: "try again when they are (`permafrost node drain --wait` waits for it); --force does without",
-        })
+        Err(NodesError::Unverified {
+            node: name.to_owned(),
+            checkpoints: enumerate(&unverified),
+            within_h: VERIFIED_WITHIN.as_secs() / 3600,
+        }
+        .into())
     }
 
     /// Returns the names of a node's checkpoints whose other copies, those that are relied on when the node goes,
@@ -356,9 +345,10 @@ fn line(entry: &Registered) -> control::Checkpoint {
 }
 
 fn unknown(node: &str) -> StoreError {
-    StoreError::NoNode {
+    NodesError::NoNode {
         node: node.to_owned(),
     }
+    .into()
 }
 
 /// Formats names as `a@1, a@2 and 7 more`.

@@ -10,6 +10,7 @@ use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{ContentDigest, Registered, Registry as _, StoreError};
 
 use super::EtcdRegistry;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// A checkpoint in a node's region.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,7 +182,7 @@ pub fn apply(registry: &EtcdRegistry, plan: &RebuildPlan) -> Result<Vec<Register
             continue;
         }
         match registry.publish(entry, None) {
-            Err(error @ StoreError::Conflict { .. }) => {
+            Err(error) if error.code() == ErrorCode::Conflict => {
                 tracing::warn!(%error, "not listed again yet");
                 busy.push(entry.clone());
             }

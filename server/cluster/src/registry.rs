@@ -27,9 +27,10 @@ use super::etcd::{Etcd, Failure, Outcome};
 use super::fence::{Fence, Registration, Tick};
 use super::keys::{Keys, end_of};
 use super::values::Entry;
+use crate::error::RegistryError;
+use crate::values::ValueError;
 use locks::{Held, Locks};
-
-const CHANGED_HINT: &str = "try again";
+use permafrost_store::Missing;
 
 /// The registry, seen from one node. Clones share their state.
 #[derive(Clone)]
@@ -115,13 +116,10 @@ impl EtcdRegistry {
 }
 
 fn no_answer(limit: Duration) -> StoreError {
-    StoreError::Unavailable {
-        message: format!(
-            "the registry did not answer within {} ms; whether it was done is unknown",
-            limit.as_millis()
-        ),
-        hint: "see that most members of etcd run and can be reached",
+    RegistryError::NoAnswer {
+        limit_ms: limit.as_millis(),
     }
+    .into()
 }
 
 impl Inner {
@@ -168,13 +166,10 @@ impl Inner {
     }
 
     fn fenced(&self) -> StoreError {
-        StoreError::Unavailable {
-            message: format!(
-                "node {} lost its registration while it worked; nothing was changed",
-                self.node
-            ),
-            hint: "it registers again by itself; then try again",
+        RegistryError::Fenced {
+            node: self.node.clone(),
         }
+        .into()
     }
 
     /// Returns true if the node is registered, from an outcome whose first get was the own node's key.
@@ -257,18 +252,11 @@ impl Inner {
             TxnOp::get(key, None),
             TxnOp::get(lock_key, None),
         ]);
-        let outcome = match self.transaction(publish).await {
-            Ok(outcome) => outcome,
-            Err(failure) => {
-                return Err(StoreError::Unavailable {
-                    message: format!(
-                        "whether checkpoint {} is listed is unknown: {failure}",
-                        checkpoint.id
-                    ),
-                    hint: "`permafrost ls` tells when the registry answers again",
-                });
-            }
-        };
+        let outcome = self.transaction(publish).await;
+        let outcome = outcome.map_err(|source| RegistryError::OutcomeUnknown {
+            id: checkpoint.id.clone(),
+            source,
+        })?;
         if outcome.succeeded {
             return Ok(());
         }
@@ -278,26 +266,23 @@ impl Inner {
                 // Listed by an earlier attempt whose answer was lost.
                 return Ok(());
             }
-            return Err(StoreError::Conflict {
-                message: format!(
-                    "generation {} of job {} is listed already, as checkpoint {}",
-                    checkpoint.generation, checkpoint.job, present.checkpoint.id
-                ),
-                hint: CHANGED_HINT,
-            });
+            return Err(RegistryError::AlreadyListed {
+                job: checkpoint.job.clone(),
+                generation: checkpoint.generation,
+                id: present.checkpoint.id,
+            }
+            .into());
         }
         // The following cannot have been listed by an earlier attempt either, nor be listed by one that is still on
         // its way: neither revision comes back.
         if !self.is_registered(&outcome, own) {
             return Err(self.fenced());
         }
-        Err(StoreError::Conflict {
-            message: format!(
-                "the lock of job {} is not this dump's any longer; checkpoint {} was not listed",
-                checkpoint.job, checkpoint.id
-            ),
-            hint: "dump again",
-        })
+        Err(RegistryError::LockLost {
+            job: checkpoint.job.clone(),
+            id: checkpoint.id.clone(),
+        }
+        .into())
     }
 
     async fn withdraw(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
@@ -339,9 +324,7 @@ impl Inner {
         let own = self.own().await?;
         loop {
             let Some((mut present, revision)) = self.entry_of(checkpoint).await? else {
-                return Err(StoreError::NotFound {
-                    what: format!("checkpoint {} in the registry", checkpoint.id),
-                });
+                return Err(StoreError::NotFound(Missing::Listed(checkpoint.id.clone())));
             };
             if !change(&mut present) {
                 return Ok(());
@@ -370,14 +353,15 @@ impl Inner {
 fn entry(kv: &KeyValue) -> Result<(Registered, i64), StoreError> {
     Entry::read(kv.value())
         .map(|registered| (registered, kv.mod_revision()))
-        .map_err(|error| damaged(&String::from_utf8_lossy(kv.key()), &error.to_string()))
+        .map_err(|error| damaged(&String::from_utf8_lossy(kv.key()), error))
 }
 
-fn damaged(key: &str, what: &str) -> StoreError {
-    StoreError::Conflict {
-        message: format!("the registry's {key} is {what}"),
-        hint: "run daemons of the same version; `etcdctl del` removes a damaged key, and a rebuild puts it back",
+fn damaged(key: &str, source: ValueError) -> StoreError {
+    RegistryError::Damaged {
+        key: key.to_owned(),
+        source,
     }
+    .into()
 }
 
 impl Registry for EtcdRegistry {

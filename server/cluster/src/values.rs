@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::error::NodesError;
 use permafrost_identity::Signed;
 use permafrost_metering::costs::NodeReport;
 use permafrost_protocol::control::Checkpoint;
@@ -191,9 +192,11 @@ impl MemberState {
         let all = [Self::Active, Self::Drained, Self::Removed];
         all.into_iter()
             .find(|state| state.word() == word)
-            .ok_or_else(|| StoreError::Invalid {
-                message: format!("{word:?} is no state of a node"),
-                hint: "say active, drained or removed",
+            .ok_or_else(|| {
+                NodesError::UnknownState {
+                    word: word.to_owned(),
+                }
+                .into()
             })
     }
 }
@@ -251,6 +254,10 @@ pub(crate) enum ValueError {
     Protobuf(#[from] prost::DecodeError),
     #[error("incomplete: {0}")]
     Incomplete(&'static str),
+    #[error("used up")]
+    UsedUp,
+    #[error("no number")]
+    NoNumber,
 }
 
 /// A JSON value with a version.

@@ -57,7 +57,7 @@ impl From<Refusal> for RequestProblem {
             Refusal::Conflict { .. } => Self::new(ProblemKind::Conflict, detail),
             Refusal::Unavailable { .. } => Self::for_now(detail, 5),
             Refusal::Store(error) => {
-                use permafrost_protocol::control::ErrorCode;
+                use permafrost_protocol::control::{ErrorCode, ReportedError};
                 let kind = match error.code() {
                     ErrorCode::Invalid => ProblemKind::Invalid,
                     ErrorCode::NotFound => ProblemKind::NotFound,

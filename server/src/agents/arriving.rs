@@ -2,13 +2,12 @@
 
 use std::io::{self, Read};
 
+use crate::error::RequestError;
 use bytes::Bytes;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::Prepared;
 use permafrost_store::{SmallImages, StoreError};
-use permafrost_transport::peer::{FrameSource, PeerError, Replies};
-
-use crate::peers::gone;
+use permafrost_transport::peer::{FrameSource, Replies};
 
 /// Small images of a conversation, up to its commit. The wire's receiver has checked that names are plain and
 /// unique, and that each image is as long as announced.
@@ -41,21 +40,18 @@ impl<'a> ArrivingImages<'a> {
     /// Waits for the commit, and checks that it is of this session.
     fn commit(&mut self) -> Result<(), StoreError> {
         self.replies.prepared(Prepared::default());
-        let commit = self.frames.commit().map_err(|error| lost(&error))?;
+        let commit = self.frames.commit().map_err(RequestError::SenderGone)?;
         if commit.session == self.session {
             return Ok(());
         }
-        Err(StoreError::Invalid {
-            message: "a commit of another session".to_owned(),
-            hint: "",
-        })
+        Err(RequestError::OtherSession.into())
     }
 
     /// Receives the next bytes of the image into `payload`.
     fn receive(&mut self) -> Result<(), StoreError> {
-        let frame = self.frames.next().map_err(|error| lost(&error))?;
+        let frame = self.frames.next().map_err(RequestError::SenderGone)?;
         if frame.header.kind != Kind::ImageData {
-            return Err(invalid());
+            return Err(RequestError::NoImageFrame.into());
         }
         self.left_bytes = self.left_bytes.saturating_sub(frame.payload.len() as u64);
         self.payload = frame.payload;
@@ -65,15 +61,16 @@ impl<'a> ArrivingImages<'a> {
 
 impl SmallImages for ArrivingImages<'_> {
     fn next_image(&mut self) -> Result<Option<(String, u64)>, StoreError> {
-        let frame = self.frames.next().map_err(|error| lost(&error))?;
+        let frame = self.frames.next().map_err(RequestError::SenderGone)?;
         match frame.header.kind {
             Kind::Image => {
-                let name = std::str::from_utf8(&frame.payload).map_err(|_| invalid())?;
+                let name =
+                    std::str::from_utf8(&frame.payload).map_err(|_| RequestError::NoImageFrame)?;
                 self.left_bytes = frame.header.index;
                 Ok(Some((name.to_owned(), self.left_bytes)))
             }
             Kind::Prepare => self.commit().map(|()| None),
-            _ => Err(invalid()),
+            _ => Err(RequestError::NoImageFrame.into()),
         }
     }
 
@@ -94,16 +91,5 @@ impl Read for ArrivingImages<'_> {
         let part = into.len().min(self.payload.len());
         into[..part].copy_from_slice(&self.payload.split_to(part));
         Ok(part)
-    }
-}
-
-fn lost(error: &PeerError) -> StoreError {
-    StoreError::Elsewhere(gone(error))
-}
-
-fn invalid() -> StoreError {
-    StoreError::Invalid {
-        message: "a frame that is none of an image".to_owned(),
-        hint: "",
     }
 }

@@ -9,15 +9,16 @@ use permafrost_agent::remote::{MapDigest, PageSelection, ReadError, RemoteCheckp
 use permafrost_criu::directory::PageRun;
 use permafrost_identity::{Peer, Role};
 use permafrost_protocol::access::Access;
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control::{self, ReportedError};
 use permafrost_protocol::manifest::{Image, Manifest};
 use permafrost_protocol::wire::frame::{Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::message::request;
 use permafrost_store::{Fetch, Fetched, Store, StoreError};
 use permafrost_transport::peer::{FrameSink, PeerError};
 
-use super::refusal;
 use super::rights::{authorize, check_read, denied, job_of};
+use crate::error::{RequestError, Right};
+use permafrost_store::Missing;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -48,7 +49,7 @@ pub fn serve_fetch(
     };
     frames
         .opened(manifest, source.content_digest())
-        .map_err(|error| gone(&error))?;
+        .map_err(RequestError::ReceiverGone)?;
     let mut sending = Sending {
         store,
         source,
@@ -56,8 +57,8 @@ pub fn serve_fetch(
         frames,
     };
     sending.all(request).map_err(|error| match error {
-        Failure::Store(error) => refusal(&error),
-        Failure::Peer(error) => gone(&error),
+        Failure::Store(error) => error.into(),
+        Failure::Peer(error) => RequestError::ReceiverGone(error).into(),
     })
 }
 
@@ -66,7 +67,7 @@ pub fn serve_fetch(
 fn check_readable(peer: &Peer, manifest: &Manifest) -> Result<(), control::Error> {
     match manifest.job.as_str() {
         "" if peer.role() == Role::Node => Ok(()),
-        "" => Err(denied(peer, "read a parked session")),
+        "" => Err(denied(peer, "read a parked session", Right::Namespace)),
         job => check_read(peer, &job_of(job)?),
     }
 }
@@ -85,11 +86,11 @@ fn pass_on(
     }
     // Whether the peer may read the job that it names was checked with the request.
     if request.listed_as.is_empty() || peer.role() == Role::Node {
-        return Err(refusal(error));
+        return Err(error.to_reply());
     }
     let opened = store.open_elsewhere(&request.checkpoint, &request.listed_as);
     // What is wrong here says more.
-    opened.map_err(|elsewhere| refusal(if is_damaged { error } else { &elsewhere }))
+    opened.map_err(|elsewhere| if is_damaged { error } else { &elsewhere }.to_reply())
 }
 
 /// Location that the checkpoint is read from.
@@ -181,9 +182,11 @@ impl Sending<'_> {
 
     fn space(&mut self, part: PageSelection, runs_only: bool) -> Result<(), Failure> {
         let Some(space) = self.source.manifest().spaces.get(part.place) else {
-            return Err(Failure::Store(StoreError::NotFound {
-                what: format!("address space {}", part.place.saturating_add(1)),
-            }));
+            return Err(Failure::Store(StoreError::NotFound(
+                Missing::AddressSpace {
+                    number: part.place.saturating_add(1),
+                },
+            )));
         };
         let space_type = u16::try_from(space.space_type).unwrap_or(u16::MAX);
         self.frames
@@ -215,9 +218,9 @@ impl Sending<'_> {
     fn images(&mut self, name: &str, count: u32) -> Result<(), Failure> {
         let images = &self.source.manifest().images;
         let Some(first) = images.iter().position(|image| image.name == name) else {
-            return Err(Failure::Store(StoreError::NotFound {
-                what: format!("image {name}"),
-            }));
+            return Err(Failure::Store(StoreError::NotFound(Missing::ImageName(
+                name.to_owned(),
+            ))));
         };
         let count = usize::try_from(count).unwrap_or(usize::MAX).max(1);
         let end = first.saturating_add(count).min(images.len());
@@ -443,13 +446,4 @@ fn named(
         pages -= u64::from(count);
     }
     Ok(())
-}
-
-/// Returns the error for a conversation whose peer has disconnected. Only the log shows it.
-fn gone(error: &PeerError) -> control::Error {
-    control::Error {
-        code: ErrorCode::Unavailable.into(),
-        message: error.to_string(),
-        hint: String::new(),
-    }
 }

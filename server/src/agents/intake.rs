@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_identity::Peer;
 use permafrost_protocol::access::Access;
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Prepared, request};
 use permafrost_store::{Adoption, Session, SessionSink, StoreError};
@@ -15,8 +15,9 @@ use permafrost_transport::peer::{FrameSource, ReceivedFrame, Replies};
 use super::arriving::ArrivingImages;
 use super::rights::{authorize, check_dump, check_read, job_of};
 use super::spool::Spool;
-use super::{Agents, name_of, refusal};
-use crate::peers::{gone, invalid};
+use super::{Agents, name_of};
+use crate::error::RequestError;
+use permafrost_store::Missing;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -38,8 +39,8 @@ impl Agents {
         }
         let id = uuid::Uuid::from_slice(&request.session)
             .map(|id| id.simple().to_string())
-            .map_err(|_| invalid("a session has 16 bytes"))?;
-        let session = self.take(peer, &id).map_err(|error| refusal(&error))?;
+            .map_err(|_| RequestError::SessionLength)?;
+        let session = self.take(peer, &id)?;
         // Whatever ends this conversation early ends the session; one that is sealed or parked is gone already.
         let taken = self.session(peer, &session, frames, replies);
         self.store.drop_session(&id);
@@ -63,9 +64,9 @@ impl Agents {
         session.expect_from(frames.canceller());
         let mut frame = frames
             .next()
-            .map_err(|error| ended(session, gone(&error)))?;
+            .map_err(|error| ended(session, RequestError::SenderGone(error)))?;
         let started = session.start(&self.store, frames.canceller());
-        let mut sink = started.map_err(|error| refusal(&error))?;
+        let mut sink = started?;
         while frame.header.kind != Kind::Close {
             if let Err(error) = pass(&mut sink, &frame) {
                 sink.abort(&error.message);
@@ -74,8 +75,9 @@ impl Agents {
             frame = match frames.next() {
                 Ok(frame) => frame,
                 Err(error) => {
-                    let said = ended(session, gone(&error));
-                    sink.abort(&error.to_string());
+                    let reason = error.to_string();
+                    let said = ended(session, RequestError::SenderGone(error));
+                    sink.abort(&reason);
                     return Err(said);
                 }
             };
@@ -93,8 +95,8 @@ impl Agents {
         let sealed = self.store.seal_with(&session.id, &mut images);
         let sealed = sealed.map_err(|error| match &error {
             // It was discarded just before.
-            StoreError::NotFound { .. } => ended(session, refusal(&error)),
-            error => refusal(error),
+            StoreError::NotFound { .. } => ended(session, error),
+            error => error.to_reply(),
         })?;
         replies.committed(committed(sealed));
         Ok(())
@@ -111,20 +113,20 @@ impl Agents {
         if !adopt.session.is_empty() {
             // Before its images are taken in.
             let adoptable = self.check_adoptable(peer, &adopt.session);
-            adoptable.map_err(|error| refusal(&error))?;
+            adoptable?;
         }
         let asked = Instant::now();
         replies.opened(false);
-        let first = frames.next().map_err(|error| gone(&error))?;
+        let first = frames.next().map_err(RequestError::SenderGone)?;
         if first.header.kind != Kind::Close {
-            return Err(invalid("pages for a session that is parked"));
+            return Err(RequestError::PagesForParked.into());
         }
         replies.closed(Closed::default());
         let spool = self.images(peer, frames)?;
         replies.prepared(Prepared::default());
-        frames.commit().map_err(|error| gone(&error))?;
+        frames.commit().map_err(RequestError::SenderGone)?;
         let adopted = self.adopt_spooled(peer, &adopt, &spool, asked);
-        let adopted = adopted.map_err(|error| refusal(&error))?;
+        let adopted = adopted?;
         replies.committed(committed(adopted));
         Ok(())
     }
@@ -156,9 +158,7 @@ impl Agents {
     /// Checks that `peer` may adopt the parked session into a job: either it may read and dump into the job that the
     /// session was parked for, or the session has no job and the peer itself sent it.
     fn check_adoptable(&self, peer: &Peer, session: &str) -> Result<(), StoreError> {
-        let not_found = || StoreError::NotFound {
-            what: format!("parked session {session}"),
-        };
+        let not_found = || StoreError::NotFound(Missing::ParkedSession(session.to_owned()));
         let parked = self
             .store
             .list(None)?
@@ -178,13 +178,13 @@ impl Agents {
     /// Receives all small images, for a session that is chosen by their contents.
     fn images(&self, peer: &Peer, frames: &mut dyn FrameSource) -> Result<Spool, control::Error> {
         let spool = Spool::new(&self.spool, &self.spooled, &name_of(peer));
-        let mut spool = spool.map_err(|error| refusal(&error))?;
+        let mut spool = spool?;
         loop {
-            let frame = frames.next().map_err(|error| gone(&error))?;
+            let frame = frames.next().map_err(RequestError::SenderGone)?;
             if frame.header.kind == Kind::Prepare {
                 return Ok(spool);
             }
-            spool.take(&frame).map_err(|error| refusal(&error))?;
+            spool.take(&frame)?;
         }
     }
 }
@@ -221,16 +221,12 @@ fn committed(checkpoint: control::Checkpoint) -> Committed {
 }
 
 /// Returns the reason why a dump ended early: its session was discarded, or else `error`.
-fn ended(session: &Session, error: control::Error) -> control::Error {
+fn ended(session: &Session, error: impl Into<control::Error>) -> control::Error {
     let reason = session.status().error;
     if reason.is_empty() {
-        return error;
+        return error.into();
     }
-    control::Error {
-        code: ErrorCode::SessionFailed.into(),
-        message: reason,
-        hint: String::new(),
-    }
+    RequestError::SessionEnded { reason }.into()
 }
 
 /// Converts an error of the session's sink to an error of the control protocol.
@@ -241,9 +237,9 @@ fn told(error: &SinkError) -> control::Error {
         ENOSPC => ErrorCode::NoSpace,
         _ => ErrorCode::SessionFailed,
     };
-    control::Error {
-        code: code.into(),
-        message: error.message.clone(),
-        hint: String::new(),
+    RequestError::Sink {
+        code,
+        reason: error.message.clone(),
     }
+    .into()
 }

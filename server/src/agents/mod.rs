@@ -20,8 +20,7 @@ use std::time::{Duration, Instant};
 use permafrost_cluster::Operate;
 use permafrost_identity::Peer;
 use permafrost_metering::queues::{Queues, Reservations};
-use permafrost_protocol::control;
-use permafrost_store::{Session, Store, StoreError};
+use permafrost_store::{Missing, Session, Store, StoreError};
 
 use crate::denials::DenialLists;
 
@@ -138,9 +137,7 @@ impl Agents {
                 if let Some(anothers) = other {
                     opened.insert(id.to_owned(), anothers);
                 }
-                Err(StoreError::NotFound {
-                    what: format!("session {id}"),
-                })
+                Err(StoreError::NotFound(Missing::Session(id.to_owned())))
             }
         }
     }
@@ -156,8 +153,4 @@ impl Agents {
 /// Returns role and name of a peer, as names are unique only within a role.
 fn name_of(peer: &Peer) -> String {
     format!("{} {}", peer.role(), peer.name())
-}
-
-fn refusal(error: &StoreError) -> control::Error {
-    error.to_reply()
 }

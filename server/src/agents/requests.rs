@@ -4,14 +4,16 @@ use permafrost_cluster::{Operate, no_cluster};
 use permafrost_identity::Peer;
 use permafrost_metering::queues::{Admission, expected_bytes};
 use permafrost_protocol::access::Access;
-use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
+use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_protocol::manifest::JobName;
 use permafrost_store::{Durability, SessionRequest, StoreError};
 
 use super::rights::{authorize, check_delete, check_delete_parked, job_of, reads};
 use super::turns::Admitted;
-use super::{Agents, name_of, refusal};
+use super::{Agents, name_of};
 use crate::denials::{DenialLists, no_certificates};
+use crate::error::RequestError;
+use permafrost_store::Missing;
 
 impl Agents {
     /// Answers a control request that came by QUIC.
@@ -20,12 +22,10 @@ impl Agents {
         let answered = if request.version == control::VERSION {
             match request.body {
                 Some(body) => self.answer(peer, body),
-                None => Err(invalid("a request that asks for nothing this node knows")),
+                None => Err(RequestError::Unknown.into()),
             }
         } else {
-            Err(invalid(
-                "another version of the control protocol than this node's",
-            ))
+            Err(RequestError::OtherVersion.into())
         };
         Reply {
             body: Some(answered.unwrap_or_else(|error| {
@@ -53,18 +53,18 @@ impl Agents {
             }),
             request::Body::Show(show) => {
                 let shown = self.store.show(&show.checkpoint);
-                reply::Body::Detail(shown.map_err(|error| refusal(&error))?)
+                reply::Body::Detail(shown?)
             }
             request::Body::Remove(remove) => {
                 let removed =
                     self.store
                         .remove(&remove.checkpoint, remove.all_generations, remove.force);
-                let count = removed.map_err(|error| refusal(&error))?;
+                let count = removed?;
                 reply::Body::Done(control::Done { count })
             }
             request::Body::Pin(pin) => {
                 let pinned = self.store.pin(&pin.checkpoint, pin.pinned);
-                reply::Body::Checkpoint(pinned.map_err(|error| refusal(&error))?)
+                reply::Body::Checkpoint(pinned?)
             }
             request::Body::Verify(verify) => {
                 reply::Body::Verified(self.verify(peer, &verify.checkpoint)?)
@@ -72,7 +72,7 @@ impl Agents {
             request::Body::Status(_) => reply::Body::Status(self.status(peer)?),
             request::Body::Nodes(nodes) => {
                 let answer = self.operator()?.nodes(&nodes);
-                reply::Body::Nodes(visible(peer, answer.map_err(|error| refusal(&error))?))
+                reply::Body::Nodes(visible(peer, answer?))
             }
             request::Body::SetNode(set) => {
                 tracing::info!(
@@ -83,43 +83,39 @@ impl Agents {
                     "node is set"
                 );
                 let answer = self.operator()?.set_node(&set);
-                reply::Body::Nodes(visible(peer, answer.map_err(|error| refusal(&error))?))
+                reply::Body::Nodes(visible(peer, answer?))
             }
             request::Body::Rebuild(rebuild) => {
                 let answer = self.operator()?.rebuild(&rebuild);
-                let rebuilt = answer.map_err(|error| refusal(&error))?;
+                let rebuilt = answer?;
                 if let (Some(denials), false) = (&self.denials, rebuild.dry_run) {
-                    denials.list_again().map_err(|error| refusal(&error))?;
+                    denials.list_again()?;
                 }
                 reply::Body::Rebuilt(rebuilt)
             }
             request::Body::Scrub(scrub) => {
                 let scrubbed = self.store.scrub_now(&scrub.checkpoint, &mut |_, _| {});
-                reply::Body::Scrubbed(scrubbed.map_err(|error| refusal(&error))?)
+                reply::Body::Scrubbed(scrubbed?)
             }
             request::Body::Deny(deny) => {
                 let answer = self.denials().and_then(|denials| denials.answer(&deny));
-                reply::Body::Denials(answer.map_err(|error| refusal(&error))?)
+                reply::Body::Denials(answer?)
             }
             request::Body::Took(_) => {
-                return Err(invalid(
-                    "an agent's dumps are measured as the node sees them",
-                ));
+                return Err(RequestError::MeasuredHere.into());
             }
             request::Body::Seal(_)
             | request::Body::Adopt(_)
             | request::Body::Export(_)
             | request::Body::Import(_)
             | request::Body::Stream(_) => {
-                return Err(invalid("a request that needs a descriptor, by QUIC"));
+                return Err(RequestError::NeedsDescriptor.into());
             }
         })
     }
 
     fn operator(&self) -> Result<&dyn Operate, control::Error> {
-        self.operator
-            .as_deref()
-            .ok_or_else(|| refusal(&no_cluster()))
+        self.operator.as_deref().ok_or_else(|| no_cluster().into())
     }
 
     fn denials(&self) -> Result<&DenialLists, StoreError> {
@@ -128,19 +124,19 @@ impl Agents {
 
     fn open(&self, peer: &Peer, open: request::Open) -> Result<reply::Body, control::Error> {
         self.discard_late();
-        let durability = Durability::parse(&open.durability).map_err(|error| refusal(&error))?;
+        let durability = Durability::parse(&open.durability)?;
         let admission = Admission::new(
             expected_bytes(&open),
             open.priority,
             open.deadline_ms,
             &open.reservation,
         );
-        let admission = admission.map_err(|error| error.to_reply())?;
+        let admission = admission?;
         let priority = self.store.check_priority(&open.job, open.priority);
-        priority.map_err(|error| refusal(&error))?;
+        priority?;
         // Checked before the request waits, so that a caller without the right to dump does not wait in vain.
         let may_open = self.store.check_may_open(&open.job);
-        may_open.map_err(|error| refusal(&error))?;
+        may_open?;
         let frozen = open.job.is_empty();
         let request = SessionRequest {
             job: open.job,
@@ -159,7 +155,7 @@ impl Agents {
             // The job is locked when it has its turn: agents ask time and again, and the registry would have to.
             let free = self.store.check_free(&request.job);
             let admitted = free.and_then(|()| self.admit(&admission));
-            match admitted.map_err(|error| refusal(&error))? {
+            match admitted? {
                 Admitted::Begins(turn) => turn,
                 Admitted::Later(waiting) => {
                     return Ok(reply::Body::Progress(control::Progress {
@@ -172,7 +168,7 @@ impl Agents {
         let opened = self.store.open_session_after(request, || {
             Ok(turn.map(|turn| Box::new(turn) as Box<dyn permafrost_store::TransferSlot>))
         });
-        let session = opened.map_err(|error| refusal(&error))?;
+        let session = opened?;
         self.expect(peer, &session);
         Ok(reply::Body::SessionOpened(control::SessionOpened {
             session: session.id.clone(),
@@ -186,7 +182,7 @@ impl Agents {
     /// the right to delete: in the session's job, or, for a session without a job, as the peer that sent it.
     fn abort(&self, peer: &Peer, id: &str) -> Result<(), control::Error> {
         if self.take(peer, id).is_err() {
-            let listed = self.store.list(None).map_err(|error| refusal(&error))?;
+            let listed = self.store.list(None)?;
             let parked = listed
                 .into_iter()
                 .find(|record| record.generation == 0 && record.session == id);
@@ -196,16 +192,12 @@ impl Agents {
                 }
                 Some(_) if self.owns(peer, id) => check_delete_parked(peer)?,
                 _ => {
-                    return Err(control::Error {
-                        code: ErrorCode::NotFound.into(),
-                        message: format!("session {id} not found"),
-                        hint: String::new(),
-                    });
+                    return Err(StoreError::NotFound(Missing::Session(id.to_owned())).into());
                 }
             }
         }
         let aborted = self.store.abort_session(id);
-        aborted.map_err(|error| refusal(&error))?;
+        aborted?;
         Ok(())
     }
 
@@ -216,7 +208,7 @@ impl Agents {
             job => Some(job_of(job)?),
         };
         let listed = self.store.list(job.as_ref());
-        let mut listed = listed.map_err(|error| refusal(&error))?;
+        let mut listed = listed?;
         listed.retain(|record| match record.job.as_str() {
             "" => self.owns(peer, &record.session),
             job => reads(peer, job),
@@ -240,7 +232,7 @@ impl Agents {
             let verified = match self.store.verify(&reference, &mut |_, _| {}) {
                 // Removed since it was listed, or held by others only.
                 Err(StoreError::NotFound { .. }) if everything => continue,
-                verified => verified.map_err(|error| refusal(&error))?,
+                verified => verified?,
             };
             all.checkpoints += verified.checkpoints;
             all.pages += verified.pages;
@@ -287,12 +279,4 @@ fn visible(peer: &Peer, mut list: control::NodeList) -> control::NodeList {
         });
     }
     list
-}
-
-fn invalid(message: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Invalid.into(),
-        message: message.to_owned(),
-        hint: "use the same version of Permafrost everywhere".to_owned(),
-    }
 }

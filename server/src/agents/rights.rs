@@ -1,8 +1,9 @@
 //! Rights of peers: one function decides from a request's needs whether its peer may make it.
 
+use crate::error::{DeniedError, Right};
 use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control;
 use permafrost_protocol::manifest::JobName;
 
 /// Checks that `peer` may make a request, before anything is looked up for it. Rights that depend on stored data are
@@ -49,33 +50,24 @@ pub(super) fn check_dump(peer: &Peer, job: &JobName) -> Result<(), control::Erro
     if peer.may(Action::DumpInto(job)) {
         return Ok(());
     }
-    let refused = denied(peer, &format!("dump into namespace {}", job.namespace()));
-    Err(match peer.role() {
-        Role::Reader | Role::Operator => control::Error {
-            hint: "that takes a certificate of role agent (docs/security.md)".to_owned(),
-            ..refused
-        },
-        Role::Node | Role::Agent => refused,
-    })
+    let right = match peer.role() {
+        Role::Reader | Role::Operator => Right::Agent,
+        Role::Node | Role::Agent => Right::Namespace,
+    };
+    let action = format!("dump into namespace {}", job.namespace());
+    Err(denied(peer, &action, right))
 }
 
 /// Checks that `peer` may remove from `job`.
 pub(super) fn check_delete(peer: &Peer, job: &JobName) -> Result<(), control::Error> {
     let what = format!("remove from namespace {}", job.namespace());
-    check(peer, Action::Delete(job), &what).map_err(without_right_to_delete)
+    check_right(peer, Action::Delete(job), &what, Right::Delete)
 }
 
 /// Checks that `peer` may discard parked sessions without a job that the peer itself sent.
 pub(super) fn check_delete_parked(peer: &Peer) -> Result<(), control::Error> {
-    check(peer, Action::DeleteParked, "discard parked sessions").map_err(without_right_to_delete)
-}
-
-fn without_right_to_delete(refused: control::Error) -> control::Error {
-    control::Error {
-        hint: "that takes the right to delete (`permafrost pki issue --delete`) and the namespace, or root on a storage node"
-            .to_owned(),
-        ..refused
-    }
+    let what = "discard parked sessions";
+    check_right(peer, Action::DeleteParked, what, Right::Delete)
 }
 
 /// Checks that `peer` may read `job`.
@@ -94,36 +86,38 @@ pub(super) fn reads(peer: &Peer, job: &str) -> bool {
 /// # Errors
 /// The stored name is not valid.
 pub(super) fn job_of(stored: &str) -> Result<JobName, control::Error> {
-    stored.parse().map_err(|error| control::Error {
-        code: ErrorCode::Denied.into(),
-        message: format!("the checkpoint is of no job: {error}"),
-        hint: String::new(),
-    })
+    let job = stored.parse::<JobName>();
+    Ok(job.map_err(DeniedError::from)?)
 }
 
 fn check_operate(peer: &Peer) -> Result<(), control::Error> {
-    check(peer, Action::Operate, "look after nodes, certificates and the registry").map_err(|refused| {
-        control::Error {
-            hint: "ask with a certificate of role operator (`permafrost agent --identity`), or as root on a storage node"
-                .to_owned(),
-            ..refused
-        }
-    })
+    let what = "look after nodes, certificates and the registry";
+    check_right(peer, Action::Operate, what, Right::Operator)
 }
 
 fn check(peer: &Peer, action: Action<'_>, what: &str) -> Result<(), control::Error> {
+    check_right(peer, action, what, Right::Namespace)
+}
+
+fn check_right(
+    peer: &Peer,
+    action: Action<'_>,
+    what: &str,
+    right: Right,
+) -> Result<(), control::Error> {
     if peer.may(action) {
         return Ok(());
     }
-    Err(denied(peer, what))
+    Err(denied(peer, what, right))
 }
 
-/// Returns the refusal of an action that a peer's certificate does not allow.
-pub(super) fn denied(peer: &Peer, what: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Denied.into(),
-        message: format!("{} {} may not {what}", peer.role(), peer.name()),
-        hint: "its certificate lists its namespaces (`permafrost pki issue --namespace`)"
-            .to_owned(),
+/// Returns the refusal of an action that a peer's certificate does not allow, for want of `right`.
+pub(super) fn denied(peer: &Peer, action: &str, right: Right) -> control::Error {
+    DeniedError::Denied {
+        role: peer.role(),
+        peer: peer.name().to_owned(),
+        action: action.to_owned(),
+        right,
     }
+    .into()
 }

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::error::RequestError;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::StoreError;
 use permafrost_transport::peer::ReceivedFrame;
@@ -40,10 +41,7 @@ impl Spooled {
         let all: u64 = spooled.values().sum();
         let own = spooled.get(peer).copied().unwrap_or_default();
         if own.saturating_add(bytes) > MAX_PEER_BYTES || all.saturating_add(bytes) > MAX_ALL_BYTES {
-            return Err(StoreError::Unavailable {
-                message: "the small images of other dumps take all the room there is".to_owned(),
-                hint: "dump again when fewer dumps are under way",
-            });
+            return Err(RequestError::SpoolFull.into());
         }
         spooled.insert(peer.to_owned(), own + bytes);
         Ok(())
@@ -103,14 +101,12 @@ impl Spool {
     pub(super) fn take(&mut self, frame: &ReceivedFrame) -> Result<(), StoreError> {
         match frame.header.kind {
             Kind::Image => {
-                let name = std::str::from_utf8(&frame.payload).map_err(|_| invalid())?;
+                let name =
+                    std::str::from_utf8(&frame.payload).map_err(|_| RequestError::NoImageFrame)?;
                 let len_bytes = frame.header.index;
                 let left = self.left_bytes.checked_sub(len_bytes);
-                self.left_bytes = left.ok_or_else(|| StoreError::Invalid {
-                    message: format!(
-                        "the small images are more than the {MAX_BYTES} bytes that an agent may adopt a parked session with"
-                    ),
-                    hint: "copy the images directory to the storage node and run `permafrost adopt` there",
+                self.left_bytes = left.ok_or(RequestError::ImagesTooLarge {
+                    limit_bytes: MAX_BYTES,
                 })?;
                 let counted = len_bytes + FILE_BYTES;
                 self.spooled.add(&self.peer, counted)?;
@@ -126,10 +122,10 @@ impl Spool {
             Kind::ImageData => self
                 .current
                 .as_mut()
-                .ok_or_else(invalid)?
+                .ok_or(RequestError::NoImageFrame)?
                 .write_all(&frame.payload)
                 .map_err(StoreError::io("keep an image")),
-            _ => Err(invalid()),
+            _ => Err(RequestError::NoImageFrame.into()),
         }
     }
 
@@ -137,13 +133,6 @@ impl Spool {
     pub(super) fn descriptor(&self) -> Result<OwnedFd, StoreError> {
         let opened = File::open(self.directory.path());
         Ok(opened.map_err(StoreError::io("open the images"))?.into())
-    }
-}
-
-fn invalid() -> StoreError {
-    StoreError::Invalid {
-        message: "a frame that is none of an image".to_owned(),
-        hint: "",
     }
 }
 

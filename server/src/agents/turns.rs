@@ -11,10 +11,11 @@ use permafrost_identity::{Peer, Role};
 use permafrost_metering::queues::{
     Admission, AdmittedTransfer, Direction, Entered, Owner, Reservations,
 };
-use permafrost_protocol::control::{self, ErrorCode, request};
+use permafrost_protocol::control::{self, request};
 use permafrost_store::StoreError;
 
 use super::{Agents, name_of};
+use crate::error::RequestError;
 
 /// Longest time for which a request of an agent is held before it is answered.
 const HOLD: Duration = Duration::from_secs(1);
@@ -46,7 +47,7 @@ impl Agents {
         };
         let entered = queues.enter_within(Direction::Write, admission, patience);
         self.held.fetch_sub(1, Ordering::Relaxed);
-        match entered.map_err(|error| StoreError::Elsewhere(error.to_reply()))? {
+        match entered? {
             Entered::Turn(turn) => Ok(Admitted::Begins(Some(turn))),
             Entered::Later(waiting) => Ok(Admitted::Later(waiting)),
         }
@@ -94,11 +95,7 @@ impl Agents {
         let queues = self.queues.as_ref();
         queues
             .map(|(_, reservations)| &**reservations)
-            .ok_or_else(|| control::Error {
-                code: ErrorCode::Unavailable.into(),
-                message: "this node keeps no queues".to_owned(),
-                hint: String::new(),
-            })
+            .ok_or_else(|| RequestError::NoQueues.into())
     }
 }
 
@@ -109,13 +106,11 @@ fn charged(peer: &Peer, reserve: &request::Reserve) -> Result<String, control::E
     if !reserve.namespace.is_empty() || own.is_all() {
         return Ok(reserve.namespace.clone());
     }
-    own.only().map(str::to_owned).ok_or_else(|| control::Error {
-        code: ErrorCode::Invalid.into(),
-        message: format!(
-            "{} {} has several namespaces, and the reservation names none",
-            peer.role(),
-            peer.name()
-        ),
-        hint: "say which: `permafrost reserve --namespace NS`".to_owned(),
+    own.only().map(str::to_owned).ok_or_else(|| {
+        RequestError::NoNamespace {
+            role: peer.role(),
+            peer: peer.name().to_owned(),
+        }
+        .into()
     })
 }

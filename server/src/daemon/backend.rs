@@ -83,7 +83,7 @@ impl Local {
             };
             self.queues.enter(Direction::Read, &admission, waits)
         });
-        let turn = turn.map_err(|error| StoreError::Elsewhere(error.to_reply()))?;
+        let turn = turn?;
         waits.begins();
         Ok(turn)
     }
@@ -107,14 +107,6 @@ fn other_than_own(client: Option<&Client>) -> Option<String> {
 }
 
 /// Returns the error of a request that was not admitted.
-fn no_turn(error: QueuesError) -> control::Error {
-    error.to_reply()
-}
-
-fn refusal(error: StoreError) -> control::Error {
-    error.to_reply()
-}
-
 impl Backend for Local {
     type Session = permafrost_store::Session;
     type Sink = SessionSink;
@@ -124,16 +116,16 @@ impl Backend for Local {
         open: request::Open,
         waits: &mut dyn Waits,
     ) -> Result<Arc<permafrost_store::Session>, control::Error> {
-        let durability = Durability::parse(&open.durability).map_err(refusal)?;
+        let durability = Durability::parse(&open.durability)?;
         let admission = Admission::new(
             expected_bytes(&open),
             open.priority,
             open.deadline_ms,
             &open.reservation,
         )
-        .map_err(no_turn)?;
+        .map_err(control::Error::from)?;
         let priority = self.store.check_priority(&open.job, open.priority);
-        priority.map_err(refusal)?;
+        priority?;
         let frozen = open.job.is_empty();
         let request = SessionRequest {
             job: open.job,
@@ -156,11 +148,11 @@ impl Backend for Local {
             }
             let turn = self.queues.enter(Direction::Write, &admission, waits);
             turn.map(|turn| Some(Box::new(turn) as _))
-                .map_err(|error| StoreError::Elsewhere(error.to_reply()))
+                .map_err(StoreError::from)
         };
         self.store
             .open_session_after(request, admit)
-            .map_err(refusal)
+            .map_err(control::Error::from)
     }
 
     fn start(
@@ -169,7 +161,7 @@ impl Backend for Local {
         client: Option<&Client>,
         hang_up: Box<dyn FnOnce() + Send>,
     ) -> Result<SessionSink, control::Error> {
-        let sink = session.start(&self.store, hang_up).map_err(refusal)?;
+        let sink = session.start(&self.store, hang_up)?;
         if let Some(other) = other_than_own(client) {
             session.brought_by(other);
         }
@@ -194,11 +186,13 @@ impl Backend for Local {
         let sealed = self
             .store
             .seal_session_while(&seal.session, images, &wanted);
-        sealed.map_err(refusal)
+        sealed.map_err(control::Error::from)
     }
 
     fn abort(&self, abort: &request::Abort) -> Result<(), control::Error> {
-        self.store.abort_session(&abort.session).map_err(refusal)
+        self.store
+            .abort_session(&abort.session)
+            .map_err(control::Error::from)
     }
 
     fn adopt(
@@ -215,29 +209,35 @@ impl Backend for Local {
             ignore_times: adopt.ignore_times,
             ..Adoption::into_job(&adopt.job)
         };
-        self.store.adopt(&adoption, images).map_err(refusal)
+        self.store
+            .adopt(&adoption, images)
+            .map_err(control::Error::from)
     }
 
     fn list(&self, list: &request::List) -> Result<Vec<control::Checkpoint>, control::Error> {
         let job = match list.job.as_str() {
             "" => None,
-            job => Some(permafrost_store::job_name(job).map_err(refusal)?),
+            job => Some(permafrost_store::job_name(job)?),
         };
-        self.store.list(job.as_ref()).map_err(refusal)
+        self.store.list(job.as_ref()).map_err(control::Error::from)
     }
 
     fn show(&self, show: &request::Show) -> Result<control::Detail, control::Error> {
-        self.store.show(&show.checkpoint).map_err(refusal)
+        self.store
+            .show(&show.checkpoint)
+            .map_err(control::Error::from)
     }
 
     fn remove(&self, remove: &request::Remove) -> Result<u64, control::Error> {
         self.store
             .remove(&remove.checkpoint, remove.all_generations, remove.force)
-            .map_err(refusal)
+            .map_err(control::Error::from)
     }
 
     fn pin(&self, pin: &request::Pin) -> Result<control::Checkpoint, control::Error> {
-        self.store.pin(&pin.checkpoint, pin.pinned).map_err(refusal)
+        self.store
+            .pin(&pin.checkpoint, pin.pinned)
+            .map_err(control::Error::from)
     }
 
     fn verify(
@@ -247,7 +247,7 @@ impl Backend for Local {
     ) -> Result<control::Verified, control::Error> {
         self.store
             .verify(&verify.checkpoint, progress)
-            .map_err(refusal)
+            .map_err(control::Error::from)
     }
 
     fn scrub(
@@ -257,7 +257,7 @@ impl Backend for Local {
     ) -> Result<control::Scrubbed, control::Error> {
         self.store
             .scrub_now(&scrub.checkpoint, progress)
-            .map_err(refusal)
+            .map_err(control::Error::from)
     }
 
     fn export(
@@ -272,7 +272,7 @@ impl Backend for Local {
             return self
                 .store
                 .export(&export.checkpoint, true, directory, progress)
-                .map_err(refusal);
+                .map_err(control::Error::from);
         }
         let admission = Admission::new(0, export.priority, export.deadline_ms, &export.reservation);
         let exported = self
@@ -282,7 +282,10 @@ impl Backend for Local {
                 self.store
                     .export(&export.checkpoint, false, directory, &mut told)
             });
-        self.store.counters().restored(exported).map_err(refusal)
+        self.store
+            .counters()
+            .restored(exported)
+            .map_err(control::Error::from)
     }
 
     fn import(
@@ -292,11 +295,11 @@ impl Backend for Local {
         waits: &mut dyn Waits,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Checkpoint, control::Error> {
-        let durability = Durability::parse(&import.durability).map_err(refusal)?;
+        let durability = Durability::parse(&import.durability)?;
         let turn = self
             .queues
             .enter(Direction::Write, &Admission::default(), waits)
-            .map_err(no_turn)?;
+            .map_err(control::Error::from)?;
         waits.begins();
         let mut told = turn.tells(progress);
         self.store
@@ -308,7 +311,7 @@ impl Backend for Local {
                 directory,
                 &mut told,
             )
-            .map_err(refusal)
+            .map_err(control::Error::from)
     }
 
     fn stream(
@@ -328,11 +331,14 @@ impl Backend for Local {
                 self.store
                     .stream(&stream.checkpoint, listener, caller, &served, progress)
             });
-        self.store.counters().restored(streamed).map_err(refusal)
+        self.store
+            .counters()
+            .restored(streamed)
+            .map_err(control::Error::from)
     }
 
     fn status(&self) -> Result<control::ServerStatus, control::Error> {
-        let listed = self.store.list(None).map_err(refusal)?;
+        let listed = self.store.list(None)?;
         let parked = listed
             .iter()
             .filter(|record| record.generation == 0)
@@ -360,21 +366,21 @@ impl Backend for Local {
 
     fn nodes(&self, nodes: &request::Nodes) -> Result<control::NodeList, control::Error> {
         let answer = self.operator().and_then(|operator| operator.nodes(nodes));
-        answer.map_err(refusal)
+        answer.map_err(control::Error::from)
     }
 
     fn set_node(&self, set: &request::SetNode) -> Result<control::NodeList, control::Error> {
         let answer = self.operator().and_then(|operator| operator.set_node(set));
-        answer.map_err(refusal)
+        answer.map_err(control::Error::from)
     }
 
     fn rebuild(&self, rebuild: &request::Rebuild) -> Result<control::Rebuilt, control::Error> {
         let answer = self
             .operator()
             .and_then(|operator| operator.rebuild(rebuild));
-        let rebuilt = answer.map_err(refusal)?;
+        let rebuilt = answer?;
         if let (Some(denials), false) = (&self.denials, rebuild.dry_run) {
-            denials.list_again().map_err(refusal)?;
+            denials.list_again()?;
         }
         Ok(rebuilt)
     }
@@ -383,7 +389,7 @@ impl Backend for Local {
         let denials = self.denials.as_deref().ok_or_else(no_certificates);
         denials
             .and_then(|denials| denials.answer(deny))
-            .map_err(refusal)
+            .map_err(control::Error::from)
     }
 
     fn reserve(&self, reserve: &request::Reserve) -> Result<control::Reserved, control::Error> {

@@ -19,7 +19,7 @@ use permafrost_cluster::{
 use permafrost_identity::ReloadingIdentity;
 use permafrost_metering::costs::{Costs, Links, Publication};
 use permafrost_metering::queues::{Others, Queues, Reservations};
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control;
 use permafrost_protocol::wire::message;
 use permafrost_store::{Registry as _, Store, StoreError};
 use permafrost_transport::peer::{self, Network};
@@ -449,11 +449,10 @@ impl Others for OtherNodes {
                 control::reply::Body::Error(error) => Err(error),
                 body => Ok(body),
             },
-            _ => Err(control::Error {
-                code: ErrorCode::Internal.into(),
-                message: format!("{node} answers something else than it was asked"),
-                hint: "use the same version of Permafrost everywhere".to_owned(),
-            }),
+            _ => Err(remote::OtherAnswer {
+                node: node.to_owned(),
+            }
+            .into()),
         }
     }
 }

@@ -8,6 +8,7 @@ use permafrost_pmem::MediumKind;
 use permafrost_store::{Store, StoreError};
 
 use crate::config::ClusterOptions;
+use crate::error::SetupError;
 
 /// Magic number of tmpfs in statfs(2).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -42,10 +43,10 @@ pub(super) fn facts(
 ) -> Result<NodeFacts, StoreError> {
     let advertised = options.advertise.unwrap_or(address);
     if advertised.ip().is_unspecified() || advertised.port() == 0 {
-        return Err(StoreError::Invalid {
-            message: format!("{advertised} is no address that other nodes can reach"),
-            hint: "say --advertise ADDRESS:PORT, or give --listen-peers an address of this machine",
-        });
+        return Err(SetupError::Unreachable {
+            address: advertised,
+        }
+        .into());
     }
     let facts = NodeFacts {
         name: name.to_owned(),

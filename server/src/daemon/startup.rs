@@ -13,7 +13,7 @@ use permafrost_pmem::{
     FormatError, FormatOptions, Guarantee, MediumError, OpenError, OpenOptions, RecoverOptions,
     RecoveryReport, Region, RegionSummary, emulate, open_medium,
 };
-use permafrost_protocol::control::Checkpoint;
+use permafrost_protocol::control::{Checkpoint, ReportedError};
 use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use permafrost_store::private_file::PrivateFileError;
 use permafrost_store::{RegionLocation, Store, StoreError};

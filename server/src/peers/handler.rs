@@ -7,7 +7,7 @@ use permafrost_cluster::held;
 use permafrost_cluster::repair::{Puller, Throttle};
 use permafrost_identity::{Action, Peer, Role};
 use permafrost_protocol::access::Access;
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control;
 use permafrost_protocol::manifest::Manifest;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_protocol::wire::message::{Closed, Committed, Done, Prepared, reply, request};
@@ -16,6 +16,7 @@ use permafrost_transport::peer::{ApiServer, FrameSink, FrameSource, Handler, Pee
 
 use super::replica::take_copy;
 use crate::agents::{Agents, authorize, serve_fetch};
+use crate::error::{DeniedError, RequestError};
 
 /// Handler that serves each peer according to its certificate.
 pub struct NodeHandler {
@@ -72,11 +73,8 @@ impl NodeHandler {
         debug_assert!(first, "an API begins once");
     }
 
-    fn serving(&self) -> Result<&Serving, StoreError> {
-        self.serving.get().ok_or(StoreError::Unavailable {
-            message: format!("node {} is starting", self.node),
-            hint: "ask again in a moment",
-        })
+    fn serving(&self) -> Result<&Serving, RequestError> {
+        self.serving.get().ok_or_else(|| self.starting())
     }
 
     /// Handles requests that only nodes may send to each other.
@@ -104,16 +102,13 @@ impl NodeHandler {
             }
             request::Body::Verify(verify) => reply::Body::Verified(self.store.verified(&verify)?),
             _ => {
-                return Err(StoreError::Invalid {
-                    message: "a request that this node does not know".to_owned(),
-                    hint: "use the same version of Permafrost everywhere",
-                });
+                return Err(RequestError::Unknown.into());
             }
         })
     }
 
     fn answer(&self, peer: &Peer, body: request::Body) -> Result<reply::Body, control::Error> {
-        let serving = self.serving().map_err(|error| error.to_reply())?;
+        let serving = self.serving()?;
         if let request::Body::Control(request) = body {
             return Ok(reply::Body::Control(serving.agents.call(peer, request)));
         }
@@ -122,23 +117,24 @@ impl NodeHandler {
             (request::Body::Ping(_), _) => Ok(self.done()),
             (body, Some(copying)) => {
                 let answer = self.between_nodes(copying, body);
-                answer.map_err(|error| error.to_reply())
+                answer.map_err(control::Error::from)
             }
             (_, None) => Err(self.no_copies(peer)),
         }
     }
 
     fn no_copies(&self, peer: &Peer) -> control::Error {
-        control::Error {
-            code: ErrorCode::Denied.into(),
-            message: format!(
-                "{} {} exchanges no copies with node {}",
-                peer.role(),
-                peer.name(),
-                self.node
-            ),
-            hint: "nodes of a cluster have certificates with --role node, and run with --catalog"
-                .to_owned(),
+        DeniedError::NoCopies {
+            role: peer.role(),
+            peer: peer.name().to_owned(),
+            node: self.node.clone(),
+        }
+        .into()
+    }
+
+    fn starting(&self) -> RequestError {
+        RequestError::Starting {
+            node: self.node.clone(),
         }
     }
 
@@ -156,7 +152,7 @@ impl NodeHandler {
         frames: &mut dyn FrameSource,
         replies: &mut dyn Replies,
     ) -> Result<(), control::Error> {
-        let serving = self.serving().map_err(|error| error.to_reply())?;
+        let serving = self.serving()?;
         if peer.role() != Role::Node {
             return serving.agents.dump(peer, request, frames, replies);
         }
@@ -174,7 +170,7 @@ impl NodeHandler {
         request: &request::Fetch,
         frames: &mut dyn FrameSink,
     ) -> Result<(), control::Error> {
-        let serving = self.serving().map_err(|error| error.to_reply())?;
+        let serving = self.serving()?;
         match &serving.copying {
             Some(copying) if request.background && peer.may(Action::Replicate) => {
                 let mut slow = copying.throttle.sink(frames);
@@ -334,10 +330,6 @@ impl Handler for NodeHandler {
             );
         })?;
         let api = self.api.get().cloned();
-        api.ok_or_else(|| control::Error {
-            code: ErrorCode::Unavailable.into(),
-            message: format!("node {} is starting", self.node),
-            hint: "ask again in a moment".to_owned(),
-        })
+        Ok(api.ok_or_else(|| self.starting())?)
     }
 }

@@ -13,11 +13,12 @@ use permafrost_protocol::manifest::{Image, Manifest, Origin, TakenBy};
 use super::dump::map_root;
 use super::evidence::Evidence;
 use super::images::{DirectoryImages, holds_pages, store_small};
-use super::seal::{
-    Contents, OF_THESE_PAGES, Replaced, check_images_fit, check_tells_processes, kind_of,
-};
+use super::seal::{Contents, Replaced, check_images_fit, check_tells_processes, kind_of};
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::clock::unix_ms;
+use crate::reader::checkpoint_name;
+use crate::{Missing, ReadingError, SealingError};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Name of the statistics image, which CRIU writes after everything else: an adoption by CRIU's action script
 /// comes before it.
@@ -92,7 +93,7 @@ impl Store {
         let mut images = DirectoryImages::new(dir, &manifest.spaces)?;
         let images = store_small(&mut images, &mut shadow, None)?;
         let kind = kind_of(&images);
-        check_images_fit(kind, &images, &manifest.spaces, OF_THESE_PAGES)?;
+        check_images_fit(kind, &images, &manifest.spaces)?;
         let contents = Contents {
             job: job.to_owned(),
             kind,
@@ -150,13 +151,11 @@ impl Store {
                 return Ok(Some(record));
             }
             if by_name {
-                return Err(StoreError::Conflict {
-                    message: format!(
-                        "session {} is {}@{} already, with other images or of another job",
-                        record.session, record.job, record.generation
-                    ),
-                    hint: "`permafrost ls --parked` lists what can be adopted",
-                });
+                return Err(SealingError::Adopted {
+                    checkpoint: checkpoint_name(&record),
+                    session: record.session,
+                }
+                .into());
             }
         }
         Ok(None)
@@ -169,9 +168,8 @@ impl Store {
     ) -> Result<control::Checkpoint, StoreError> {
         let session = adoption.session;
         let record = self.catalog.parked(session)?;
-        let record = record.ok_or_else(|| StoreError::NotFound {
-            what: format!("parked session {session}"),
-        })?;
+        let record = record
+            .ok_or_else(|| StoreError::NotFound(Missing::ParkedSession(session.to_owned())))?;
         self.check_belongs(&record, evidence, adoption.ignore_times)?;
         Ok(record)
     }
@@ -191,27 +189,23 @@ impl Store {
             }
             match self.check_belongs(&record, evidence, adoption.ignore_times) {
                 Ok(()) => fitting.push(record),
-                Err(StoreError::Invalid { message, .. }) => {
-                    misfits.push(format!("{}: {message}", named(&record)));
+                Err(error) if error.code() == ErrorCode::Invalid => {
+                    misfits.push(format!("{}: {error}", named(&record)));
                 }
                 Err(error) => return Err(error),
             }
         }
         match fitting.len() {
             1 => Ok(fitting.swap_remove(0)),
-            0 => Err(StoreError::NotFound {
-                what: format!(
-                    "parked dump that these images of the processes {wanted:?} belong to{}",
-                    told(&misfits)
-                ),
-            }),
-            _ => Err(StoreError::Conflict {
-                message: format!(
-                    "these images of the processes {wanted:?} may belong to several parked sessions: {}",
-                    fitting.iter().map(named).collect::<Vec<_>>().join("; ")
-                ),
-                hint: "name the session to adopt (`permafrost ls --parked` shows when each was taken)",
-            }),
+            0 => Err(StoreError::NotFound(Missing::ParkedDump {
+                processes: wanted,
+                misfits,
+            })),
+            _ => Err(SealingError::Ambiguous {
+                processes: wanted,
+                sessions: fitting.iter().map(named).collect(),
+            }
+            .into()),
         }
     }
 
@@ -246,19 +240,6 @@ fn named(record: &control::Checkpoint) -> String {
         processes.collect::<Vec<_>>().join(", "),
         unix_ms().saturating_sub(record.created_unix_ms) / 1_000
     )
-}
-
-/// Formats the reasons why each parked session does not match: the first few of them.
-fn told(misfits: &[String]) -> String {
-    const SHOWN: usize = 5;
-    match misfits.len() {
-        0 => String::new(),
-        count => format!(
-            " ({}{})",
-            misfits[..count.min(SHOWN)].join("; "),
-            if count > SHOWN { "; and others" } else { "" }
-        ),
-    }
 }
 
 /// Compares a checkpoint's small images with those of a directory, byte by byte, but for the statistics.
@@ -309,10 +290,11 @@ fn is_same(
     });
     match compared {
         Ok(()) => Ok(true),
-        Err(BlobError::Page(source)) => Err(StoreError::Corrupt {
-            what: format!("image {}", image.name),
+        Err(BlobError::Page(source)) => Err(ReadingError::Corrupt {
+            part: format!("image {}", image.name),
             source,
-        }),
+        }
+        .into()),
         // The image differs, or has become shorter.
         Err(_) => Ok(false),
     }

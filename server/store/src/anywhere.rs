@@ -10,6 +10,7 @@ use permafrost_protocol::manifest::Manifest;
 
 use super::reader::{ReadError, Reader, checkpoint_name};
 use super::{Store, StoreError};
+use crate::ReadingError;
 
 /// A checkpoint that is being read.
 pub(super) struct Anywhere<'a> {
@@ -41,7 +42,7 @@ impl<'a> Anywhere<'a> {
             }
             Err(error) => error,
         };
-        if matches!(error, StoreError::Mislisted { .. }) {
+        if matches!(error, StoreError::Reading(ReadingError::Mislisted { .. })) {
             return Err(error);
         }
         let is_damaged = !matches!(error, StoreError::NotFound { .. });

@@ -10,6 +10,7 @@ use permafrost_protocol::manifest::{Manifest, SpaceType};
 use super::dump::map_root;
 use super::reader::{PAGE_BYTES, checkpoint_name};
 use super::{Store, StoreError, manifest_of};
+use crate::{Missing, ReadingError};
 
 /// Maximum number of damaged places that are listed one by one.
 const MAX_DAMAGE: usize = 64;
@@ -189,15 +190,18 @@ impl Store {
                 image.map(|image| &image.map_root)
             }
         };
-        let root = root.ok_or_else(|| StoreError::NotFound {
-            what: format!("{object:?} of checkpoint {id}"),
+        let root = root.ok_or_else(|| {
+            StoreError::NotFound(Missing::Object {
+                object: format!("{object:?}"),
+                checkpoint: id.to_owned(),
+            })
         })?;
         let map = checkpoint.map(&map_root(root)?);
         let mut healed = 0;
         for (index, page) in pages {
             let changed = map.heal_page(*index, page);
-            healed += u64::from(changed.map_err(|source| StoreError::NotHealed {
-                what: format!("page {index:#x} of {object:?}"),
+            healed += u64::from(changed.map_err(|source| ReadingError::NotHealed {
+                page: format!("page {index:#x} of {object:?}"),
                 source,
             })?);
         }

@@ -17,8 +17,11 @@ use super::reader::check_listed_as;
 use super::seal::{Contents, Numbering, check_wanted};
 use super::{Store, StoreError, digest, job_name, manifest_of};
 use crate::clock::unix_ms;
+use crate::reader::checkpoint_name;
 use crate::{CopiesRequest, CopyStreams, Durability, Replicate};
 use crate::{Registered, Registry};
+use crate::{SealingError, SessionError};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Cluster services that a store uses when it is one node of several.
 pub struct ClusterServices {
@@ -113,10 +116,7 @@ impl Store {
         else {
             return match durability {
                 None | Some(Durability::Local) => Ok(None),
-                Some(Durability::Quorum | Durability::All) => Err(StoreError::Unavailable {
-                    message: "this node knows no other to keep a copy on".to_owned(),
-                    hint: "leave --durability out, or say local",
-                }),
+                Some(Durability::Quorum | Durability::All) => Err(SessionError::NoOtherNode.into()),
             };
         };
         let request = CopiesRequest {
@@ -217,13 +217,9 @@ impl Store {
         }
         if let Some(registry) = &cluster.registry {
             if began.elapsed() > cluster.deadline {
-                let late = StoreError::Unavailable {
-                    message: format!(
-                        "sealing took longer than the {} s that it may",
-                        cluster.deadline.as_secs()
-                    ),
-                    hint: "dump again",
-                };
+                let late = StoreError::from(SealingError::Late {
+                    limit_s: cluster.deadline.as_secs(),
+                });
                 return Err(self.undo(&record, copies.as_deref_mut(), late));
             }
             let entry = Registered {
@@ -384,12 +380,10 @@ impl Store {
         if !self.is_provisional(&record.id) {
             return Ok(record);
         }
-        let unknown = || StoreError::Unavailable {
-            message: format!(
-                "{}@{} is sealed here, and the cluster does not list it",
-                record.job, record.generation
-            ),
-            hint: "`permafrost ls` tells in a minute whether it counts; if not, dump again",
+        let unknown = || {
+            StoreError::from(SealingError::Unlisted {
+                checkpoint: checkpoint_name(&record),
+            })
         };
         let registry = self.registry().ok_or_else(unknown)?;
         let entry = registry.find(&record.job, record.generation)?;
@@ -422,10 +416,11 @@ impl Store {
             }
         };
         match entry.filter(|entry| entry.checkpoint.id == id) {
-            Some(entry) if entry.nodes.contains(&cluster.node) => Err(StoreError::Conflict {
-                message: format!("checkpoint {id} is listed as held by {}", cluster.node),
-                hint: "",
-            }),
+            Some(entry) if entry.nodes.contains(&cluster.node) => Err(SealingError::Listed {
+                id: id.to_owned(),
+                node: cluster.node.clone(),
+            }
+            .into()),
             Some(_) => Ok(true),
             None => registry.is_withdrawn(&self.line_of(id)),
         }
@@ -438,13 +433,10 @@ impl Store {
         if self.cluster.get().is_none() && !clustered {
             return Ok(());
         }
-        Err(StoreError::Conflict {
-            message: format!(
-                "session {} is parked in a cluster, where parked dumps are not adopted",
-                record.session
-            ),
-            hint: "dump with `permafrost dump`, which seals on all copies",
-        })
+        Err(SealingError::ParkedInCluster {
+            session: record.session.clone(),
+        }
+        .into())
     }
 
     /// Returns a listed checkpoint that is to be changed or verified. Its manifest, as far as it can be read, must
@@ -488,7 +480,7 @@ fn listed_after(
     record: &control::Checkpoint,
     error: &StoreError,
 ) -> Listed {
-    if !matches!(error, StoreError::Unavailable { .. }) {
+    if error.code() != ErrorCode::Unavailable {
         return Listed::No;
     }
     // Parked checkpoints have no number to be found by.

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use super::dump::map_root;
 use super::{StoreError, manifest_of};
 use crate::ContentDigest;
+use crate::ReadingError;
 
 /// Returns the digest of the address spaces alone, which is compared at CLOSE, before there are images.
 pub(super) fn of_spaces(spaces: &[AddressSpace]) -> ContentDigest {
@@ -72,8 +73,8 @@ fn of_map(
     what: &str,
 ) -> Result<Vec<u8>, StoreError> {
     let digest = checkpoint.map(&map_root(root)?).digest();
-    let digest = digest.map_err(|source| StoreError::Corrupt {
-        what: format!("{what} of checkpoint {}", checkpoint.id()),
+    let digest = digest.map_err(|source| ReadingError::Corrupt {
+        part: format!("{what} of checkpoint {}", checkpoint.id()),
         source,
     })?;
     Ok(digest.to_vec())

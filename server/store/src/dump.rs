@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use super::kin::match_processes;
 use super::{StoreError, digest};
+use crate::SessionError;
 use crate::{ContentDigest, CopyStreams};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
@@ -100,10 +101,7 @@ impl Parent {
 
 /// Encodes a map root as a manifest holds it.
 pub(super) fn map_root(bytes: &[u8]) -> Result<MapRoot, StoreError> {
-    MapRoot::try_from(bytes).map_err(|error| StoreError::Invalid {
-        message: format!("manifest holds a map root that is none: {error}"),
-        hint: "",
-    })
+    MapRoot::try_from(bytes).map_err(|source| SessionError::MapRoot { source }.into())
 }
 
 /// Receives address spaces. If it is dropped before [`DumpBuilder::finish`], everything it wrote is free again.
@@ -267,12 +265,12 @@ impl DumpBuilder {
         let current = self.current.as_mut().ok_or_else(no_space_open)?;
         let id = current.id;
         let Some(parent) = current.parent.as_mut().filter(|_| current.has_parent) else {
-            return Err(StoreError::Invalid {
-                message: format!(
-                    "hole of {nr_pages} pages at {vaddr:#x} of {id}, which the parent does not have"
-                ),
-                hint: "dump without --prev-images-dir, or into a session of the job that has the parent",
-            });
+            return Err(SessionError::NotInParent {
+                space: id,
+                vaddr,
+                pages: nr_pages,
+            }
+            .into());
         };
         self.shadow
             .reference(&mut current.map, vaddr / PAGE_BYTES, nr_pages, parent)?;
@@ -326,10 +324,10 @@ impl DumpBuilder {
     ) -> Result<(), StoreError> {
         let current = self.current.as_mut().ok_or_else(no_space_open)?;
         let id = current.id;
-        let parent = current.parent.as_mut().ok_or_else(|| StoreError::Invalid {
-            message: format!("pages of {id} are left to a parent that is not here"),
-            hint: "",
-        })?;
+        let parent = current
+            .parent
+            .as_mut()
+            .ok_or(SessionError::NoParent { space: id })?;
         self.shadow
             .reference_as(&mut current.map, first_index, flags, pages, parent)?;
         Ok(())
@@ -424,10 +422,7 @@ fn copy_from_parent(
     let mut index = piece.first_index;
     while index < end {
         if ended.is_some_and(|ended| *ended.borrow()) {
-            return Err(StoreError::Conflict {
-                message: "the session is over".to_owned(),
-                hint: "",
-            });
+            return Err(SessionError::Over.into());
         }
         // The pages were there a moment ago, or there would be no piece.
         let Some(run) = parent.lookup(index).map_err(ShadowError::from)? else {
@@ -447,8 +442,5 @@ fn byte_len(pages: u64) -> usize {
 }
 
 fn no_space_open() -> StoreError {
-    StoreError::Invalid {
-        message: "pages before any address space was opened".to_owned(),
-        hint: "",
-    }
+    SessionError::NoSpaceOpen.into()
 }

@@ -9,6 +9,7 @@ use permafrost_protocol::wire::message::FetchOpened;
 
 use super::reader::checkpoint_name;
 use super::{Fetch, Store, StoreError, digest};
+use crate::Missing;
 use crate::{ContentDigest, Elsewhere};
 
 impl Store {
@@ -29,9 +30,9 @@ impl Store {
     ) -> Result<RemoteCheckpoint, StoreError> {
         let record = self.resolve(listed_as)?;
         if record.id != checkpoint {
-            return Err(StoreError::NotFound {
-                what: format!("checkpoint {checkpoint}"),
-            });
+            return Err(StoreError::NotFound(Missing::Checkpoint(
+                checkpoint.to_owned(),
+            )));
         }
         self.open_remote(&record)
     }
@@ -99,9 +100,9 @@ impl Store {
         let found = registry.find(&record.job, record.generation)?;
         match found {
             Some(entry) if entry.checkpoint.id == record.id => Ok(Some(entry.content_digest)),
-            _ => Err(StoreError::NotFound {
-                what: format!("checkpoint {}", checkpoint_name(record)),
-            }),
+            _ => Err(StoreError::NotFound(Missing::Checkpoint(checkpoint_name(
+                record,
+            )))),
         }
     }
 
@@ -125,12 +126,8 @@ fn is_of(opened: &FetchOpened, manifest: &Manifest, listed: &ContentDigest) -> b
 
 /// Returns the error for a checkpoint that is listed and not on this node.
 pub(super) fn not_here(record: &control::Checkpoint) -> StoreError {
-    StoreError::NotFound {
-        what: format!(
-            "copy of {}@{} on this node (held by {})",
-            record.job,
-            record.generation,
-            record.nodes.join(", ")
-        ),
-    }
+    StoreError::NotFound(Missing::Copy {
+        checkpoint: checkpoint_name(record),
+        holders: record.nodes.clone(),
+    })
 }

@@ -16,6 +16,8 @@ use permafrost_protocol::manifest::{AddressSpace, Manifest, Origin, SpaceType};
 use super::StoreError;
 use super::dump::map_root;
 use crate::clock::unix_ms;
+use crate::{ImagesError, ReadingError};
+use permafrost_protocol::images::ImageError;
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -91,7 +93,7 @@ impl Evidence {
     /// Compares processes, mappings and page counts with parked pages.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] says what differs; others, when the maps cannot be read.
+    /// [`ImagesError`] names the difference; other errors, when the maps cannot be read.
     pub(super) fn check_pages(
         &self,
         parked: &Arc<StoredCheckpoint>,
@@ -103,15 +105,15 @@ impl Evidence {
         }
         let (described, received) = (self.processes(), process_spaces(&manifest.spaces));
         if described != received {
-            return Err(invalid(format!(
-                "the images directory describes the processes {described:?}, but pages came for {received:?}"
-            )));
+            return Err(ImagesError::OtherProcesses {
+                described,
+                received,
+            }
+            .into());
         }
-        let came: u64 = manifest.spaces.iter().map(|space| space.pages).sum();
-        if let Some(counted) = self.counted_pages.filter(|counted| *counted != came) {
-            return Err(invalid(format!(
-                "its stats-dump counts {counted} pages, but {came} came"
-            )));
+        let received: u64 = manifest.spaces.iter().map(|space| space.pages).sum();
+        if let Some(counted) = self.counted_pages.filter(|counted| *counted != received) {
+            return Err(ImagesError::OtherPageCount { counted, received }.into());
         }
         for space in &manifest.spaces {
             let mapped = match space.space_type() {
@@ -128,7 +130,7 @@ impl Evidence {
     /// Compares the time of the images with that of the pages.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] says how far they are apart.
+    /// [`ImagesError::OtherTime`] says how far they are apart.
     pub(super) fn check_time(&self, origin: Option<&Origin>) -> Result<(), StoreError> {
         let origin = origin.filter(|origin| origin.pages_closed_unix_ms > 0);
         let (Some(origin), Some((written, slack))) = (origin, self.written) else {
@@ -136,27 +138,19 @@ impl Evidence {
         };
         let begun = origin.pages_begun_unix_ms.saturating_sub(slack.0);
         let closed = origin.pages_closed_unix_ms.saturating_add(slack.1);
-        let (apart_ms, order) = if written < begun {
-            (
-                origin.pages_begun_unix_ms.saturating_sub(written),
-                "before its pages came",
-            )
+        let is_before = written < begun;
+        let apart_ms = if is_before {
+            origin.pages_begun_unix_ms.saturating_sub(written)
         } else if written > closed {
-            (
-                written.saturating_sub(origin.pages_closed_unix_ms),
-                "after its last page",
-            )
+            written.saturating_sub(origin.pages_closed_unix_ms)
         } else {
             return Ok(());
         };
-        Err(StoreError::Invalid {
-            message: format!(
-                "the images were written {}.{:03} s {order}",
-                apart_ms / 1_000,
-                apart_ms % 1_000
-            ),
-            hint: "name the directory that criu dump wrote for these very pages; with --ignore-times, if it is a copy of that",
-        })
+        Err(ImagesError::OtherTime {
+            apart_ms,
+            is_before,
+        }
+        .into())
     }
 }
 
@@ -178,7 +172,7 @@ fn mapped_ranges(directory: &ImagesDir, pid: u32) -> Result<Vec<Range>, StoreErr
         .take(MAX_IMAGE_BYTES)
         .read_to_end(&mut bytes)
         .map_err(StoreError::io(format!("read image {name}")))?;
-    let mappings = read_mappings(&bytes).map_err(|error| invalid(format!("{name}: {error}")))?;
+    let mappings = read_mappings(&bytes).map_err(unreadable(&name))?;
     let mut ranges: Vec<Range> = mappings
         .iter()
         .map(|mapping| (mapping.start / PAGE_BYTES, mapping.end.div_ceil(PAGE_BYTES)))
@@ -203,7 +197,7 @@ fn counted_pages(directory: &ImagesDir) -> Result<u64, StoreError> {
         .take(MAX_IMAGE_BYTES)
         .read_to_end(&mut bytes)
         .map_err(StoreError::io(format!("read {NAME}")))?;
-    let stats = DumpStats::read(&bytes).map_err(|error| invalid(format!("{NAME}: {error}")))?;
+    let stats = DumpStats::read(&bytes).map_err(unreadable(NAME))?;
     let counts = [
         stats.pages_skipped_parent,
         stats.pages_written,
@@ -222,8 +216,8 @@ fn check_mapped(
     mapped: &[Range],
 ) -> Result<(), StoreError> {
     for run in parked.map(&map_root(&space.map_root)?).runs() {
-        let run = run.map_err(|source| StoreError::Corrupt {
-            what: format!("parked pages of process {}", space.id),
+        let run = run.map_err(|source| ReadingError::Corrupt {
+            part: format!("parked pages of process {}", space.id),
             source,
         })?;
         let after = mapped.partition_point(|range| range.0 <= run.first_index);
@@ -231,21 +225,21 @@ fn check_mapped(
             .checked_sub(1)
             .is_some_and(|at| run.end_index() <= mapped[at].1);
         if !holds {
-            return Err(invalid(format!(
-                "process {} has not mapped {:#x}-{:#x}, for which pages came",
-                space.id,
-                run.first_index.saturating_mul(PAGE_BYTES),
-                run.end_index().saturating_mul(PAGE_BYTES)
-            )));
+            return Err(ImagesError::NotMapped {
+                process: space.id,
+                start: run.first_index.saturating_mul(PAGE_BYTES),
+                end: run.end_index().saturating_mul(PAGE_BYTES),
+            }
+            .into());
         }
     }
     Ok(())
 }
 
-fn invalid(message: String) -> StoreError {
-    StoreError::Invalid {
-        message,
-        hint: super::seal::OF_THESE_PAGES,
+fn unreadable(image: &str) -> impl FnOnce(ImageError) -> ImagesError {
+    move |source| ImagesError::Unreadable {
+        image: image.to_owned(),
+        source,
     }
 }
 

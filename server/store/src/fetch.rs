@@ -9,6 +9,7 @@ use super::dump::{Parent, map_root};
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Store, StoreError, digest, manifest_of};
 use crate::ContentDigest;
+use crate::Missing;
 
 /// Pages handed out at once: the capacity of a wire frame.
 const CHUNK_PAGES: u32 = 64;
@@ -192,10 +193,15 @@ impl Fetch {
     ) -> Result<(), StoreError> {
         let mut images = self.manifest().images.iter();
         let place = images.position(|image| image.name == name);
-        let place = place.ok_or_else(|| StoreError::NotFound {
-            what: format!("image {name} of {}", self.reader.name),
-        })?;
+        let place = place.ok_or_else(|| StoreError::NotFound(self.no_image(name)))?;
         self.image_at(place, sink)
+    }
+
+    fn no_image(&self, image: impl ToString) -> Missing {
+        Missing::Image {
+            name: image.to_string(),
+            checkpoint: self.reader.name.clone(),
+        }
     }
 
     /// Passes on the image at `place` in the manifest, from 0, as [`Self::image`] does.
@@ -208,9 +214,7 @@ impl Fetch {
         mut sink: impl FnMut(&[u8]) -> std::io::Result<()>,
     ) -> Result<(), StoreError> {
         let image = self.manifest().images.get(place);
-        let image = image.ok_or_else(|| StoreError::NotFound {
-            what: format!("image {place} of {}", self.reader.name),
-        })?;
+        let image = image.ok_or_else(|| StoreError::NotFound(self.no_image(place)))?;
         let name = &image.name;
         match self.reader.small(image, &mut sink) {
             Ok(()) => Ok(()),

@@ -14,6 +14,7 @@ use permafrost_protocol::manifest::{AddressSpace, Image, MAX_SMALL_IMAGES};
 
 use super::StoreError;
 use crate::CopyStreams;
+use crate::ImagesError;
 
 /// Bytes of an image that are collected before they are written.
 pub(super) const IMAGE_CHUNK: usize = 64 * PAGE_SIZE;
@@ -113,10 +114,10 @@ pub(super) fn store_small(
     let mut buffer = vec![0; IMAGE_CHUNK];
     while let Some((name, len_bytes)) = source.next_image()? {
         if images.len() >= MAX_SMALL_IMAGES {
-            return Err(StoreError::Invalid {
-                message: format!("the dump has more than {MAX_SMALL_IMAGES} small images"),
-                hint: "dump subtrees as jobs of their own: CRIU writes an image for each thread",
-            });
+            return Err(ImagesError::TooMany {
+                limit: MAX_SMALL_IMAGES,
+            }
+            .into());
         }
         let mut storing = Storing {
             source: &mut *source,
@@ -215,10 +216,11 @@ impl OpenImage {
     pub(super) fn take(&mut self, shadow: &mut Shadow, mut bytes: &[u8]) -> Result<(), StoreError> {
         let after = self.received_bytes.saturating_add(bytes.len() as u64);
         if after > self.len_bytes {
-            return Err(invalid(format!(
-                "image {} is longer than the {} bytes announced",
-                self.name, self.len_bytes
-            )));
+            return Err(ImagesError::TooLong {
+                image: self.name.clone(),
+                announced_bytes: self.len_bytes,
+            }
+            .into());
         }
         while !bytes.is_empty() {
             let part = bytes.len().min(IMAGE_CHUNK - self.buffer.len());
@@ -244,10 +246,12 @@ impl OpenImage {
 
     pub(super) fn finish(mut self, shadow: &mut Shadow) -> Result<Image, StoreError> {
         if self.received_bytes != self.len_bytes {
-            return Err(invalid(format!(
-                "image {} has {} bytes of {}",
-                self.name, self.received_bytes, self.len_bytes
-            )));
+            return Err(ImagesError::TooShort {
+                image: self.name,
+                received_bytes: self.received_bytes,
+                announced_bytes: self.len_bytes,
+            }
+            .into());
         }
         self.write(shadow)?;
         let (root, stats) = shadow.finish(self.map)?;
@@ -266,8 +270,4 @@ fn chunk_of(len_bytes: u64) -> usize {
         .unwrap_or(IMAGE_CHUNK)
         .min(IMAGE_CHUNK)
         .next_multiple_of(PAGE_SIZE)
-}
-
-fn invalid(message: String) -> StoreError {
-    StoreError::Invalid { message, hint: "" }
 }

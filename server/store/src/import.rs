@@ -61,12 +61,7 @@ impl Store {
             dump.copies.as_deref_mut(),
         )?;
         let kind = kind_of(&images);
-        check_images_fit(
-            kind,
-            &images,
-            &dump.spaces,
-            "name a directory that criu dump wrote with its pages, not by --page-server",
-        )?;
+        check_images_fit(kind, &images, &dump.spaces).map_err(StoreError::Import)?;
         let contents = Contents {
             commit_deadline: self.commit_deadline(),
             job: job.to_owned(),

@@ -12,6 +12,8 @@ use super::checking::HeldCheckpoint;
 use super::reader::PAGE_BYTES;
 use super::{ProgressReceiver, Store, StoreError, job_name, manifest_of};
 use crate::clock::unix_ms;
+use crate::reader::checkpoint_name;
+use crate::{Missing, SealingError};
 
 impl Store {
     /// Lists the checkpoints of a job, or of all jobs, by job and generation, parked ones last.
@@ -29,9 +31,7 @@ impl Store {
                 unix_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         }
         if let Some(job) = job.filter(|_| listed.is_empty()) {
-            return Err(StoreError::NotFound {
-                what: format!("job {job}"),
-            });
+            return Err(StoreError::NotFound(Missing::Job(job.to_string())));
         }
         Ok(listed
             .into_iter()
@@ -83,10 +83,10 @@ impl Store {
             vec![self.resolve(reference)?]
         };
         if let Some(pinned) = doomed.iter().find(|record| record.pinned && !force) {
-            return Err(StoreError::Conflict {
-                message: format!("{}@{} is pinned", pinned.job, pinned.generation),
-                hint: "unpin it first, or use --force",
-            });
+            return Err(SealingError::Pinned {
+                checkpoint: checkpoint_name(pinned),
+            }
+            .into());
         }
         for record in &doomed {
             self.delete(record)?;

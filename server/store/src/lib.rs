@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 use permafrost_pmem::{ATTR_PINNED, CheckpointId, Guarantee, Region};
 use permafrost_protocol::control::{self, ErrorCode};
 use permafrost_protocol::manifest::{
-    CheckpointRef, JobName, Kind, Manifest, Origin, RestoreOptionError, check_restore_options,
+    CheckpointRef, JobName, Kind, Manifest, Origin, check_restore_options,
 };
 
 use self::dump::Parent;
@@ -60,7 +60,10 @@ pub use adopt::Adoption;
 pub use checking::{Checked, DamagedPage, HeldCheckpoint, Object, PagesRead};
 pub use clustered::ClusterServices;
 pub use counters::{BOUNDS_S, Counter, Counters, Timings};
-pub use error::StoreError;
+pub use error::{
+    CopyError, ImagesError, Missing, PortError, ReadingError, SealingError, SessionError,
+    StoreError,
+};
 pub use fetch::{Fetch, Fetched, FetchedRuns};
 pub use images::SmallImages;
 pub use permafrost_criu::ProgressReceiver;
@@ -295,23 +298,21 @@ impl Store {
         let session = self.sessions().get(id).cloned();
         if let Some(session) = session {
             if !session.discard(ErrorCode::SessionFailed, "discarded on request") {
-                return Err(StoreError::Conflict {
-                    message: format!("session {id} is being sealed"),
-                    hint: "remove the checkpoint when it is there",
-                });
+                return Err(SessionError::BeingSealed {
+                    session: id.to_owned(),
+                }
+                .into());
             }
             self.sessions().remove(id);
             return Ok(());
         }
         let parked = self.catalog.parked(id)?;
-        let parked = parked.ok_or_else(|| StoreError::NotFound {
-            what: format!("session {id}"),
-        })?;
+        let parked = parked.ok_or_else(|| StoreError::NotFound(Missing::Session(id.to_owned())))?;
         if self.is_provisional(&parked.id) {
-            return Err(StoreError::Conflict {
-                message: format!("session {id} is being listed by the cluster"),
-                hint: "abort it in a minute, on any node that lists it",
-            });
+            return Err(SessionError::BeingListed {
+                session: id.to_owned(),
+            }
+            .into());
         }
         self.delete(&parked)
     }
@@ -457,9 +458,12 @@ impl Store {
     }
 
     fn lock_here(&self, job: &str, holder: &str) -> Result<jobs::JobGuard, StoreError> {
-        self.jobs.lock(job, holder).map_err(|holder| StoreError::Conflict {
-            message: format!("job {job} has {holder} under way"),
-            hint: "wait for it to end, or discard it (`permafrost status` shows it, `permafrost abort SESSION`)",
+        self.jobs.lock(job, holder).map_err(|holder| {
+            SessionError::JobBusy {
+                job: job.to_owned(),
+                holder,
+            }
+            .into()
         })
     }
 
@@ -508,20 +512,15 @@ impl Store {
     /// # Errors
     /// The reference is invalid, or there is no such checkpoint.
     pub fn resolve(&self, reference: &str) -> Result<control::Checkpoint, StoreError> {
-        let parsed: CheckpointRef = reference.parse().map_err(|error| StoreError::Invalid {
-            message: format!("{reference:?} names no checkpoint: {error}"),
-            hint: "name one as JOB or JOB@GENERATION",
-        })?;
+        let parsed: CheckpointRef = reference
+            .parse()
+            .map_err(ReadingError::reference(reference))?;
         let found = self.look_up(parsed.job.as_str(), parsed.generation)?;
-        found.ok_or_else(|| StoreError::NotFound {
-            what: format!("checkpoint {reference}"),
-        })
+        found.ok_or_else(|| StoreError::NotFound(Missing::Checkpoint(reference.to_owned())))
     }
 
     fn checkpoint(&self, id: &str) -> Result<Arc<permafrost_pmem::StoredCheckpoint>, StoreError> {
-        let missing = || StoreError::NotFound {
-            what: format!("checkpoint {id}"),
-        };
+        let missing = || StoreError::NotFound(Missing::Checkpoint(id.to_owned()));
         let id: CheckpointId = id.parse().map_err(|_| missing())?;
         self.region.checkpoint(id).ok_or_else(missing)
     }
@@ -638,10 +637,7 @@ struct Index {
 impl Index {
     fn check(&self) -> Result<(), StoreError> {
         if self.lost {
-            return Err(StoreError::Conflict {
-                message: "the catalog failed earlier and lacks a checkpoint".to_owned(),
-                hint: "restart permafrostd: it makes the catalog agree with the region",
-            });
+            return Err(StoreError::CatalogIncomplete);
         }
         Ok(())
     }
@@ -679,11 +675,11 @@ fn manifest_of(
     let id = checkpoint.id();
     let bytes = checkpoint
         .manifest()
-        .map_err(|source| StoreError::Corrupt {
-            what: format!("manifest of {id}"),
+        .map_err(|source| ReadingError::Corrupt {
+            part: format!("manifest of {id}"),
             source,
         })?;
-    Manifest::decode_checked(&bytes).map_err(|source| StoreError::Manifest { id, source })
+    Manifest::decode_checked(&bytes).map_err(|source| ReadingError::Manifest { id, source }.into())
 }
 
 /// Returns `job` as a valid job name.
@@ -691,9 +687,12 @@ fn manifest_of(
 /// # Errors
 /// The name is invalid, or empty.
 pub fn job_name(job: &str) -> Result<JobName, StoreError> {
-    job.parse().map_err(|error| StoreError::Invalid {
-        message: format!("{job:?} is no job name: {error}"),
-        hint: "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",
+    job.parse().map_err(|source| {
+        SessionError::JobName {
+            job: job.to_owned(),
+            source,
+        }
+        .into()
     })
 }
 
@@ -705,8 +704,5 @@ fn check_job(job: &str) -> Result<(), StoreError> {
 /// written; here the task still runs.
 fn check_origin(origin: Option<&Origin>) -> Result<(), StoreError> {
     let recorded = origin.map_or(&[][..], |origin| &origin.restore_options);
-    check_restore_options(recorded).map_err(|error| StoreError::Invalid {
-        message: error.to_string(),
-        hint: RestoreOptionError::HINT,
-    })
+    check_restore_options(recorded).map_err(|error| SessionError::from(error).into())
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
+use crate::quotas::QuotaError;
 
 /// Maximum time between two saves while something is parked.
 const SAVE_PERIOD: Duration = Duration::from_secs(60);
@@ -226,9 +227,10 @@ impl Share {
         let mut taken = self.quota.lock();
         let others = taken.parked_bytes.saturating_add(taken.under_way_bytes);
         if others.saturating_add(more) > self.quota.limit_bytes {
-            return Err(StoreError::ParkQuota {
+            return Err(QuotaError::Parked {
                 limit_bytes: self.quota.limit_bytes,
-            });
+            }
+            .into());
         }
         taken.under_way_bytes += more;
         self.bytes = bytes;

@@ -13,6 +13,7 @@ use permafrost_protocol::manifest::Manifest;
 use super::{Store, StoreError, digest, manifest_of};
 use crate::ContentDigest;
 use crate::Registered;
+use crate::SealingError;
 
 /// A checkpoint that this node holds.
 #[derive(Clone, Debug)]
@@ -79,10 +80,7 @@ impl Store {
             return Ok(false);
         };
         if checkpoint.attrs() & ATTR_PROVISIONAL == 0 && !withdrawn {
-            return Err(StoreError::Conflict {
-                message: format!("checkpoint {id} is published and is not rolled back"),
-                hint: "remove it with `permafrost rm`",
-            });
+            return Err(SealingError::Published { id: id.to_string() }.into());
         }
         self.region.delete(checkpoint.id())?;
         // A checkpoint with a damaged manifest was never listed.

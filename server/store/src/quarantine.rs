@@ -13,6 +13,7 @@ use permafrost_protocol::wire::message::{Verified, request};
 
 use super::reader::checkpoint_name;
 use super::{ProgressReceiver, Store, StoreError};
+use crate::ReadingError;
 
 /// Verifies and heals stored checkpoints: see `permafrost_cluster::scrub`.
 pub trait ScrubService: Send + Sync {
@@ -78,10 +79,9 @@ impl Store {
         reference: &str,
         progress: ProgressReceiver<'_>,
     ) -> Result<control::Scrubbed, StoreError> {
-        let scrub = self.scrub().ok_or_else(|| StoreError::Unavailable {
-            message: "this node is starting or stopping and scrubs nothing".to_owned(),
-            hint: "try again",
-        })?;
+        let scrub = self
+            .scrub()
+            .ok_or(ReadingError::NoScrub { action: "scrubs" })?;
         scrub.scrub(reference, progress)
     }
 
@@ -98,19 +98,15 @@ impl Store {
     /// Too many checkpoints in one request; this node is starting or stopping.
     pub fn verified(&self, asked: &request::Verify) -> Result<Verified, StoreError> {
         if asked.checkpoints.len() > request::MAX_VERIFY {
-            return Err(StoreError::Invalid {
-                message: format!(
-                    "{} checkpoints are to be verified, and {} may be at once",
-                    asked.checkpoints.len(),
-                    request::MAX_VERIFY
-                ),
-                hint: "ask for some at a time",
-            });
+            return Err(ReadingError::TooMany {
+                requested: asked.checkpoints.len(),
+                limit: request::MAX_VERIFY,
+            }
+            .into());
         }
-        let scrub = self.scrub().ok_or_else(|| StoreError::Unavailable {
-            message: "this node is starting or stopping and verifies nothing".to_owned(),
-            hint: "try again",
-        })?;
+        let scrub = self
+            .scrub()
+            .ok_or(ReadingError::NoScrub { action: "verifies" })?;
         Ok(scrub.verified(&asked.checkpoints, Duration::from_secs(asked.within_s)))
     }
 
@@ -188,7 +184,7 @@ impl Store {
     /// in the middle of it.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`]; no such checkpoint.
+    /// [`ReadingError::Damaged`]; no such checkpoint.
     pub fn check_restorable(&self, reference: &str) -> Result<(), StoreError> {
         if self.quarantine.damaged().is_empty() {
             return Ok(());
@@ -208,9 +204,10 @@ impl Store {
         if elsewhere || last_chance {
             return Ok(());
         }
-        Err(StoreError::Damaged {
+        Err(ReadingError::Damaged {
             name: checkpoint_name(&record),
             damage,
-        })
+        }
+        .into())
     }
 }

@@ -14,6 +14,7 @@ use permafrost_protocol::manifest::{AddressSpace, Image, Manifest, SpaceType};
 
 use super::dump::map_root;
 use super::{Store, StoreError, manifest_of};
+use crate::ReadingError;
 
 pub(super) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -46,10 +47,11 @@ pub(super) fn check_listed_as(
     if is_listed_as(record, manifest) {
         return Ok(());
     }
-    Err(StoreError::Mislisted {
+    Err(ReadingError::Mislisted {
         name: checkpoint_name(record),
         id: record.id.clone(),
-    })
+    }
+    .into())
 }
 
 impl Reader {
@@ -176,18 +178,18 @@ impl Reader {
             SpaceType::Process => format!("process {}", space.id),
             SpaceType::SharedMemory => format!("shared memory {}", space.id),
         };
-        StoreError::Corrupt {
-            what: format!("{}: {space} address {:#x}", self.name, index * PAGE_BYTES),
+        StoreError::Reading(ReadingError::Corrupt {
+            part: format!("{}: {space} address {:#x}", self.name, index * PAGE_BYTES),
             source,
-        }
+        })
     }
 
     /// Returns the error for damage in a small image.
     pub(super) fn corrupt_image(&self, image: &Image, source: PageError) -> StoreError {
-        StoreError::Corrupt {
-            what: format!("{}: image {}", self.name, image.name),
+        StoreError::Reading(ReadingError::Corrupt {
+            part: format!("{}: image {}", self.name, image.name),
             source,
-        }
+        })
     }
 }
 

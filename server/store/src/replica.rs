@@ -28,6 +28,7 @@ use super::images::IMAGE_CHUNK;
 use super::seal::{Contents, Numbering};
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::ContentDigest;
+use crate::CopyError;
 
 /// Request to open a copy.
 pub struct ReplicaRequest {
@@ -330,10 +331,11 @@ impl ReplicaDump {
             .ok_or_else(|| out_of_order("committed"))?;
         check_digest(&commit.checkpoint, digest, commit)?;
         if commit.session != self.session {
-            return Err(invalid(format!(
-                "a commit of session {} came for session {}",
-                commit.session, self.session
-            )));
+            return Err(CopyError::OtherSession {
+                own: self.session.clone(),
+                sent: commit.session.clone(),
+            }
+            .into());
         }
         super::check_origin(commit.origin.as_ref())?;
         let numbering = Numbering::of(commit)?;
@@ -344,7 +346,7 @@ impl ReplicaDump {
         let contents = Contents {
             job: commit.job.clone(),
             kind: Kind::try_from(commit.kind)
-                .map_err(|_| invalid(format!("unknown kind of checkpoint {}", commit.kind)))?,
+                .map_err(|_| CopyError::UnknownKind { kind: commit.kind })?,
             parent_generation: commit.parent_generation,
             origin: commit.origin.clone(),
             images,
@@ -403,23 +405,20 @@ fn check_digest(id: &str, own: ContentDigest, commit: &Commit) -> Result<(), Sto
     if commit.content_digest == own {
         return Ok(());
     }
-    Err(StoreError::Conflict {
-        message: format!(
-            "checkpoint {id} is here with content {}, not {}",
-            hex(&own),
-            hex(&commit.content_digest)
-        ),
-        hint: "",
-    })
+    Err(CopyError::OtherContent {
+        id: id.to_owned(),
+        own: hex(&own),
+        sent: hex(&commit.content_digest),
+    }
+    .into())
 }
 
 impl Numbering {
     /// Reads the numbering that the sender of a dump chose.
     fn of(commit: &Commit) -> Result<Self, StoreError> {
-        let id: CheckpointId = commit
-            .checkpoint
-            .parse()
-            .map_err(|_| invalid(format!("{:?} is no checkpoint id", commit.checkpoint)))?;
+        let id: CheckpointId = commit.checkpoint.parse().map_err(|_| CopyError::BadId {
+            id: commit.checkpoint.clone(),
+        })?;
         Ok(Self {
             id,
             generation: commit.generation,
@@ -432,13 +431,6 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn out_of_order(what: &str) -> StoreError {
-    StoreError::Conflict {
-        message: format!("a copy was {what} at the wrong moment"),
-        hint: "",
-    }
-}
-
-fn invalid(message: String) -> StoreError {
-    StoreError::Invalid { message, hint: "" }
+fn out_of_order(step: &'static str) -> StoreError {
+    CopyError::OutOfOrder { step }.into()
 }

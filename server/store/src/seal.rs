@@ -18,7 +18,9 @@ use super::images::{DirectoryImages, SmallImages, store_small};
 use super::session::{Sealing, Session};
 use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
+use crate::reader::checkpoint_name;
 use crate::{ContentDigest, CopyStreams};
+use crate::{ImagesError, Missing, ReadingError, SealingError};
 
 /// Contents of a manifest, apart from the fields that the store adds.
 pub(super) struct Contents {
@@ -76,9 +78,7 @@ impl Store {
                 .list(None)?
                 .into_iter()
                 .find(|record| record.session == id)
-                .ok_or_else(|| StoreError::NotFound {
-                    what: format!("session {id}"),
-                })?;
+                .ok_or_else(|| StoreError::NotFound(Missing::Session(id.to_owned())))?;
             return self.acknowledged(sealed);
         };
         let images = |spaces: &[AddressSpace]| DirectoryImages::of(images, spaces);
@@ -96,9 +96,8 @@ impl Store {
         images: &mut dyn SmallImages,
     ) -> Result<control::Checkpoint, StoreError> {
         let session = self.sessions().get(id).cloned();
-        let session = session.ok_or_else(|| StoreError::NotFound {
-            what: format!("session {id}"),
-        })?;
+        let session =
+            session.ok_or_else(|| StoreError::NotFound(Missing::Session(id.to_owned())))?;
         self.seal_images(&session, |_| Ok(images), &|| true)
     }
 
@@ -146,7 +145,7 @@ impl Store {
         } else {
             Kind::Full
         };
-        check_images_fit(kind, &images, &spaces, OF_THESE_PAGES)?;
+        check_images_fit(kind, &images, &spaces)?;
         let contents = Contents {
             job: session.request.job.clone(),
             kind,
@@ -255,13 +254,11 @@ impl Store {
             ..control::Checkpoint::default()
         };
         if let Some(other) = self.catalogued(&place)? {
-            return Err(StoreError::Conflict {
-                message: format!(
-                    "checkpoint {} is {}@{} on this node already",
-                    other.id, other.job, other.generation
-                ),
-                hint: "",
-            });
+            return Err(SealingError::NameTaken {
+                checkpoint: checkpoint_name(&other),
+                id: other.id,
+            }
+            .into());
         }
         self.seal_locked(&mut index, shadow, contents, numbering, attrs, digest, None)
     }
@@ -340,7 +337,7 @@ impl Store {
         };
         let bytes = manifest
             .encode_checked()
-            .map_err(|source| StoreError::Manifest { id, source })?;
+            .map_err(|source| ReadingError::Manifest { id, source })?;
         let replaces = replaced.as_ref().map(|replaced| replaced.id);
         let sealed = shadow.seal_with(id, &bytes, replaces, attrs)?;
         let summary = self.summary(&sealed, &manifest);
@@ -376,10 +373,7 @@ pub(super) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), StoreError> 
     if wanted() {
         return Ok(());
     }
-    Err(StoreError::Conflict {
-        message: "whoever asked for the seal is gone: its dump was rolled back".to_owned(),
-        hint: "dump again",
-    })
+    Err(SealingError::CallerGone.into())
 }
 
 /// Id, number and seal time of a checkpoint: equal on all copies.
@@ -397,23 +391,15 @@ pub(super) struct Replaced {
     pub(super) added_bytes: u64,
 }
 
-/// Hint that names the images directory which pages received earlier need.
-pub(super) const OF_THESE_PAGES: &str =
-    "name the directory that criu dump wrote for these very pages";
-
 /// Checks that a directory belongs to the pages. Otherwise the checkpoint could not be restored; the error is
 /// better now, while the task still exists.
 pub(super) fn check_images_fit(
     kind: Kind,
     images: &[Image],
     spaces: &[AddressSpace],
-    hint: &'static str,
-) -> Result<(), StoreError> {
-    let misfit = |message: String| StoreError::Invalid { message, hint };
+) -> Result<(), ImagesError> {
     if !images.iter().any(|image| image.name == "inventory.img") {
-        return Err(misfit(
-            "the images directory has no inventory.img".to_owned(),
-        ));
+        return Err(ImagesError::NoInventory);
     }
     if kind == Kind::PreDump {
         return Ok(());
@@ -421,9 +407,10 @@ pub(super) fn check_images_fit(
     let described = processes_of(images.iter().map(|image| image.name.as_str()));
     let received = process_spaces(spaces);
     if described != received {
-        return Err(misfit(format!(
-            "the images directory describes the processes {described:?}, but pages came for {received:?}"
-        )));
+        return Err(ImagesError::OtherProcesses {
+            described,
+            received,
+        });
     }
     Ok(())
 }
@@ -445,12 +432,9 @@ fn processes_of<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<u64> {
 }
 
 /// Fails for a directory that names no process: it would fit no parked dump, or any.
-pub(super) fn check_tells_processes(processes: &BTreeSet<u64>) -> Result<(), StoreError> {
+pub(super) fn check_tells_processes(processes: &BTreeSet<u64>) -> Result<(), ImagesError> {
     if !processes.is_empty() {
         return Ok(());
     }
-    Err(StoreError::Invalid {
-        message: "the images directory describes no process (it has no mm-PID.img)".to_owned(),
-        hint: "name the directory that criu dump wrote; for a pre-dump name the session, too",
-    })
+    Err(ImagesError::NoProcess)
 }

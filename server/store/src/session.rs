@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use permafrost_criu::frontend::{PageSink, SinkError};
 use permafrost_pmem::PAGE_SIZE;
-use permafrost_protocol::control::{ErrorCode, SessionStatus};
+use permafrost_protocol::control::{ErrorCode, ReportedError, SessionStatus};
 use permafrost_protocol::manifest::{AddressSpace, Origin};
 use permafrost_protocol::pageserver::SpaceId;
 use tokio::sync::watch;
@@ -32,6 +32,7 @@ use super::jobs::JobGuard;
 use super::measured::Measured;
 use super::parking::Share;
 use super::{Store, StoreError, parked};
+use crate::SessionError;
 use crate::TransferSlot;
 use crate::clock::unix_ms;
 use crate::{CopyStreams, Durability};
@@ -264,14 +265,11 @@ impl Session {
     ) -> Result<SessionSink, StoreError> {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Open) {
-            return Err(StoreError::Conflict {
-                message: format!(
-                    "session {} is {} and takes no other connection",
-                    self.id,
-                    state.phase.name()
-                ),
-                hint: "open a session for every dump",
-            });
+            return Err(SessionError::NotOpen {
+                session: self.id.clone(),
+                phase: state.phase.name(),
+            }
+            .into());
         }
         state.enter(Phase::Receiving);
         state.hang_up = Some(hang_up);
@@ -360,14 +358,11 @@ impl Session {
             other => {
                 let error = match &other {
                     Phase::Failed { code, reason } => self.failed(*code, reason),
-                    unready => StoreError::Conflict {
-                        message: format!(
-                            "session {} is {}, not closed: CRIU's CLOSE has not come",
-                            self.id,
-                            unready.name()
-                        ),
-                        hint: "seal after CRIU has sent all pages (the post-dump action)",
-                    },
+                    unready => SessionError::NotClosed {
+                        session: self.id.clone(),
+                        phase: unready.name(),
+                    }
+                    .into(),
                 };
                 state.enter(other);
                 Err(error)
@@ -388,11 +383,11 @@ impl Session {
     }
 
     fn failed(&self, code: ErrorCode, reason: &str) -> StoreError {
-        StoreError::SessionFailed {
+        StoreError::Session(SessionError::Failed {
             session: self.id.clone(),
             code,
             reason: reason.to_owned(),
-        }
+        })
     }
 
     fn is_over(&self) -> bool {

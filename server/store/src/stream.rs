@@ -17,6 +17,7 @@ use permafrost_protocol::control;
 use super::anywhere::Anywhere;
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{ProgressReceiver, Store, StoreError};
+use crate::ReadingError;
 
 /// Longest time that CRIU may take to connect once it has been promised its images.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,10 +56,7 @@ impl Store {
             });
         let served = served.map_err(|error| match error {
             StreamError::Source(error) => error,
-            StreamError::NobodyCame => StoreError::Conflict {
-                message: error.to_string(),
-                hint: "",
-            },
+            StreamError::NobodyCame => ReadingError::NobodyCame.into(),
             other => StoreError::io(format!("stream {}", reader.name))(io::Error::other(
                 other.to_string(),
             )),

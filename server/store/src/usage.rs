@@ -7,7 +7,7 @@ use permafrost_protocol::control::NamespaceUsage;
 use permafrost_protocol::manifest::namespace_of;
 
 use super::{Store, StoreError};
-use crate::quotas::{QuotaError, QuotaUsage, Quotas};
+use crate::quotas::{QuotaUsage, Quotas};
 
 impl Store {
     /// Sets the quotas of namespaces, once. Must be called before requests come. Returns false if they are set
@@ -104,7 +104,7 @@ impl Store {
             return Ok(());
         };
         let checked = quotas.of(namespace).check_priority(namespace, priority);
-        checked.map_err(refused)
+        Ok(checked?)
     }
 
     /// Checks the quota of the job's namespace. Pages without a job are in no namespace: they are counted once they
@@ -115,10 +115,6 @@ impl Store {
         };
         let used = self.usage_of(namespace);
         let checked = quotas.of(namespace).check(namespace, &used, more);
-        checked.map_err(refused)
+        Ok(checked?)
     }
-}
-
-fn refused(error: QuotaError) -> StoreError {
-    StoreError::Elsewhere(error.to_reply())
 }

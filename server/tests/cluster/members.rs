@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use permafrost_cluster::MemberState;
 use permafrost_metering::costs::{Costs, CostsConfig};
-use permafrost_store::StoreError;
 
 use crate::support::{Bench, until};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 #[test]
 fn a_namesake_with_another_region_is_refused_while_the_first_is_alive() {
@@ -17,9 +17,8 @@ fn a_namesake_with_another_region_is_refused_while_the_first_is_alive() {
     let first = bench.try_join(&config, "n1", "r1").unwrap();
     let token = first.fence().token().unwrap();
     let refused = bench.try_join(&config, "n1", "r2").err().unwrap();
-    let StoreError::Conflict { message, hint } = &refused else {
-        panic!("{refused}");
-    };
+    assert_eq!(refused.code(), ErrorCode::Conflict, "{refused}");
+    let (message, hint) = (refused.to_string(), refused.hint());
     assert!(
         message.contains("r1") && message.contains("n1:7118"),
         "{message}"
@@ -57,9 +56,8 @@ fn of_two_daemons_with_one_name_and_copies_of_one_region_one_stops() {
     let token = first.fence().token().unwrap();
     // On the same machine, as a test of both would be. It must not end the first one's lease.
     let second = join("1:8").err().unwrap();
-    let StoreError::Conflict { message, hint } = &second else {
-        panic!("{second}");
-    };
+    assert_eq!(second.code(), ErrorCode::Conflict, "{second}");
+    let (message, hint) = (second.to_string(), second.hint());
     assert!(
         message.contains("a copy of this region, at n1:7118"),
         "{message}"

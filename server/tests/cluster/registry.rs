@@ -8,6 +8,7 @@ use permafrost_cluster::rebuild::{self, Copy, NodeInventory};
 use permafrost_store::{Registry as _, StoreError};
 
 use crate::support::{Bench, entry};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 #[test]
 fn checkpoints_are_listed_found_held_and_withdrawn() {
@@ -18,14 +19,14 @@ fn checkpoints_are_listed_found_held_and_withdrawn() {
     let (one, two) = (one.registry(), two.registry());
     let lock = one.lock_job("a/b").unwrap();
     let error = two.lock_job("a/b").err().unwrap();
-    assert!(matches!(error, StoreError::Conflict { .. }), "{error}");
+    assert!(error.code() == ErrorCode::Conflict, "{error}");
     assert!(error.to_string().contains("n1"), "{error}");
     assert_eq!(one.reserve_generation("a/b").unwrap(), 1);
     one.publish(&entry("a/b", 1, "x"), None).unwrap();
     // Once more, as after an answer that was lost.
     one.publish(&entry("a/b", 1, "x"), None).unwrap();
     let taken = one.publish(&entry("a/b", 1, "other"), None).unwrap_err();
-    assert!(matches!(taken, StoreError::Conflict { .. }), "{taken}");
+    assert!(taken.code() == ErrorCode::Conflict, "{taken}");
     // Not by one that does not hold the lock, while another does.
     let foreign = two.publish(&entry("a/b", 2, "y"), None).unwrap_err();
     assert!(foreign.to_string().contains("lock"), "{foreign}");
@@ -102,7 +103,7 @@ fn racing_nodes_get_one_lock_and_different_generations() {
                                 locked += 1;
                                 drop(lock);
                             }
-                            Err(StoreError::Conflict { .. }) => {}
+                            Err(error) if error.code() == ErrorCode::Conflict => {}
                             Err(error) => panic!("{error}"),
                         }
                     }

@@ -7,10 +7,11 @@ use std::time::Instant;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, TlsOptions};
 use permafrost_cluster::{ClusterConfig, TlsFiles};
 use permafrost_identity::{Authority, CertificateOrder, Role};
-use permafrost_store::{Registry as _, StoreError};
+use permafrost_store::Registry as _;
 use permafrost_tests::etcd::{EtcdCluster, ServerTls};
 
 use crate::support::{Bench, LIMIT, entry, until};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// A private CA, as `permafrost pki` makes them.
 struct Ca {
@@ -50,7 +51,9 @@ fn refused(bench: &Bench, config: &ClusterConfig) -> String {
     let joined = bench.try_join(config, "stranger", "r");
     assert!(begun.elapsed() < LIMIT);
     match joined {
-        Err(StoreError::Unavailable { message, hint }) => format!("{message} ({hint})"),
+        Err(error) if error.code() == ErrorCode::Unavailable => {
+            format!("{error} ({})", error.hint())
+        }
         Err(other) => panic!("{other}"),
         Ok(cluster) => panic!("joined: {:?}", cluster.fence().check()),
     }

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use permafrost_cluster::EtcdRegistry;
-use permafrost_store::{Registry as _, StoreError};
+use permafrost_store::Registry as _;
 
 use crate::support::{Bench, LIMIT, entry, until};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Publishes one checkpoint after the other, each until it is known to be listed, and counts them.
 fn publish(
@@ -21,7 +22,7 @@ fn publish(
         let generation = match registry.reserve_generation(job) {
             Ok(generation) => generation,
             // Fenced for a while, or nobody answered.
-            Err(StoreError::Unavailable { .. }) => {
+            Err(error) if error.code() == ErrorCode::Unavailable => {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             }
@@ -31,7 +32,7 @@ fn publish(
         let begun = Instant::now();
         // What is unknown is asked again: it may be listed already, and must not be listed twice.
         while let Err(error) = registry.publish(&entry(job, generation, &id), None) {
-            assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+            assert!(error.code() == ErrorCode::Unavailable, "{error}");
             assert!(begun.elapsed() < LIMIT, "{error}");
             std::thread::sleep(Duration::from_millis(20));
         }

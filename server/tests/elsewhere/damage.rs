@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use permafrost_pmem::PAGE_SIZE;
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 use super::support::{JOB, Memory, Site, memory};
 

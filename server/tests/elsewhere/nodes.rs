@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 use super::support::{JOB, Site, flat, memory};
 

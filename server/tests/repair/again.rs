@@ -6,6 +6,7 @@ use permafrost_cluster::scrub::{Mend as _, MendByPull};
 use permafrost_store::StoreError;
 
 use super::site::{Site, id, page, pages, pull};
+use permafrost_store::ReadingError;
 
 #[test]
 fn a_damaged_copy_is_replaced_and_its_marks_stay() {
@@ -78,7 +79,10 @@ fn what_is_known_to_be_damaged_is_no_answer_to_a_pull() {
     b.damage(201);
     b.store.set_aside(&id(1), "a page");
     let asked = b.puller.pull(&pull(1, &digest, &["b"]));
-    assert!(matches!(asked, Err(StoreError::Damaged { .. })));
+    assert!(matches!(
+        asked,
+        Err(StoreError::Reading(ReadingError::Damaged { .. }))
+    ));
     b.puller.pull(&pull(1, &digest, &["a"])).unwrap();
     assert_eq!(b.read(1).unwrap().0, content);
     assert_eq!(b.store.damage(&id(1)), None);

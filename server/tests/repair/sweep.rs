@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use permafrost_cluster::repair::{Standing, Sweep, SweepTiming, Swept};
 use permafrost_protocol::control::Checkpoint;
-use permafrost_store::{ClusterServices, Durability, JobLock, Registered, Registry, StoreError};
+use permafrost_store::{
+    ClusterServices, Durability, JobLock, Missing, Registered, Registry, StoreError,
+};
 
 use super::site::{Node, Site, id, pages};
 
@@ -99,9 +101,8 @@ impl Registry for List {
 
     fn list(&self, _: &str) -> Result<Vec<Registered>, StoreError> {
         if self.silent.load(Ordering::SeqCst) {
-            return Err(StoreError::Unavailable {
-                message: "no registry".to_owned(),
-                hint: "",
+            return Err(StoreError::ReadOnly {
+                reason: "no registry".to_owned(),
             });
         }
         Ok(self.entries.lock().unwrap().clone())
@@ -112,9 +113,7 @@ impl Registry for List {
             let mut entries = self.entries.lock().unwrap();
             let mut entries = entries.iter_mut();
             let Some(entry) = entries.find(|entry| entry.checkpoint.id == of.id) else {
-                return Err(StoreError::NotFound {
-                    what: of.id.clone(),
-                });
+                return Err(StoreError::NotFound(Missing::Listed(of.id.clone())));
             };
             entry.set_holder(node, holds);
         }

@@ -1,5 +1,6 @@
 //! Content that arrives on the replicas.
 
+use permafrost_protocol::control::ReportedError;
 use permafrost_store::Durability;
 
 use super::fakes::{Pages, Seen, Whole, World, dump, name, page};

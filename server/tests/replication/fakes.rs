@@ -19,6 +19,7 @@ pub(crate) use self::content::{Pages, Whole, dump, images, page, request, send};
 pub(crate) use self::registry::FakeRegistry;
 pub(crate) use self::wire::Seen;
 use self::wire::Wire;
+use permafrost_store::SessionError;
 
 pub(crate) const REGION_BYTES: u64 = 16 << 20;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -54,17 +55,13 @@ pub(crate) struct Faults {
 }
 
 pub(crate) fn unavailable() -> StoreError {
-    StoreError::Unavailable {
-        message: "the registry does not answer".to_owned(),
-        hint: "",
+    StoreError::ReadOnly {
+        reason: "the registry does not answer".to_owned(),
     }
 }
 
 pub(crate) fn fenced() -> StoreError {
-    StoreError::Conflict {
-        message: "the lease is lost".to_owned(),
-        hint: "",
-    }
+    SessionError::Over.into()
 }
 
 #[derive(Clone, Default)]

@@ -4,6 +4,7 @@
 use permafrost_store::{Durability, Registered, Registry as _, StoreError};
 
 use super::fakes::{Pages, World, dump, page};
+use permafrost_store::ReadingError;
 
 fn pages(seed: u64) -> Pages {
     (0..20).map(|n| (n, page(seed + n))).collect()
@@ -32,7 +33,10 @@ fn what_is_listed_as_another_jobs_is_neither_read_nor_changed() {
     for node in world.nodes() {
         let refused = |error: StoreError| {
             let text = error.to_string();
-            assert!(matches!(error, StoreError::Mislisted { .. }), "{text}");
+            assert!(
+                matches!(error, StoreError::Reading(ReadingError::Mislisted { .. })),
+                "{text}"
+            );
             assert!(!text.contains("secret"), "{text}");
         };
         refused(node.store.show("team-a/mine").unwrap_err());

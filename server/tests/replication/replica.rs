@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;

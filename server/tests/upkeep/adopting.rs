@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use permafrost_criu::frontend::PageSink as _;
-use permafrost_protocol::control::{Checkpoint, ErrorCode};
+use permafrost_protocol::control::{Checkpoint, ErrorCode, ReportedError};
 use permafrost_protocol::images::{DumpStats, Mapping, Stats, mm_name, write_mappings};
 use permafrost_store::{Adoption, StoreError};
 use tempfile::TempDir;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use permafrost_criu::frontend::PageSink;
 use permafrost_pmem::sim::SimMedium;
 use permafrost_pmem::{Medium, OpenOptions, open_medium};
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_server::metrics::{self, Metrics};
 use permafrost_server::offline;
 use permafrost_store::{ReplicaRequest, SessionRequest, StoreError};

@@ -1,7 +1,7 @@
 //! Options that a dump would have a restore repeat, and the client that it is recorded to come from.
 
 use permafrost_criu::frontend::PageSink;
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::manifest::Origin;
 use permafrost_protocol::pageserver::PE_PRESENT;
 use permafrost_store::{Adoption, SessionRequest};

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use permafrost_cluster::scrub::{Mend, ScrubOptions, Scrubber};
 use permafrost_criu::frontend::PageSink;
-use permafrost_protocol::control::{Checkpoint, ErrorCode, Scrubbed};
+use permafrost_protocol::control::{Checkpoint, ErrorCode, ReportedError, Scrubbed};
 use permafrost_protocol::wire::message::request;
 use permafrost_store::{DamagedPage, Store, StoreError};
 
@@ -311,9 +311,8 @@ fn a_pass_over_many_generations_is_linear() {
 
 impl Mend for Fake {
     fn heal(&self, _: &Checkpoint, _: &[String], _: &[DamagedPage]) -> Result<u64, StoreError> {
-        Err(StoreError::Unavailable {
-            message: "the medium takes no write there".to_owned(),
-            hint: "",
+        Err(StoreError::ReadOnly {
+            reason: "the medium takes no write there".to_owned(),
         })
     }
 
@@ -326,9 +325,8 @@ impl Mend for Fake {
             Way::Repairs => flip_page(&self.region, 23),
             Way::Lies => {}
             Way::Refuses => {
-                return Err(StoreError::Unavailable {
-                    message: "other is asleep".to_owned(),
-                    hint: "",
+                return Err(StoreError::ReadOnly {
+                    reason: "other is asleep".to_owned(),
                 });
             }
         }

@@ -8,7 +8,7 @@ mod small;
 
 use std::time::{Duration, Instant};
 
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 use permafrost_protocol::wire::message::{FetchOpened, request};
 use permafrost_transport::peer::{self, FetchReader, Network, PeerError, ReceivedFrame};
 
@@ -92,6 +92,24 @@ pub fn transport() -> peer::PeerOptions {
         stream_window_bytes: STREAM_WINDOW_BYTES,
         connection_window_bytes: STREAMS * STREAM_WINDOW_BYTES,
         ..peer::PeerOptions::default()
+    }
+}
+
+/// A node's answer of another kind than the request.
+#[derive(Debug, thiserror::Error)]
+#[error("{node} answers something else than it was asked")]
+pub struct OtherAnswer {
+    /// Name of the node.
+    pub node: String,
+}
+
+impl ReportedError for OtherAnswer {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Internal
+    }
+
+    fn hint(&self) -> &str {
+        "use the same version of Permafrost everywhere"
     }
 }
 

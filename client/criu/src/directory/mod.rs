@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::images::ImageName;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
@@ -49,29 +49,25 @@ pub enum DirectoryError {
 }
 
 impl DirectoryError {
-    /// Advice for a descriptor that is not a directory.
-    pub const HINT: &'static str = "hand over the images directory";
-
-    /// Advice for images that do not fit each other.
-    pub const HINT_INVALID: &'static str = "check the images directory with `crit`";
-
     fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }
     }
 }
 
-impl From<DirectoryError> for control::Error {
-    fn from(error: DirectoryError) -> Self {
-        let (code, hint) = match error {
-            DirectoryError::NotADirectory => (ErrorCode::Invalid, DirectoryError::HINT),
-            DirectoryError::Invalid { .. } => (ErrorCode::Invalid, DirectoryError::HINT_INVALID),
-            DirectoryError::Io { .. } => (ErrorCode::Internal, ""),
-        };
-        Self {
-            code: code.into(),
-            message: error.to_string(),
-            hint: hint.to_owned(),
+impl ReportedError for DirectoryError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotADirectory | Self::Invalid { .. } => ErrorCode::Invalid,
+            Self::Io { .. } => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::NotADirectory => "hand over the images directory",
+            Self::Invalid { .. } => "check the images directory with `crit`",
+            Self::Io { .. } => "",
         }
     }
 }

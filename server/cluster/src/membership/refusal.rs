@@ -1,6 +1,6 @@
 //! Reasons why a node cannot register.
 
-use permafrost_store::StoreError;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 use crate::etcd::Failure;
 use crate::values::ValueError;
@@ -27,24 +27,27 @@ pub(crate) enum Refusal {
     Etcd(#[from] Failure),
 }
 
-impl From<Refusal> for StoreError {
-    fn from(refusal: Refusal) -> Self {
-        let hint = match refusal {
-            Refusal::Etcd(failure) => return failure.into(),
-            Refusal::Namesake { .. } => {
+impl ReportedError for Refusal {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Etcd(_) => ErrorCode::Unavailable,
+            _ => ErrorCode::Conflict,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::Etcd(failure) => failure.hint(),
+            Self::Namesake { .. } => {
                 "give this node another name, or stop the other one and wait until its lease ends"
             }
-            Refusal::Twin { .. } => {
+            Self::Twin { .. } => {
                 "a region was copied: stop the daemon whose copy is not wanted; to have two nodes, give one another certificate and an empty region"
             }
-            Refusal::Removed { .. } => {
+            Self::Removed { .. } => {
                 "`permafrost node undrain` on another node takes it back; or give this node another name"
             }
-            Refusal::Value { .. } => "run daemons of the same version",
-        };
-        Self::Conflict {
-            message: refusal.to_string(),
-            hint,
+            Self::Value { .. } => "run daemons of the same version",
         }
     }
 }
@@ -61,9 +64,8 @@ mod tests {
             address: "10.0.0.2:7118".into(),
             own: "r1".into(),
         };
-        let StoreError::Conflict { message, hint } = refusal.into() else {
-            panic!("not a conflict");
-        };
+        assert_eq!(refusal.code(), ErrorCode::Conflict);
+        let (message, hint) = (refusal.to_string(), refusal.hint());
         assert!(message.contains("10.0.0.2:7118"), "{message}");
         assert!(hint.contains("another name"), "{hint}");
     }

@@ -5,6 +5,7 @@ use permafrost_store::StoreError;
 
 use super::{Inner, damaged};
 use crate::fence::Registration;
+use crate::values::ValueError;
 
 impl Inner {
     pub(super) async fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {
@@ -22,7 +23,7 @@ impl Inner {
             };
             let next = last
                 .checked_add(1)
-                .ok_or_else(|| damaged(&key, "used up"))?;
+                .ok_or_else(|| damaged(&key, ValueError::UsedUp))?;
             if self.set_counter(&key, revision, next, own).await? {
                 return Ok(next);
             }
@@ -57,7 +58,7 @@ impl Inner {
         let last = std::str::from_utf8(kv.value())
             .ok()
             .and_then(|text| text.parse().ok())
-            .ok_or_else(|| damaged(key, "no number"))?;
+            .ok_or_else(|| damaged(key, ValueError::NoNumber))?;
         Ok((Some(last), kv.mod_revision()))
     }
 

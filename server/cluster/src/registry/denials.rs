@@ -7,6 +7,7 @@ use permafrost_identity::MAX_DENIALS;
 use permafrost_store::StoreError;
 
 use super::{EtcdRegistry, Inner, damaged};
+use crate::error::RegistryError;
 use crate::values::{DenialList, Json as _, VERSION};
 
 impl EtcdRegistry {
@@ -52,8 +53,7 @@ impl Inner {
                     v: VERSION,
                     ..DenialList::default()
                 },
-                Some(kv) => DenialList::decode(kv.value())
-                    .map_err(|error| damaged(&key, &error.to_string()))?,
+                Some(kv) => DenialList::decode(kv.value()).map_err(|error| damaged(&key, error))?,
             };
             let before = list.entries.clone();
             change(&mut list.entries);
@@ -61,10 +61,7 @@ impl Inner {
                 return Ok(revision);
             }
             if list.entries.len() > MAX_DENIALS {
-                return Err(StoreError::Invalid {
-                    message: format!("the cluster denies {MAX_DENIALS} certificates already"),
-                    hint: "change the CA (permafrost pki rotate --ca), and take denials back",
-                });
+                return Err(RegistryError::TooManyDenials { limit: MAX_DENIALS }.into());
             }
             let put = Txn::new()
                 .when([

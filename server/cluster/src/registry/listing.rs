@@ -5,6 +5,7 @@ use permafrost_store::{Registered, StoreError};
 
 use super::{Inner, entry};
 use crate::data::DataMark;
+use crate::error::RegistryError;
 use crate::keys::end_of;
 
 /// Number of entries in one reply: some 100 KiB, far below the 4 MiB that a client takes.
@@ -63,13 +64,11 @@ impl Inner {
         if let Some(bound) = bound
             && (bound.id != mark.id || bound.revision > mark.revision)
         {
-            return Err(StoreError::Unavailable {
-                message: format!(
-                    "the registry's data is no longer that of cluster {} at revision {}",
-                    bound.id, bound.revision
-                ),
-                hint: "it was replaced just now; see docs/cluster.md, \"Cluster id\"",
-            });
+            return Err(RegistryError::DataReplaced {
+                cluster: bound.id.clone(),
+                revision: bound.revision,
+            }
+            .into());
         }
         let prefix = if job.is_empty() {
             self.keys.checkpoints()

@@ -8,6 +8,7 @@ use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
 use permafrost_store::StoreError;
 
 use super::Inner;
+use crate::error::RegistryError;
 use crate::etcd::Failure;
 use crate::values::{Holder, Json as _, VERSION};
 
@@ -59,10 +60,11 @@ impl Inner {
                 // The lock was free again when the answer was made.
                 continue;
             };
-            let present = Holder::decode(kv.value()).map_err(|error| StoreError::Conflict {
-                message: format!("the lock of job {job} is {error}"),
-                hint: "run daemons of the same version",
-            })?;
+            let present =
+                Holder::decode(kv.value()).map_err(|source| RegistryError::LockUnreadable {
+                    job: job.to_owned(),
+                    source,
+                })?;
             if present.token == holder.token {
                 self.locks()
                     .held
@@ -78,10 +80,11 @@ impl Inner {
                 self.unlock(job, &present.token).await?;
                 continue;
             }
-            return Err(StoreError::Conflict {
-                message: format!("job {job} is being dumped on node {}", present.node),
-                hint: "wait until that dump is done; a node that died keeps the lock until its lease ends",
-            });
+            return Err(RegistryError::JobBusy {
+                job: job.to_owned(),
+                node: present.node,
+            }
+            .into());
         }
     }
 

@@ -5,6 +5,7 @@ use permafrost_store::{Registered, StoreError};
 
 use super::{EtcdRegistry, Inner, damaged};
 use crate::data::DataMark;
+use crate::error::{NodesError, RegistryError};
 use crate::etcd::Failure;
 use crate::values::{Holder, Json as _, Member, MemberState};
 
@@ -16,10 +17,7 @@ impl EtcdRegistry {
     pub fn mark(&self) -> Result<DataMark, StoreError> {
         let (mark, _) = self.wait(|inner| async move { inner.mark().await })?;
         if mark.id.is_empty() {
-            return Err(StoreError::Unavailable {
-                message: "the registry's data has no id yet".to_owned(),
-                hint: "the next node that registers gives it one",
-            });
+            return Err(RegistryError::NoClusterId.into());
         }
         Ok(mark)
     }
@@ -51,9 +49,10 @@ impl EtcdRegistry {
         self.wait(|inner| async move {
             let key = inner.keys.leader();
             let found = inner.get(key.clone(), None).await?;
-            let holder = found.kvs().first().map(|kv| {
-                Holder::decode(kv.value()).map_err(|error| damaged(&key, &error.to_string()))
-            });
+            let holder = found
+                .kvs()
+                .first()
+                .map(|kv| Holder::decode(kv.value()).map_err(|error| damaged(&key, error)));
             Ok(holder.transpose()?.map(|holder| holder.node))
         })
     }
@@ -85,10 +84,10 @@ impl EtcdRegistry {
             loop {
                 let found = inner.get(key.clone(), None).await?;
                 let Some(kv) = found.kvs().first() else {
-                    return Err(StoreError::NoNode { node });
+                    return Err(NodesError::NoNode { node }.into());
                 };
-                let mut member = Member::decode(kv.value())
-                    .map_err(|error| damaged(&key, &error.to_string()))?;
+                let mut member =
+                    Member::decode(kv.value()).map_err(|error| damaged(&key, error))?;
                 member.state = state;
                 let put = Txn::new()
                     .when([

@@ -9,6 +9,7 @@ use permafrost_protocol::control::Checkpoint;
 use permafrost_store::StoreError;
 
 use super::{EtcdRegistry, Inner};
+use crate::error::RegistryError;
 use crate::values::{Json as _, VERSION, Withdrawal};
 
 /// Lifetime of a record, seconds: a node that has been away for less drops its copy when it comes back.
@@ -33,13 +34,11 @@ impl EtcdRegistry {
             let (listed, _) = inner.list("", None).await?;
             if let Some(entry) = listed.iter().find(|entry| entry.checkpoint.id == id) {
                 let checkpoint = &entry.checkpoint;
-                return Err(StoreError::Conflict {
-                    message: format!(
-                        "checkpoint {id} is {}@{}",
-                        checkpoint.job, checkpoint.generation
-                    ),
-                    hint: "`permafrost rm` removes what is listed",
-                });
+                return Err(RegistryError::Listed {
+                    checkpoint: format!("{}@{}", checkpoint.job, checkpoint.generation),
+                    id,
+                }
+                .into());
             }
             let own = inner.own().await?;
             let put = inner.say_withdrawn(&id, UNLISTED).await?;
@@ -65,9 +64,9 @@ impl Inner {
             identity.sign(statement(id, key).as_bytes())
         };
         let signed = self.identity.as_ref().map(sign).transpose();
-        let signed = signed.map_err(|error| StoreError::Conflict {
-            message: format!("sign the removal of checkpoint {id}: {error}"),
-            hint: "`permafrost pki rotate` makes keys that can sign",
+        let signed = signed.map_err(|source| RegistryError::Unsigned {
+            id: id.to_owned(),
+            source,
         })?;
         let word = Withdrawal {
             v: VERSION,

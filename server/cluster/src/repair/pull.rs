@@ -15,6 +15,8 @@ use permafrost_transport::peer::{FetchReader, Network};
 
 use self::intake::{Failure, Intake};
 use super::throttle::Throttle;
+use crate::error::CopyingError;
+use permafrost_store::{Missing, ReadingError};
 
 /// Longest time for a node to agree to a fetch: it may have to compute the digest of a checkpoint of an old
 /// format.
@@ -56,8 +58,8 @@ impl Puller {
     /// A copy that refers to pages of a parent here reads them first: if one is damaged, everything is fetched.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] with the answer of each node, when none has the checkpoint whole and with the
-    /// requested content; [`StoreError::Conflict`] when it is being pulled already, or is here with another
+    /// [`ErrorCode::Unavailable`] with the answer of each node, when none has the checkpoint whole and with the
+    /// requested content; [`ErrorCode::Conflict`] when it is being pulled already, or is here with another
     /// content; it is here, damaged, and no other node was named; the region is full or fails; the node stops.
     /// Nothing is left behind.
     pub fn pull(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
@@ -67,10 +69,11 @@ impl Puller {
         let record = match (self.held(request)?, damage) {
             (Some(held), None) => held,
             (Some(held), Some(damage)) if !self.has_source(request) => {
-                return Err(StoreError::Damaged {
+                return Err(ReadingError::Damaged {
                     name: held.id,
                     damage,
-                });
+                }
+                .into());
             }
             (held, _) => self.pull_from_any(request, held.is_some())?,
         };
@@ -93,9 +96,9 @@ impl Puller {
     pub fn pull_again(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
         let _turn = self.under_way.begin(&request.checkpoint)?;
         if !self.store.holds(&request.checkpoint) {
-            return Err(StoreError::NotFound {
-                what: format!("checkpoint {}", request.checkpoint),
-            });
+            return Err(StoreError::NotFound(Missing::Checkpoint(
+                request.checkpoint.clone(),
+            )));
         }
         let sealed = self.pull_from_any(request, true)?;
         if request.published {
@@ -112,13 +115,10 @@ impl Puller {
             Err(error) => return Err(error),
         };
         if !request.content_digest.is_empty() && held.content_digest() != *request.content_digest {
-            return Err(StoreError::Conflict {
-                message: format!(
-                    "checkpoint {} is here with other content",
-                    request.checkpoint
-                ),
-                hint: "",
-            });
+            return Err(CopyingError::OtherContent {
+                id: request.checkpoint.clone(),
+            }
+            .into());
         }
         Ok(Some(held.checkpoint().clone()))
     }
@@ -148,17 +148,11 @@ impl Puller {
                 }
             }
         }
-        if said.is_empty() {
-            said.push("no other node was named".to_owned());
+        Err(CopyingError::NotPulled {
+            id: request.checkpoint.clone(),
+            reasons: said,
         }
-        Err(StoreError::Unavailable {
-            message: format!(
-                "checkpoint {} cannot be had from other nodes: {}",
-                request.checkpoint,
-                said.join("; ")
-            ),
-            hint: "",
-        })
+        .into())
     }
 
     fn pull_from(
@@ -198,10 +192,7 @@ impl Puller {
         let (since, mut bytes) = (Instant::now(), 0);
         for frame in reader {
             if self.throttle.is_stopped() {
-                return Err(Failure::Own(StoreError::Unavailable {
-                    message: "this node is stopping".to_owned(),
-                    hint: "",
-                }));
+                return Err(Failure::Own(CopyingError::Stopping.into()));
             }
             let frame = frame.map_err(|error| Failure::Source(error.to_string()))?;
             bytes += frame.payload.len() as u64;
@@ -281,10 +272,7 @@ impl UnderWay {
             .wait_timeout_while(self.ids(), PATIENCE, taken)
             .unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() {
-            return Err(StoreError::Conflict {
-                message: format!("checkpoint {id} is being pulled already"),
-                hint: "",
-            });
+            return Err(CopyingError::PullUnderWay { id: id.to_owned() }.into());
         }
         ids.insert(id.to_owned());
         Ok(Turn {

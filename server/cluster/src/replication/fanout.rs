@@ -32,6 +32,7 @@ use tokio::runtime::Handle;
 use self::links::Links;
 use self::refusal::too_few_nodes;
 use crate::LiveNode;
+use crate::error::CopyingError;
 
 /// Longest time for the nodes to agree to a dump. Nothing is frozen yet.
 const OPENING: Duration = Duration::from_secs(5);
@@ -166,12 +167,7 @@ impl Replicate for FanOut {
         let counting = copying.counting();
         if counting < needed {
             let live = shared.view.live();
-            return Err(too_few_nodes(
-                needed,
-                counting,
-                &live,
-                &copying.failed_words(),
-            ));
+            return Err(too_few_nodes(needed, counting, &live, copying.failures).into());
         }
         shared
             .stats
@@ -263,14 +259,6 @@ impl Copying {
         self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
         self.without.push(node.to_owned());
         self.failures.push(format!("{node} ({why})"));
-    }
-
-    fn failed_words(&self) -> String {
-        if self.failures.is_empty() {
-            String::new()
-        } else {
-            format!("; failed: {}", self.failures.join(", "))
-        }
     }
 
     /// Calls `act` with every copy. Copies for which it fails, and those that lag, are given up.
@@ -365,14 +353,12 @@ impl Copying {
     }
 
     fn too_few(&self, have: usize) -> StoreError {
-        StoreError::Unavailable {
-            message: format!(
-                "{have} of {} other nodes that must keep a copy have one{}",
-                self.needed,
-                self.failed_words()
-            ),
-            hint: "see `permafrost node ls`; or dump with --durability local",
+        CopyingError::TooFewCopies {
+            have,
+            needed: self.needed,
+            failures: self.failures.clone(),
         }
+        .into()
     }
 
     /// Has other nodes pull the checkpoint that is sealed here, until there are enough. Returns their names, and

@@ -1,5 +1,6 @@
 //! Stores frames from another node in a copy of this node's store.
 
+use crate::error::CopyingError;
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::{ReplicaDump, StoreError};
 use permafrost_transport::peer::ReceivedFrame;
@@ -13,20 +14,16 @@ pub fn apply(dump: &mut ReplicaDump, frame: &ReceivedFrame) -> Result<(), StoreE
     let (index, flags) = (header.index, header.flags);
     match header.kind {
         Kind::Space => {
-            let space = header.space().map_err(|error| StoreError::Invalid {
-                message: error.to_string(),
-                hint: "",
-            })?;
+            let space = header
+                .space()
+                .map_err(|source| CopyingError::Space { source })?;
             dump.space(space, header.pages)
         }
         Kind::Pages => dump.pages(index, flags, &frame.payload),
         Kind::Zero => dump.zero(index, flags, header.pages.into()),
         Kind::Parent => dump.parent(index, flags, header.pages.into()),
         Kind::Image => {
-            let name = std::str::from_utf8(&frame.payload).map_err(|_| StoreError::Invalid {
-                message: "an image's name is not UTF-8".to_owned(),
-                hint: "",
-            })?;
+            let name = std::str::from_utf8(&frame.payload).map_err(|_| CopyingError::ImageName)?;
             dump.begin_image(name, index)
         }
         Kind::ImageData => dump.image_data(&frame.payload),

@@ -55,6 +55,8 @@ use permafrost_store::{
 };
 
 use self::schedule::{Candidate, Schedule};
+use crate::error::CopyingError;
+use permafrost_store::{Missing, ReadingError};
 
 pub use mend::{Mend, MendByPull};
 
@@ -244,10 +246,9 @@ impl Scrubber {
         if reference.is_empty() {
             return Ok(all);
         }
-        let parsed: CheckpointRef = reference.parse().map_err(|error| StoreError::Invalid {
-            message: format!("{reference:?} names no checkpoint: {error}"),
-            hint: "name one as JOB or JOB@GENERATION",
-        })?;
+        let parsed: CheckpointRef = reference
+            .parse()
+            .map_err(ReadingError::reference(reference))?;
         let listed = self.store.list(Some(&parsed.job))?;
         let wanted = listed
             .into_iter()
@@ -256,14 +257,13 @@ impl Scrubber {
                 None => record.generation > 0,
             })
             .max_by_key(|record| record.generation)
-            .ok_or_else(|| StoreError::NotFound {
-                what: format!("checkpoint {reference}"),
-            })?;
+            .ok_or_else(|| StoreError::NotFound(Missing::Checkpoint(reference.to_owned())))?;
         all.retain(|held| held.id == wanted.id);
         if all.is_empty() {
-            return Err(StoreError::NotFound {
-                what: format!("copy of {reference} on this node"),
-            });
+            return Err(StoreError::NotFound(Missing::Copy {
+                checkpoint: reference.to_owned(),
+                holders: Vec::new(),
+            }));
         }
         Ok(all)
     }
@@ -331,10 +331,7 @@ impl ScrubService for Scrubber {
                 progress(bytes.min(total), total);
             });
             if self.is_stopped() {
-                return Err(StoreError::Unavailable {
-                    message: "this node is stopping: the scrub was broken off".to_owned(),
-                    hint: "scrub again when it is back",
-                });
+                return Err(CopyingError::ScrubStopped.into());
             }
             // The checkpoint was removed since it was listed.
             let Some(checked) = checked else { continue };

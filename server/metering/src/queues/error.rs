@@ -1,7 +1,8 @@
 //! Errors of the queues.
 
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_scheduling::queue::QueueError;
+use permafrost_store::StoreError;
 
 use super::Direction;
 
@@ -44,6 +45,20 @@ pub enum QueuesError {
         /// Direction as it was given.
         direction: String,
     },
+    /// The owner has the maximum number of reservations.
+    #[error("{owner} keeps {limit} places already")]
+    TooManyOfOwner {
+        /// Name of the owner.
+        owner: String,
+        /// Maximum number of reservations of one owner.
+        limit: usize,
+    },
+    /// The named node does not exist.
+    #[error("node {node} not found")]
+    NoNode {
+        /// Name of the node.
+        node: String,
+    },
     /// The caller disconnected while it waited.
     #[error("the caller has gone while it waited for its turn")]
     Gone,
@@ -64,22 +79,23 @@ impl QueuesError {
             }
         }
     }
+}
 
-    /// Returns the error code of the refusal.
-    #[must_use]
-    pub fn code(&self) -> ErrorCode {
+impl ReportedError for QueuesError {
+    fn code(&self) -> ErrorCode {
         match self {
-            Self::Full { .. } | Self::Stopping => ErrorCode::Unavailable,
+            Self::Full { .. } | Self::TooManyOfOwner { .. } | Self::Stopping => {
+                ErrorCode::Unavailable
+            }
             Self::BadToken { .. } | Self::BadDirection { .. } => ErrorCode::Invalid,
             Self::NoReservation { .. } => ErrorCode::Conflict,
+            Self::NoNode { .. } => ErrorCode::NotFound,
             Self::TooLarge { .. } => ErrorCode::NoSpace,
             Self::Gone => ErrorCode::SessionFailed,
         }
     }
 
-    /// Returns advice for the caller.
-    #[must_use]
-    pub const fn hint(&self) -> &'static str {
+    fn hint(&self) -> &str {
         match self {
             Self::Full { .. } => "try again later, or on another node",
             Self::NoReservation { .. } => {
@@ -89,18 +105,18 @@ impl QueuesError {
                 "reserve on a node with a larger region (`permafrost nodes`), or what is stored of it: zero and equal pages are not"
             }
             Self::BadToken { .. } => "`permafrost reserve` prints it",
+            Self::TooManyOfOwner { .. } => {
+                "take them up, or give some up (`permafrost reserve --cancel`)"
+            }
+            Self::NoNode { .. } => "`permafrost node ls` lists the nodes",
             Self::Stopping => "try again when it runs",
             Self::BadDirection { .. } | Self::Gone => "",
         }
     }
+}
 
-    /// Converts the error to a reply of the control protocol.
-    #[must_use]
-    pub fn to_reply(&self) -> control::Error {
-        control::Error {
-            code: self.code().into(),
-            message: self.to_string(),
-            hint: self.hint().to_owned(),
-        }
+impl From<QueuesError> for StoreError {
+    fn from(error: QueuesError) -> Self {
+        Self::port(error)
     }
 }

@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use permafrost_protocol::control::{self, ErrorCode, reply, request};
+use permafrost_agent::remote::OtherAnswer;
+use permafrost_protocol::control::{self, reply, request};
 use permafrost_store::quotas::{QuotaUsage, Quotas};
 
 use super::{Direction, Queues, QueuesError};
@@ -137,12 +138,11 @@ impl Reservations {
                 .values()
                 .filter(|kept| kept.owner.as_deref() == Some(name));
             if own.count() >= MAX_OF_ONE {
-                return Err(control::Error {
-                    code: ErrorCode::Unavailable.into(),
-                    message: format!("{name} keeps {MAX_OF_ONE} places already"),
-                    hint: "take them up, or give some up (`permafrost reserve --cancel`)"
-                        .to_owned(),
-                });
+                return Err(QueuesError::TooManyOfOwner {
+                    owner: name.to_owned(),
+                    limit: MAX_OF_ONE,
+                }
+                .into());
             }
         }
         drop(kept);
@@ -162,7 +162,7 @@ impl Reservations {
         quota
             .check_priority(namespace, reserve.priority)
             .and_then(|()| quota.check(namespace, &used, &more))
-            .map_err(|error| error.to_reply())
+            .map_err(control::Error::from)
     }
 
     fn keep(
@@ -198,7 +198,7 @@ impl Reservations {
         self.check(owner, reserve)?;
         let kept = self.check_size(reserve);
         let kept = kept.and_then(|()| self.queues.reserve(reserve));
-        let reserved = kept.map_err(|error| error.to_reply())?;
+        let reserved = kept?;
         tracing::debug!(direction = reserved.direction, "a place is reserved");
         self.keep(owner, reserve, "", &reserved);
         Ok(control::Reserved {
@@ -218,8 +218,7 @@ impl Reservations {
             _ => cancel.node.clone(),
         };
         if self.is_here(&node) {
-            let cancelled = self.queues.cancel(&cancel.token);
-            return cancelled.map_err(|error| error.to_reply());
+            return Ok(self.queues.cancel(&cancel.token)?);
         }
         let there = request::CancelReservation {
             token: cancel.token.clone(),
@@ -264,23 +263,19 @@ impl Reservations {
 }
 
 fn no_node(node: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::NotFound.into(),
-        message: format!("node {node} not found"),
-        hint: "`permafrost node ls` lists the nodes".to_owned(),
-    }
+    let node = node.to_owned();
+    QueuesError::NoNode { node }.into()
 }
 
 fn odd(node: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Internal.into(),
-        message: format!("{node} answers something else than it was asked"),
-        hint: "use the same version of Permafrost everywhere".to_owned(),
-    }
+    let node = node.to_owned();
+    OtherAnswer { node }.into()
 }
 
 #[cfg(test)]
 mod tests {
+    use permafrost_protocol::control::ErrorCode;
+
     use super::*;
     use crate::queues::QueuesOptions;
 

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use permafrost_agent::host::Patiently;
+use permafrost_protocol::control::ReportedError;
 
 use super::*;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use permafrost_identity::Role;
 use permafrost_metering::queues::{Owner, Queues, QueuesOptions, Reservations};
-use permafrost_protocol::control::{ErrorCode, reply, request};
+use permafrost_protocol::control::{ErrorCode, ReportedError, reply, request};
 use permafrost_store::Adoption;
 
 use super::site::{Site, load_quotas};

@@ -67,12 +67,12 @@ impl Registered {
 pub type JobLock = Box<dyn Any + Send + Sync>;
 
 /// The registry of a cluster. All methods block, each for a bounded time. If the registry cannot be reached,
-/// they fail with [`StoreError::Unavailable`], and nothing is half done.
+/// they fail with the code [`ErrorCode::Unavailable`], and nothing is half done.
 pub trait Registry: Send + Sync {
     /// Locks a job against other dumps, on every node, while the lock is held and this node's lease lives.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] names the holder of the lock.
+    /// A conflict names the holder of the lock.
     fn lock_job(&self, job: &str) -> Result<JobLock, StoreError>;
 
     /// Returns a generation number of the job that was never used, and that no other node will get.

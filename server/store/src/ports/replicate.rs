@@ -10,6 +10,7 @@ use std::time::Duration;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::Commit;
 
+use crate::SessionError;
 use crate::StoreError;
 
 /// SHA-256 over the contents of a dump, independent of where and how they are stored.
@@ -40,10 +41,10 @@ impl Durability {
             "quorum" => Some(Self::Quorum),
             "all" => Some(Self::All),
             _ => {
-                return Err(StoreError::Invalid {
-                    message: format!("{word:?} is no durability"),
-                    hint: "say local, quorum or all",
-                });
+                return Err(SessionError::Durability {
+                    word: word.to_owned(),
+                }
+                .into());
             }
         })
     }

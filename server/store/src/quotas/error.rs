@@ -1,10 +1,16 @@
 //! Errors of quota checks.
 
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// A quota that refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
+    /// Anonymous dumps have reached their limit of the region.
+    #[error("dumps that nobody has adopted take as much as they may ({limit_bytes} bytes)")]
+    Parked {
+        /// Limit for anonymous dumps, bytes.
+        limit_bytes: u64,
+    },
     /// The namespace would exceed a limit.
     #[error("namespace {namespace} may have {limit} {what} on this node, and has {used}")]
     Exceeded {
@@ -29,12 +35,11 @@ pub enum QuotaError {
     },
 }
 
-impl QuotaError {
-    /// Returns the error code of the refusal.
-    #[must_use]
-    pub fn code(&self) -> ErrorCode {
+impl ReportedError for QuotaError {
+    fn code(&self) -> ErrorCode {
         match self {
-            Self::Exceeded {
+            Self::Parked { .. }
+            | Self::Exceeded {
                 what: "bytes" | "checkpoints",
                 ..
             } => ErrorCode::NoSpace,
@@ -43,10 +48,11 @@ impl QuotaError {
         }
     }
 
-    /// Returns advice for the caller.
-    #[must_use]
-    pub fn hint(&self) -> &'static str {
+    fn hint(&self) -> &str {
         match self {
+            Self::Parked { .. } => {
+                "adopt or abort parked dumps (`permafrost ls`), use `permafrost dump`, or raise --park-quota"
+            }
             Self::Exceeded {
                 what: "bytes" | "checkpoints",
                 ..
@@ -59,16 +65,6 @@ impl QuotaError {
             Self::Priority { .. } => {
                 "ask for less, or have the quota raised (permafrostd --quotas)"
             }
-        }
-    }
-
-    /// Converts the error to a reply of the control protocol.
-    #[must_use]
-    pub fn to_reply(&self) -> control::Error {
-        control::Error {
-            code: self.code().into(),
-            message: self.to_string(),
-            hint: self.hint().to_owned(),
         }
     }
 }

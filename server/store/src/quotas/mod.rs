@@ -240,6 +240,8 @@ fn parse_limit(key: &str, value: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
+    use permafrost_protocol::control::ReportedError;
+
     use super::*;
     use permafrost_protocol::control::ErrorCode;
 

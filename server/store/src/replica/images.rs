@@ -7,8 +7,9 @@ use permafrost_protocol::manifest::{Image, MAX_SMALL_IMAGES, is_plain_file_name}
 use super::super::dump::Dump;
 use super::super::images::OpenImage;
 use super::super::{StoreError, digest};
-use super::{invalid, out_of_order};
+use super::out_of_order;
 use crate::ContentDigest;
+use crate::CopyError;
 
 /// A copy whose address spaces are complete; its images follow.
 pub(super) struct Closed {
@@ -36,10 +37,16 @@ impl Closed {
             return Err(out_of_order("given images"));
         }
         if !is_plain_file_name(name) || self.names.len() >= MAX_SMALL_IMAGES {
-            return Err(invalid(format!("image {name:?} is not taken")));
+            return Err(CopyError::ImageRefused {
+                name: name.to_owned(),
+            }
+            .into());
         }
         if !self.names.insert(name.to_owned()) {
-            return Err(invalid(format!("image {name:?} came twice")));
+            return Err(CopyError::ImageTwice {
+                name: name.to_owned(),
+            }
+            .into());
         }
         self.open = Some(OpenImage::new(name, len_bytes, &mut self.dump.shadow));
         Ok(())

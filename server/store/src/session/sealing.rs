@@ -1,6 +1,6 @@
 //! Seals a session.
 
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 use super::super::StoreError;
 use super::{Phase, Session};

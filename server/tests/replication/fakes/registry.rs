@@ -7,6 +7,7 @@ use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{JobLock, Registered, Registry, StoreError};
 
 use super::{Shared, Step, unavailable};
+use permafrost_store::SessionError;
 
 /// A registry that is a list.
 pub(crate) struct FakeRegistry {
@@ -53,10 +54,11 @@ impl Registry for FakeRegistry {
         if locked.lock().unwrap().insert(job.to_owned()) {
             return Ok(Box::new(Lock(job.to_owned(), locked)));
         }
-        Err(StoreError::Conflict {
-            message: format!("{job} is another node's"),
-            hint: "",
-        })
+        Err(SessionError::JobBusy {
+            job: job.to_owned(),
+            holder: "another node".to_owned(),
+        }
+        .into())
     }
 
     fn reserve_generation(&self, job: &str) -> Result<u64, StoreError> {

@@ -115,9 +115,8 @@ impl Loop {
         if have >= needed {
             return Ok(());
         }
-        Err(StoreError::Unavailable {
-            message: format!("{have} copies of {needed}"),
-            hint: "",
+        Err(StoreError::ReadOnly {
+            reason: format!("{have} copies of {needed}"),
         })
     }
 }

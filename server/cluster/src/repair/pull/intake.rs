@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use permafrost_protocol::control::ErrorCode;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use permafrost_protocol::wire::frame::Kind;
 use permafrost_store::{ContentDigest, ReplicaDump, StoreError};
 use permafrost_transport::peer::ReceivedFrame;

@@ -8,6 +8,7 @@ use permafrost_store::{Object, StoreError};
 use permafrost_transport::peer::FetchReader;
 
 use super::{MAX_SOURCES, OPENING, Puller};
+use crate::error::CopyingError;
 
 const PAGE_BYTES: usize = permafrost_pmem::PAGE_SIZE;
 
@@ -19,7 +20,7 @@ impl Puller {
     /// accepts. `wanted` ascends. Holders that fail go to the end, so that the next fetch does not wait for them.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] with the reason of each holder.
+    /// [`ErrorCode::Unavailable`] with the reason of each holder.
     pub fn pages<T>(
         &self,
         checkpoint: &str,
@@ -39,13 +40,7 @@ impl Puller {
             }
             holders.rotate_left(1);
         }
-        if said.is_empty() {
-            said.push("no other node was named".to_owned());
-        }
-        Err(StoreError::Unavailable {
-            message: format!("damaged pages are not healed: {}", said.join("; ")),
-            hint: "",
-        })
+        Err(CopyingError::NoPages { reasons: said }.into())
     }
 
     fn pages_from(

@@ -12,7 +12,9 @@ use permafrost_transport::peer::PeerError;
 use super::super::planner::{Planned, Planner};
 use super::super::steps::{CopyHealth, Peers, Steps, Undone, View};
 use super::super::{RepairProgress, Timing};
+use crate::error::CopyingError;
 use crate::{LiveNode, Member, MemberState, NodeClass, NodeFacts, NodesView};
+use permafrost_store::Missing;
 
 #[derive(Clone, Debug)]
 pub(super) struct FakeNode {
@@ -348,17 +350,12 @@ impl Registry for Shared {
     ) -> Result<(), StoreError> {
         let mut world = self.lock();
         if world.fails.as_mut().is_some_and(|fails| fails()) {
-            return Err(StoreError::Unavailable {
-                message: "no registry".to_owned(),
-                hint: "",
-            });
+            return Err(CopyingError::Stopping.into());
         }
         let mut entries = world.entries.iter_mut();
         let entry = entries.find(|entry| entry.checkpoint.id == checkpoint.id);
         let Some(entry) = entry else {
-            return Err(StoreError::NotFound {
-                what: checkpoint.id.clone(),
-            });
+            return Err(StoreError::NotFound(Missing::Listed(checkpoint.id.clone())));
         };
         entry.set_holder(node, holds);
         Ok(())

@@ -1,0 +1,105 @@
+//! Errors of sessions: opening them, receiving their pages, ending them.
+
+use permafrost_pmem::PageError;
+use permafrost_protocol::control::{ErrorCode, ReportedError};
+use permafrost_protocol::manifest::{JobNameError, RestoreOptionError};
+use permafrost_protocol::pageserver::SpaceId;
+
+/// Reason why a session is not opened, takes no pages or cannot be ended.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message explains its variant and fields")]
+pub enum SessionError {
+    #[error("{job:?} is no job name: {source}")]
+    JobName { job: String, source: JobNameError },
+    #[error(transparent)]
+    RestoreOptions(#[from] RestoreOptionError),
+    #[error("{word:?} is no durability")]
+    Durability { word: String },
+    #[error("this node knows no other to keep a copy on")]
+    NoOtherNode,
+    #[error("job {job} has {holder} under way")]
+    JobBusy { job: String, holder: String },
+    #[error("session {session} is {phase} and takes no other connection")]
+    NotOpen {
+        session: String,
+        phase: &'static str,
+    },
+    #[error("session {session} is {phase}, not closed: CRIU's CLOSE has not come")]
+    NotClosed {
+        session: String,
+        phase: &'static str,
+    },
+    #[error("session {session} is being sealed")]
+    BeingSealed { session: String },
+    #[error("session {session} is being listed by the cluster")]
+    BeingListed { session: String },
+    #[error("the session is over")]
+    Over,
+    #[error("session {session} failed: {reason}")]
+    Failed {
+        session: String,
+        /// Error code of that failure.
+        code: ErrorCode,
+        reason: String,
+    },
+    #[error("pages before any address space was opened")]
+    NoSpaceOpen,
+    #[error("hole of {pages} pages at {vaddr:#x} of {space}, which the parent does not have")]
+    NotInParent {
+        space: SpaceId,
+        vaddr: u64,
+        pages: u64,
+    },
+    #[error("pages of {space} are left to a parent that is not here")]
+    NoParent { space: SpaceId },
+    #[error("manifest holds a map root that is none: {source}")]
+    MapRoot { source: PageError },
+}
+
+impl ReportedError for SessionError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::JobName { .. }
+            | Self::RestoreOptions(_)
+            | Self::Durability { .. }
+            | Self::NoSpaceOpen
+            | Self::NotInParent { .. }
+            | Self::NoParent { .. }
+            | Self::MapRoot { .. } => ErrorCode::Invalid,
+            Self::NoOtherNode => ErrorCode::Unavailable,
+            Self::JobBusy { .. }
+            | Self::NotOpen { .. }
+            | Self::NotClosed { .. }
+            | Self::BeingSealed { .. }
+            | Self::BeingListed { .. }
+            | Self::Over => ErrorCode::Conflict,
+            Self::Failed { code, .. } => *code,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::JobName { .. } => {
+                "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)"
+            }
+            Self::RestoreOptions(_) => RestoreOptionError::HINT,
+            Self::Durability { .. } => "say local, quorum or all",
+            Self::NoOtherNode => "leave --durability out, or say local",
+            Self::JobBusy { .. } => {
+                "wait for it to end, or discard it (`permafrost status` shows it, `permafrost abort SESSION`)"
+            }
+            Self::NotOpen { .. } => "open a session for every dump",
+            Self::NotClosed { .. } => "seal after CRIU has sent all pages (the post-dump action)",
+            Self::BeingSealed { .. } => "remove the checkpoint when it is there",
+            Self::BeingListed { .. } => "abort it in a minute, on any node that lists it",
+            Self::NotInParent { .. } => {
+                "dump without --prev-images-dir, or into a session of the job that has the parent"
+            }
+            Self::Over
+            | Self::Failed { .. }
+            | Self::NoSpaceOpen
+            | Self::NoParent { .. }
+            | Self::MapRoot { .. } => "",
+        }
+    }
+}
