@@ -7,8 +7,6 @@ mod intake;
 mod requests;
 mod rights;
 mod spool;
-#[cfg(test)]
-mod tests;
 mod turns;
 
 use std::collections::HashMap;

@@ -2,5 +2,7 @@
 
 mod handler;
 mod replica;
+#[cfg(test)]
+mod tests;
 
 pub use handler::{Copying, NodeHandler};

@@ -23,7 +23,7 @@ use permafrost_transport::peer::{
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::super::Agents;
+use crate::agents::Agents;
 use crate::peers::NodeHandler;
 
 const REGION_BYTES: u64 = 32 << 20;
