@@ -10,7 +10,7 @@ use std::sync::Arc;
 use permafrost_agent::host::arguments::in_full;
 use permafrost_pmem::{MediumError, OpenError, OpenOptions, RecoverOptions, Region, open_medium};
 use permafrost_store::catalog::{CatalogError, SledCatalog};
-use permafrost_store::{HeldCheckpoint, RegionLocation, Retention, Store, StoreError};
+use permafrost_store::{HeldCheckpoint, RegionLocation, Store, StoreError, StoreParts};
 
 /// Failure to examine a region, or to write what is saved.
 #[derive(Debug, thiserror::Error)]
@@ -93,12 +93,11 @@ impl Opened {
             path: path.to_owned(),
             guarantee,
         };
-        let store = Store::new(
+        let store = Store::new(StoreParts::new(
             Arc::clone(&region),
             place,
             Box::new(catalog),
-            Retention::default(),
-        )?;
+        ))?;
         Ok(Self {
             region,
             store,

@@ -22,7 +22,6 @@ use permafrost_identity::{CriuTls, ReloadingIdentity};
 use permafrost_metering::costs::{Costs, Probing};
 use permafrost_metering::queues::{Queues, Reservations};
 use permafrost_pmem::heap;
-use permafrost_store::quotas::Quotas;
 use permafrost_store::{Retention, Store, StoreError};
 use permafrost_transport::peer::{self, Endpoint, Handler};
 use tokio::runtime::Handle;
@@ -31,6 +30,7 @@ use tokio::sync::oneshot;
 use self::answers::Answers;
 use self::backend::Local;
 use self::member::{Joining, Member};
+use self::startup::MeasuredStore;
 use crate::agents::Agents;
 use crate::config::Config;
 use crate::denials::{DENIED_FILE, DenialLists};
@@ -97,17 +97,12 @@ impl Daemon {
         let audit = Audit::open(&config.audit, &config.data_dir, &node_name)
             .map(Arc::new)
             .map_err(StartError::Audit)?;
-        let (store, catalog_origin) = startup::open_store(&config)?;
-        let costs = startup::measure(&config, &store)?;
-        let measured = MeasuredStore {
-            store: &store,
-            costs: &costs,
-        };
-        match Self::serve(config, bound, identity, measured, catalog_origin, audit).await {
+        let measured = startup::open_store(&config)?;
+        match Self::serve(config, bound, identity, &measured, audit).await {
             Ok(daemon) => Ok(daemon),
             Err(error) => {
                 // It was not a crash.
-                store.close()?;
+                measured.store.close()?;
                 Err(error)
             }
         }
@@ -118,11 +113,14 @@ impl Daemon {
         config: Config,
         bound: Bound,
         identity: Option<Arc<ReloadingIdentity>>,
-        measured: MeasuredStore<'_>,
-        catalog_origin: String,
+        measured: &MeasuredStore,
         audit: Arc<Audit>,
     ) -> Result<Self, StartError> {
-        let MeasuredStore { store, costs } = measured;
+        let MeasuredStore {
+            store,
+            costs,
+            catalog_origin,
+        } = measured;
         let scrubber = Scrubber::new(
             store,
             ScrubOptions {
@@ -131,10 +129,6 @@ impl Daemon {
                 ..ScrubOptions::default()
             },
         );
-        if let Some(path) = &config.quotas {
-            // The quotas must be set before any client is served.
-            store.limit(Arc::new(Quotas::load(path)?));
-        }
         let queues = Queues::new(config.queues);
         let Peers {
             endpoint: peers,
@@ -190,7 +184,7 @@ impl Daemon {
             queues: Arc::clone(&queues),
             reservations,
             park_ttl: config.retention.parked,
-            catalog_origin,
+            catalog_origin: catalog_origin.clone(),
             denials,
             identity,
             operator: member.as_ref().map(Member::operator),
@@ -322,23 +316,16 @@ struct Peers {
     denials: Option<Arc<DenialLists>>,
 }
 
-/// A store with its measurements.
-#[derive(Clone, Copy)]
-struct MeasuredStore<'a> {
-    store: &'a Arc<Store>,
-    costs: &'a Arc<Costs>,
-}
-
 /// Serves peers, if an address for them is given, and joins the cluster.
 async fn serve_peers(
     config: &Config,
     identity: Option<Arc<ReloadingIdentity>>,
-    measured: MeasuredStore<'_>,
+    measured: &MeasuredStore,
     scrubber: &Arc<Scrubber>,
     queues: &Arc<Queues>,
     audit: &Arc<Audit>,
 ) -> Result<Peers, StartError> {
-    let MeasuredStore { store, costs } = measured;
+    let MeasuredStore { store, costs, .. } = measured;
     let capacity_bytes = store.region().usage().capacity_bytes;
     let reservations_here = || Reservations::here(Arc::clone(queues), capacity_bytes);
     let Some((listen, identity)) = config.listen_peers.zip(identity.clone()) else {
@@ -346,7 +333,7 @@ async fn serve_peers(
             endpoint: None,
             handler: None,
             member: None,
-            reservations: Arc::new(reservations_here().within(quotas_of(store))),
+            reservations: Arc::new(reservations_here().within(Arc::clone(store.quotas()))),
             denials: identity.map(|identity| Arc::new(DenialLists::new(identity, None))),
         });
     };
@@ -399,7 +386,7 @@ async fn serve_peers(
         Some(member) => member.reservations(queues, store),
         None => reservations_here(),
     };
-    let reservations = Arc::new(reservations.within(quotas_of(store)));
+    let reservations = Arc::new(reservations.within(Arc::clone(store.quotas())));
     let registry = member.as_ref().map(Member::registry);
     let denials = Arc::new(DenialLists::new(identity, registry));
     if let Some(member) = &member {
@@ -419,10 +406,6 @@ async fn serve_peers(
         reservations,
         denials: Some(denials),
     })
-}
-
-fn quotas_of(store: &Store) -> Arc<Quotas> {
-    store.quotas().cloned().unwrap_or_default()
 }
 
 /// Serves metrics and health checks.

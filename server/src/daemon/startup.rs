@@ -16,7 +16,8 @@ use permafrost_pmem::{
 use permafrost_protocol::control::{Checkpoint, ReportedError};
 use permafrost_store::catalog::{Catalog, CatalogError, Opened, Positioned, SledCatalog};
 use permafrost_store::private_file::PrivateFileError;
-use permafrost_store::{RegionLocation, Store, StoreError};
+use permafrost_store::quotas::Quotas;
+use permafrost_store::{RegionLocation, Store, StoreError, StoreParts};
 use permafrost_transport::peer::PeerError;
 
 use super::member::Member;
@@ -140,8 +141,19 @@ impl StartError {
     }
 }
 
-/// Opens catalog and region. Returns the store, and a description of the catalog's origin.
-pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartError> {
+/// An open store and its measurements.
+pub(super) struct MeasuredStore {
+    pub(super) store: Arc<Store>,
+    /// Measurements of the store, and predictions made from them.
+    pub(super) costs: Arc<Costs>,
+    /// Description of the catalog's origin.
+    pub(super) catalog_origin: String,
+}
+
+/// Opens catalog, region and quotas, and makes the store of them. Its measurements begin with the figures of the last
+/// run.
+pub(super) fn open_store(config: &Config) -> Result<MeasuredStore, StartError> {
+    let quotas = config.quotas.as_deref().map(Quotas::load).transpose()?;
     // The catalog first: it knows whether there must be a region.
     let catalog_path = config.data_dir.join("catalog");
     let (catalog, opened) = SledCatalog::open_or_replace(&catalog_path)?;
@@ -156,7 +168,7 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
     // Before it is opened, which writes to it.
     let admit = |summary: &RegionSummary| accept_loss(config, &path, &catalog, summary);
     let (region, guarantee) = open_region(config, &path, checkpoints > 0, gone, admit)?;
-    let origin = match opened {
+    let catalog_origin = match opened {
         Opened::Existing => "opened".to_owned(),
         Opened::Created => "built: there was none".to_owned(),
         Opened::Replaced { aside, reason } => {
@@ -167,11 +179,31 @@ pub(super) fn open_store(config: &Config) -> Result<(Arc<Store>, String), StartE
             )
         }
     };
-    let place = RegionLocation { path, guarantee };
+    let costs = Costs::new(CostsConfig {
+        figures: Some(config.data_dir.join("figures.json")),
+        emulated: guarantee.emulated.as_ref().map(ToString::to_string),
+        ..CostsConfig::default()
+    });
     let catalog = Positioned::new(Box::new(catalog), Arc::clone(&region));
-    let store = Store::new(region, place, Box::new(catalog), config.retention)?;
-    store.remember_parked_in(config.data_dir.join("parked.json"));
-    Ok((store, origin))
+    let store = Store::new(StoreParts {
+        retention: config.retention,
+        parked_file: Some(config.data_dir.join("parked.json")),
+        observer: Arc::new(Learning(Arc::clone(&costs))),
+        quotas: Arc::new(quotas.unwrap_or_default()),
+        ..StoreParts::new(
+            region,
+            RegionLocation { path, guarantee },
+            Box::new(catalog),
+        )
+    })?;
+    let held = store.everything()?;
+    let records: Vec<_> = held.into_iter().filter_map(|held| held.record).collect();
+    costs.learn_history(&records);
+    Ok(MeasuredStore {
+        store,
+        costs,
+        catalog_origin,
+    })
 }
 
 /// Refuses a region that lacks acknowledged checkpoints, or logs them with `accept_loss`: the file is an older copy,
@@ -250,21 +282,6 @@ fn report(region: &Region, report: &RecoveryReport) {
             tracing::error!(%id, "a checkpoint is lost: the record of its seal cannot be read");
         }
     }
-}
-
-/// Connects the store to its measurements, beginning with the figures of the last run.
-pub(super) fn measure(config: &Config, store: &Store) -> Result<Arc<Costs>, StoreError> {
-    let emulated = store.place().guarantee.emulated.as_ref();
-    let costs = Costs::new(CostsConfig {
-        figures: Some(config.data_dir.join("figures.json")),
-        emulated: emulated.map(ToString::to_string),
-        ..CostsConfig::default()
-    });
-    let held = store.everything()?;
-    let records: Vec<_> = held.into_iter().filter_map(|held| held.record).collect();
-    costs.learn_history(&records);
-    store.measured_by(Arc::new(Learning(Arc::clone(&costs))));
-    Ok(costs)
 }
 
 /// Starts the probes that renew old figures while the node is idle.

@@ -70,7 +70,7 @@ pub use permafrost_criu::ProgressReceiver;
 pub use ports::{
     Beginning, ContentDigest, CopiesRequest, CopyStreams, DumpDone, Durability, Elsewhere,
     Expected, JobLock, Observer, Ongoing, Registered, Registry, Replicate, RestoreDone, StoreEvent,
-    TransferSlot, Transferred,
+    TransferSlot, Transferred, Unobserved,
 };
 pub use provisional::{Holding, PublicationState, Settled};
 pub use quarantine::ScrubService;
@@ -109,6 +109,40 @@ pub struct RegionLocation {
     pub guarantee: Guarantee,
 }
 
+/// Everything that a store is made of.
+pub struct StoreParts {
+    /// Region that holds the checkpoints.
+    pub region: Arc<Region>,
+    /// Location of the region.
+    pub place: RegionLocation,
+    /// Index of the region.
+    pub catalog: Box<dyn Catalog>,
+    /// Retention times and limits of what is not sealed for a job.
+    pub retention: Retention,
+    /// File that retention times of parked checkpoints are saved in. Default `None`: a restart begins them anew.
+    pub parked_file: Option<PathBuf>,
+    /// Measures dumps and restores. Default [`Unobserved`].
+    pub observer: Arc<dyn Observer>,
+    /// Limits of namespaces. Default none.
+    pub quotas: Arc<Quotas>,
+}
+
+impl StoreParts {
+    /// Returns the parts of a store that nothing measures or limits, with the default retention.
+    #[must_use]
+    pub fn new(region: Arc<Region>, place: RegionLocation, catalog: Box<dyn Catalog>) -> Self {
+        Self {
+            region,
+            place,
+            catalog,
+            retention: Retention::default(),
+            parked_file: None,
+            observer: Arc::new(Unobserved),
+            quotas: Arc::default(),
+        }
+    }
+}
+
 /// A store of checkpoints over one region and its catalog.
 pub struct Store {
     region: Arc<Region>,
@@ -132,8 +166,8 @@ pub struct Store {
     copies_coming: replica::Coming,
     quarantine: quarantine::Quarantine,
     counters: Arc<Counters>,
-    observer: OnceLock<Arc<dyn Observer>>,
-    quotas: OnceLock<Arc<Quotas>>,
+    observer: Arc<dyn Observer>,
+    quotas: Arc<Quotas>,
 }
 
 impl Store {
@@ -143,12 +177,16 @@ impl Store {
     ///
     /// # Errors
     /// The catalog cannot be read or written. A checkpoint whose manifest is damaged is logged and not listed.
-    pub fn new(
-        region: Arc<Region>,
-        place: RegionLocation,
-        catalog: Box<dyn Catalog>,
-        retention: Retention,
-    ) -> Result<Arc<Self>, StoreError> {
+    pub fn new(parts: StoreParts) -> Result<Arc<Self>, StoreError> {
+        let StoreParts {
+            region,
+            place,
+            catalog,
+            retention,
+            parked_file,
+            observer,
+            quotas,
+        } = parts;
         let mut truth: Vec<(String, bool)> = region
             .checkpoints()
             .iter()
@@ -165,7 +203,7 @@ impl Store {
             catalog: Box::new(catalog),
             jobs: JobLocks::default(),
             sessions: Mutex::default(),
-            parking: Parking::default(),
+            parking: Parking::new(parked_file),
             anonymous: Quota::new(retention.parked_bytes.unwrap_or(half)),
             provisional_since: Mutex::default(),
             index: Mutex::default(),
@@ -175,8 +213,8 @@ impl Store {
             copies_coming: replica::Coming::default(),
             quarantine: quarantine::Quarantine::default(),
             counters: Arc::default(),
-            observer: OnceLock::new(),
-            quotas: OnceLock::new(),
+            observer,
+            quotas,
         };
         for (id, _, reason) in gone {
             store.set_aside_gone(id, reason);
@@ -375,13 +413,6 @@ impl Store {
         self.parking.save_now_and_then();
     }
 
-    /// Continues the retention times of parked checkpoints from those in `file`, and saves them there.
-    pub fn remember_parked_in(&self, file: PathBuf) {
-        self.parking.remember_in(file);
-    }
-
-    /// Returns how long daemons have run with a parked checkpoint. The wall clock is not used: a step of it must
-    /// not delete the only copy of a task.
     /// Returns the client that brought the pages of a session that is parked here, as its manifest records it; `None`
     /// if no such session is parked here, or its manifest cannot be read. Reads a manifest.
     #[must_use]
@@ -391,6 +422,8 @@ impl Store {
         Some(manifest_of(&checkpoint).ok()?.taken_by)
     }
 
+    /// Returns how long daemons have run with a parked checkpoint. The wall clock is not used: a step of it must
+    /// not delete the only copy of a task.
     fn parked_for(&self, id: &str) -> Duration {
         self.parking.kept_for(id)
     }
@@ -586,13 +619,11 @@ impl Store {
         }
         self.forget_gone(&record.id);
         self.parking.forget(&record.id);
-        if let Some(observer) = self.observer() {
-            observer.tell(&|| StoreEvent::Removed {
-                job: record.job.clone(),
-                generation: record.generation,
-                id: record.id.clone(),
-            });
-        }
+        self.observer.tell(&|| StoreEvent::Removed {
+            job: record.job.clone(),
+            generation: record.generation,
+            id: record.id.clone(),
+        });
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use crate::{Beginning, DumpDone, Observer, Ongoing, RestoreDone, StoreEvent, Tra
 /// Measurements of one session.
 pub(super) struct Measured {
     pub(super) counters: Arc<Counters>,
-    observer: Option<Arc<dyn Observer>>,
+    observer: Arc<dyn Observer>,
     kind: DumpKind,
     /// Copies are made while it streams.
     copied: bool,
@@ -54,13 +54,11 @@ impl Measured {
 
     /// Publishes the failure as an event.
     pub(super) fn tell_failure(&self, job: &str, session: &str, reason: &str) {
-        if let Some(observer) = &self.observer {
-            observer.tell(&|| StoreEvent::Failed {
-                job: job.to_owned(),
-                session: session.to_owned(),
-                reason: reason.to_owned(),
-            });
-        }
+        self.observer.tell(&|| StoreEvent::Failed {
+            job: job.to_owned(),
+            session: session.to_owned(),
+            reason: reason.to_owned(),
+        });
     }
 
     /// Returns the bytes that all dumps, and copies of other nodes' dumps, have brought to this node.
@@ -71,16 +69,10 @@ impl Measured {
 }
 
 impl Store {
-    /// Sets the observer that measures dumps and restores, once. Must be called before the store takes sessions.
-    /// Returns false if there is one already.
-    pub fn measured_by(&self, observer: Arc<dyn Observer>) -> bool {
-        self.observer.set(observer).is_ok()
-    }
-
-    /// Returns the observer, if there is one.
+    /// Returns the observer that measures dumps and restores.
     #[must_use]
-    pub fn observer(&self) -> Option<&Arc<dyn Observer>> {
-        self.observer.get()
+    pub fn observer(&self) -> &dyn Observer {
+        &*self.observer
     }
 
     /// Begins to measure a session that is being opened.
@@ -95,24 +87,22 @@ impl Store {
             None => DumpKind::Full,
         };
         let copied = copies.is_some_and(CopyStreams::any);
-        let (moved, observer) = (Arc::<AtomicU64>::default(), self.observer().cloned());
-        let ticket = observer.as_ref().map(|observer| {
-            observer.dump_begins(&Beginning {
-                job: &request.job,
-                program: program_of(request),
-                kind,
-                copied,
-                memory: memory_of(request),
-                moved: Arc::clone(&moved),
-            })
+        let moved = Arc::<AtomicU64>::default();
+        let ticket = self.observer.dump_begins(&Beginning {
+            job: &request.job,
+            program: program_of(request),
+            kind,
+            copied,
+            memory: memory_of(request),
+            moved: Arc::clone(&moved),
         });
         Measured {
             counters: Arc::clone(&self.counters),
-            observer,
+            observer: Arc::clone(&self.observer),
             kind,
             copied,
             moved,
-            ticket,
+            ticket: Some(ticket),
             began: None,
             transferred: None,
         }
@@ -143,18 +133,14 @@ impl Store {
         };
         // The restore no longer runs, even if the observer is called later.
         drop(ticket);
-        if let Some(observer) = self.observer() {
-            observer.dumped(&done);
-        }
+        self.observer.dumped(&done);
     }
 
     /// Begins to measure a restore.
     pub(super) fn restoring(&self, reader: &Anywhere<'_>) -> Restoring {
         let bytes = reader.record.memory_bytes;
         Restoring {
-            ticket: self
-                .observer()
-                .map(|observer| observer.restore_begins(bytes)),
+            ticket: self.observer.restore_begins(bytes),
             since: Instant::now(),
             start: None,
         }
@@ -162,14 +148,12 @@ impl Store {
 
     /// Reports a restore that was served to the observer.
     pub(super) fn restored(&self, reader: &Anywhere<'_>, restoring: Restoring, bytes: u64) {
-        let (Some(observer), Some(ticket)) = (self.observer(), restoring.ticket) else {
-            return;
-        };
+        let ticket = restoring.ticket;
         ticket.read_so_far(bytes);
         let (expected, all_bytes) = (ticket.expected(), ticket.all_read());
         let (since, start) = (restoring.since, restoring.start);
         drop(ticket);
-        observer.restored(&RestoreDone {
+        self.observer.restored(&RestoreDone {
             checkpoint: &reader.record,
             bytes,
             start,
@@ -183,7 +167,7 @@ impl Store {
 
 /// A restore under way.
 pub(super) struct Restoring {
-    ticket: Option<Box<dyn Ongoing>>,
+    ticket: Box<dyn Ongoing>,
     since: Instant,
     /// Time from the request until CRIU connected.
     start: Option<Duration>,
@@ -197,9 +181,7 @@ impl Restoring {
 
     /// Records the total bytes given to the restore so far.
     pub(super) fn progress(&self, bytes: u64) {
-        if let Some(ticket) = &self.ticket {
-            ticket.read_so_far(bytes);
-        }
+        self.ticket.read_so_far(bytes);
     }
 }
 

@@ -61,22 +61,24 @@ struct File {
 
 impl Parking {
     /// Continues from the times in `file`, and saves them there. If the file cannot be read, all times begin at
-    /// zero.
-    pub(super) fn remember_in(&self, file: PathBuf) {
-        let known = load(&file).unwrap_or_else(|error| {
-            tracing::warn!(%error, path = %file.display(), "times of parked dumps cannot be read: they begin anew");
-            HashMap::new()
-        });
-        let mut inner = self.lock();
-        let since = Instant::now();
-        inner.kept = known
-            .into_iter()
-            .map(|(id, kept_ms)| {
-                let before = Duration::from_millis(kept_ms);
-                (id, Kept { before, since })
+    /// zero. Without a file nothing is saved.
+    pub(super) fn new(file: Option<PathBuf>) -> Self {
+        let known = file.as_deref().map_or_else(HashMap::new, |file| {
+            load(file).unwrap_or_else(|error| {
+                tracing::warn!(%error, path = %file.display(), "times of parked dumps cannot be read: they begin anew");
+                HashMap::new()
             })
-            .collect();
-        inner.file = Some(file);
+        });
+        let since = Instant::now();
+        let kept = known.into_iter().map(|(id, kept_ms)| {
+            let before = Duration::from_millis(kept_ms);
+            (id, Kept { before, since })
+        });
+        Self(Mutex::new(Inner {
+            kept: kept.collect(),
+            file,
+            ..Inner::default()
+        }))
     }
 
     /// Returns the time that a parked checkpoint has been kept; it begins with the first call.
@@ -259,22 +261,20 @@ mod tests {
         let path = dir.path().join("parked.json");
         std::fs::write(&path, r#"{"v":1,"kept_ms":{"a":3600000,"gone":5}}"#).unwrap();
         let hour = Duration::from_secs(3600);
-        let parking = Parking::default();
-        parking.remember_in(path.clone());
+        let parking = Parking::new(Some(path.clone()));
         assert!(parking.kept_for("a") >= hour);
         assert!(parking.kept_for("b") < hour);
         parking.retain(&HashSet::from(["a", "b"]));
         parking.save_now_and_then();
 
-        let next = Parking::default();
-        next.remember_in(path.clone());
+        let next = Parking::new(Some(path.clone()));
         assert!(next.kept_for("a") >= hour);
         assert_eq!(next.lock().kept.len(), 2);
         next.forget("a");
         assert!(next.kept_for("a") < hour);
         for rubbish in [&b"{\"v\":2,\"kept_ms\":{\"a\":1}}"[..], b"{", b""] {
             std::fs::write(&path, rubbish).unwrap();
-            next.remember_in(path.clone());
+            let next = Parking::new(Some(path.clone()));
             assert_eq!(next.lock().kept.len(), 0);
         }
     }

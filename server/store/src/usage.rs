@@ -10,15 +10,10 @@ use super::{Store, StoreError};
 use crate::quotas::{QuotaUsage, Quotas};
 
 impl Store {
-    /// Sets the quotas of namespaces, once. Must be called before requests come. Returns false if they are set
-    /// already.
-    pub fn limit(&self, quotas: Arc<Quotas>) -> bool {
-        self.quotas.set(quotas).is_ok()
-    }
-
-    /// Returns the quotas, if there are any.
-    pub fn quotas(&self) -> Option<&Arc<Quotas>> {
-        self.quotas.get().filter(|quotas| quotas.are_set())
+    /// Returns the quotas of namespaces.
+    #[must_use]
+    pub fn quotas(&self) -> &Arc<Quotas> {
+        &self.quotas
     }
 
     /// Returns the use of a namespace, without reservations, which the queues count.
@@ -39,9 +34,10 @@ impl Store {
     /// Returns the use and limits of the namespaces that have a line of their own, or store something; none where
     /// there are no quotas.
     pub fn namespace_usage(&self, reserved: &dyn Fn(&str) -> u64) -> Vec<NamespaceUsage> {
-        let Some(quotas) = self.quotas() else {
+        if !self.quotas.are_set() {
             return Vec::new();
-        };
+        }
+        let quotas = &self.quotas;
         let mut namespaces: BTreeSet<String> = quotas.namespaces().into_iter().collect();
         namespaces.extend(self.stored.namespaces());
         let described = namespaces.into_iter().map(|namespace| {
@@ -100,21 +96,24 @@ impl Store {
     /// # Errors
     /// A quota does not allow it.
     pub fn check_priority(&self, job: &str, priority: u32) -> Result<(), StoreError> {
-        let (Some(quotas), Ok(namespace)) = (self.quotas(), namespace_of(job)) else {
+        let Ok(namespace) = namespace_of(job) else {
             return Ok(());
         };
-        let checked = quotas.of(namespace).check_priority(namespace, priority);
+        let checked = self
+            .quotas
+            .of(namespace)
+            .check_priority(namespace, priority);
         Ok(checked?)
     }
 
     /// Checks the quota of the job's namespace. Pages without a job are in no namespace: they are counted once they
     /// are adopted.
     fn check_quota(&self, job: &str, more: &QuotaUsage) -> Result<(), StoreError> {
-        let (Some(quotas), Ok(namespace)) = (self.quotas(), namespace_of(job)) else {
+        let (true, Ok(namespace)) = (self.quotas.are_set(), namespace_of(job)) else {
             return Ok(());
         };
         let used = self.usage_of(namespace);
-        let checked = quotas.of(namespace).check(namespace, &used, more);
+        let checked = self.quotas.of(namespace).check(namespace, &used, more);
         Ok(checked?)
     }
 }

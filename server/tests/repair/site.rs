@@ -15,7 +15,7 @@ use permafrost_pmem::{FormatOptions, OpenOptions, PAGE_SIZE, Region, open_medium
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message::{Commit, request};
 use permafrost_store::catalog::SledCatalog;
-use permafrost_store::{Fetched, RegionLocation, ReplicaRequest, Retention, Store};
+use permafrost_store::{Fetched, RegionLocation, ReplicaRequest, Store, StoreParts};
 use permafrost_transport::peer::{Endpoint, Handler, Network, PeerOptions};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -81,7 +81,7 @@ impl Site {
             path: region_path.clone(),
             guarantee,
         };
-        let store = Store::new(region, place, Box::new(catalog), Retention::default()).unwrap();
+        let store = Store::new(StoreParts::new(region, place, Box::new(catalog))).unwrap();
         let identity = directory.join("identity");
         let order = CertificateOrder::new(name, Role::Node);
         self.authority.issue(&order, &identity, false).unwrap();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use permafrost_pmem::{FormatOptions, Region, create_medium_in_memory};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    ClusterServices, Durability, RegionLocation, Registry, Replicate, Retention, Store, StoreError,
+    ClusterServices, Durability, RegionLocation, Registry, Replicate, Store, StoreError, StoreParts,
 };
 
 pub(crate) use self::content::{Pages, Whole, dump, images, page, request, send};
@@ -100,7 +100,7 @@ impl Node {
             path: PathBuf::from("memory"),
             guarantee,
         };
-        let store = Store::new(region, place, Box::new(catalog), Retention::default()).unwrap();
+        let store = Store::new(StoreParts::new(region, place, Box::new(catalog))).unwrap();
         Self { store, _dir: dir }
     }
 

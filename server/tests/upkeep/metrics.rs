@@ -124,11 +124,12 @@ fn quotas() -> Quotas {
 
 impl Scene {
     fn new() -> Self {
-        let site = Site::new();
         let costs = measured();
-        site.store
-            .measured_by(Arc::new(Learning(Arc::clone(&costs))));
-        assert!(site.store.limit(Arc::new(quotas())));
+        let observer = Arc::new(Learning(Arc::clone(&costs)));
+        let site = Site::with(16 << 20, |parts| {
+            parts.observer = observer;
+            parts.quotas = Arc::new(quotas());
+        });
         let options = ScrubOptions {
             period: None,
             ..ScrubOptions::default()

@@ -15,12 +15,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// A store with room for probes, measured.
 fn site(region_bytes: u64) -> (Site, Arc<Costs>) {
-    let site = Site::of(region_bytes);
     let costs = Costs::new(CostsConfig::default());
-    assert!(
-        site.store
-            .measured_by(Arc::new(Learning(Arc::clone(&costs))))
-    );
+    let observer = Arc::new(Learning(Arc::clone(&costs)));
+    let site = Site::with(region_bytes, |parts| parts.observer = observer);
     (site, costs)
 }
 

@@ -14,8 +14,8 @@ use permafrost_protocol::control::Checkpoint;
 use permafrost_protocol::pageserver::{PE_PRESENT, SpaceId};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    ClusterServices, Durability, JobLock, RegionLocation, Registered, Registry, Retention,
-    SessionRequest, SessionSink, Store, StoreError,
+    ClusterServices, Durability, JobLock, RegionLocation, Registered, Registry, SessionRequest,
+    SessionSink, Store, StoreError, StoreParts,
 };
 
 pub(crate) const PID: u32 = 7;
@@ -38,27 +38,37 @@ impl Site {
 
     /// Makes a site with a region of this size.
     pub(crate) fn of(region_bytes: u64) -> Self {
+        Self::with(region_bytes, |_| {})
+    }
+
+    /// Makes a site with a region of this size, whose store has parts that `change` sets.
+    pub(crate) fn with(region_bytes: u64, change: impl FnOnce(&mut StoreParts)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let options = OpenOptions {
             require_dax: false,
             populate: false,
         };
         let medium = open_medium(&dir.path().join("region"), region_bytes, &options).unwrap();
-        Self::over(dir, medium)
+        format(&medium);
+        Self::of_parts(dir, medium, change)
     }
 
     /// Makes a site over a medium that is to be formatted.
     pub(crate) fn over(dir: tempfile::TempDir, medium: Arc<dyn Medium>) -> Self {
-        let format = FormatOptions {
-            segment_bytes: 64 << 10,
-            ..FormatOptions::default()
-        };
-        Region::format(Arc::clone(&medium), &format).unwrap();
+        format(&medium);
         Self::on(dir, medium)
     }
 
     /// Makes a site over a medium with a region.
     pub(crate) fn on(dir: tempfile::TempDir, medium: Arc<dyn Medium>) -> Self {
+        Self::of_parts(dir, medium, |_| {})
+    }
+
+    fn of_parts(
+        dir: tempfile::TempDir,
+        medium: Arc<dyn Medium>,
+        change: impl FnOnce(&mut StoreParts),
+    ) -> Self {
         let guarantee = medium.guarantee().clone();
         let region = Region::open(medium).unwrap().0;
         let (catalog, _) = SledCatalog::open_or_replace(&dir.path().join("catalog")).unwrap();
@@ -66,7 +76,9 @@ impl Site {
             path: dir.path().join("region"),
             guarantee,
         };
-        let store = Store::new(region, place, Box::new(catalog), Retention::default()).unwrap();
+        let mut parts = StoreParts::new(region, place, Box::new(catalog));
+        change(&mut parts);
+        let store = Store::new(parts).unwrap();
         let registry = Arc::default();
         Self {
             store,
@@ -202,6 +214,14 @@ impl Site {
             .find(|record| record.generation == generation)
             .unwrap()
     }
+}
+
+fn format(medium: &Arc<dyn Medium>) {
+    let format = FormatOptions {
+        segment_bytes: 64 << 10,
+        ..FormatOptions::default()
+    };
+    Region::format(Arc::clone(medium), &format).unwrap();
 }
 
 pub(crate) fn flip_page(region: &std::path::Path, salt: u64) {

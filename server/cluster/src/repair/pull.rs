@@ -201,8 +201,8 @@ impl Puller {
         let elapsed = since.elapsed();
         let mut dump = intake.finish(claimed)?;
         // In the background the rate was limited, so that it does not measure the link.
-        if let Some(observer) = self.store.observer().filter(|_| !request.background) {
-            observer.copied(node, bytes, elapsed);
+        if !request.background {
+            self.store.observer().copied(node, bytes, elapsed);
         }
         let sealed = if again {
             dump.commit_again(&commit)

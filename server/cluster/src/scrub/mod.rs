@@ -337,9 +337,9 @@ impl ScrubService for Scrubber {
             let Some(checked) = checked else { continue };
             scrubbed.checkpoints += 1;
             scrubbed.pages += checked.pages;
-            if let Some(observer) = self.store.observer() {
-                observer.scrubbed(checked.read_bytes, since.elapsed());
-            }
+            self.store
+                .observer()
+                .scrubbed(checked.read_bytes, since.elapsed());
             let damaged = self.conclude(held, checked, Some(&mut read));
             scrubbed.damaged.extend(damaged);
             if let Some(now) = self.store.held_copy(&held.id) {

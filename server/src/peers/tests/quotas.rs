@@ -11,8 +11,7 @@ use super::site::{Site, load_quotas};
 
 #[test]
 fn a_namespace_stores_no_more_checkpoints_than_it_may() {
-    let site = Site::new();
-    site.limit("* checkpoints=2\nteam-b checkpoints=unlimited\n");
+    let site = Site::limited("* checkpoints=2\nteam-b checkpoints=unlimited\n");
     site.dump("team-a/x");
     site.park("team-a/y");
     let refused = site.try_dump("team-a/z").unwrap_err();
@@ -33,11 +32,14 @@ fn a_namespace_stores_no_more_checkpoints_than_it_may() {
 
 #[test]
 fn what_a_dump_really_takes_is_known_at_its_seal() {
-    let site = Site::new();
-    site.dump("team-a/before");
-    let taken = site.store.usage_of("team-a").bytes;
+    let taken = {
+        let site = Site::new();
+        site.dump("team-a/before");
+        site.store.usage_of("team-a").bytes
+    };
     assert!(taken >= 8 * 4096);
-    site.limit(&format!("team-a bytes={}\n", taken + 100));
+    let site = Site::limited(&format!("team-a bytes={}\n", taken + 100));
+    site.dump("team-a/before");
     let free = site.store.region_status().free_bytes;
     let refused = site.try_dump("team-a/after").unwrap_err();
     assert_eq!(refused.code(), ErrorCode::NoSpace);
@@ -58,8 +60,7 @@ fn what_a_dump_really_takes_is_known_at_its_seal() {
 
 #[test]
 fn an_agents_sessions_and_priorities_are_within_the_quota() {
-    let site = Site::new();
-    site.limit("team-a sessions=1 priority=5\n");
+    let site = Site::limited("team-a sessions=1 priority=5\n");
     let agent = site.peer("a", Role::Agent, &["team-a", "team-b"]);
     let open = |job: &str, priority: u32| {
         let open = request::Open {
@@ -123,8 +124,7 @@ fn places_are_bounded_for_a_namespace_and_for_each_caller() {
 
 #[test]
 fn a_peer_sees_what_its_own_namespaces_use() {
-    let site = Site::new();
-    site.limit("team-a bytes=1G\nteam-b bytes=1G\n");
+    let site = Site::limited("team-a bytes=1G\nteam-b bytes=1G\n");
     site.dump("team-a/x");
     site.dump("team-b/x");
     let agent = site.peer("a", Role::Agent, &["team-a"]);

@@ -16,7 +16,7 @@ use permafrost_protocol::wire::frame::{Coding, Header, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::quotas::Quotas;
-use permafrost_store::{RegionLocation, Retention, SessionRequest, Store, StoreError};
+use permafrost_store::{RegionLocation, SessionRequest, Store, StoreError, StoreParts};
 use permafrost_transport::peer::{
     FrameSink, FrameSource, Handler as _, PeerError, ReceivedFrame, Replies,
 };
@@ -38,8 +38,18 @@ pub(super) struct Site {
 
 impl Site {
     pub(super) fn new() -> Self {
+        Self::with(Quotas::default())
+    }
+
+    /// Makes a site with quotas of namespaces.
+    pub(super) fn limited(quotas: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self::with(load_quotas(dir.path(), quotas))
+    }
+
+    fn with(quotas: Quotas) -> Self {
         let work = tempfile::tempdir().unwrap();
-        let store = store(work.path());
+        let store = store(work.path(), quotas);
         let handler = NodeHandler::new(Arc::clone(&store), "n");
         let agents = Agents::new(Arc::clone(&store), work.path().to_owned());
         handler.begin(agents, None);
@@ -133,13 +143,6 @@ impl Site {
             std::fs::write(dir.join(mm_name(PID)), write_mappings(&[mapping])).unwrap();
         }
         OwnedFd::from(File::open(dir).unwrap())
-    }
-
-    /// Sets quotas of namespaces.
-    pub(super) fn limit(&self, quotas: &str) -> Arc<Quotas> {
-        let quotas = Arc::new(load_quotas(self.work.path(), quotas));
-        assert!(self.store.limit(Arc::clone(&quotas)));
-        quotas
     }
 
     /// Makes the service for agents over the same store, to be called without a handler.
@@ -281,7 +284,7 @@ pub(super) fn load_quotas(dir: &std::path::Path, text: &str) -> Quotas {
     Quotas::load(&path).unwrap()
 }
 
-fn store(dir: &std::path::Path) -> Arc<Store> {
+fn store(dir: &std::path::Path, quotas: Quotas) -> Arc<Store> {
     let path = dir.join("region");
     let options = OpenOptions {
         populate: false,
@@ -299,7 +302,11 @@ fn store(dir: &std::path::Path) -> Arc<Store> {
     };
     let region = Region::open(medium).unwrap().0;
     let (catalog, _) = SledCatalog::open_or_replace(&dir.join("catalog")).unwrap();
-    Store::new(region, place, Box::new(catalog), Retention::default()).unwrap()
+    let parts = StoreParts {
+        quotas: Arc::new(quotas),
+        ..StoreParts::new(region, place, Box::new(catalog))
+    };
+    Store::new(parts).unwrap()
 }
 
 /// A peer that sends these frames, and then falls silent.

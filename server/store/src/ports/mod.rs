@@ -10,6 +10,7 @@ mod turn;
 pub use elsewhere::Elsewhere;
 pub use observer::{
     Beginning, DumpDone, Expected, Observer, Ongoing, RestoreDone, StoreEvent, Transferred,
+    Unobserved,
 };
 pub use registry::{JobLock, Registered, Registry};
 pub use replicate::{ContentDigest, CopiesRequest, CopyStreams, Durability, Replicate};

@@ -35,6 +35,44 @@ pub trait Observer: Send + Sync {
     fn tell(&self, event: &dyn Fn() -> StoreEvent);
 }
 
+/// Observer that records nothing: the store is not measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Unobserved;
+
+impl Observer for Unobserved {
+    fn dump_begins(&self, _: &Beginning<'_>) -> Box<dyn Ongoing> {
+        Box::new(Self)
+    }
+
+    fn dumped(&self, _: &DumpDone<'_>) {}
+
+    fn learn_history(&self, _: &[control::Checkpoint]) {}
+
+    fn restore_begins(&self, _: u64) -> Box<dyn Ongoing> {
+        Box::new(Self)
+    }
+
+    fn restored(&self, _: &RestoreDone<'_>) {}
+
+    fn copied(&self, _: &str, _: u64, _: Duration) {}
+
+    fn scrubbed(&self, _: u64, _: Duration) {}
+
+    fn tell(&self, _: &dyn Fn() -> StoreEvent) {}
+}
+
+impl Ongoing for Unobserved {
+    fn expected(&self) -> Option<Expected> {
+        None
+    }
+
+    fn read_so_far(&self, _: u64) {}
+
+    fn all_read(&self) -> u64 {
+        0
+    }
+}
+
 /// A dump or a restore under way.
 pub trait Ongoing: Send + Sync {
     /// Returns the expected size and duration; `None` where no estimate is possible.

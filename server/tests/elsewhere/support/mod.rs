@@ -41,8 +41,8 @@ use permafrost_store::Durability;
 use permafrost_store::Registry;
 use permafrost_store::catalog::SledCatalog;
 use permafrost_store::{
-    ClusterServices, Fetched, RegionLocation, ReplicaRequest, Retention, ScrubService,
-    SessionRequest, Store, StoreError,
+    ClusterServices, Fetched, RegionLocation, ReplicaRequest, ScrubService, SessionRequest, Store,
+    StoreError, StoreParts,
 };
 use permafrost_transport::control::{Connection, ControlError};
 use permafrost_transport::framing;
@@ -433,7 +433,7 @@ fn open_store(dir: &Path, region: &Path) -> Arc<Store> {
     };
     let region = Region::open(medium).unwrap().0;
     let (catalog, _) = SledCatalog::open_or_replace(&dir.join("catalog")).unwrap();
-    Store::new(region, place, Box::new(catalog), Retention::default()).unwrap()
+    Store::new(StoreParts::new(region, place, Box::new(catalog))).unwrap()
 }
 
 fn live((name, zone, rack): (&str, &str, &str)) -> LiveNode {
