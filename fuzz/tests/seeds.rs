@@ -272,7 +272,7 @@ fn wire() -> Seeds {
         frame(Kind::ImageData, 0, 3, b"abc"),
         frame(Kind::Prepare, 0, 0, &[]),
     ];
-    use permafrost_protocol::wire::message::{Hello, Request, request};
+    use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
     let hello = Hello {
         version: 1,
         name: "n1".into(),
@@ -285,7 +285,19 @@ fn wire() -> Seeds {
         framing::encode(&hello).unwrap(),
         framing::encode(&ping).unwrap(),
     ];
-    vec![("dump", dump.concat()), ("ping", words.concat())]
+    let replies = [
+        reply::Body::DumpOpened(Default::default()),
+        reply::Body::Acknowledged(Default::default()),
+        reply::Body::Closed(Default::default()),
+        reply::Body::Prepared(Default::default()),
+        reply::Body::Committed(Default::default()),
+    ];
+    let replies = replies.map(|body| framing::encode(&Reply { body: Some(body) }).unwrap());
+    vec![
+        ("dump", dump.concat()),
+        ("ping", words.concat()),
+        ("replies", replies.concat()),
+    ]
 }
 
 #[test]

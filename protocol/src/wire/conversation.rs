@@ -8,14 +8,17 @@
 //! An `Error` may come in place of any reply, and is the last. On a conversation that resumes a dump the server
 //! repeats the replies that the client may not have received: `Closed` and `Prepared`, if the dump has got so far,
 //! follow `DumpOpened`; the client repeats its `Commit`, and the server its `Committed`.
+//!
+//! [`DumpClient`] and [`DumpServer`] decide all of it: their callers move bytes between the two, and tell them the
+//! time and how a conversation ended ([`ConversationOutcome`]).
 
 mod client;
 mod error;
 mod server;
 
-pub use client::{DumpClient, DumpEvent};
+pub use client::{Continuation, DumpClient, DumpEvent, RETRY_PAUSE};
 pub use error::ConversationError;
-pub use server::DumpServer;
+pub use server::{DumpServer, QUEUED_FRAMES, ReceiverLimits};
 
 use super::VERSION;
 use super::message::{FetchOpened, Hello, Reply, Request, reply, request};
@@ -34,6 +37,21 @@ pub const ID_DIGITS: usize = 32;
 
 /// Longest name of a region, bytes: a uuid has 36.
 const MAX_REGION_BYTES: usize = 64;
+
+/// Outcome of a conversation, as one side sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConversationOutcome {
+    /// Everything was sent and answered.
+    Settled,
+    /// The connection was lost or could not be made, or the peer did not reply in time.
+    Lost,
+    /// The peer ended a stream with this [code](super::code); 0 for an end without one.
+    Stopped(u64),
+    /// The peer refused.
+    Refused(control::ErrorCode),
+    /// The peer violated the protocol, or is not the intended one.
+    Violated,
+}
 
 /// Checks the first message of a stream. The peer's identity comes from its certificate; the caller compares the two.
 ///
@@ -153,6 +171,17 @@ fn bytes<const N: usize>(field: &'static str, value: &[u8]) -> Result<[u8; N], C
         field,
         len_bytes: value.len(),
     })
+}
+
+/// Checks a content digest against the one that is known. A node that is the origin of a dump sends no digest.
+fn check_digest(digest: &[u8], known: &[u8], of: &'static str) -> Result<(), ConversationError> {
+    if !digest.is_empty() {
+        bytes::<DIGEST_BYTES>("content_digest", digest)?;
+    }
+    if digest != known {
+        return Err(ConversationError::DigestChanged { of });
+    }
+    Ok(())
 }
 
 fn bad(field: &'static str, value: &str) -> ConversationError {

@@ -4,8 +4,10 @@
 //! [`message::Request`] one way, [`message::Reply`] the other, framed as control messages are
 //! ([`crate::control::framing`]). Pages travel beside it, on a unidirectional *bulk* stream that begins with a
 //! [`frame::Preamble`] and then consists of [`frame::Header`]s, each with its payload. [`sender`] and [`receiver`]
-//! are the two ends of that stream, over all connections of a dump; [`conversation`] defines the order of messages.
+//! are the two ends of that stream, over all connections of a dump; [`conversation`] is the two ends of a dump as a
+//! whole, which nodes and agents run, and which are tested over a simulated network.
 
+pub mod code;
 pub mod conversation;
 pub mod frame;
 pub mod message;

@@ -28,15 +28,6 @@ pub const ACKNOWLEDGE_FRAMES: u64 = 256;
 /// [`crate::manifest::MAX_SMALL_IMAGES`] is checked before a process is frozen.
 pub const MAX_IMAGES: usize = crate::manifest::MAX_SMALL_IMAGES;
 
-/// Frame that a header announces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
-    /// The next frame. Its payload follows; then [`Receiver::taken`].
-    New(Header),
-    /// A frame that was taken in before. Its payload follows and is to be skipped; no method is called for it.
-    Duplicate(Header),
-}
-
 /// State of a dump's receiver, over all connections that the dump takes.
 ///
 /// Memory is bounded by the numbers of spaces and images, whatever the peer announces.
@@ -45,8 +36,6 @@ pub struct Receiver {
     next_sequence: u64,
     /// Announced, and not yet taken.
     pending: Option<Header>,
-    /// Name in a pending image's payload, once it was checked.
-    pending_name: Option<String>,
     grammar: Grammar,
     unacknowledged_bytes: u64,
     unacknowledged_frames: u64,
@@ -60,55 +49,40 @@ impl Receiver {
         Self::default()
     }
 
-    /// Takes a header. Its payload ([`Header::payload_bytes`]) follows in the stream.
+    /// Takes a header. Its payload ([`Header::payload_bytes`]) follows in the stream; then [`Receiver::taken`].
     ///
     /// # Errors
     /// The header is damaged, out of order, or may not come here; then this dump has failed and so has every further
     /// header that is not the one expected. Nothing was changed.
-    pub fn header(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<Received, ReceiverError> {
+    pub fn header(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<Header, ReceiverError> {
         if self.pending.is_some() {
             return Err(ReceiverError::NotTaken {
                 sequence: self.next_sequence,
             });
         }
         let header = Header::decode(bytes)?;
-        if header.sequence < self.next_sequence {
-            return Ok(Received::Duplicate(header));
-        }
-        if header.sequence > self.next_sequence {
-            return Err(ReceiverError::Gap {
+        if header.sequence != self.next_sequence {
+            return Err(ReceiverError::OutOfOrder {
                 expected: self.next_sequence,
                 found: header.sequence,
             });
         }
         self.grammar.check(&header)?;
         self.pending = Some(header);
-        Ok(Received::New(header))
+        Ok(header)
     }
 
-    /// Checks the payload of the [`Kind::Image`] that was announced: the image's name.
+    /// Records that the announced frame has come with its payload, which for [`Kind::Image`] is the image's name.
+    /// Returns its header.
     ///
     /// # Errors
-    /// The name is not a plain file name, or another image has it; or no image was announced.
-    pub fn image_name<'a>(&mut self, payload: &'a [u8]) -> Result<&'a str, ReceiverError> {
-        if self.pending.is_none_or(|header| header.kind != Kind::Image) {
-            return Err(ReceiverError::NothingPending);
-        }
-        let name = self.grammar.check_name(payload)?;
-        self.pending_name = Some(name.to_owned());
-        Ok(name)
-    }
-
-    /// Records that the announced frame is applied, with its payload.
-    ///
-    /// # Errors
-    /// No frame was announced, or the frame is an image whose name was not checked: a mistake of the caller's.
-    pub fn taken(&mut self) -> Result<(), ReceiverError> {
+    /// The name is not a plain file name, or another image has it; or no frame was announced.
+    pub fn taken(&mut self, payload: &[u8]) -> Result<Header, ReceiverError> {
         let header = self.pending.ok_or(ReceiverError::NothingPending)?;
-        let name = self.pending_name.take();
-        if header.kind == Kind::Image && name.is_none() {
-            return Err(ReceiverError::NameNotChecked);
-        }
+        let name = match header.kind {
+            Kind::Image => Some(self.grammar.check_name(payload)?.to_owned()),
+            _ => None,
+        };
         self.pending = None;
         self.grammar.apply(&header, name);
         self.next_sequence += 1;
@@ -117,7 +91,13 @@ impl Receiver {
         self.acknowledge |= matches!(header.kind, Kind::Close | Kind::Prepare)
             || self.unacknowledged_frames >= ACKNOWLEDGE_FRAMES
             || self.unacknowledged_bytes >= ACKNOWLEDGE_BYTES;
-        Ok(())
+        Ok(header)
+    }
+
+    /// Returns true if [`Receiver::poll_acknowledge`] returns a sequence.
+    #[must_use]
+    pub fn is_acknowledging(&self) -> bool {
+        self.acknowledge
     }
 
     /// Returns the sequence below which every frame is to be acknowledged now: after each [`ACKNOWLEDGE_BYTES`] or
@@ -126,37 +106,27 @@ impl Receiver {
         if !self.acknowledge {
             return None;
         }
-        self.acknowledge_now()
+        self.acknowledged();
+        Some(self.next_sequence)
     }
 
-    /// Returns the sequence below which every frame is to be acknowledged, because the stream pauses; `None` if every
-    /// frame that was taken is acknowledged.
-    pub fn acknowledge_now(&mut self) -> Option<u64> {
-        let news = self.unacknowledged_frames > 0;
+    fn acknowledged(&mut self) {
         self.acknowledge = false;
         self.unacknowledged_frames = 0;
         self.unacknowledged_bytes = 0;
-        news.then_some(self.next_sequence)
     }
 
     /// Forgets the announced frame that was not taken: the sender sends it again. The reply to a resume carries
     /// [`Receiver::next_sequence`], which acknowledges every frame before.
     pub fn connection_lost(&mut self) {
         self.pending = None;
-        self.pending_name = None;
-        self.acknowledge_now();
+        self.acknowledged();
     }
 
     /// Returns the sequence of the frame that is expected next, which is the number of frames taken.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
         self.next_sequence
-    }
-
-    /// Returns true if `Close` was taken.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.grammar.is_closed()
     }
 
     /// Returns true if `Prepare` was taken: nothing more may come.

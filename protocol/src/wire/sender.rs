@@ -27,6 +27,11 @@ pub const DEFAULT_WINDOW_BYTES: u64 = 32 << 20;
 /// [`ACKNOWLEDGE_FRAMES`]; a window that holds these and one frame more cannot dead-lock.
 pub const MIN_WINDOW_BYTES: u64 = 2 << 20;
 
+/// Limit on the bytes that a pusher runs ahead of the connection: enough that the connection need not wait for it, and
+/// not so much that pages leave the caches before they are sent. At the limit, the pusher waits until half of that is
+/// left. While there is no connection it may fill the window.
+pub const AHEAD_BYTES: u64 = 2 << 20;
+
 const _: () = assert!(
     ACKNOWLEDGE_BYTES
         + ACKNOWLEDGE_FRAMES * FRAME_COST_BYTES
@@ -91,10 +96,12 @@ pub struct Sender<P> {
     sent_ever: u64,
     connected: bool,
     kept: VecDeque<(Header, P)>,
+    /// Payload, bytes, of the frame that [`Sender::may_push`] refused last.
+    refused_bytes: Option<usize>,
 }
 
 impl<P: AsRef<[u8]> + Clone> Sender<P> {
-    /// Makes the sender of a dump of which no frame was pushed, on a connected connection. `window_bytes` (at least
+    /// Makes the sender of a dump of which no frame was pushed, without a connection. `window_bytes` (at least
     /// [`MIN_WINDOW_BYTES`]) bounds the kept frames: a larger window bridges longer pauses of the receiver and takes
     /// more memory.
     #[must_use]
@@ -106,8 +113,9 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
             acknowledged: 0,
             transmit: 0,
             sent_ever: 0,
-            connected: true,
+            connected: false,
             kept: VecDeque::new(),
+            refused_bytes: None,
         }
     }
 
@@ -156,19 +164,50 @@ impl<P: AsRef<[u8]> + Clone> Sender<P> {
         self.window_bytes - self.used_bytes
     }
 
+    /// Size of the window, bytes.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.window_bytes
+    }
+
+    /// Bytes of the window that are in use: the memory that the dump takes.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
     /// Bytes of the window that wait to be sent on this connection: nothing on the way explains them.
     #[must_use]
     pub fn unsent_bytes(&self) -> u64 {
         self.unsent_bytes
     }
 
-    /// Returns true if a frame with a payload of `payload_bytes` could be pushed now.
-    #[must_use]
-    pub fn has_room(&self, payload_bytes: usize) -> bool {
-        u64::try_from(payload_bytes)
-            .ok()
-            .and_then(|bytes| bytes.checked_add(FRAME_COST_BYTES))
-            .is_some_and(|bytes| bytes <= self.window_left())
+    /// Returns true if a frame with a payload of `payload_bytes` may be pushed now: the window has room for it, and
+    /// the connection is not far behind. After a refusal the pusher waits for [`Sender::poll_room`].
+    pub fn may_push(&mut self, payload_bytes: usize) -> bool {
+        let may_push = self.has_room(payload_bytes);
+        self.refused_bytes = (!may_push).then_some(payload_bytes);
+        may_push
+    }
+
+    /// Returns true once the frame that [`Sender::may_push`] refused may be pushed: the pusher need not wait longer.
+    /// To be asked after every other call.
+    pub fn poll_room(&mut self) -> bool {
+        let has_room = self.refused_bytes.is_some_and(|bytes| self.has_room(bytes));
+        if has_room {
+            self.refused_bytes = None;
+        }
+        has_room
+    }
+
+    fn has_room(&self, payload_bytes: usize) -> bool {
+        let ahead_bytes = match self.refused_bytes {
+            None => AHEAD_BYTES,
+            Some(_) => AHEAD_BYTES / 2,
+        };
+        let is_ahead = self.connected && self.unsent_bytes >= ahead_bytes;
+        let cost_bytes = count(payload_bytes).saturating_add(FRAME_COST_BYTES);
+        !is_ahead && cost_bytes <= self.window_left()
     }
 
     /// Returns the sequence of the frame that is pushed next, which is the number of frames pushed.

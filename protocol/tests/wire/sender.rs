@@ -2,8 +2,14 @@
 
 use permafrost_protocol::wire::frame::{Coding, FrameError, Kind, MAX_PAYLOAD_BYTES};
 use permafrost_protocol::wire::sender::{
-    FRAME_COST_BYTES, MIN_WINDOW_BYTES, PushError, Sender, SenderError,
+    AHEAD_BYTES, FRAME_COST_BYTES, MIN_WINDOW_BYTES, PushError, Sender, SenderError,
 };
+
+fn sender(window_bytes: u64) -> Sender<Vec<u8>> {
+    let mut sender = Sender::new(window_bytes);
+    sender.resumed(0).unwrap();
+    sender
+}
 
 fn zero(sender: &mut Sender<Vec<u8>>, index: u64) -> Result<u64, PushError> {
     sender.push(Kind::Zero, Coding::Raw, 0, 1, index, vec![])
@@ -11,7 +17,7 @@ fn zero(sender: &mut Sender<Vec<u8>>, index: u64) -> Result<u64, PushError> {
 
 #[test]
 fn frames_without_a_payload_fill_the_window_too() {
-    let mut sender = Sender::new(0);
+    let mut sender = sender(0);
     let mut pushed = 0;
     while zero(&mut sender, pushed).is_ok() {
         pushed += 1;
@@ -22,7 +28,7 @@ fn frames_without_a_payload_fill_the_window_too() {
         needed_bytes: FRAME_COST_BYTES,
     };
     assert_eq!(zero(&mut sender, pushed), Err(full));
-    assert!(!sender.has_room(0));
+    assert!(!sender.may_push(0));
     while sender.poll_transmit().is_some() {}
     assert_eq!(sender.acknowledged(3), Ok(3 * FRAME_COST_BYTES));
     assert_eq!(sender.window_left(), 3 * FRAME_COST_BYTES);
@@ -38,8 +44,33 @@ fn frames_without_a_payload_fill_the_window_too() {
 }
 
 #[test]
+fn a_pusher_runs_little_ahead_of_its_connection_and_is_told_when_it_may_go_on() {
+    let mut sender = sender(1 << 30);
+    assert!(sender.may_push(0) && !sender.poll_room());
+    let mut index = 0;
+    while sender.may_push(4096) {
+        let page = vec![1; 4096];
+        sender
+            .push(Kind::Pages, Coding::Raw, 4, 1, index, page)
+            .unwrap();
+        index += 1;
+    }
+    assert!((AHEAD_BYTES..AHEAD_BYTES + 8192).contains(&sender.unsent_bytes()));
+    sender.poll_transmit().unwrap();
+    assert!(!sender.poll_room(), "only when half of it is sent");
+    while sender.unsent_bytes() >= AHEAD_BYTES / 2 {
+        assert!(!sender.poll_room() && !sender.may_push(4096));
+        sender.poll_transmit().unwrap();
+    }
+    assert!(sender.poll_room() && !sender.poll_room() && sender.may_push(4096));
+    // Without a connection the window alone is the limit.
+    sender.connection_lost();
+    assert!(sender.may_push((1 << 30) - 4 * usize::try_from(AHEAD_BYTES).unwrap()));
+}
+
+#[test]
 fn what_waits_to_be_sent_is_counted_on_each_connection() {
-    let mut sender = Sender::new(0);
+    let mut sender = sender(0);
     for index in 0..10 {
         zero(&mut sender, index).unwrap();
     }
@@ -60,7 +91,7 @@ fn what_waits_to_be_sent_is_counted_on_each_connection() {
 
 #[test]
 fn what_a_receiver_would_refuse_is_not_taken() {
-    let mut sender = Sender::new(1 << 30);
+    let mut sender = sender(1 << 30);
     let long = vec![0; MAX_PAYLOAD_BYTES as usize + 1];
     let pushed = sender.push(Kind::Pages, Coding::Zstd, 4, 64, 0, long);
     let expected = FrameError::PayloadTooLong {
@@ -72,7 +103,7 @@ fn what_a_receiver_would_refuse_is_not_taken() {
 
 #[test]
 fn a_receiver_neither_goes_back_nor_ahead() {
-    let mut sender = Sender::new(0);
+    let mut sender = sender(0);
     for index in 0..10 {
         zero(&mut sender, index).unwrap();
     }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use permafrost_protocol::wire::conversation::DumpClient;
 use permafrost_protocol::wire::frame::{Coding, Kind};
 use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, request};
-use permafrost_protocol::wire::sender::Sender;
 use tokio::sync::Notify;
 
 use super::PeerError;
@@ -21,11 +21,6 @@ pub(crate) const RUN_BYTES: usize = permafrost_protocol::wire::frame::MAX_PAYLOA
 /// Size of a page, bytes.
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(PAGE_BYTES as u64 == permafrost_protocol::pageserver::PAGE_BYTES);
-
-/// Limit on the bytes that a pusher runs ahead of the connection: enough that the connection need not wait for
-/// it, and not so much that pages leave the caches before they are sent. At the limit, the pusher waits until
-/// half of that is left. While there is no connection it may fill the window.
-const AHEAD_BYTES: u64 = 2 << 20;
 
 /// Progress of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,50 +42,29 @@ pub struct DumpProgress {
 }
 
 struct State {
-    sender: Sender<Bytes>,
-    window_bytes: u64,
+    client: DumpClient<Bytes>,
     peak_bytes: u64,
     link: LinkSpeed,
-    opened: Option<bool>,
-    closed: Option<Closed>,
-    prepared: Option<Prepared>,
-    commit: Option<Commit>,
-    committed: Option<Committed>,
+    /// Reason why the dump has failed.
     failed: Option<PeerError>,
-    /// The dump needs nothing more from the conversation.
-    over: bool,
     raw_bytes: u64,
     sent_bytes: u64,
-    conversations: u32,
 }
 
 struct Shared {
     node: String,
     state: Mutex<State>,
-    /// Notified when an acknowledgement or a reply has come, or the dump has failed.
+    /// Notified when there is room for a frame that waits, a reply has come, or the dump is over.
     changed: Condvar,
-    /// Notified when there are frames to send.
+    /// Notified when there are frames or a commit to send.
     work: Notify,
-    /// Notified when there is a commit to send.
-    commit: Notify,
-    /// Notified when the dump is over.
+    /// Notified when the dump was given up on this side.
     over: Notify,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn fail(&self, error: PeerError) {
-        self.lock().failed.get_or_insert(error);
-        self.changed.notify_all();
-    }
-
-    fn end(&self) {
-        self.lock().over = true;
-        self.over.notify_one();
-        self.changed.notify_all();
     }
 
     /// Waits until `ready` returns a value, the dump fails, or the deadline passes.
@@ -108,7 +82,7 @@ impl Shared {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            if state.over {
+            if state.client.is_over() {
                 return Err(PeerError::aborted(&self.node));
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -144,36 +118,20 @@ impl DumpSender {
         deadline: Instant,
     ) -> Result<Self, PeerError> {
         let options = network.options();
-        let session: [u8; 16] = request
-            .session
-            .as_slice()
-            .try_into()
-            .map_err(|_| PeerError::protocol("this node", "a session that is not 16 bytes"))?;
         let window_bytes = u64::try_from(options.dump_window_bytes).unwrap_or(u64::MAX);
-        let mut sender = Sender::new(window_bytes);
-        let window_bytes = sender.window_left();
-        sender.connection_lost();
+        let client = DumpClient::new(request, window_bytes, deadline, options.reconnect);
         let shared = Arc::new(Shared {
             node: node.to_owned(),
             state: Mutex::new(State {
-                sender,
-                window_bytes,
+                client: client.map_err(|error| PeerError::conversation("this node", error))?,
                 peak_bytes: 0,
                 link: LinkSpeed::default(),
-                opened: None,
-                closed: None,
-                prepared: None,
-                commit: None,
-                committed: None,
                 failed: None,
-                over: false,
                 raw_bytes: 0,
                 sent_bytes: 0,
-                conversations: 0,
             }),
             changed: Condvar::new(),
             work: Notify::new(),
-            commit: Notify::new(),
             over: Notify::new(),
         });
         let dump = Self {
@@ -184,13 +142,11 @@ impl DumpSender {
         let driver = Driver {
             network: network.clone(),
             shared,
-            request,
-            session,
         };
-        network.runtime().spawn(driver.run(deadline));
+        network.runtime().spawn(driver.run());
         // On failure `dump` is dropped, which ends the driver.
         dump.shared
-            .wait("the opening", deadline, |state| state.opened)?;
+            .wait("the opening", deadline, |state| state.client.has_parent())?;
         Ok(dump)
     }
 
@@ -203,7 +159,7 @@ impl DumpSender {
     /// Returns true if the peer has the requested parent: [`Self::parent`] may then be used.
     #[must_use]
     pub fn has_parent(&self) -> bool {
-        self.shared.lock().opened.unwrap_or(false)
+        self.shared.lock().client.has_parent().unwrap_or(false)
     }
 
     /// Begins an address space with its type, id and `pages_id`.
@@ -259,8 +215,9 @@ impl DumpSender {
     /// The same as for [`Self::space`]; or no reply by `deadline`.
     pub fn close(&mut self, deadline: Instant) -> Result<Closed, PeerError> {
         self.push(Kind::Close, Coding::Raw, 0, 0, 0, Bytes::new())?;
-        self.shared
-            .wait("the close", deadline, |state| state.closed.clone())
+        self.shared.wait("the close", deadline, |state| {
+            state.client.closed().cloned()
+        })
     }
 
     /// Begins a small image of `len_bytes`, which [`Self::image_data`] brings.
@@ -291,8 +248,9 @@ impl DumpSender {
     /// The same as for [`Self::space`]; or no reply by `deadline`.
     pub fn prepare(&mut self, deadline: Instant) -> Result<Prepared, PeerError> {
         self.push(Kind::Prepare, Coding::Raw, 0, 0, 0, Bytes::new())?;
-        self.shared
-            .wait("the prepare", deadline, |state| state.prepared.clone())
+        self.shared.wait("the prepare", deadline, |state| {
+            state.client.prepared().cloned()
+        })
     }
 
     /// Makes the peer seal the dump. Sent again after a lost connection; the peer carries it out once.
@@ -301,10 +259,12 @@ impl DumpSender {
     /// The same as for [`Self::space`]; or no reply by `deadline`: then it is unknown whether the peer sealed
     /// the dump.
     pub fn commit(&mut self, commit: &Commit, deadline: Instant) -> Result<Committed, PeerError> {
-        self.shared.lock().commit = Some(commit.clone());
-        self.shared.commit.notify_one();
-        self.shared
-            .wait("the commit", deadline, |state| state.committed.clone())
+        let accepted = self.shared.lock().client.commit(commit);
+        accepted.map_err(|error| PeerError::conversation("this node", error))?;
+        self.shared.work.notify_one();
+        self.shared.wait("the commit", deadline, |state| {
+            state.client.committed().cloned()
+        })
     }
 
     /// Gives the dump up; the peer discards its part.
@@ -316,14 +276,15 @@ impl DumpSender {
     #[must_use]
     pub fn progress(&self) -> DumpProgress {
         let state = self.shared.lock();
+        let window = state.client.window();
         DumpProgress {
-            pushed_frames: state.sender.next_sequence(),
-            acknowledged_frames: state.sender.acknowledged_below(),
-            window_used_bytes: state.window_bytes - state.sender.window_left(),
+            pushed_frames: window.next_sequence(),
+            acknowledged_frames: window.acknowledged_below(),
+            window_used_bytes: window.used_bytes(),
             peak_window_bytes: state.peak_bytes,
             raw_bytes: state.raw_bytes,
             sent_bytes: state.sent_bytes,
-            conversations: state.conversations,
+            conversations: state.client.conversations(),
         }
     }
 
@@ -344,20 +305,16 @@ impl DumpSender {
         let mut payload = Some(payload);
         let deadline = Instant::now() + self.stall;
         let shared = &self.shared;
-        let mut ahead_bytes = AHEAD_BYTES;
         let pushed = shared.wait("room in the window", deadline, |state| {
-            let ahead = state.sender.is_connected() && state.sender.unsent_bytes() >= ahead_bytes;
-            if state.failed.is_some() || state.over || ahead || !state.sender.has_room(length) {
-                ahead_bytes = AHEAD_BYTES / 2;
+            if !state.client.may_push(length) {
                 return None;
             }
-            state.sent_bytes += u64::try_from(length).unwrap_or(0);
             let payload = payload.take()?;
+            state.sent_bytes += u64::try_from(length).unwrap_or(0);
             let pushed = state
-                .sender
+                .client
                 .push(kind, coding, flags, pages, index, payload);
-            let used = state.window_bytes - state.sender.window_left();
-            state.peak_bytes = state.peak_bytes.max(used);
+            state.peak_bytes = state.peak_bytes.max(state.client.window().used_bytes());
             Some(pushed)
         })?;
         match pushed {
@@ -375,6 +332,7 @@ impl DumpSender {
 
 impl Drop for DumpSender {
     fn drop(&mut self) {
-        self.shared.end();
+        self.shared.lock().client.abandon();
+        self.shared.over.notify_one();
     }
 }

@@ -2,6 +2,7 @@
 
 use permafrost_protocol::control;
 use permafrost_protocol::control::framing::MessageError;
+use permafrost_protocol::wire::conversation::{ConversationError, ConversationOutcome};
 
 /// A conversation with a peer that did not come to its end. Cloned for every caller that waits for it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -70,6 +71,15 @@ pub enum PeerError {
         node: String,
         /// Description of the violation.
         what: &'static str,
+    },
+    /// A message or a frame of the peer may not come here.
+    #[error("{node} does not keep to the protocol: {source}")]
+    Conversation {
+        /// Name of the peer.
+        node: String,
+        /// Violation of the protocol.
+        #[source]
+        source: ConversationError,
     },
     /// A message of the peer cannot be decoded, or a message of this node is too long.
     #[error("{node}: {source}")]
@@ -156,6 +166,26 @@ impl PeerError {
         Self::Protocol {
             node: node.to_owned(),
             what,
+        }
+    }
+
+    pub(crate) fn conversation(node: &str, source: ConversationError) -> Self {
+        let node = node.to_owned();
+        match source {
+            ConversationError::Refused(error) => Self::Refused { node, error },
+            source => Self::Conversation { node, source },
+        }
+    }
+
+    /// Returns the end of a conversation that this error is.
+    pub(crate) fn end(&self) -> ConversationOutcome {
+        match self {
+            Self::Lost { .. } | Self::Unreachable { .. } | Self::Deadline { .. } => {
+                ConversationOutcome::Lost
+            }
+            Self::Ended { code, .. } => ConversationOutcome::Stopped(*code),
+            Self::Refused { error, .. } => ConversationOutcome::Refused(error.code()),
+            _ => ConversationOutcome::Violated,
         }
     }
 

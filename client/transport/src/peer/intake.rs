@@ -2,19 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Instant;
 
 use bytes::Bytes;
 use permafrost_protocol::control;
-use permafrost_protocol::wire::frame::{Header, Kind};
-use permafrost_protocol::wire::message::{
-    Acknowledged, Closed, Commit, Committed, DumpOpened, Prepared, Reply, reply,
+use permafrost_protocol::wire::conversation::{
+    ConversationError, ConversationOutcome, DumpServer, ReceiverLimits, SESSION_BYTES,
 };
-use permafrost_protocol::wire::receiver::{Received, Receiver};
+use permafrost_protocol::wire::message::{Closed, Commit, Committed, Prepared, reply, request};
 use quinn::{RecvStream, SendStream, VarInt};
-use tokio::runtime::Handle;
-use tokio::sync::mpsc::error::TryRecvError;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::watch;
 
 use super::router::Router;
 use super::stream::{self, Bulk, within};
@@ -25,9 +23,6 @@ const MAX_SESSIONS: usize = 1024;
 
 /// Most dumps of one peer that are kept.
 const MAX_OF_PEER: usize = MAX_SESSIONS / 4;
-
-/// Length of the queue between the connection and the handler, frames; 4 MiB with the largest frames.
-const QUEUED_FRAMES: usize = 16;
 
 /// Source of the frames of a dump, in order and each once, for a blocking handler.
 pub trait FrameSource: Send {
@@ -61,36 +56,20 @@ pub trait Replies: Send {
     fn committed(&mut self, committed: Committed);
 }
 
-/// A frame in the queue for the handler; `None` wakes the handler.
-type Queued = Option<(Header, Bytes)>;
-
 struct State {
-    receiver: Receiver,
-    acknowledge: Option<u64>,
-    has_parent: Option<bool>,
-    replies: Vec<reply::Body>,
-    commit: Option<Commit>,
-    /// The handler has returned: no more replies follow.
-    done: bool,
+    server: DumpServer<Bytes>,
+    /// Reason why the dump has failed.
     failed: Option<PeerError>,
-    /// True if the handler was told to end.
-    cancelled: bool,
-    frames: Option<mpsc::Sender<Queued>>,
-    /// Time since which no conversation serves the dump.
-    alone_since: Option<Instant>,
 }
 
-/// A dump that is being received.
+/// A dump that is being received: the shell of a [`DumpServer`].
 pub(crate) struct Session {
     peer: String,
     state: Mutex<State>,
+    /// Notified when there is a frame or a commit for the handler, or it is to end.
     changed: Condvar,
-    /// Notified when there is something to send to the peer.
-    say: Notify,
-    /// Number of conversations that the dump has had; the newest counts.
-    conversations: watch::Sender<u64>,
-    /// Locked by the conversation that serves the dump.
-    seat: tokio::sync::Mutex<()>,
+    /// Notified when there is a reply, or room in the queue, or a conversation is to end.
+    news: watch::Sender<()>,
 }
 
 impl Session {
@@ -98,47 +77,29 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Applies a call of the handler, and wakes the conversations.
+    fn handle(&self, call: impl FnOnce(&mut DumpServer<Bytes>)) {
+        call(&mut self.lock().server);
+        self.news.send_replace(());
+    }
+
     fn fail(&self, error: PeerError) {
         let mut state = self.lock();
         state.failed.get_or_insert(error);
-        state.frames = None;
+        state.server.fail();
         drop(state);
         self.changed.notify_all();
-        self.say.notify_one();
+        self.news.send_replace(());
     }
 
-    /// Ends the handler's waiting. The handler then reports the reason to the peer.
-    fn cancel(&self) {
-        let mut state = self.lock();
-        state.cancelled = true;
-        if let Some(frames) = &state.frames {
-            // A full queue means that the handler does not wait.
-            let _ = frames.try_send(None);
-        }
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    fn reply(&self, body: reply::Body) {
-        self.lock().replies.push(body);
-        self.say.notify_one();
-    }
-
-    fn is_given_up(&self) -> bool {
-        let state = self.lock();
-        state.cancelled || state.failed.is_some()
+    /// Checks a request to continue this dump.
+    pub(crate) fn check_resume(&self, dump: &request::Dump) -> Result<(), ConversationError> {
+        self.lock().server.check_resume(dump)
     }
 
     /// Records that the handler has returned.
     pub(crate) fn finish(&self, result: Result<(), control::Error>) {
-        let mut state = self.lock();
-        if let Err(error) = result {
-            state.replies.push(reply::Body::Error(error));
-        }
-        state.done = true;
-        state.frames = None;
-        drop(state);
-        self.say.notify_one();
+        self.handle(|server| server.finished(result));
     }
 }
 
@@ -147,19 +108,10 @@ impl Session {
 pub(crate) struct Sessions(Arc<Mutex<HashMap<Key, Arc<Session>>>>);
 
 /// Key of a session: peer and id. A session belongs to its peer: another peer that knows the id cannot use it.
-type Key = (String, [u8; 16]);
+type Key = (String, [u8; SESSION_BYTES]);
 
 /// The handler's end of a session.
-pub(crate) struct Intake {
-    session: Arc<Session>,
-    frames: mpsc::Receiver<Queued>,
-    runtime: Handle,
-    /// Limits of the sender's silence, see [`PeerOptions`].
-    idle: Duration,
-    wait: Duration,
-    /// True if CRIU has not begun, or its dump is closed and not sealed yet.
-    is_waiting: bool,
-}
+pub(crate) struct Intake(Arc<Session>);
 
 /// Replies of the handler.
 pub(crate) struct Answers(Arc<Session>);
@@ -170,37 +122,31 @@ impl Sessions {
     }
 
     /// Returns a session that the same peer has begun.
-    pub(crate) fn find(&self, peer: &str, id: [u8; 16]) -> Option<Arc<Session>> {
+    pub(crate) fn find(&self, peer: &str, id: [u8; SESSION_BYTES]) -> Option<Arc<Session>> {
         self.lock().get(&(peer.to_owned(), id)).cloned()
     }
 
-    /// Begins a session; `None` if one of this id exists, or there are too many. Must be called within a tokio
-    /// runtime.
+    /// Begins a session; `None` if one of this id exists, or there are too many.
     pub(crate) fn begin(
         &self,
         peer: &str,
-        id: [u8; 16],
+        id: [u8; SESSION_BYTES],
+        dump: &request::Dump,
         options: &PeerOptions,
     ) -> Option<(Arc<Session>, Intake, Answers)> {
-        let (send, frames) = mpsc::channel(QUEUED_FRAMES);
+        let patience = ReceiverLimits {
+            grace: options.grace,
+            idle: options.dump_idle,
+            wait: options.dump_wait,
+        };
         let session = Arc::new(Session {
             peer: peer.to_owned(),
             state: Mutex::new(State {
-                receiver: Receiver::new(),
-                acknowledge: None,
-                has_parent: None,
-                replies: Vec::new(),
-                commit: None,
-                done: false,
+                server: DumpServer::new(dump.clone(), patience).ok()?,
                 failed: None,
-                cancelled: false,
-                frames: Some(send),
-                alone_since: None,
             }),
             changed: Condvar::new(),
-            say: Notify::new(),
-            conversations: watch::Sender::new(0),
-            seat: tokio::sync::Mutex::new(()),
+            news: watch::Sender::new(()),
         });
         let mut sessions = self.lock();
         let own = sessions.keys().filter(|(owner, _)| owner == peer).count();
@@ -212,19 +158,11 @@ impl Sessions {
             return None;
         };
         place.insert(Arc::clone(&session));
-        drop(sessions);
-        let intake = Intake {
-            session: Arc::clone(&session),
-            frames,
-            runtime: Handle::current(),
-            idle: options.dump_idle,
-            wait: options.dump_wait,
-            is_waiting: true,
-        };
-        Some((Arc::clone(&session), intake, Answers(session)))
+        let (intake, answers) = (Arc::clone(&session), Arc::clone(&session));
+        Some((session, Intake(intake), Answers(answers)))
     }
 
-    fn forget(&self, id: [u8; 16], session: &Arc<Session>) {
+    fn forget(&self, id: [u8; SESSION_BYTES], session: &Arc<Session>) {
         let mut sessions = self.lock();
         let key = (session.peer.clone(), id);
         if sessions
@@ -239,72 +177,54 @@ impl Sessions {
     /// grace period.
     pub(crate) async fn serve(
         &self,
-        id: [u8; 16],
+        id: [u8; SESSION_BYTES],
         session: Arc<Session>,
         router: &Router,
         mut send: SendStream,
         mut receive: RecvStream,
         options: &PeerOptions,
     ) {
-        let mut number = 0;
-        session.conversations.send_modify(|count| {
-            *count += 1;
-            number = *count;
-        });
-        let mut newest = session.conversations.subscribe();
-        let seat = session.seat.lock().await;
+        let number = session.lock().server.converse();
+        // An earlier conversation ends.
+        session.news.send_replace(());
         let conversation = Conversation {
             session: &session,
+            number,
             options,
         };
-        session.lock().alone_since = None;
-        let ended = tokio::select! {
-            ended = conversation.run(id, router, &mut send, &mut receive) => ended,
-            _ = newest.wait_for(|newest| *newest > number) => Ok(false),
-        };
-        let over = match ended {
-            Ok(over) => over,
-            Err(error) => {
-                tracing::debug!(peer = session.peer, %error, "dump's conversation ended");
-                match error {
-                    PeerError::Lost { .. } | PeerError::Deadline { .. } => {}
-                    PeerError::Ended { code: with, .. } if with != u64::from(code::ABORTED) => {}
-                    error => session.fail(error),
-                }
-                false
-            }
-        };
-        let unserved = {
+        let ended = conversation.run(id, router, &mut send, &mut receive).await;
+        let end = ended
+            .as_ref()
+            .map_or_else(PeerError::end, |()| ConversationOutcome::Settled);
+        let forget_at = {
             let mut state = session.lock();
-            state.receiver.connection_lost();
-            state.acknowledge = None;
-            state.alone_since = Some(Instant::now());
-            // Failed, or refused before it was opened: there is nothing to come back to.
-            (state.failed.is_some() && !state.done) || (over && state.has_parent.is_none())
+            let forget_at = state.server.ended(number, Instant::now(), end);
+            if let Err(error) = &ended {
+                tracing::debug!(peer = session.peer, %error, "dump's conversation ended");
+                if state.server.has_failed() {
+                    state.failed.get_or_insert_with(|| error.clone());
+                }
+            }
+            forget_at
         };
-        if over {
+        session.changed.notify_all();
+        if ended.is_ok() {
             let _ = send.finish();
         } else {
             let misbehaved = VarInt::from_u32(code::MISBEHAVED);
             let _ = send.reset(misbehaved);
             let _ = receive.stop(misbehaved);
         }
-        drop(seat);
-        if unserved {
+        let Some(forget_at) = forget_at else {
             return self.forget(id, &session);
-        }
-        // This includes a session that is over: its last reply may have been lost with the connection.
+        };
         let sessions = self.clone();
-        let grace = options.grace;
         tokio::spawn(async move {
-            let mut newest = session.conversations.subscribe();
-            let resumed = newest.wait_for(|newest| *newest > number);
-            if tokio::time::timeout(grace, resumed).await.is_err() {
+            tokio::time::sleep_until(forget_at.into()).await;
+            if session.lock().server.poll_forget(Instant::now()) {
                 sessions.forget(id, &session);
-                session.fail(PeerError::deadline(
-                    &session.peer,
-                    "a lost connection's grace",
-                ));
+                let late = PeerError::deadline(&session.peer, "a lost connection's grace");
+                session.fail(late);
             }
         });
     }
@@ -320,40 +240,30 @@ impl Sessions {
 /// A conversation of a session.
 struct Conversation<'a> {
     session: &'a Session,
+    number: u64,
     options: &'a PeerOptions,
 }
 
 impl Conversation<'_> {
-    /// Serves the conversation. Returns true if everything was sent and answered, false if another conversation
-    /// serves the session now.
+    /// Serves the conversation until everything was sent and answered, or a newer one serves the session.
     async fn run(
         &self,
-        id: [u8; 16],
+        id: [u8; SESSION_BYTES],
         router: &Router,
         send: &mut SendStream,
         receive: &mut RecvStream,
-    ) -> Result<bool, PeerError> {
-        let node = self.session.peer.as_str();
-        let Some(opened) = self.opened().await else {
-            // The handler refused the dump, with an error of its own.
-            return self.say(send).await;
-        };
-        let answer = Reply {
-            body: Some(reply::Body::DumpOpened(opened)),
-        };
-        stream::write(send, node, "reply", &answer).await?;
-        let stream = router.claim(id);
-        let frames = async {
-            let stream = within(node, "a bulk stream", self.options.request_timeout, async {
-                stream
-                    .await
-                    .map_err(|_| PeerError::ended(node, "a bulk stream", 0))
-            });
-            self.take_in(Bulk::new(stream.await?)).await
-        };
-        let mut frames = std::pin::pin!(frames);
+    ) -> Result<(), PeerError> {
+        let mut news = self.session.news.subscribe();
+        // The handler has decided on the dump: frames may come.
+        if !self.say(&mut news, send).await? {
+            return Ok(());
+        }
+        let mut said = std::pin::pin!(async {
+            while self.say(&mut news, send).await? {}
+            Ok(())
+        });
+        let mut frames = std::pin::pin!(self.take_in(id, router));
         let mut commits = std::pin::pin!(self.take_commit(receive));
-        let mut said = std::pin::pin!(self.say(send));
         let (mut all_in, mut committing) = (false, false);
         loop {
             tokio::select! {
@@ -364,64 +274,56 @@ impl Conversation<'_> {
         }
     }
 
-    /// Waits for the handler's decision on the dump; `None` if the handler refused it.
-    async fn opened(&self) -> Option<DumpOpened> {
+    /// Sends the next reply; returns false if no more follow.
+    async fn say(
+        &self,
+        news: &mut watch::Receiver<()>,
+        send: &mut SendStream,
+    ) -> Result<bool, PeerError> {
         loop {
-            {
-                let state = self.session.lock();
-                if let Some(has_parent) = state.has_parent {
-                    return Some(DumpOpened {
-                        next_sequence: state.receiver.next_sequence(),
-                        has_parent,
-                    });
+            let polled = self.session.lock().server.poll_reply(self.number);
+            match polled {
+                Poll::Ready(None) => return Ok(false),
+                Poll::Ready(Some(reply)) => {
+                    stream::write(send, &self.session.peer, "reply", &reply).await?;
+                    return Ok(true);
                 }
-                if state.done || state.failed.is_some() {
-                    return None;
-                }
+                Poll::Pending => drop(news.changed().await),
             }
-            self.session.say.notified().await;
         }
     }
 
     /// Receives frames until the last of them, as fast as the handler takes them.
-    async fn take_in(&self, mut bulk: Bulk) -> Result<(), PeerError> {
+    async fn take_in(&self, id: [u8; SESSION_BYTES], router: &Router) -> Result<(), PeerError> {
         let session = self.session;
         let node = session.peer.as_str();
+        let stream = within(node, "a bulk stream", self.options.request_timeout, async {
+            let claimed = router.claim(id).await;
+            claimed.map_err(|_| PeerError::ended(node, "a bulk stream", 0))
+        });
+        let mut bulk = Bulk::new(stream.await?);
+        let mut news = session.news.subscribe();
         let timeout = self.options.frame_timeout;
-        let Some(frames) = session.lock().frames.clone() else {
-            return Ok(());
+        let refused = |error| {
+            tracing::warn!(peer = node, %error, "dump refused");
+            PeerError::conversation(node, error)
         };
-        while !session.lock().receiver.is_over() {
+        while session.lock().server.wants_frames() {
             let Some(bytes) = bulk.array(node, timeout).await? else {
                 return Err(PeerError::ended(node, "frames", 0));
             };
-            let received = session.lock().receiver.header(&bytes);
-            let (header, new) = match received {
-                Ok(Received::New(header)) => (header, true),
-                Ok(Received::Duplicate(header)) => (header, false),
-                Err(error) => {
-                    tracing::warn!(peer = node, %error, "dump refused");
-                    return Err(PeerError::protocol(node, "a frame that may not come"));
-                }
-            };
+            let header = session.lock().server.header(self.number, &bytes);
+            let header = header.map_err(refused)?;
             let length = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
             let payload = bulk.payload(node, length, timeout).await?;
-            if !new {
-                continue;
-            }
             // Here a slow handler slows its sender down: nothing is read, the windows fill.
-            let Ok(place) = frames.reserve().await else {
-                return Ok(());
-            };
-            let mut state = session.lock();
-            let named = header.kind != Kind::Image || state.receiver.image_name(&payload).is_ok();
-            if !named || state.receiver.taken().is_err() {
-                return Err(PeerError::protocol(node, "an image that may not come"));
+            while !session.lock().server.may_take() {
+                drop(news.changed().await);
             }
-            place.send(Some((header, payload)));
-            if let Some(next) = state.receiver.poll_acknowledge() {
-                state.acknowledge = Some(next);
-                session.say.notify_one();
+            let acknowledges = session.lock().server.taken(self.number, payload);
+            session.changed.notify_all();
+            if acknowledges.map_err(refused)? {
+                session.news.send_replace(());
             }
         }
         Ok(())
@@ -431,8 +333,10 @@ impl Conversation<'_> {
         let node = self.session.peer.as_str();
         let max_bytes = stream::MAX_REQUEST_BYTES;
         let commit: Commit = stream::read(receive, node, "commit", max_bytes).await?;
-        self.session.lock().commit.get_or_insert(commit);
+        let taken = self.session.lock().server.commit(self.number, commit);
+        taken.map_err(|error| PeerError::conversation(node, error))?;
         self.session.changed.notify_all();
+        self.session.news.send_replace(());
         // After it, only the end of the stream or an abort can come.
         match receive.read(&mut [0]).await {
             Ok(None) => Ok(()),
@@ -440,139 +344,88 @@ impl Conversation<'_> {
             Err(error) => Err(PeerError::read(node, "commit", error)),
         }
     }
-
-    /// Sends acknowledgements and replies, until the handler is done.
-    async fn say(&self, send: &mut SendStream) -> Result<bool, PeerError> {
-        let node = self.session.peer.as_str();
-        let mut said = 0;
-        loop {
-            let (bodies, done) = {
-                let mut state = self.session.lock();
-                let acknowledge = state.acknowledge.take();
-                let mut bodies: Vec<_> = acknowledge
-                    .map(|next_sequence| reply::Body::Acknowledged(Acknowledged { next_sequence }))
-                    .into_iter()
-                    .collect();
-                bodies.extend(state.replies[said..].iter().cloned());
-                said = state.replies.len();
-                (bodies, state.done || state.failed.is_some())
-            };
-            for body in &bodies {
-                let answer = Reply {
-                    body: Some(body.clone()),
-                };
-                stream::write(send, node, "reply", &answer).await?;
-            }
-            if done && bodies.is_empty() {
-                return Ok(true);
-            }
-            if bodies.is_empty() {
-                self.session.say.notified().await;
-            }
-        }
-    }
 }
 
 impl FrameSource for Intake {
     fn next(&mut self) -> Result<ReceivedFrame, PeerError> {
-        loop {
-            // The queued frames are of no use any more.
-            if self.session.is_given_up() {
-                return Err(self.ended());
-            }
-            match self.receive()? {
-                Some(Some((header, payload))) => {
-                    let decoded = decode(&self.session.peer, &header, payload);
-                    let payload = decoded.inspect_err(|error| self.session.fail(error.clone()))?;
-                    self.is_waiting = header.kind == Kind::Close;
-                    return Ok(ReceivedFrame { header, payload });
-                }
-                Some(None) => {}
-                None => return Err(self.ended()),
-            }
-        }
+        let polled = self.wait("its next frame", DumpServer::poll_frame);
+        let (header, payload) = polled?;
+        let decoded = decode(&self.0.peer, &header, payload);
+        let payload = decoded.inspect_err(|error| self.0.fail(error.clone()))?;
+        Ok(ReceivedFrame { header, payload })
     }
 
     fn commit(&mut self) -> Result<Commit, PeerError> {
-        let until = Instant::now() + self.idle;
-        let mut state = self.session.lock();
+        self.wait("a commit", |server| server.poll_commit().cloned())
+    }
+
+    fn canceller(&self) -> Box<dyn FnOnce() + Send> {
+        let session = Arc::clone(&self.0);
+        Box::new(move || {
+            session.lock().server.cancel();
+            session.changed.notify_all();
+        })
+    }
+}
+
+impl Intake {
+    /// Waits until `poll` returns a value, as long as a sender may be silent: the handler has nothing else to do, so
+    /// only the sender delays it.
+    fn wait<T>(
+        &self,
+        awaited: &'static str,
+        poll: impl Fn(&mut DumpServer<Bytes>) -> Option<T>,
+    ) -> Result<T, PeerError> {
+        let session = &*self.0;
+        let mut state = session.lock();
+        let limit = state.server.silence_limit();
+        let until = Instant::now() + limit;
         loop {
-            if let Some(commit) = &state.commit {
-                return Ok(commit.clone());
+            if state.server.is_given_up() {
+                let failed = state.failed.clone();
+                return Err(failed.unwrap_or_else(|| PeerError::aborted(&session.peer)));
             }
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
-            if state.cancelled {
-                return Err(PeerError::aborted(&self.session.peer));
+            if let Some(value) = poll(&mut state.server) {
+                if state.server.poll_room() {
+                    session.news.send_replace(());
+                }
+                return Ok(value);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                state.cancelled = true;
-                return Err(PeerError::deadline(&self.session.peer, "a commit"));
+                tracing::warn!(
+                    peer = session.peer,
+                    ?limit,
+                    "dump given up: its sender is silent"
+                );
+                state.server.cancel();
+                return Err(PeerError::deadline(&session.peer, awaited));
             }
-            (state, _) = self
-                .session
+            (state, _) = session
                 .changed
                 .wait_timeout(state, left)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
-
-    fn canceller(&self) -> Box<dyn FnOnce() + Send> {
-        let session = Arc::clone(&self.session);
-        Box::new(move || session.cancel())
-    }
-}
-
-impl Intake {
-    /// Waits for the next item of the connection, as long as a sender may be silent: the handler has nothing
-    /// else to do, so only the sender delays it. A resumed conversation alone, without new items, does not
-    /// restart the time.
-    fn receive(&mut self) -> Result<Option<Queued>, PeerError> {
-        match self.frames.try_recv() {
-            Ok(queued) => return Ok(Some(queued)),
-            Err(TryRecvError::Disconnected) => return Ok(None),
-            Err(TryRecvError::Empty) => {}
-        }
-        let limit = if self.is_waiting {
-            self.wait.max(self.idle)
-        } else {
-            self.idle
-        };
-        let received = async { tokio::time::timeout(limit, self.frames.recv()).await };
-        self.runtime.block_on(received).map_err(|_| {
-            tracing::warn!(
-                peer = self.session.peer,
-                ?limit,
-                "dump given up: its sender is silent"
-            );
-            self.session.cancel();
-            PeerError::deadline(&self.session.peer, "its dump, of which nothing more came,")
-        })
-    }
-
-    fn ended(&self) -> PeerError {
-        let failed = self.session.lock().failed.clone();
-        failed.unwrap_or_else(|| PeerError::aborted(&self.session.peer))
-    }
 }
 
 impl Replies for Answers {
     fn opened(&mut self, has_parent: bool) {
-        self.0.lock().has_parent = Some(has_parent);
-        self.0.say.notify_one();
+        self.0.handle(|server| server.opened(has_parent));
     }
 
     fn closed(&mut self, closed: Closed) {
-        self.0.reply(reply::Body::Closed(closed));
+        self.0
+            .handle(|server| server.answer(reply::Body::Closed(closed)));
     }
 
     fn prepared(&mut self, prepared: Prepared) {
-        self.0.reply(reply::Body::Prepared(prepared));
+        self.0
+            .handle(|server| server.answer(reply::Body::Prepared(prepared)));
     }
 
     fn committed(&mut self, committed: Committed) {
-        self.0.reply(reply::Body::Committed(committed));
+        self.0
+            .handle(|server| server.answer(reply::Body::Committed(committed)));
     }
 }

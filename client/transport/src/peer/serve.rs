@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use permafrost_identity::{Peer, ReloadingIdentity};
 use permafrost_protocol::control;
-use permafrost_protocol::wire::conversation::{check_hello, check_request};
+use permafrost_protocol::wire::conversation::{check_dump, check_hello, check_request};
 use permafrost_protocol::wire::message::{Done, Hello, Reply, Request, reply, request};
 use quinn::{Connection, Incoming, RecvStream, SendStream, VarInt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -442,32 +442,27 @@ impl Conversation {
         send: SendStream,
         receive: RecvStream,
     ) -> Result<(), PeerError> {
-        let Ok(id) = <[u8; 16]>::try_from(dump.session.as_slice()) else {
-            let message = "a session has 16 bytes".to_owned();
-            return self
-                .refuse(send, control::ErrorCode::Invalid, message)
-                .await;
+        let refuse = |send, code, message: &str| self.refuse(send, code, message.to_owned());
+        let (key, sessions) = (key(&self.peer), &self.inner.sessions);
+        let options = &self.inner.options;
+        let Ok(id) = check_dump(&dump) else {
+            return refuse(send, control::ErrorCode::Invalid, "a session has 16 bytes").await;
         };
-        let sessions = &self.inner.sessions;
-        let session = if dump.resume {
-            let Some(session) = sessions.find(&key(&self.peer), id) else {
-                let message = "no such session here".to_owned();
-                return self
-                    .refuse(send, control::ErrorCode::NotFound, message)
-                    .await;
-            };
+        let session = if let Some(session) = sessions.find(&key, id) {
+            if let Err(error) = session.check_resume(&dump) {
+                return refuse(send, control::ErrorCode::Conflict, &error.to_string()).await;
+            }
             session
+        } else if dump.resume {
+            return refuse(send, control::ErrorCode::NotFound, "no such session here").await;
         } else {
-            let Some(permit) = self.inner.dumps.take(&key(&self.peer)) else {
+            let Some(permit) = self.inner.dumps.take(&key) else {
                 return self.busy(send).await;
             };
-            let options = &self.inner.options;
-            let begun = sessions.begin(&key(&self.peer), id, options);
-            let Some((session, mut intake, mut answers)) = begun else {
-                let message = "this session is here already, or there are too many".to_owned();
-                return self
-                    .refuse(send, control::ErrorCode::Conflict, message)
-                    .await;
+            let Some((session, mut intake, mut answers)) = sessions.begin(&key, id, &dump, options)
+            else {
+                let message = "this session is here already, or there are too many";
+                return refuse(send, control::ErrorCode::Conflict, message).await;
             };
             let (handler, peer) = (Arc::clone(&self.inner.handler), Arc::clone(&self.peer));
             let finished = Arc::clone(&session);
@@ -478,7 +473,6 @@ impl Conversation {
             tokio::spawn(async move { finished.finish(settled(handled.await)) });
             session
         };
-        let options = &self.inner.options;
         sessions
             .serve(id, session, &self.router, send, receive, options)
             .await;

@@ -11,7 +11,9 @@ use permafrost_protocol::wire::message::{Hello, Reply, Request, reply, request};
 use permafrost_transport::peer::{DumpSender, PeerOptions};
 use quinn::{Connection, RecvStream};
 
-use super::site::{Event, LONG, Random, Site, content, deadline, dump_request, finish, ping, send};
+use super::site::{
+    Event, LONG, Random, Site, commit, content, deadline, dump_request, finish, ping, send,
+};
 
 /// Opens a connection by hand.
 fn stranger(site: &Site, name: &str) -> (quinn::Endpoint, Connection) {
@@ -250,6 +252,28 @@ fn a_peer_gets_its_share_of_the_dumps_and_others_theirs() {
         matches!(opened, Some(reply::Body::DumpOpened(_))),
         "{opened:?}"
     );
+}
+
+#[test]
+fn a_dump_begins_again_if_its_first_reply_was_lost_and_ends_with_a_commit_that_may_not_come() {
+    let site = Site::new(PeerOptions::default());
+    let (_endpoint, connection) = stranger(&site, "stranger");
+    let mut dump = dump_request(21);
+    for _ in 0..2 {
+        let begun = asks("stranger", request::Body::Dump(dump.clone()));
+        let opened = answered(&site, &connection, &begun);
+        assert!(
+            matches!(opened, Some(reply::Body::DumpOpened(_))),
+            "{opened:?}"
+        );
+    }
+    dump.resume = true;
+    let mut early = asks("stranger", request::Body::Dump(dump));
+    early.extend(framing::encode(&commit()).unwrap());
+    // The conversation ends, perhaps before its first reply was read.
+    answered(&site, &connection, &early);
+    let end = site.recorder.wait(&[21; 16]).end.unwrap().unwrap_err();
+    assert!(end.contains("a commit before Prepared"), "{end}");
 }
 
 #[test]

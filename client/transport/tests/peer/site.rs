@@ -418,7 +418,10 @@ pub(crate) fn send_all(network: &Network, session: u8, events: &[Event]) -> Dump
 pub(crate) fn commit() -> Commit {
     Commit {
         checkpoint: "c".repeat(32),
+        content_digest: vec![7; 32],
+        job: "job".to_owned(),
         generation: 3,
+        session: "07".repeat(16),
         ..Commit::default()
     }
 }

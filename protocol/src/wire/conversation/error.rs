@@ -4,6 +4,8 @@ use super::ID_DIGITS;
 use crate::access::RequestError;
 use crate::control;
 use crate::wire::VERSION;
+use crate::wire::receiver::ReceiverError;
+use crate::wire::sender::SenderError;
 
 /// Message that may not come, or that has an impossible value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -47,29 +49,24 @@ pub enum ConversationError {
         /// Phase of the conversation in which it came.
         during: &'static str,
     },
-    /// An acknowledgement that goes back.
-    #[error("frame {next_sequence} is expected, and all below {acknowledged} were acknowledged")]
-    Backwards {
-        /// Sequence that the peer says it expects.
-        next_sequence: u64,
-        /// Sequence below which it acknowledged every frame before.
-        acknowledged: u64,
-    },
-    /// The dump is new, but its peer already has frames of it.
-    #[error("a dump that has not begun is said to be at frame {next_sequence}")]
-    NotNew {
-        /// Sequence that the peer says it expects.
-        next_sequence: u64,
-    },
+    /// A frame that may not come here.
+    #[error(transparent)]
+    Frame(#[from] ReceiverError),
+    /// An acknowledgement, or a place in the dump, that cannot be.
+    #[error(transparent)]
+    Acknowledgement(#[from] SenderError),
+    /// The peer has begun a newer conversation about the dump: this one counts no more.
+    #[error("a newer conversation continues the dump")]
+    Displaced,
     /// A repeated digest differs from the first one, or from the digest to be sealed.
     #[error("the content digest of {of} is not what it was")]
     DigestChanged {
         /// Name of the message with the digest.
         of: &'static str,
     },
-    /// A resume of another session.
-    #[error("another session is resumed")]
-    OtherSession,
+    /// A session is begun once.
+    #[error("this session is here already")]
+    BegunTwice,
     /// A commit before everything is in.
     #[error("a commit before Prepared")]
     CommitTooEarly,

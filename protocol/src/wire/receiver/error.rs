@@ -10,9 +10,9 @@ pub enum ReceiverError {
     /// A header that no sender sends.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// Frames are missing.
+    /// A frame is missing, or comes again.
     #[error("frame {found} came, and {expected} was expected")]
-    Gap {
+    OutOfOrder {
         /// Sequence that was expected.
         expected: u64,
         /// Sequence of the frame that came.
@@ -97,7 +97,4 @@ pub enum ReceiverError {
     /// Something for a frame that was not announced: a mistake of the caller's.
     #[error("no such frame was announced")]
     NothingPending,
-    /// An image was taken before its name was checked: a mistake of the caller's.
-    #[error("the image's name was not checked")]
-    NameNotChecked,
 }

@@ -127,10 +127,6 @@ impl Grammar {
         }
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        !matches!(self.stage, Stage::Spaces { .. })
-    }
-
     pub(super) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
