@@ -4,7 +4,7 @@
 //! this function which names are valid, a node derives which requests its peers may make, and the tests derive the
 //! list of requests.
 
-use crate::control::{self, ErrorCode, request as local};
+use crate::control::{self, ErrorCode, ReportedError, request as local};
 use crate::manifest::{CheckpointRef, CheckpointRefError, JobName, JobNameError};
 use crate::wire::message::request as wire;
 
@@ -96,26 +96,18 @@ pub enum RequestError {
     Version,
 }
 
-impl RequestError {
-    /// Returns advice for the user about the error.
-    #[must_use]
-    pub const fn hint(&self) -> &'static str {
+impl ReportedError for RequestError {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Invalid
+    }
+
+    fn hint(&self) -> &str {
         match self {
             Self::Job { .. } | Self::Namespace { .. } => {
                 "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)"
             }
             Self::Checkpoint { .. } => "name one as JOB or JOB@GENERATION",
             Self::Version => "use the same version of Permafrost everywhere",
-        }
-    }
-}
-
-impl From<RequestError> for control::Error {
-    fn from(error: RequestError) -> Self {
-        Self {
-            code: ErrorCode::Invalid.into(),
-            message: error.to_string(),
-            hint: error.hint().to_owned(),
         }
     }
 }

@@ -14,9 +14,10 @@ use permafrost_protocol::pageserver::SpaceId;
 use permafrost_protocol::wire::message;
 use permafrost_transport::peer::{DumpSender, PeerError};
 
-use super::images::{self, Served, failed};
-use super::nodes::{Nodes, odd_answer, refusal, unavailable};
+use super::images::{self, Served};
+use super::nodes::{Nodes, odd_answer, refusal};
 use super::session::{RemoteDump, Sink};
+use crate::error::{DumpError, NodesError};
 use crate::host::{Backend, Client, Patiently, Waits};
 use crate::remote::{Holders, RemoteCheckpoint};
 
@@ -136,10 +137,11 @@ impl Remote {
         else {
             return Err(odd_answer(&node));
         };
-        manifest.check().map_err(|error| control::Error {
-            code: ErrorCode::Corrupt.into(),
-            message: format!("manifest of {reference} from {node}: {error}"),
-            hint: String::new(),
+        let checked = manifest.check();
+        checked.map_err(|source| NodesError::Manifest {
+            checkpoint: reference.to_owned(),
+            node: node.clone(),
+            source,
         })?;
         let order = self.nodes.holders_first(&node, &record.nodes);
         let holders = Arc::clone(&self.nodes) as Arc<dyn Holders>;
@@ -184,11 +186,7 @@ impl Remote {
         let until = self.nodes.until();
         sender.prepare(until).map_err(|error| refusal(&error))?;
         if waits.is_gone() {
-            return Err(control::Error {
-                code: ErrorCode::Conflict.into(),
-                message: "whoever asked for the seal is gone: its dump was rolled back".to_owned(),
-                hint: "dump again".to_owned(),
-            });
+            return Err(DumpError::CallerGone.into());
         }
         // The node decides everything else.
         let commit = message::Commit {
@@ -203,10 +201,7 @@ impl Remote {
             // Only the answer may be lost: then it is listed.
             Err(error) => match self.listed(session) {
                 Ok(Some(record)) if record.generation > 0 => Ok(record),
-                _ => Err(control::Error {
-                    hint: "`permafrost ls` tells whether it was sealed all the same".to_owned(),
-                    ..refusal(&error)
-                }),
+                _ => Err(NodesError::SealUnanswered(error).into()),
             },
         }
     }
@@ -222,7 +217,10 @@ impl Remote {
     /// Seals a session that is not under way here: it may be sealed already, or parked.
     fn seal_again(&self, id: &str, images: OwnedFd) -> Result<control::Checkpoint, control::Error> {
         let Some(found) = self.listed(id)? else {
-            return Err(not_found(format!("session {id}")));
+            return Err(DumpError::NotFound {
+                session: id.to_owned(),
+            }
+            .into());
         };
         if found.generation > 0 {
             return Ok(found);
@@ -322,11 +320,10 @@ impl Backend for Remote {
         let session = self.sessions().get(&abort.session).cloned();
         if let Some(session) = session.filter(|session| !session.is_done()) {
             if !session.discard("discarded on request") {
-                return Err(control::Error {
-                    code: ErrorCode::Conflict.into(),
-                    message: format!("session {} is being sealed", abort.session),
-                    hint: "remove the checkpoint when it is there".to_owned(),
-                });
+                return Err(DumpError::BeingSealed {
+                    session: abort.session.clone(),
+                }
+                .into());
             }
             self.sessions().remove(&abort.session);
             return Ok(());
@@ -347,7 +344,7 @@ impl Backend for Remote {
             .and_then(|written| written.elapsed().ok())
             .and_then(|age| u64::try_from(age.as_micros()).ok());
         let session = adopt.session.clone();
-        let mut refused = unavailable("no storage node is known");
+        let mut refused = control::Error::from(NodesError::NoNode);
         // A parked session is on the node that took it, unless the cluster has found it another.
         let parked_at = self
             .sessions()
@@ -497,15 +494,12 @@ impl Backend for Remote {
             });
         let served = served.map_err(|error| match error {
             StreamError::Source(error) => error,
-            StreamError::NobodyCame => control::Error {
-                code: ErrorCode::Conflict.into(),
-                message: error.to_string(),
-                hint: String::new(),
-            },
-            other => failed(
-                &format!("stream {}", stream.checkpoint),
-                &std::io::Error::other(other.to_string()),
-            ),
+            StreamError::NobodyCame => NodesError::NobodyCame.into(),
+            other => NodesError::Stream {
+                checkpoint: stream.checkpoint.clone(),
+                reason: other.to_string(),
+            }
+            .into(),
         })?;
         Ok(control::Exported {
             files: served.files,
@@ -580,12 +574,4 @@ fn forget_old_failures(sessions: &mut HashMap<String, Arc<RemoteDump>>) {
 
 pub(super) fn bytes_of(session: &str) -> Option<[u8; 16]> {
     uuid::Uuid::try_parse(session).ok().map(|id| *id.as_bytes())
-}
-
-fn not_found(what: String) -> control::Error {
-    control::Error {
-        code: ErrorCode::NotFound.into(),
-        message: format!("{what} not found"),
-        hint: "`permafrost ls` lists what is there".to_owned(),
-    }
 }

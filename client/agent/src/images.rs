@@ -3,13 +3,14 @@
 use std::io::{self, Read};
 
 use permafrost_criu::directory::ImagesDir;
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control;
 use permafrost_protocol::images::ImageName;
 use permafrost_protocol::manifest::MAX_SMALL_IMAGES;
 use permafrost_protocol::pageserver::SpaceId;
 use permafrost_transport::peer::DumpSender;
 
 use super::nodes::refusal;
+use crate::error::DumpError;
 
 /// Address spaces whose pages came through the page server: their pagemap and pages files are not small images.
 #[derive(Clone, Debug, Default)]
@@ -35,13 +36,11 @@ pub(super) fn check_count(images: usize) -> Result<(), control::Error> {
     if images <= MAX_SMALL_IMAGES {
         return Ok(());
     }
-    Err(control::Error {
-        code: ErrorCode::Invalid.into(),
-        message: format!(
-            "the dump has {images} small images, and a checkpoint holds {MAX_SMALL_IMAGES}"
-        ),
-        hint: "dump subtrees as jobs of their own: CRIU writes an image for each thread".to_owned(),
-    })
+    Err(DumpError::TooManyImages {
+        images,
+        limit: MAX_SMALL_IMAGES,
+    }
+    .into())
 }
 
 /// Bytes of an image that are read at once.
@@ -53,9 +52,12 @@ pub(super) fn send(
     name: &str,
     sender: &mut DumpSender,
 ) -> Result<(), control::Error> {
-    let action = || format!("read image {name}");
+    let failed = |source| DumpError::Image {
+        image: name.to_owned(),
+        source,
+    };
     let mut file = images.open(name)?;
-    let metadata = file.metadata().map_err(|error| failed(&action(), &error))?;
+    let metadata = file.metadata().map_err(failed)?;
     let mut left_bytes = metadata.len();
     sender
         .begin_image(name, left_bytes)
@@ -67,18 +69,17 @@ pub(super) fn send(
         let read = match file.read(&mut buffer) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(failed(&action(), &error)),
+            Err(error) => return Err(failed(error).into()),
         };
         let bytes = u64::try_from(read).unwrap_or(u64::MAX);
         if read == 0 && left_bytes == 0 {
             return Ok(());
         }
         if read == 0 || bytes > left_bytes {
-            return Err(control::Error {
-                code: ErrorCode::Invalid.into(),
-                message: format!("image {name} changed while it was read"),
-                hint: "dump again, and let nobody write into the images directory".to_owned(),
-            });
+            return Err(DumpError::ImageChanged {
+                image: name.to_owned(),
+            }
+            .into());
         }
         left_bytes -= bytes;
         sender
@@ -87,17 +88,10 @@ pub(super) fn send(
     }
 }
 
-/// Returns the error for a failed operation of the system.
-pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
-    control::Error {
-        code: ErrorCode::Internal.into(),
-        message: format!("{action}: {error}"),
-        hint: String::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use permafrost_protocol::control::ErrorCode;
+
     use super::*;
 
     #[test]

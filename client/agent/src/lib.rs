@@ -16,6 +16,7 @@
 mod api;
 mod backend;
 mod denials;
+mod error;
 pub mod host;
 mod images;
 mod nodes;

@@ -12,6 +12,7 @@ use permafrost_protocol::wire::message;
 use permafrost_transport::peer::{self, Network, PeerError};
 use tokio::runtime::Handle;
 
+use crate::error::NodesError;
 use crate::remote::{self, Arriving, Holders};
 
 /// A storage node.
@@ -174,7 +175,7 @@ impl Nodes {
                 Err(error) => return Err(error),
             }
         }
-        Err(refused.unwrap_or_else(|| unavailable("no storage node is known")))
+        Err(refused.unwrap_or_else(|| NodesError::NoNode.into()))
     }
 
     /// Checks that a node can be reached, if there are `others` to turn to.
@@ -203,18 +204,8 @@ pub(super) fn refusal(error: &PeerError) -> control::Error {
     remote::refusal(error, hint)
 }
 
-pub(super) fn unavailable(message: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Unavailable.into(),
-        message: message.to_owned(),
-        hint: String::new(),
-    }
-}
-
+/// Returns the error for a node that answers something else than it was asked.
 pub(super) fn odd_answer(node: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Internal.into(),
-        message: format!("{node} answers something else than it was asked"),
-        hint: "use the same version of Permafrost everywhere".to_owned(),
-    }
+    let node = node.to_owned();
+    remote::OtherAnswer { node }.into()
 }

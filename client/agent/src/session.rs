@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::images::Served;
 use super::nodes::refusal;
+use crate::error::DumpError;
 use crate::host;
 
 const PAGE_BYTES: usize = 4096;
@@ -156,13 +157,12 @@ impl RemoteDump {
                 })
             }
             other => {
-                let error = conflict(format!(
-                    "session {} is {} and takes no other connection",
-                    self.id,
-                    other.name()
-                ));
+                let error = DumpError::NotOpen {
+                    session: self.id.clone(),
+                    phase: other.name(),
+                };
                 state.enter(other);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -174,15 +174,17 @@ impl RemoteDump {
             Phase::Closed(sender, served) => Ok((sender, served)),
             other => {
                 let error = match &other {
-                    Phase::Failed(error) => session_failed(&self.id, error),
-                    unready => conflict(format!(
-                        "session {} is {}, not closed: CRIU's CLOSE has not come",
-                        self.id,
-                        unready.name()
-                    )),
+                    Phase::Failed(error) => DumpError::Failed {
+                        session: self.id.clone(),
+                        error: error.clone(),
+                    },
+                    unready => DumpError::NotClosed {
+                        session: self.id.clone(),
+                        phase: unready.name(),
+                    },
                 };
                 state.enter(other);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -209,11 +211,7 @@ impl RemoteDump {
                 Phase::Failed(_) | Phase::Done => return true,
                 _ => {}
             }
-            let failed = Phase::Failed(control::Error {
-                code: ErrorCode::SessionFailed.into(),
-                message: reason.to_owned(),
-                hint: String::new(),
-            });
+            let failed = Phase::Failed(ended(reason));
             (state.hang_up.take(), state.enter(failed))
         };
         // The sender of the dump is dropped with the phase, and the node forgets the dump.
@@ -366,11 +364,7 @@ impl PageSink for Sink {
         self.sender = None;
         let receiving = matches!(self.session.state().phase, Phase::Receiving);
         if receiving {
-            let error = self.failure.take().unwrap_or_else(|| control::Error {
-                code: ErrorCode::SessionFailed.into(),
-                message: reason.to_owned(),
-                hint: String::new(),
-            });
+            let error = self.failure.take().unwrap_or_else(|| ended(reason));
             self.session.fail(error);
         }
     }
@@ -444,18 +438,7 @@ fn invalid(message: String) -> SinkError {
     }
 }
 
-fn conflict(message: String) -> control::Error {
-    control::Error {
-        code: ErrorCode::Conflict.into(),
-        message,
-        hint: "open a session for every dump, and seal it after CRIU has sent all pages".to_owned(),
-    }
-}
-
-fn session_failed(id: &str, error: &control::Error) -> control::Error {
-    control::Error {
-        code: error.code,
-        message: format!("session {id} failed: {}", error.message),
-        hint: error.hint.clone(),
-    }
+fn ended(reason: &str) -> control::Error {
+    let reason = reason.to_owned();
+    DumpError::Ended { reason }.into()
 }

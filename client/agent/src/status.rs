@@ -4,6 +4,7 @@ use permafrost_protocol::control::{self, reply, request};
 
 use super::backend::Remote;
 use super::nodes::{odd_answer, refusal};
+use crate::error::NodesError;
 
 impl Remote {
     /// Has the nodes deny certificates, or list the denied ones. One node informs the others of a cluster; a
@@ -29,11 +30,7 @@ impl Remote {
                 }
                 Ok(_) => return Err(odd_answer(&node)),
                 Err(error) => {
-                    return Err(control::Error {
-                        message: format!("{node}: {}", error.message),
-                        hint: "ask again: every node takes a denial back by itself".to_owned(),
-                        ..error
-                    });
+                    return Err(NodesError::DenialKept { node, error }.into());
                 }
             }
         }

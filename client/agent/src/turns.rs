@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use permafrost_protocol::control::{self, reply, request};
 
 use super::backend::Remote;
-use super::nodes::{odd_answer, unavailable};
+use super::nodes::odd_answer;
+use crate::error::NodesError;
 use crate::host::Waits;
 
 /// Shortest pause between two requests for a dump's admission.
@@ -45,9 +46,7 @@ impl Remote {
                 let body = request::Body::CancelReservation(cancel);
                 // The place also lapses by itself.
                 let _ = self.nodes.ask(&node, body, self.nodes.until());
-                return Err(unavailable(
-                    "the caller has gone while it waited for its turn",
-                ));
+                return Err(NodesError::CallerGone.into());
             }
             let body = request::Body::Open(open.clone());
             let asked = Instant::now();
@@ -92,7 +91,7 @@ impl Remote {
         &self,
         cancel: &request::CancelReservation,
     ) -> Result<(), control::Error> {
-        let mut refused = unavailable("no storage node is known");
+        let mut refused = control::Error::from(NodesError::NoNode);
         for node in self.nodes.in_order() {
             if self.nodes.knows(&cancel.node) && node != cancel.node {
                 continue;

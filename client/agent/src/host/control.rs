@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use permafrost_protocol::access::Access;
-use permafrost_protocol::control::{self, ErrorCode, Reply, Request, reply, request};
+use permafrost_protocol::control::{self, Reply, Request, reply, request};
 use permafrost_transport::framing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::net::UnixListener;
 
+use super::error::RequestError;
 use super::{Backend, Client, DumpSession, Shared, Waits, endpoints, page_server_socket};
 
 /// Time after which a peer that does not read its replies is given up.
@@ -91,23 +92,11 @@ struct Handler<'a, B> {
 impl<B: Backend> Handler<'_, B> {
     fn answer(self, request: Request, fd: Option<OwnedFd>) -> reply::Body {
         if request.version != control::VERSION {
-            return reply::Body::Error(control::Error {
-                code: ErrorCode::Invalid.into(),
-                message: format!(
-                    "control protocol version {} is not spoken here",
-                    request.version
-                ),
-                hint: format!(
-                    "use the permafrost that belongs to permafrostd {}",
-                    env!("CARGO_PKG_VERSION")
-                ),
-            });
+            let version = request.version;
+            return reply::Body::Error(RequestError::Version { version }.into());
         }
         let Some(body) = request.body else {
-            return reply::Body::Error(invalid(
-                "a request that asks for nothing this daemon knows",
-                "use the permafrost that belongs to this permafrostd",
-            ));
+            return reply::Body::Error(RequestError::Unknown.into());
         };
         let trail = self.shared.backend.trail(self.client, &body);
         let answered = self.dispatch(body, fd);
@@ -131,8 +120,7 @@ impl<B: Backend> Handler<'_, B> {
         // Names are checked before anything is done with them.
         Access::of_control(&body)?;
         let backend = &*self.shared.backend;
-        let descriptor =
-            || fd.ok_or_else(|| invalid("the request came without the descriptor it needs", ""));
+        let descriptor = || fd.ok_or(RequestError::NoDescriptor);
         Ok(match body {
             request::Body::Open(open) => reply::Body::SessionOpened(self.open(open)?),
             request::Body::Seal(seal) => {
@@ -140,7 +128,7 @@ impl<B: Backend> Handler<'_, B> {
                 let caller = Caller(self.stream);
                 if caller.is_gone() {
                     // The request may have come while this process was stopped: the freeze has ended without the seal.
-                    return Err(invalid("whoever asked for the seal is gone", ""));
+                    return Err(RequestError::CallerGone.into());
                 }
                 reply::Body::Checkpoint(backend.seal(&seal, images, &caller)?)
             }
@@ -202,10 +190,7 @@ impl<B: Backend> Handler<'_, B> {
 
     fn open(self, open: request::Open) -> Result<control::SessionOpened, control::Error> {
         if open.job.is_empty() {
-            return Err(invalid(
-                "the job name is empty",
-                "use letters, digits and . _ : / + - (at most 200 bytes, no leading . - /)",
-            ));
+            return Err(RequestError::EmptyJob.into());
         }
         let backend = &self.shared.backend;
         let bound_to_connection = open.bound_to_connection;
@@ -215,7 +200,7 @@ impl<B: Backend> Handler<'_, B> {
             Ok(endpoints) => endpoints,
             Err(error) => {
                 backend.drop_session(session.id());
-                return Err(endpoints::failed("listen for the session", &error));
+                return Err(endpoints::failed("listen for the session")(error).into());
             }
         };
         if bound_to_connection {
@@ -303,13 +288,5 @@ fn progress(stream: &UnixStream) -> impl FnMut(u64, u64) + use<> {
             tracing::debug!(%error, "progress not sent");
             stream = None;
         }
-    }
-}
-
-fn invalid(message: &str, hint: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Invalid.into(),
-        message: message.to_owned(),
-        hint: hint.to_owned(),
     }
 }

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use permafrost_criu::frontend::{self, ConversationEnd};
 use permafrost_identity::{Action, CriuTls, TlsStream, begins_with_tls};
-use permafrost_protocol::control::{self, ErrorCode, request};
+use permafrost_protocol::control::{self, ReportedError, request};
 use permafrost_protocol::manifest::JobName;
 use rustix::net::RecvFlags;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
+use super::error::{DeniedError, RequestError};
 use super::limits::{self, FIRST_BYTE};
 use super::owner::peer_uid;
 use super::{Backend, Client, DumpSession, Patiently, Shared, bind_unix, remove_socket};
@@ -78,13 +79,13 @@ impl Connection {
         let (Self::Tcp(stream), Some(tls)) = (&self, tls) else {
             return Ok(self);
         };
-        let io = |error| failed("look for TLS", &error);
+        let io = failed("look for TLS");
         let begins = begins_with_tls(stream, HANDSHAKE_PATIENCE).map_err(io)?;
         match self {
             Self::Tcp(stream) if begins => {
                 let secured = tls
                     .accept(stream, HANDSHAKE_PATIENCE)
-                    .map_err(|error| denied(error.to_string()))?;
+                    .map_err(DeniedError::from)?;
                 let tcp = secured.tcp();
                 tcp.set_read_timeout(Some(idle))
                     .and_then(|()| tcp.set_write_timeout(Some(idle)))
@@ -95,10 +96,7 @@ impl Connection {
                 stream.set_read_timeout(Some(idle)).map_err(io)?;
                 Ok(Self::Tcp(stream))
             }
-            _ => Err(denied(
-                "a connection without TLS, from another host or of a user who is not admitted"
-                    .to_owned(),
-            )),
+            _ => Err(DeniedError::Plaintext.into()),
         }
     }
 
@@ -108,21 +106,19 @@ impl Connection {
             return Ok(());
         };
         let peer = stream.peer();
-        let name = peer.name();
+        let name = peer.name().to_owned();
         if job.is_empty() {
             if peer.may(Action::Park) {
                 return Ok(());
             }
-            return Err(denied(format!("{name} may not store pages")));
+            return Err(DeniedError::Park { name }.into());
         }
-        let job: JobName = job.parse().map_err(|error| denied(format!("{error}")))?;
+        let job: JobName = job.parse().map_err(DeniedError::from)?;
         if peer.may(Action::DumpInto(&job)) {
             return Ok(());
         }
-        let namespace = job.namespace();
-        Err(denied(format!(
-            "{name} may not dump into namespace {namespace}"
-        )))
+        let namespace = job.namespace().to_owned();
+        Err(DeniedError::Namespace { name, namespace }.into())
     }
 
     /// Returns the remote end, as far as it is known by now; `None` if the peer has left already. `uid` is the
@@ -346,11 +342,7 @@ fn serve<B: Backend>(shared: &Arc<Shared<B>>, target: &Target<B::Session>, conne
 }
 
 fn crowded() -> control::Error {
-    control::Error {
-        code: ErrorCode::Unavailable.into(),
-        message: "too many anonymous dumps at once".to_owned(),
-        hint: "dump with `permafrost dump`, which waits for its place".to_owned(),
-    }
+    RequestError::Crowded.into()
 }
 
 fn converse<B: Backend>(
@@ -362,7 +354,7 @@ fn converse<B: Backend>(
     connection.authorize(session.as_ref().map_or("", |session| session.job()))?;
     let hang_up = connection
         .hang_up()
-        .map_err(|error| failed("duplicate a descriptor", &error))?;
+        .map_err(failed("duplicate a descriptor"))?;
     let session = session.map_or_else(|| anonymous(backend), Ok)?;
     let mut sink = backend.start(&session, client, hang_up)?;
     let outcome = match connection {
@@ -383,11 +375,7 @@ fn converse<B: Backend>(
             "" => session.id(),
             job => job,
         };
-        let failed = |message: String| control::Error {
-            code: ErrorCode::SessionFailed.into(),
-            message,
-            hint: String::new(),
-        };
+        let failed = |reason| RequestError::Conversation { reason }.to_reply();
         match outcome {
             Ok(ConversationEnd::Closed) => backend.received(client, name, Ok(())),
             Ok(ConversationEnd::Refused(refusal)) => {
@@ -401,21 +389,9 @@ fn converse<B: Backend>(
     Ok(())
 }
 
-fn denied(message: String) -> control::Error {
-    control::Error {
-        code: ErrorCode::Denied.into(),
-        message,
-        hint: String::new(),
-    }
-}
-
-/// Returns the error for a failed operation of the system.
-pub(super) fn failed(action: &str, error: &io::Error) -> control::Error {
-    control::Error {
-        code: ErrorCode::Internal.into(),
-        message: format!("{action}: {error}"),
-        hint: String::new(),
-    }
+/// Returns a function that wraps a system error with the failed action.
+pub(super) fn failed(action: &'static str) -> impl Fn(io::Error) -> RequestError + Copy {
+    move |source| RequestError::Io { action, source }
 }
 
 /// Listeners of a session.

@@ -13,6 +13,7 @@ mod backend;
 mod control;
 mod ending;
 mod endpoints;
+mod error;
 mod limits;
 mod owner;
 mod private_memory;

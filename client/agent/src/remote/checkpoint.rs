@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use permafrost_criu::directory::PageRun;
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control;
 use permafrost_protocol::images::{PagemapEntry, PagemapWriter};
 use permafrost_protocol::manifest::{Manifest, SpaceType};
 use permafrost_protocol::wire::frame::Kind;
@@ -16,7 +16,7 @@ use permafrost_transport::peer::{PeerError, ReceivedFrame};
 
 use super::digest::MapDigest;
 use super::small::Prefetched;
-use super::{Holders, refusal};
+use super::{Holders, RemoteError, refusal};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 
@@ -405,20 +405,19 @@ fn told<E>(stop: Stop<E>) -> ReadError<E> {
     }
 }
 
-pub(super) fn corrupt(record: &control::Checkpoint, what: &str) -> control::Error {
-    control::Error {
-        code: ErrorCode::Corrupt.into(),
-        message: format!("{}: {what}: not what the manifest says", name_of(record)),
-        hint: "`permafrost verify` on the nodes lists everything that is damaged".to_owned(),
+pub(super) fn corrupt(record: &control::Checkpoint, part: &str) -> control::Error {
+    RemoteError::Corrupt {
+        checkpoint: name_of(record),
+        part: part.to_owned(),
     }
+    .into()
 }
 
 pub(super) fn nobody(record: &control::Checkpoint) -> control::Error {
-    control::Error {
-        code: ErrorCode::Unavailable.into(),
-        message: format!("no node is known that holds {}", name_of(record)),
-        hint: HINT.to_owned(),
+    RemoteError::NoHolder {
+        checkpoint: name_of(record),
     }
+    .into()
 }
 
 pub(super) fn protocol(node: &str, what: &'static str) -> PeerError {

@@ -117,22 +117,71 @@ impl ReportedError for OtherAnswer {
 /// reached.
 #[must_use]
 pub fn refusal(error: &PeerError, hint: &str) -> control::Error {
-    let code = match error {
-        PeerError::Refused { error, .. } => return error.clone(),
-        PeerError::NoAddress { .. }
-        | PeerError::Unreachable { .. }
-        | PeerError::Lost { .. }
-        | PeerError::Ended { .. }
-        | PeerError::Deadline { .. } => ErrorCode::Unavailable,
-        PeerError::WrongPeer { .. } | PeerError::Identity { .. } => ErrorCode::Denied,
-        _ => ErrorCode::Internal,
-    };
-    control::Error {
-        code: code.into(),
-        message: error.to_string(),
-        hint: match code {
-            ErrorCode::Unavailable => hint.to_owned(),
-            _ => String::new(),
-        },
+    PeerFailure { error, hint }.into()
+}
+
+/// Failure of a request to a node. A refusal of the node is passed on as it is.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(crate) struct PeerFailure<'a> {
+    pub(crate) error: &'a PeerError,
+    /// Advice for a node that cannot be reached.
+    pub(crate) hint: &'a str,
+}
+
+impl ReportedError for PeerFailure<'_> {
+    fn code(&self) -> ErrorCode {
+        match self.error {
+            PeerError::Refused { error, .. } => error.code(),
+            PeerError::NoAddress { .. }
+            | PeerError::Unreachable { .. }
+            | PeerError::Lost { .. }
+            | PeerError::Ended { .. }
+            | PeerError::Deadline { .. } => ErrorCode::Unavailable,
+            PeerError::WrongPeer { .. } | PeerError::Identity { .. } => ErrorCode::Denied,
+            _ => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self.error {
+            PeerError::Refused { error, .. } => &error.hint,
+            _ if self.code() == ErrorCode::Unavailable => self.hint,
+            _ => "",
+        }
+    }
+
+    fn message(&self) -> String {
+        match self.error {
+            PeerError::Refused { error, .. } => error.message.clone(),
+            error => error.to_string(),
+        }
+    }
+}
+
+/// Reason why no holder gives a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoteError {
+    #[error("{checkpoint}: {part}: not what the manifest says")]
+    Corrupt { checkpoint: String, part: String },
+    #[error("no node is known that holds {checkpoint}")]
+    NoHolder { checkpoint: String },
+}
+
+impl ReportedError for RemoteError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Corrupt { .. } => ErrorCode::Corrupt,
+            Self::NoHolder { .. } => ErrorCode::Unavailable,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::Corrupt { .. } => {
+                "`permafrost verify` on the nodes lists everything that is damaged"
+            }
+            Self::NoHolder { .. } => checkpoint::HINT,
+        }
     }
 }

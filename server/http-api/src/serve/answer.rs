@@ -16,7 +16,7 @@ use hyper::service::Service as _;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::service::TowerToHyperService;
 use permafrost_audit::{Audit, AuditedRequest, Who};
-use permafrost_protocol::control::{self, ErrorCode};
+use permafrost_protocol::control::{ErrorCode, ReportedError};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
 use super::Limits;
@@ -146,19 +146,7 @@ impl Conversation {
             Some(Scope::Read) | None if denied => AuditedRequest::look("ask", place),
             Some(Scope::Read) | None => return,
         };
-        let refused = (!status.is_success()).then(|| control::Error {
-            code: match status {
-                _ if denied => ErrorCode::Denied,
-                StatusCode::NOT_FOUND => ErrorCode::NotFound,
-                StatusCode::CONFLICT => ErrorCode::Conflict,
-                _ if status.is_client_error() => ErrorCode::Invalid,
-                StatusCode::SERVICE_UNAVAILABLE => ErrorCode::Unavailable,
-                _ => ErrorCode::Internal,
-            }
-            .into(),
-            message: format!("HTTP {}", status.as_u16()),
-            hint: String::new(),
-        });
+        let refused = (!status.is_success()).then(|| RefusedStatus(status).to_reply());
         let who = Who::api(caller.unwrap_or("nobody"));
         audit.record(&who, &event, refused.as_ref().map_or(Ok(()), Err));
     }
@@ -390,6 +378,24 @@ impl HttpBody for UntilStopped {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::default()
+    }
+}
+
+/// A response that refuses a request, as the audit log names it.
+#[derive(Debug, thiserror::Error)]
+#[error("HTTP {}", .0.as_u16())]
+struct RefusedStatus(StatusCode);
+
+impl ReportedError for RefusedStatus {
+    fn code(&self) -> ErrorCode {
+        match self.0 {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ErrorCode::Denied,
+            StatusCode::NOT_FOUND => ErrorCode::NotFound,
+            StatusCode::CONFLICT => ErrorCode::Conflict,
+            status if status.is_client_error() => ErrorCode::Invalid,
+            StatusCode::SERVICE_UNAVAILABLE => ErrorCode::Unavailable,
+            _ => ErrorCode::Internal,
+        }
     }
 }
 

@@ -1,0 +1,125 @@
+//! Errors of an agent: its dumps, and the nodes that it asks.
+
+use std::io;
+
+use permafrost_protocol::control::{self, ErrorCode, ReportedError};
+use permafrost_protocol::manifest::ManifestError;
+use permafrost_transport::peer::PeerError;
+
+use crate::remote::PeerFailure;
+
+/// Reason why a dump through an agent is not taken, sealed or discarded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DumpError {
+    #[error("session {session} is {phase} and takes no other connection")]
+    NotOpen {
+        session: String,
+        phase: &'static str,
+    },
+    #[error("session {session} is {phase}, not closed: CRIU's CLOSE has not come")]
+    NotClosed {
+        session: String,
+        phase: &'static str,
+    },
+    #[error("session {session} is being sealed")]
+    BeingSealed { session: String },
+    #[error("{reason}")]
+    Ended {
+        /// Reason why the session was discarded, or its connection ended.
+        reason: String,
+    },
+    #[error("session {session} failed: {}", error.message)]
+    Failed {
+        session: String,
+        error: control::Error,
+    },
+    #[error("session {session} not found")]
+    NotFound { session: String },
+    #[error("whoever asked for the seal is gone: its dump was rolled back")]
+    CallerGone,
+    #[error("the dump has {images} small images, and a checkpoint holds {limit}")]
+    TooManyImages { images: usize, limit: usize },
+    #[error("image {image} changed while it was read")]
+    ImageChanged { image: String },
+    #[error("read image {image}: {source}")]
+    Image { image: String, source: io::Error },
+}
+
+impl ReportedError for DumpError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotOpen { .. }
+            | Self::NotClosed { .. }
+            | Self::BeingSealed { .. }
+            | Self::CallerGone => ErrorCode::Conflict,
+            Self::Ended { .. } => ErrorCode::SessionFailed,
+            Self::Failed { error, .. } => error.code(),
+            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::TooManyImages { .. } | Self::ImageChanged { .. } => ErrorCode::Invalid,
+            Self::Image { .. } => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::NotOpen { .. } | Self::NotClosed { .. } => {
+                "open a session for every dump, and seal it after CRIU has sent all pages"
+            }
+            Self::BeingSealed { .. } => "remove the checkpoint when it is there",
+            Self::Failed { error, .. } => &error.hint,
+            Self::NotFound { .. } => "`permafrost ls` lists what is there",
+            Self::CallerGone => "dump again",
+            Self::TooManyImages { .. } => {
+                "dump subtrees as jobs of their own: CRIU writes an image for each thread"
+            }
+            Self::ImageChanged { .. } => {
+                "dump again, and let nobody write into the images directory"
+            }
+            Self::Ended { .. } | Self::Image { .. } => "",
+        }
+    }
+}
+
+/// Reason why no node does what an agent asks for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NodesError {
+    #[error("no storage node is known")]
+    NoNode,
+    #[error("the caller has gone while it waited for its turn")]
+    CallerGone,
+    #[error("manifest of {checkpoint} from {node}: {source}")]
+    Manifest {
+        checkpoint: String,
+        node: String,
+        source: ManifestError,
+    },
+    #[error("{0}")]
+    SealUnanswered(#[source] PeerError),
+    #[error("{node}: {}", error.message)]
+    DenialKept { node: String, error: control::Error },
+    #[error("CRIU did not come for the images")]
+    NobodyCame,
+    #[error("stream {checkpoint}: {reason}")]
+    Stream { checkpoint: String, reason: String },
+}
+
+impl ReportedError for NodesError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoNode | Self::CallerGone => ErrorCode::Unavailable,
+            Self::Manifest { .. } => ErrorCode::Corrupt,
+            Self::SealUnanswered(error) => PeerFailure { error, hint: "" }.code(),
+            Self::DenialKept { error, .. } => error.code(),
+            Self::NobodyCame => ErrorCode::Conflict,
+            Self::Stream { .. } => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> &str {
+        match self {
+            Self::SealUnanswered(_) => "`permafrost ls` tells whether it was sealed all the same",
+            Self::DenialKept { .. } => "ask again: every node takes a denial back by itself",
+            _ => "",
+        }
+    }
+}
