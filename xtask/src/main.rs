@@ -7,6 +7,7 @@ mod bench;
 mod ci;
 mod demo;
 mod deny;
+mod docs;
 mod fuzz;
 mod guest;
 mod paths;
@@ -46,6 +47,8 @@ enum Task {
     Bench(bench::Options),
     /// Run the crash tests longer than CI does.
     Soak(soak::Options),
+    /// Write the parts of docs/ that repeat types anew: exit codes, objects in JSON, options.
+    Docs,
     /// Check what can be checked of the rules in ARCHITECTURE.md without compiling the workspace.
     Tidy,
     /// Build the fuzz targets and run each for a bounded time.
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Task::Fuzz { seconds } => run_fuzz(seconds),
+        Task::Docs => docs::write(),
         Task::Tidy => check_tidiness(),
         Task::Schema { examples, seed } => check_schema(examples, seed),
         Task::Guest { scenarios } => guest(&scenarios),

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::ci::{self, Count};
+use crate::docs;
 use crate::paths;
 
 /// Line in ARCHITECTURE.md before the drawing of the crates.
@@ -49,6 +50,7 @@ pub(crate) fn run() -> Result<Count> {
         sources.questions(),
         sources.shared_names(),
         long_lines(&root)?,
+        docs::differences()?,
     ];
     for wrong in checks {
         for line in &wrong {

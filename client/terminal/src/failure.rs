@@ -20,33 +20,37 @@ use crate::visible::visible;
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Code {
-    /// The reader of the output has gone: no failure, but no reason to go on.
+    /// Done. Also if the reader of the output has gone: no failure, but no reason to go on.
     Unread = 0,
-    /// A defect, or a failure that has no code of its own.
+    /// An error of Permafrost's own, or one that has no code of its own.
     Internal = 1,
-    /// A wrong option or argument.
+    /// The command line or the request makes no sense.
     Invalid = 2,
-    /// A checkpoint, session, process or file that does not exist.
+    /// No such job, checkpoint, session, process, node or file.
     NotFound = 3,
-    /// Another object holds or uses the requested one.
+    /// Another object is in the way: an open dump of the job, a pin, a directory that is not empty; or a reservation
+    /// is unknown.
     Conflict = 4,
-    /// CRIU has failed.
+    /// CRIU failed, or is not installed.
     CriuFailed = 5,
-    /// No room in the region or on a disk.
+    /// The region is full, or no tmpfs has room for the images.
     NoSpace = 6,
-    /// The data is damaged.
+    /// A page or a record is damaged.
     Corrupt = 7,
     /// The dump's session failed.
     SessionFailed = 8,
     /// The caller has no permission.
     Denied = 9,
-    /// The daemon cannot be reached, or went away.
+    /// `permafrostd` cannot be reached, went away, or did not take a checkpoint within `--freeze-limit`.
     Unreachable = 10,
-    /// The registry or other nodes do not answer: try again.
+    /// Not enough nodes for the requested durability, no live node that holds the checkpoint, no figures yet for the
+    /// requested answer, too many requests, too many waiting in the queue, or the registry does not answer: nothing
+    /// was done, try again later.
     Unavailable = 11,
-    /// The number of good copies is too small.
+    /// `plan`: all candidates together free too little, or there are fewer nodes with room than copies. The plan is
+    /// printed all the same.
     NotEnough = 12,
-    /// The command was ended by SIGINT, SIGTERM or SIGHUP.
+    /// SIGINT, SIGTERM or SIGHUP ended the command.
     Interrupted = 130,
 }
 

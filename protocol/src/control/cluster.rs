@@ -43,7 +43,8 @@ pub struct NodeStatus {
     /// Name of the node.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Administrative state, set by an operator: `active`, `drained` or `removed`.
+    /// Administrative state, set by an operator: `active`, `drained` or `removed`; `failed` if the medium of an active
+    /// node has failed.
     #[prost(string, tag = "2")]
     pub state: String,
     /// True if its lease is alive. For a node that is not live the following fields are empty, except for the region
@@ -99,7 +100,7 @@ pub struct NodeStatus {
     /// Listed checkpoints among them without a good copy on any other live node: lost, if this node is.
     #[prost(uint64, optional, tag = "19")]
     pub only_here: Option<u64>,
-    /// Names of some of the checkpoints counted in `only_here`.
+    /// Names of the checkpoints counted in `only_here`: 20 at most, all of them after `remove`.
     #[prost(string, repeated, tag = "20")]
     pub only_here_names: Vec<String>,
     /// True if its medium does not outlast a power failure or a reboot.

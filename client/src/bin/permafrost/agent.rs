@@ -33,10 +33,12 @@ Example:
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArguments {
-    /// A storage node: its name, and where it listens for peers. The first is asked first. Repeatable.
+    /// A storage node: the name in its certificate, and where it listens for peers. The first is asked first.
+    /// Repeatable.
     #[arg(long = "node", value_name = "NAME=ADDRESS:PORT", required = true, value_parser = parse_node)]
     nodes: Vec<StorageNode>,
-    /// Directory of this agent's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them.
+    /// Directory of this agent's ca.pem, cert.pem and key.pem, as `permafrost pki issue` writes them, of role agent (or
+    /// reader, operator). Its namespaces decide which jobs it may touch.
     #[arg(long, value_name = "DIR")]
     identity: PathBuf,
     /// Directory of the sockets.
@@ -53,7 +55,7 @@ pub(crate) struct AgentArguments {
     /// [default: the node's].
     #[arg(long, value_enum)]
     durability: Option<Durability>,
-    /// How long a node may take to answer, and to have a dump durable at its end.
+    /// How long a node may take to answer, and to have a dump durable at CLOSE.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     deadline: Duration,
     /// How long an opened session waits for its dump, or a closed one for its seal.

@@ -17,19 +17,21 @@ const MOST_BYTES: u64 = 16 << 20;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "API")]
 pub(crate) struct ApiArguments {
-    /// URL of a node's API, http:// or https:// [default: the socket beside --socket].
+    /// URL of a node's API: https://HOST:PORT, or http:// on the loopback interface [default: the socket beside --socket].
     #[arg(long, value_name = "URL", env = URL_VARIABLE)]
     pub(crate) api: Option<String>,
-    /// File with a token, as `permafrost token new` prints it [default: the variable PERMAFROST_API_TOKEN].
+    /// File with a token, as `permafrost token new` prints it; never sent over a network without TLS [default: the
+    /// variable PERMAFROST_API_TOKEN].
     #[arg(long, value_name = "FILE", requires = "api")]
     pub(crate) api_token_file: Option<PathBuf>,
     /// File with the CA that the node's certificate is of.
     #[arg(long, value_name = "FILE", requires = "api")]
     pub(crate) api_ca: Option<PathBuf>,
-    /// Directory of ca.pem, cert.pem and key.pem: shows the certificate to the node, instead of a token.
+    /// Directory of ca.pem, cert.pem and key.pem: shows the certificate to the node, instead of a token, and checks
+    /// the node's by its CA.
     #[arg(long, value_name = "DIR", requires = "api", conflicts_with = "api_ca")]
     pub(crate) identity: Option<PathBuf>,
-    /// Name of the node, if its certificate has not the host of the URL.
+    /// Name of the node, if its certificate has not the host of the URL (`pki issue --host`).
     #[arg(long, value_name = "NODE", requires = "api")]
     pub(crate) api_node: Option<String>,
 }

@@ -122,29 +122,43 @@ struct ShowArguments {
 /// Contents of a certificate, for scripts.
 #[derive(Debug, Serialize)]
 struct Certificate {
+    /// Directory of the certificate and its key.
     directory: PathBuf,
+    /// Serial number, hexadecimal.
     serial: String,
+    /// Name of the holder.
     name: String,
+    /// Role of the holder: `node`, `agent`, `reader` or `operator`.
     role: &'static str,
+    /// Namespaces whose jobs the holder may use; `*` stands for all.
     namespaces: Vec<String>,
+    /// True if the holder may delete checkpoints.
     delete: bool,
+    /// Hosts of URLs for which the certificate is valid.
     hosts: Vec<String>,
+    /// Beginning of its validity, milliseconds since the Unix epoch.
     valid_from_unix_ms: u64,
+    /// End of its validity, milliseconds since the Unix epoch.
     expires_unix_ms: u64,
     /// CAs that the holder trusts.
     authorities: Vec<Ca>,
 }
 
+/// A certification authority.
 #[derive(Debug, Serialize)]
 struct Ca {
+    /// Name of the CA.
     name: String,
+    /// End of its validity, milliseconds since the Unix epoch.
     expires_unix_ms: u64,
 }
 
 /// CAs of a directory without a certificate; the newest first.
 #[derive(Debug, Serialize)]
 struct Authorities {
+    /// Directory of the CAs.
     directory: PathBuf,
+    /// The CAs; the first issues certificates.
     authorities: Vec<Ca>,
 }
 

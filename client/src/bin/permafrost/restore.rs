@@ -37,6 +37,7 @@ const REAP_PATIENCE: Duration = Duration::from_secs(3);
 pub(crate) struct Report {
     /// Root of the restored tree.
     pub(crate) pid: u32,
+    /// The restored checkpoint.
     pub(crate) checkpoint: Checkpoint,
     /// True if CRIU read the images from the store, and not from a directory.
     streamed: bool,
@@ -46,6 +47,7 @@ pub(crate) struct Report {
     wait_us: u64,
     /// Duration of CRIU's run.
     criu_us: u64,
+    /// Duration of this command, from start to end.
     pub(crate) total_us: u64,
     /// Statistics that CRIU measured.
     #[serde(skip_serializing_if = "Option::is_none")]

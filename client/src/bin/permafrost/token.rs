@@ -43,7 +43,9 @@ struct NewArguments {
 /// A token, and its line for the node's file.
 #[derive(Serialize)]
 struct New {
+    /// The token: keep it secret.
     token: String,
+    /// Line for the file that --api-tokens names.
     line: String,
 }
 

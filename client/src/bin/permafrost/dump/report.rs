@@ -15,6 +15,7 @@ use crate::inspect::copies;
 /// Report that a dump prints with `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
+    /// The new checkpoint.
     pub(crate) checkpoint: Checkpoint,
     /// Duration of this command, from start to end.
     pub(crate) total_us: u64,
