@@ -49,6 +49,7 @@ pub(crate) fn run() -> Result<Count> {
         sources.short_comments(),
         sources.questions(),
         sources.shared_names(),
+        sources.literal_errors(),
         long_lines(&root)?,
         docs::differences()?,
     ];
@@ -235,6 +236,23 @@ impl Sources {
         too_many("doc comments that begin like a question", found, QUESTIONS)
     }
 
+    /// Finds errors of the control protocol that are made outside of `ReportedError`: their code and hint belong to
+    /// the type of the error.
+    fn literal_errors(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for source in &self.0 {
+            for (line, code) in (1..).zip(source.code.lines()) {
+                if is_literal_error(code) {
+                    found.push(format!(
+                        "{}:{line}: make it a variant of a typed error",
+                        source.path.display()
+                    ));
+                }
+            }
+        }
+        found
+    }
+
     fn shared_names(&self) -> Vec<String> {
         let mut crates_of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for source in &self.0 {
@@ -281,6 +299,14 @@ fn doc_comments(code: &str) -> Vec<(usize, String)> {
         inside = true;
     }
     comments
+}
+
+/// Returns true for a line that begins a literal error of the control protocol.
+fn is_literal_error(line: &str) -> bool {
+    let before = line
+        .split_once("control::Error {")
+        .map(|(before, _)| before);
+    before.is_some_and(|before| !before.ends_with("-> ") && !before.ends_with("for "))
 }
 
 /// Returns the name that a line gives to a public type at the top level of a file.
@@ -343,6 +369,13 @@ fn read(path: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn literal_errors_are_told_from_types() {
+        assert!(is_literal_error("        return Err(control::Error {"));
+        assert!(!is_literal_error("fn gone() -> control::Error {"));
+        assert!(!is_literal_error("impl From<Gone> for control::Error {"));
+    }
 
     fn crates() -> Crates {
         let metadata = serde_json::json!({"packages": [

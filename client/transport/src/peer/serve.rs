@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use permafrost_identity::{Peer, ReloadingIdentity};
-use permafrost_protocol::control;
-use permafrost_protocol::wire::conversation::{check_dump, check_hello, check_request};
+use permafrost_protocol::control::{self, ErrorCode, ReportedError};
+use permafrost_protocol::wire::conversation::{
+    ConversationError, check_dump, check_hello, check_request,
+};
 use permafrost_protocol::wire::message::{Done, Hello, Reply, Request, reply, request};
 use quinn::{Connection, Incoming, RecvStream, SendStream, VarInt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -105,8 +107,8 @@ pub trait Handler: Send + Sync + 'static {
     /// # Errors
     /// The peer may not use the API, or the API is not served to peers.
     fn api(&self, peer: &Peer) -> Result<Arc<dyn ApiServer>, control::Error> {
-        let message = format!("no API is served to {}", peer.name());
-        Err(failure(control::ErrorCode::Unavailable, message))
+        let peer = peer.name().to_owned();
+        Err(RefusedConversation::NoApi { peer }.into())
     }
 }
 
@@ -360,12 +362,13 @@ impl Conversation {
             }
         };
         if let Err(error) = check_hello(&hello).and_then(|()| check_request(&request).map(drop)) {
-            let invalid = control::ErrorCode::Invalid;
-            return self.refuse(send, invalid, error.to_string()).await;
+            return self.refuse(send, RefusedConversation::Begun(error)).await;
         }
         if hello.name != name {
-            let message = format!("the certificate is of {name}, not of {}", hello.name);
-            return self.refuse(send, control::ErrorCode::Denied, message).await;
+            let certificate = name.to_owned();
+            let name = hello.name;
+            let refused = RefusedConversation::Name { certificate, name };
+            return self.refuse(send, refused).await;
         }
         match request.body {
             // Checked above.
@@ -380,11 +383,10 @@ impl Conversation {
     async fn refuse(
         &self,
         mut send: SendStream,
-        error: control::ErrorCode,
-        message: String,
+        refused: impl Into<control::Error>,
     ) -> Result<(), PeerError> {
         let answer = Reply {
-            body: Some(reply::Body::Error(failure(error, message))),
+            body: Some(reply::Body::Error(refused.into())),
         };
         stream::write(&mut send, self.peer.name(), "reply", &answer).await?;
         let _ = send.finish();
@@ -392,9 +394,7 @@ impl Conversation {
     }
 
     async fn busy(&self, send: SendStream) -> Result<(), PeerError> {
-        let message = "too many conversations at once".to_owned();
-        self.refuse(send, control::ErrorCode::Unavailable, message)
-            .await
+        self.refuse(send, RefusedConversation::Busy).await
     }
 
     async fn call(&self, body: request::Body, mut send: SendStream) -> Result<(), PeerError> {
@@ -406,10 +406,9 @@ impl Conversation {
             let _permit = permit;
             handler.call(&peer, body)
         });
-        let body = called.await.unwrap_or_else(|_| {
-            let message = "the request ended in a panic".to_owned();
-            reply::Body::Error(failure(control::ErrorCode::Internal, message))
-        });
+        let body = called
+            .await
+            .unwrap_or_else(|_| reply::Body::Error(RefusedConversation::Panic.into()));
         let answer = Reply { body: Some(body) };
         stream::write(&mut send, self.peer.name(), "reply", &answer).await?;
         let _ = send.finish();
@@ -422,10 +421,7 @@ impl Conversation {
         };
         let server = match self.inner.handler.api(&self.peer) {
             Ok(server) => server,
-            Err(refused) => {
-                let code = refused.code();
-                return self.refuse(send, code, refused.message).await;
-            }
+            Err(refused) => return self.refuse(send, refused).await,
         };
         let answer = Reply {
             body: Some(reply::Body::Done(Done::default())),
@@ -442,27 +438,25 @@ impl Conversation {
         send: SendStream,
         receive: RecvStream,
     ) -> Result<(), PeerError> {
-        let refuse = |send, code, message: &str| self.refuse(send, code, message.to_owned());
         let (key, sessions) = (key(&self.peer), &self.inner.sessions);
         let options = &self.inner.options;
         let Ok(id) = check_dump(&dump) else {
-            return refuse(send, control::ErrorCode::Invalid, "a session has 16 bytes").await;
+            return self.refuse(send, RefusedConversation::SessionLength).await;
         };
         let session = if let Some(session) = sessions.find(&key, id) {
             if let Err(error) = session.check_resume(&dump) {
-                return refuse(send, control::ErrorCode::Conflict, &error.to_string()).await;
+                return self.refuse(send, RefusedConversation::Resume(error)).await;
             }
             session
         } else if dump.resume {
-            return refuse(send, control::ErrorCode::NotFound, "no such session here").await;
+            return self.refuse(send, RefusedConversation::NoSession).await;
         } else {
             let Some(permit) = self.inner.dumps.take(&key) else {
                 return self.busy(send).await;
             };
             let Some((session, mut intake, mut answers)) = sessions.begin(&key, id, &dump, options)
             else {
-                let message = "this session is here already, or there are too many";
-                return refuse(send, control::ErrorCode::Conflict, message).await;
+                return self.refuse(send, RefusedConversation::SessionTaken).await;
             };
             let (handler, peer) = (Arc::clone(&self.inner.handler), Arc::clone(&self.peer));
             let finished = Arc::clone(&session);
@@ -499,16 +493,41 @@ impl Conversation {
 fn settled(
     handled: Result<Result<(), control::Error>, tokio::task::JoinError>,
 ) -> Result<(), control::Error> {
-    handled.unwrap_or_else(|_| {
-        let message = "the request ended in a panic".to_owned();
-        Err(failure(control::ErrorCode::Internal, message))
-    })
+    handled.unwrap_or_else(|_| Err(RefusedConversation::Panic.into()))
 }
 
-fn failure(code: control::ErrorCode, message: String) -> control::Error {
-    control::Error {
-        code: code.into(),
-        message,
-        hint: String::new(),
+/// Reason why a conversation is refused, or ended, without a word of the handler.
+#[derive(Debug, thiserror::Error)]
+enum RefusedConversation {
+    #[error(transparent)]
+    Begun(ConversationError),
+    #[error("the certificate is of {certificate}, not of {name}")]
+    Name { certificate: String, name: String },
+    #[error("too many conversations at once")]
+    Busy,
+    #[error("a session has 16 bytes")]
+    SessionLength,
+    #[error(transparent)]
+    Resume(ConversationError),
+    #[error("no such session here")]
+    NoSession,
+    #[error("this session is here already, or there are too many")]
+    SessionTaken,
+    #[error("no API is served to {peer}")]
+    NoApi { peer: String },
+    #[error("the request ended in a panic")]
+    Panic,
+}
+
+impl ReportedError for RefusedConversation {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Begun(_) | Self::SessionLength => ErrorCode::Invalid,
+            Self::Name { .. } => ErrorCode::Denied,
+            Self::Busy | Self::NoApi { .. } => ErrorCode::Unavailable,
+            Self::Resume(_) | Self::SessionTaken => ErrorCode::Conflict,
+            Self::NoSession => ErrorCode::NotFound,
+            Self::Panic => ErrorCode::Internal,
+        }
     }
 }
