@@ -30,7 +30,7 @@ use super::values::Entry;
 use crate::error::RegistryError;
 use crate::values::ValueError;
 use locks::{Held, Locks};
-use permafrost_store::Missing;
+use permafrost_store::MissingObject;
 
 /// The registry, seen from one node. Clones share their state.
 #[derive(Clone)]
@@ -324,7 +324,9 @@ impl Inner {
         let own = self.own().await?;
         loop {
             let Some((mut present, revision)) = self.entry_of(checkpoint).await? else {
-                return Err(StoreError::NotFound(Missing::Listed(checkpoint.id.clone())));
+                return Err(StoreError::NotFound(MissingObject::Listed(
+                    checkpoint.id.clone(),
+                )));
             };
             if !change(&mut present) {
                 return Ok(());

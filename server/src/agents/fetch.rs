@@ -18,7 +18,7 @@ use permafrost_transport::peer::{FrameSink, PeerError};
 
 use super::rights::{authorize, check_read, denied, job_of};
 use crate::error::{RequestError, Right};
-use permafrost_store::Missing;
+use permafrost_store::MissingObject;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -183,7 +183,7 @@ impl Sending<'_> {
     fn space(&mut self, part: PageSelection, runs_only: bool) -> Result<(), Failure> {
         let Some(space) = self.source.manifest().spaces.get(part.place) else {
             return Err(Failure::Store(StoreError::NotFound(
-                Missing::AddressSpace {
+                MissingObject::AddressSpace {
                     number: part.place.saturating_add(1),
                 },
             )));
@@ -218,9 +218,9 @@ impl Sending<'_> {
     fn images(&mut self, name: &str, count: u32) -> Result<(), Failure> {
         let images = &self.source.manifest().images;
         let Some(first) = images.iter().position(|image| image.name == name) else {
-            return Err(Failure::Store(StoreError::NotFound(Missing::ImageName(
-                name.to_owned(),
-            ))));
+            return Err(Failure::Store(StoreError::NotFound(
+                MissingObject::ImageName(name.to_owned()),
+            )));
         };
         let count = usize::try_from(count).unwrap_or(usize::MAX).max(1);
         let end = first.saturating_add(count).min(images.len());

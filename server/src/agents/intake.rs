@@ -17,7 +17,7 @@ use super::rights::{authorize, check_dump, check_read, job_of};
 use super::spool::Spool;
 use super::{Agents, name_of};
 use crate::error::RequestError;
-use permafrost_store::Missing;
+use permafrost_store::MissingObject;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -158,7 +158,7 @@ impl Agents {
     /// Checks that `peer` may adopt the parked session into a job: either it may read and dump into the job that the
     /// session was parked for, or the session has no job and the peer itself sent it.
     fn check_adoptable(&self, peer: &Peer, session: &str) -> Result<(), StoreError> {
-        let not_found = || StoreError::NotFound(Missing::ParkedSession(session.to_owned()));
+        let not_found = || StoreError::NotFound(MissingObject::ParkedSession(session.to_owned()));
         let parked = self
             .store
             .list(None)?

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use permafrost_cluster::Operate;
 use permafrost_identity::Peer;
 use permafrost_metering::queues::{Queues, Reservations};
-use permafrost_store::{Missing, Session, Store, StoreError};
+use permafrost_store::{MissingObject, Session, Store, StoreError};
 
 use crate::denials::DenialLists;
 
@@ -135,7 +135,7 @@ impl Agents {
                 if let Some(anothers) = other {
                     opened.insert(id.to_owned(), anothers);
                 }
-                Err(StoreError::NotFound(Missing::Session(id.to_owned())))
+                Err(StoreError::NotFound(MissingObject::Session(id.to_owned())))
             }
         }
     }

@@ -13,7 +13,7 @@ use super::turns::Admitted;
 use super::{Agents, name_of};
 use crate::denials::{DenialLists, no_certificates};
 use crate::error::RequestError;
-use permafrost_store::Missing;
+use permafrost_store::MissingObject;
 
 impl Agents {
     /// Answers a control request that came by QUIC.
@@ -192,7 +192,7 @@ impl Agents {
                 }
                 Some(_) if self.owns(peer, id) => check_delete_parked(peer)?,
                 _ => {
-                    return Err(StoreError::NotFound(Missing::Session(id.to_owned())).into());
+                    return Err(StoreError::NotFound(MissingObject::Session(id.to_owned())).into());
                 }
             }
         }

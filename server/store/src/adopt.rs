@@ -17,7 +17,7 @@ use super::seal::{Contents, Replaced, check_images_fit, check_tells_processes, k
 use super::{Store, StoreError, check_job, digest, manifest_of};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
-use crate::{Missing, ReadingError, SealingError};
+use crate::{MissingObject, ReadingError, SealingError};
 use permafrost_protocol::control::{ErrorCode, ReportedError};
 
 /// Name of the statistics image, which CRIU writes after everything else: an adoption by CRIU's action script
@@ -166,8 +166,9 @@ impl Store {
     ) -> Result<control::Checkpoint, StoreError> {
         let session = adoption.session;
         let record = self.catalog.parked(session)?;
-        let record = record
-            .ok_or_else(|| StoreError::NotFound(Missing::ParkedSession(session.to_owned())))?;
+        let record = record.ok_or_else(|| {
+            StoreError::NotFound(MissingObject::ParkedSession(session.to_owned()))
+        })?;
         self.check_belongs(&record, evidence, adoption.ignore_times)?;
         Ok(record)
     }
@@ -195,7 +196,7 @@ impl Store {
         }
         match fitting.len() {
             1 => Ok(fitting.swap_remove(0)),
-            0 => Err(StoreError::NotFound(Missing::ParkedDump {
+            0 => Err(StoreError::NotFound(MissingObject::ParkedDump {
                 processes: wanted,
                 misfits,
             })),

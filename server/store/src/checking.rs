@@ -10,7 +10,7 @@ use permafrost_protocol::manifest::{Manifest, SpaceType};
 use super::dump::map_root;
 use super::reader::{PAGE_BYTES, checkpoint_name};
 use super::{Store, StoreError, manifest_of};
-use crate::{Missing, ReadingError};
+use crate::{MissingObject, ReadingError};
 
 /// Maximum number of damaged places that are listed one by one.
 const MAX_DAMAGE: usize = 64;
@@ -191,7 +191,7 @@ impl Store {
             }
         };
         let root = root.ok_or_else(|| {
-            StoreError::NotFound(Missing::Object {
+            StoreError::NotFound(MissingObject::Object {
                 object: format!("{object:?}"),
                 checkpoint: id.to_owned(),
             })

@@ -9,7 +9,7 @@ use permafrost_protocol::wire::message::FetchOpened;
 
 use super::reader::checkpoint_name;
 use super::{Fetch, Store, StoreError, digest};
-use crate::Missing;
+use crate::MissingObject;
 use crate::{ContentDigest, Elsewhere};
 
 impl Store {
@@ -30,7 +30,7 @@ impl Store {
     ) -> Result<RemoteCheckpoint, StoreError> {
         let record = self.resolve(listed_as)?;
         if record.id != checkpoint {
-            return Err(StoreError::NotFound(Missing::Checkpoint(
+            return Err(StoreError::NotFound(MissingObject::Checkpoint(
                 checkpoint.to_owned(),
             )));
         }
@@ -100,9 +100,9 @@ impl Store {
         let found = registry.find(&record.job, record.generation)?;
         match found {
             Some(entry) if entry.checkpoint.id == record.id => Ok(Some(entry.content_digest)),
-            _ => Err(StoreError::NotFound(Missing::Checkpoint(checkpoint_name(
-                record,
-            )))),
+            _ => Err(StoreError::NotFound(MissingObject::Checkpoint(
+                checkpoint_name(record),
+            ))),
         }
     }
 
@@ -126,7 +126,7 @@ fn is_of(opened: &FetchOpened, manifest: &Manifest, listed: &ContentDigest) -> b
 
 /// Returns the error for a checkpoint that is listed and not on this node.
 pub(super) fn not_here(record: &control::Checkpoint) -> StoreError {
-    StoreError::NotFound(Missing::Copy {
+    StoreError::NotFound(MissingObject::Copy {
         checkpoint: checkpoint_name(record),
         holders: record.nodes.clone(),
     })

@@ -19,7 +19,7 @@ use permafrost_protocol::control::{self, ErrorCode, ReportedError};
 
 pub use self::copying::CopyError;
 pub use self::images::ImagesError;
-pub use self::missing::Missing;
+pub use self::missing::MissingObject;
 pub use self::port::PortError;
 pub use self::reading::ReadingError;
 pub use self::sealing::SealingError;
@@ -32,7 +32,7 @@ use crate::quotas::QuotaError;
 pub enum StoreError {
     /// The named object does not exist.
     #[error("{0} not found")]
-    NotFound(Missing),
+    NotFound(MissingObject),
     /// A session was not opened, took no pages or was not ended.
     #[error(transparent)]
     Session(#[from] SessionError),

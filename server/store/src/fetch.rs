@@ -9,7 +9,7 @@ use super::dump::{Parent, map_root};
 use super::reader::{PAGE_BYTES, ReadError, Reader};
 use super::{Store, StoreError, digest, manifest_of};
 use crate::ContentDigest;
-use crate::Missing;
+use crate::MissingObject;
 
 /// Pages handed out at once: the capacity of a wire frame.
 const CHUNK_PAGES: u32 = 64;
@@ -197,8 +197,8 @@ impl Fetch {
         self.image_at(place, sink)
     }
 
-    fn no_image(&self, image: impl ToString) -> Missing {
-        Missing::Image {
+    fn no_image(&self, image: impl ToString) -> MissingObject {
+        MissingObject::Image {
             name: image.to_string(),
             checkpoint: self.reader.name.clone(),
         }

@@ -13,7 +13,7 @@ use super::reader::PAGE_BYTES;
 use super::{ProgressReceiver, Store, StoreError, job_name, manifest_of};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
-use crate::{Missing, SealingError};
+use crate::{MissingObject, SealingError};
 
 impl Store {
     /// Lists the checkpoints of a job, or of all jobs, by job and generation, parked ones last.
@@ -31,7 +31,7 @@ impl Store {
                 unix_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         }
         if let Some(job) = job.filter(|_| listed.is_empty()) {
-            return Err(StoreError::NotFound(Missing::Job(job.to_string())));
+            return Err(StoreError::NotFound(MissingObject::Job(job.to_string())));
         }
         Ok(listed
             .into_iter()

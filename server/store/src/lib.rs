@@ -61,7 +61,7 @@ pub use checking::{Checked, DamagedPage, HeldCheckpoint, Object, PagesRead};
 pub use clustered::ClusterServices;
 pub use counters::{BOUNDS_S, Counter, Counters, Timings};
 pub use error::{
-    CopyError, ImagesError, Missing, PortError, ReadingError, SealingError, SessionError,
+    CopyError, ImagesError, MissingObject, PortError, ReadingError, SealingError, SessionError,
     StoreError,
 };
 pub use fetch::{Fetch, Fetched, FetchedRuns};
@@ -345,7 +345,8 @@ impl Store {
             return Ok(());
         }
         let parked = self.catalog.parked(id)?;
-        let parked = parked.ok_or_else(|| StoreError::NotFound(Missing::Session(id.to_owned())))?;
+        let parked =
+            parked.ok_or_else(|| StoreError::NotFound(MissingObject::Session(id.to_owned())))?;
         if self.is_provisional(&parked.id) {
             return Err(SessionError::BeingListed {
                 session: id.to_owned(),
@@ -549,11 +550,11 @@ impl Store {
             .parse()
             .map_err(ReadingError::reference(reference))?;
         let found = self.look_up(parsed.job.as_str(), parsed.generation)?;
-        found.ok_or_else(|| StoreError::NotFound(Missing::Checkpoint(reference.to_owned())))
+        found.ok_or_else(|| StoreError::NotFound(MissingObject::Checkpoint(reference.to_owned())))
     }
 
     fn checkpoint(&self, id: &str) -> Result<Arc<permafrost_pmem::StoredCheckpoint>, StoreError> {
-        let missing = || StoreError::NotFound(Missing::Checkpoint(id.to_owned()));
+        let missing = || StoreError::NotFound(MissingObject::Checkpoint(id.to_owned()));
         let id: CheckpointId = id.parse().map_err(|_| missing())?;
         self.region.checkpoint(id).ok_or_else(missing)
     }

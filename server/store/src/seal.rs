@@ -20,7 +20,7 @@ use super::{Index, Store, StoreError, digest};
 use crate::clock::unix_ms;
 use crate::reader::checkpoint_name;
 use crate::{ContentDigest, CopyStreams};
-use crate::{ImagesError, Missing, ReadingError, SealingError};
+use crate::{ImagesError, MissingObject, ReadingError, SealingError};
 
 /// Contents of a manifest, apart from the fields that the store adds.
 pub(super) struct Contents {
@@ -78,7 +78,7 @@ impl Store {
                 .list(None)?
                 .into_iter()
                 .find(|record| record.session == id)
-                .ok_or_else(|| StoreError::NotFound(Missing::Session(id.to_owned())))?;
+                .ok_or_else(|| StoreError::NotFound(MissingObject::Session(id.to_owned())))?;
             return self.acknowledged(sealed);
         };
         let images = |spaces: &[AddressSpace]| DirectoryImages::of(images, spaces);
@@ -97,7 +97,7 @@ impl Store {
     ) -> Result<control::Checkpoint, StoreError> {
         let session = self.sessions().get(id).cloned();
         let session =
-            session.ok_or_else(|| StoreError::NotFound(Missing::Session(id.to_owned())))?;
+            session.ok_or_else(|| StoreError::NotFound(MissingObject::Session(id.to_owned())))?;
         self.seal_images(&session, |_| Ok(images), &|| true)
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use permafrost_cluster::repair::{Standing, Sweep, SweepTiming, Swept};
 use permafrost_protocol::control::Checkpoint;
 use permafrost_store::{
-    ClusterServices, Durability, JobLock, Missing, Registered, Registry, StoreError,
+    ClusterServices, Durability, JobLock, MissingObject, Registered, Registry, StoreError,
 };
 
 use super::site::{Node, Site, id, pages};
@@ -113,7 +113,7 @@ impl Registry for List {
             let mut entries = self.entries.lock().unwrap();
             let mut entries = entries.iter_mut();
             let Some(entry) = entries.find(|entry| entry.checkpoint.id == of.id) else {
-                return Err(StoreError::NotFound(Missing::Listed(of.id.clone())));
+                return Err(StoreError::NotFound(MissingObject::Listed(of.id.clone())));
             };
             entry.set_holder(node, holds);
         }

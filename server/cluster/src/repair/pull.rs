@@ -16,7 +16,7 @@ use permafrost_transport::peer::{FetchReader, Network};
 use self::intake::{Failure, Intake};
 use super::throttle::Throttle;
 use crate::error::CopyingError;
-use permafrost_store::{Missing, ReadingError};
+use permafrost_store::{MissingObject, ReadingError};
 
 /// Longest time for a node to agree to a fetch: it may have to compute the digest of a checkpoint of an old
 /// format.
@@ -96,7 +96,7 @@ impl Puller {
     pub fn pull_again(&self, request: &request::Pull) -> Result<control::Checkpoint, StoreError> {
         let _turn = self.under_way.begin(&request.checkpoint)?;
         if !self.store.holds(&request.checkpoint) {
-            return Err(StoreError::NotFound(Missing::Checkpoint(
+            return Err(StoreError::NotFound(MissingObject::Checkpoint(
                 request.checkpoint.clone(),
             )));
         }

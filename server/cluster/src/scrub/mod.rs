@@ -56,7 +56,7 @@ use permafrost_store::{
 
 use self::schedule::{Candidate, Schedule};
 use crate::error::CopyingError;
-use permafrost_store::{Missing, ReadingError};
+use permafrost_store::{MissingObject, ReadingError};
 
 pub use mend::{Mend, MendByPull};
 
@@ -257,10 +257,10 @@ impl Scrubber {
                 None => record.generation > 0,
             })
             .max_by_key(|record| record.generation)
-            .ok_or_else(|| StoreError::NotFound(Missing::Checkpoint(reference.to_owned())))?;
+            .ok_or_else(|| StoreError::NotFound(MissingObject::Checkpoint(reference.to_owned())))?;
         all.retain(|held| held.id == wanted.id);
         if all.is_empty() {
-            return Err(StoreError::NotFound(Missing::Copy {
+            return Err(StoreError::NotFound(MissingObject::Copy {
                 checkpoint: reference.to_owned(),
                 holders: Vec::new(),
             }));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 /// An object that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message explains its variant and fields")]
-pub enum Missing {
+pub enum MissingObject {
     #[error("checkpoint {0}")]
     Checkpoint(String),
     #[error("checkpoint {0} in the registry")]

@@ -14,7 +14,7 @@ use super::super::steps::{CopyHealth, Peers, Steps, Undone, View};
 use super::super::{RepairProgress, Timing};
 use crate::error::CopyingError;
 use crate::{LiveNode, Member, MemberState, NodeClass, NodeFacts, NodesView};
-use permafrost_store::Missing;
+use permafrost_store::MissingObject;
 
 #[derive(Clone, Debug)]
 pub(super) struct FakeNode {
@@ -355,7 +355,9 @@ impl Registry for Shared {
         let mut entries = world.entries.iter_mut();
         let entry = entries.find(|entry| entry.checkpoint.id == checkpoint.id);
         let Some(entry) = entry else {
-            return Err(StoreError::NotFound(Missing::Listed(checkpoint.id.clone())));
+            return Err(StoreError::NotFound(MissingObject::Listed(
+                checkpoint.id.clone(),
+            )));
         };
         entry.set_holder(node, holds);
         Ok(())
